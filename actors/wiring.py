@@ -1,13 +1,13 @@
 """READ FIRST: every channel, every actor, every restart group, on one page.
 
     handler ──Encode──▶ tokenizer ──Submit, Abort (lane)──▶ ENGINE: scheduler ⇄ KV-block manager
-       ▲                    │                                           │ ▲
-       │                 Prompted                               StepPlan│ │StepDone
-       │                    ▼                                           ▼ │
-    mailbox ◀──Started── accountant ◀──────StepReport────────────────  executor
-       ▲      Closed       │  ▲
-       │                Tokens│Completed
-       │                   ▼  │
+       ▲                    │                                       │  │ ▲
+       │                 Prompted                                   │  │ │
+       │                    ▼                                       │  │ │
+    mailbox ◀──Started── accountant ◀───────────StepReport──────────┘  │ │
+       ▲      Closed       │  ▲                                StepPlan│ │StepDone
+       │                Tokens│Completed                               ▼ │
+       │                   ▼  │                                       executor
        └─────Delta──── detokenizer
 
 Restart groups: the engine, whose three actors are restarted together (see `supervisor.py`); the accountant, whose

@@ -31,6 +31,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.http_load import free_port
+
 ROOT = Path(__file__).resolve().parent.parent
 STEP_S = 0.005
 PROMPT_TOKENS = 48
@@ -121,9 +123,7 @@ class Server:
     """A server process with its own data folder."""
 
     def __init__(self, kind: str, data_dir: str, flags: list[str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         command = [sys.executable, "-m", "bench.accounting_null", kind, "--executor", "fake", "--log-level", "warning"]
         command += ["--fake-step-seconds", str(STEP_S), "--port", str(self.port), "--data-dir", data_dir, *flags]
         self.process = subprocess.Popen(command, cwd=ROOT)

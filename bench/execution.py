@@ -18,7 +18,6 @@ import json
 import os
 import random
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ import torch
 
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
+from bench.timing import best_s
 from quipu.kernels.backend import Backend, BackendConfig
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
@@ -146,7 +146,7 @@ def limit_jobs(read_bytes: int) -> dict[str, tuple[Callable[[], object], float]]
 
 
 @attrs.frozen
-class Moment:
+class Sample:
     """One round of one row, and the best rate of each kind that was measured right before and after it."""
 
     step_s: float
@@ -160,15 +160,6 @@ class Moment:
         least_s = max(work.bytes_read() / self.read, work.operations() / self.products)
         share = least_s / self.step_s
         return {"value": tokens / self.step_s, "unit": "tokens/s", "limit": tokens / least_s, "share_of_limit": share}
-
-
-def best_s(job: Callable[[], object], repeats: int) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        job()
-        best = min(best, time.perf_counter() - started)
-    return best
 
 
 class Limits:
@@ -205,19 +196,19 @@ def measure(executor: str, rounds: int, read_bytes: int = READ_BYTES) -> dict[st
         for batch in batches.values():  # the first run touches memory for the first time
             backend.step(batch)
         limits = Limits(read_bytes)
-        moments: dict[Work, list[Moment]] = {work: [] for work in WORKS}
+        samples: dict[Work, list[Sample]] = {work: [] for work in WORKS}
         for _ in range(rounds):
             for work, batch in batches.items():
                 before = limits.measure()
                 step_s = best_s(partial(backend.step, batch), 1 if work.num_tokens > 1 else 3)
                 after = limits.measure()
                 now = {kind: max(before[kind], after[kind]) for kind in before}
-                moments[work].append(Moment(step_s, **now))
+                samples[work].append(Sample(step_s, **now))
         capabilities = backend.capabilities
         backend.close()
     rows = []
-    for work, seen in moments.items():
-        described = sorted((moment.row(work) for moment in seen), key=lambda row: row["share_of_limit"])
+    for work, seen in samples.items():
+        described = sorted((sample.row(work) for sample in seen), key=lambda row: row["share_of_limit"])
         rows.append({"name": work.name, **described[(len(described) - 1) // 2]})
     return {
         "rows": rows,

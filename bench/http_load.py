@@ -20,6 +20,14 @@ PATIENCE_S = 600.0
 COMPLETIONS = "/v1/completions"
 
 
+def free_port() -> int:
+    """Return a port on loopback that is currently unused."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class LoadFailed(Exception):
     """A server did not respond as expected; the message quotes what it sent."""
 

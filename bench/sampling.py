@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bench.timing import best_s
 from quipu.kernels.batch import RowSampling, StepBatch
 from quipu.kernels.cpu.build import load
 from quipu.kernels.cpu.instruction_sets import choose_instruction_set, processor_flags
@@ -79,15 +78,6 @@ def torch_scores(logits_MV: torch.Tensor, ids_M: torch.Tensor, num_top: int) -> 
     return [tensor.tolist() for tensor in (logprobs_M1, ranks_M, top_ids_MK, top_MK)]
 
 
-def best(job: Callable[[], object], rounds: int) -> float:
-    times = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        job()
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
 def make_logits(rows: int, *, flat: bool) -> npt.NDArray[np.float32]:
     rng = np.random.default_rng(1)
     if flat:
@@ -104,8 +94,8 @@ def measure(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]]:
     for name, settings in SETTINGS.items():
         batch = make_batch(rows, settings)
         sure = decided(library, batch, range(rows), logits, num_threads=threads)
-        ours = best(partial(draw, library, batch, range(rows), logits, num_threads=threads), rounds)
-        theirs = best(partial(torch_way, logits_MV, settings), rounds)
+        ours = best_s(partial(draw, library, batch, range(rows), logits, num_threads=threads), rounds)
+        theirs = best_s(partial(torch_way, logits_MV, settings), rounds)
         results.append(
             {
                 "name": name,
@@ -127,8 +117,8 @@ def measure_scores(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]
     results = []
     for count in LIKELIEST:
         counts = [count] * rows
-        ours = best(partial(score, library, logits, range(rows), token_ids, counts, num_threads=threads), rounds)
-        theirs = best(partial(torch_scores, logits_MV, ids_M, count), rounds)
+        ours = best_s(partial(score, library, logits, range(rows), token_ids, counts, num_threads=threads), rounds)
+        theirs = best_s(partial(torch_scores, logits_MV, ids_M, count), rounds)
         name = f"logprob, {count} likeliest"
         results.append(
             {"name": name, "quipu_us": ours / rows * 1e6, "torch_us": theirs / rows * 1e6, "ratio": theirs / ours}

@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 
 from bench.engine_jobs import quiet_collector
-from bench.simulated import Job, SimulatedEngine
+from bench.simulated import Job, PassCosts, SimulatedEngine
 from quipu.actors.block_manager.pending import STEP_OVERHEAD_TOKENS
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.scheduler.config import SchedulerConfig
@@ -79,14 +79,6 @@ QUICK = [Workload(4, 512), Workload(2, 32), Workload(2, 0, num_bursts=3, every_s
 
 
 @attrs.frozen
-class Costs:
-    """The virtual time of a pass."""
-
-    step_s: float
-    token_s: float
-
-
-@attrs.frozen
 class Mode:
     name: str
     shares: bool
@@ -97,7 +89,7 @@ MODES = [Mode("off", False, 0), Mode("always", True, 0), Mode("rule", True, STEP
 
 
 @attrs.define
-class Course:
+class Results:
     """The results of one workload."""
 
     arrivals: dict[int, float]
@@ -157,38 +149,38 @@ def make_engine(workload: Workload, mode: Mode) -> SimulatedEngine:
     return engine
 
 
-def serve(engine: SimulatedEngine, workload: Workload, costs: Costs) -> Course:
+def serve(engine: SimulatedEngine, workload: Workload, costs: PassCosts) -> Results:
     """Serve the workload, one pass after another."""
     arriving = make_jobs(workload, random.Random(1))
-    course = Course({job.id: arrival for arrival, job in arriving})
+    results = Results({job.id: arrival for arrival, job in arriving})
     num_to_come = len(arriving) * workload.num_outputs
     now = 0.0
     done_at: float | None = None  # end of the current pass
-    while course.num_tokens < num_to_come:
+    while results.num_tokens < num_to_come:
         if done_at is None and engine.plans:
-            done_at = now + costs.step_s + costs.token_s * sum(engine.plans[0].row_counts)
+            done_at = now + costs.seconds(engine.plans[0])
         if done_at is not None and (not arriving or done_at <= arriving[0][0]):
             now, done_at = done_at, None
-            course.note(engine.plans[0], now, workload.num_shared + workload.num_own)
+            results.note(engine.plans[0], now, workload.num_shared + workload.num_own)
             engine.finish_step()
         else:
             now = max(now, arriving[0][0])
             while arriving and arriving[0][0] <= now:
                 engine.submit(arriving.popleft()[1])
         engine.pump()
-    return course
+    return results
 
 
-def measure(workload: Workload, mode: Mode, costs: Costs) -> dict[str, float]:
+def measure(workload: Workload, mode: Mode, costs: PassCosts) -> dict[str, float]:
     with quiet_collector():
         engine = make_engine(workload, mode)
-        course = serve(engine, workload, costs)
-    waits = sorted(course.first_tokens[i] - arrival for i, arrival in course.arrivals.items())
+        results = serve(engine, workload, costs)
+    waits = sorted(results.first_tokens[i] - arrival for i, arrival in results.arrivals.items())
     return {
-        "prompt_tokens": course.num_computed,
+        "prompt_tokens": results.num_computed,
         "ttft_ms_p50": round(statistics.median(waits) * 1000, 2),
         "ttft_ms_p99": round(waits[math.ceil(0.99 * len(waits)) - 1] * 1000, 2),
-        "last_token_ms": round(course.last_token * 1000, 2),
+        "last_token_ms": round(results.last_token * 1000, 2),
         "step_us": round(statistics.mean(t.scheduler_ns + t.manager_ns for t in engine.step_times) / 1000, 1),
     }
 
@@ -200,7 +192,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smoke test: a few small workloads")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args()
-    costs = Costs(arguments.step_ms / 1000, arguments.token_us / 1e6)
+    costs = PassCosts(arguments.step_ms / 1000, arguments.token_us / 1e6)
     rows = [
         {"name": workload.name, **{mode.name: measure(workload, mode, costs) for mode in MODES}}
         for workload in (QUICK if arguments.quick else WORKLOADS)

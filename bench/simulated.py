@@ -47,6 +47,17 @@ class Job:
 
 
 @attrs.frozen
+class PassCosts:
+    """The virtual time of a pass."""
+
+    step_s: float = 0.010
+    token_s: float = 20e-6
+
+    def seconds(self, plan: StepPlan) -> float:
+        return self.step_s + self.token_s * sum(plan.row_counts)
+
+
+@attrs.frozen
 class StepTime:
     """Nanoseconds of one step, from receiving the previous result to having the plan."""
 
@@ -132,7 +143,7 @@ class SimulatedEngine:
                 outgoing, preempted = action, False
             plan, report = outgoing.plan, outgoing.report
             if report is not None:
-                self._hear(report)
+                self._apply(report)
             if plan is not None:
                 self.plans.append(plan)
                 before, self._before = self._before, StepTime(self.scheduler_ns, self.manager_ns)
@@ -193,7 +204,7 @@ class SimulatedEngine:
                 proposal.candidate_num_prompt_tokens[index] = num_prompt_tokens
                 proposal.candidate_num_tokens[index] = num_prompt_tokens
 
-    def _hear(self, report: StepReport) -> None:
+    def _apply(self, report: StepReport) -> None:
         for sequence_id, number, reused in zip(
             report.admitted_ids, report.admitted_number, report.admitted_reused, strict=True
         ):

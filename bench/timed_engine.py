@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from bench.spans import watch
-from quipu.actors import engine
+from quipu.actors import engine_server
 from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.config import EngineConfig
 from quipu.actors.executor.loading import load_executor
@@ -20,14 +20,14 @@ def load(config: EngineConfig) -> Executor:
 
 
 def main() -> int:
-    setattr(engine, "load_executor", load)  # noqa: B010 - an imported name, which mypy does not let others assign
+    setattr(engine_server, "load_executor", load)  # noqa: B010 - an imported name, which mypy does not let others assign
     watch(BlockManager, "grant", "match")
     watch(Batcher, "submit", "schedule")
     watch(Batcher, "next_action", "schedule")
     watch(Batcher, "accept", "schedule")
     watch(Batcher, "on_done", "schedule")
     watch(Executor, "run", "books")
-    return engine.main(sys.argv[1:])
+    return engine_server.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

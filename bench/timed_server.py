@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
 
+from bench.http_load import free_port
 from bench.spans import FOLDER, watch
 from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.processes.process_host import ProcessHost
@@ -36,9 +36,7 @@ class TimedServer:
     """A timed server in a subprocess; leave the block before reading its spans."""
 
     def __init__(self, model: Path, folder: Path, *flags: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         command = [sys.executable, "-m", "bench.timed_server", str(model), "--port", str(self.port), *flags]
         command += ["--served-model-name", MODEL, "--log-level", "warning", "--data-dir", str(folder / "data")]
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -26,7 +26,7 @@ from typing import Any
 
 import attrs
 
-from bench.simulated import Job, SimulatedEngine, StepTime
+from bench.simulated import Job, PassCosts, SimulatedEngine, StepTime
 from quipu.actors.scheduler.config import SchedulerConfig
 
 KEY_BYTES = 32
@@ -39,14 +39,6 @@ class TracedRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     hash_ids: list[int]
-
-
-@attrs.frozen
-class Costs:
-    """The virtual time of a pass."""
-
-    step_s: float = 0.010
-    token_s: float = 20e-6
 
 
 @attrs.frozen
@@ -65,7 +57,7 @@ class Setting:
     """Whether a new sequence waits for a block that another one is computing."""
     watermark: float = 0.01
     """Fraction of the blocks that an admission leaves free while others run."""
-    costs: Costs = Costs()
+    costs: PassCosts = attrs.field(factory=PassCosts)
 
 
 QUICK_TRACE = [
@@ -149,7 +141,7 @@ def replay_in_turn(engine: SimulatedEngine, requests: list[TracedRequest], setti
         engine.submit(make_job(index, request, setting))
         engine.pump()
         while engine.plans:
-            now += pass_seconds(engine, setting.costs)
+            now += setting.costs.seconds(engine.plans[0])
             engine.finish_step()
             engine.pump()
     return now
@@ -162,7 +154,7 @@ def replay_in_time(engine: SimulatedEngine, requests: list[TracedRequest], setti
     done_at: float | None = None  # end of the current pass
     while arriving or engine.plans:
         if done_at is None and engine.plans:
-            done_at = now + pass_seconds(engine, setting.costs)
+            done_at = now + setting.costs.seconds(engine.plans[0])
         if done_at is not None and (not arriving or done_at <= arriving[0][1].arrival_s):
             now, done_at = done_at, None
             engine.finish_step()
@@ -173,10 +165,6 @@ def replay_in_time(engine: SimulatedEngine, requests: list[TracedRequest], setti
                 engine.submit(make_job(index, request, setting))
         engine.pump()
     return now
-
-
-def pass_seconds(engine: SimulatedEngine, costs: Costs) -> float:
-    return costs.step_s + costs.token_s * sum(engine.plans[0].row_counts)
 
 
 def replay(requests: list[TracedRequest], setting: Setting) -> dict[str, Any]:
@@ -266,7 +254,7 @@ def main() -> None:
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         share_pending_prefixes=arguments.share_pending_prefixes,
         watermark=arguments.watermark,
-        costs=Costs(arguments.step_ms / 1000, arguments.token_us / 1e6),
+        costs=PassCosts(arguments.step_ms / 1000, arguments.token_us / 1e6),
     )
     try:
         requests = QUICK_TRACE if arguments.quick else read_trace(arguments.trace, arguments.limit)

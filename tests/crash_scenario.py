@@ -1,6 +1,6 @@
 """One fixed scenario in a runtime whose accountant crashes as planned, and everything observable about it.
 
-Two results are equal if records, counters, `prefix_cache.stats`, the journal and what clients were told are equal; ids,
+Two results are equal if records, counters, `prefix_cache.stats`, the journal and the responses are equal; ids,
 times and drawn seeds are left out, since they differ between servers.
 """
 
@@ -113,7 +113,7 @@ class CrashingSender:
 class ScenarioResult:
     """Everything observable about one run of the scenario."""
 
-    told: dict[str, Any]
+    responses: dict[str, Any]
     """By client's id."""
     records: dict[str, dict[str, Any]]
     admitted: list[tuple[str, int | None, int | None]]
@@ -134,7 +134,7 @@ def without_times(record: UsageRecord) -> dict[str, Any]:
 
 async def run_scenario(plan: CrashPlan, journal: KeptJournal | None = None) -> ScenarioResult:
     """Run the scenario: streamed, plain, two choices, two prompts, preempted, a client that leaves, a failing step."""
-    told: dict[str, Any] = {}
+    responses: dict[str, Any] = {}
     dials, journal = Dials(step_seconds=0.01), KeptJournal() if journal is None else journal
     runtime = small_runtime(
         dials, journal=journal, make_accountant=partial(CrashingAccountant, plan=plan), max_restarts=10_000, **TIGHT
@@ -142,10 +142,10 @@ async def run_scenario(plan: CrashPlan, journal: KeptJournal | None = None) -> S
     with structlog.testing.capture_logs():  # rendering a hundred tracebacks takes longer than the crashes
         async with runtime as client:
             with trio.fail_after(60):
-                await scenario(client, dials, told)
+                await scenario(client, dials, responses)
             counters = samples(client)
             return ScenarioResult(
-                told=told,
+                responses=responses,
                 records={str(record.client_request_id): without_times(record) for record in journal.closed},
                 admitted=sorted((str(r.client_request_id), r.prompt_tokens, r.cached_tokens) for r in journal.admitted),
                 counters={n: v for n, v in counters.items() if "_seconds_" not in n or n.endswith("_seconds_count")},
@@ -153,17 +153,17 @@ async def run_scenario(plan: CrashPlan, journal: KeptJournal | None = None) -> S
             )
 
 
-async def scenario(client: Client, dials: Dials, told: dict[str, Any]) -> None:
+async def scenario(client: Client, dials: Dials, responses: dict[str, Any]) -> None:
     """Send one request after the other, except for a group that outgrows the block pool."""
     http = over_http(client)
 
     async def whole(name: str, path: str, request: dict[str, Any]) -> None:
         async with http.open("POST", path, request, {"X-Request-Id": name}) as exchange:
-            told[name] = without_ids(await exchange.json())
+            responses[name] = without_ids(await exchange.json())
 
     async def stream(name: str, path: str, request: dict[str, Any]) -> None:
         async with http.open("POST", path, {**request, **STREAMED}, {"X-Request-Id": name}) as exchange:
-            told[name] = without_ids(await exchange.chunks())
+            responses[name] = without_ids(await exchange.chunks())
 
     chat = {"model": "demo", "messages": [{"role": "user", "content": "why"}], "max_tokens": 3, "temperature": 0}
     prompt = prompt_of(40, seed=1)

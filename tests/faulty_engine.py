@@ -129,7 +129,7 @@ class FaultyLink:
 
     def __init__(self, link: EngineLink, faults: EngineFaults) -> None:
         self._link = link
-        self._lies = faults
+        self._faults = faults
         self._number = 0
         self._held_back: list[StepReport] = []
         self.incarnation = link.incarnation
@@ -139,12 +139,12 @@ class FaultyLink:
     async def deliver(self, messages: Iterable[object]) -> None:
         for message in messages:
             if isinstance(message, StepReport):
-                await self._link.deliver(self._distort(message))
+                await self._link.deliver(self._alter(message))
             else:
                 await self._link.deliver([message])
 
-    def _distort(self, report: StepReport) -> list[StepReport]:
-        faults = self._lies
+    def _alter(self, report: StepReport) -> list[StepReport]:
+        faults = self._faults
         reports = [report]
         if faults.lose is not None and faults.lose(report):
             faults.num_injected += 1
@@ -152,8 +152,8 @@ class FaultyLink:
             return []
         if faults.under_report and report.admitted_ids:
             faults.num_injected += 1
-            less = [reused - faults.under_report * BLOCK for reused in report.admitted_reused]
-            reports = [msgspec.structs.replace(report, admitted_reused=less)]
+            fewer = [reused - faults.under_report * BLOCK for reused in report.admitted_reused]
+            reports = [msgspec.structs.replace(report, admitted_reused=fewer)]
         if faults.no_admissions and report.admitted_ids:
             faults.num_injected += 1
             reports = [msgspec.structs.replace(report, **NO_ADMISSIONS)]

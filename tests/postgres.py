@@ -10,7 +10,6 @@ import itertools
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from typing import Any
 
 import attrs
 import pytest
+
+from tests.processes import free_ports
 
 PASSWORD = "correct-horse"
 _OTHER_USERS = ("postgres", "nobody")
@@ -102,20 +103,13 @@ def _user() -> str | None:
     raise CannotRun("PostgreSQL refuses to run as root, and there is no other user to run it as")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="session")
 def postgres_cluster(request: pytest.FixtureRequest) -> Iterator[Postgres]:
     """Start one cluster for the whole run; skip, with a warning in the summary, if that is not possible."""
     folder = Path(tempfile.mkdtemp(prefix="quipu-postgres-"))
     try:
         try:
-            cluster = Postgres(_programs(), folder, _free_port(), _user())
+            cluster = Postgres(_programs(), folder, free_ports(1)[0], _user())
             if cluster.user is not None:
                 os.chown(folder, pwd.getpwnam(cluster.user).pw_uid, -1)
             cluster.create()

@@ -59,8 +59,8 @@ class Revise:
 
 
 @attrs.frozen
-class Guess:
-    """A router's estimate."""
+class RouterEstimate:
+    """An estimate by a router."""
 
     num_tokens: int
 
@@ -79,12 +79,12 @@ class Fail:
     error: str
 
 
-Said = Admit | Compute | Write | Revise | Guess | Token | Fail
-Script = Callable[[Submit], Sequence[Sequence[Said]]]
+ScriptedEntry = Admit | Compute | Write | Revise | RouterEstimate | Token | Fail
+Script = Callable[[Submit], Sequence[Sequence[ScriptedEntry]]]
 """The entries about a sequence, report by report."""
 
 
-def tokens(count: int) -> list[list[Said]]:
+def tokens(count: int) -> list[list[ScriptedEntry]]:
     """One token per report; the last one ends the sequence."""
     return [[Token(is_last=index == count - 1)] for index in range(count)]
 
@@ -96,7 +96,7 @@ class ScriptedHost:
         self._script = script
         self._number = 0
         self._live: set[int] = set()
-        self._one_at_a_time = trio.Lock()
+        self._reporting = trio.Lock()
 
     async def run(self, link: EngineLink) -> Death:
         await link.deliver([EngineReady(link.incarnation, 64, BLOCK, "scripted", "none")])
@@ -107,53 +107,53 @@ class ScriptedHost:
                         self._live.add(message.sequence_id)
                         nursery.start_soon(self._play, link, over_the_wire(message))
                     elif isinstance(message, Abort) and message.sequence_id in self._live:
-                        async with self._one_at_a_time:
-                            await self._tell(link, message.sequence_id, [Fail("")])
+                        async with self._reporting:
+                            await self._report(link, message.sequence_id, [Fail("")])
 
     async def _play(self, link: EngineLink, submit: Submit) -> None:
-        for said in self._script(submit):
+        for entries in self._script(submit):
             await trio.sleep(0.01)
             if submit.sequence_id not in self._live:
                 return
-            async with self._one_at_a_time:
-                await self._tell(link, submit.sequence_id, said)
+            async with self._reporting:
+                await self._report(link, submit.sequence_id, entries)
 
-    async def _tell(self, link: EngineLink, sequence_id: int, said: Iterable[Said]) -> None:
+    async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[ScriptedEntry]) -> None:
         types = StepReport.__annotations__
         columns: dict[str, Any] = {name: [] if kind.startswith("list") else 0 for name, kind in types.items()}
         self._number += 1
         columns.update(number=self._number, step=self._number)
-        for each in said:
-            self._fill(columns, sequence_id, each)
+        for entry in entries:
+            self._fill(columns, sequence_id, entry)
         columns["num_running"] = len(self._live)
         await link.deliver([over_the_wire(StepReport(**columns))])
 
-    def _fill(self, columns: dict[str, Any], sequence_id: int, said: Said) -> None:
+    def _fill(self, columns: dict[str, Any], sequence_id: int, entry: ScriptedEntry) -> None:
         def add(**values: Any) -> None:
             for name, value in values.items():
                 columns[name].append(value)
 
-        match said:
+        match entry:
             case Admit():
-                reused = sum((said.tiers or {}).values()) if said.reused is None else said.reused
-                add(admitted_ids=sequence_id, admitted_number=said.number, admitted_reused=reused)
-                add(admitted_read=said.read, admitted_miss_reasons="none", admitted_miss_tokens=0)
-                add(admitted_tiers=said.tiers, admitted_sides=said.side.value)
+                reused = sum((entry.tiers or {}).values()) if entry.reused is None else entry.reused
+                add(admitted_ids=sequence_id, admitted_number=entry.number, admitted_reused=reused)
+                add(admitted_read=entry.read, admitted_miss_reasons="none", admitted_miss_tokens=0)
+                add(admitted_tiers=entry.tiers, admitted_sides=entry.side.value)
             case Compute():
-                add(span_ids=sequence_id, span_starts=said.start, span_ends=said.end)
+                add(span_ids=sequence_id, span_starts=entry.start, span_ends=entry.end)
             case Write():
-                add(written_ids=sequence_id, written_starts=said.start, written_ends=said.end)
+                add(written_ids=sequence_id, written_starts=entry.start, written_ends=entry.end)
             case Revise():
-                add(revised_ids=sequence_id, revised_tiers=said.tier, revised_tokens=said.num_tokens)
-            case Guess():
-                add(estimated_ids=sequence_id, estimated_tokens=said.num_tokens)
+                add(revised_ids=sequence_id, revised_tiers=entry.tier, revised_tokens=entry.num_tokens)
+            case RouterEstimate():
+                add(estimated_ids=sequence_id, estimated_tokens=entry.num_tokens)
             case Token():
                 add(token_sequence_ids=sequence_id, token_ids=TOKEN)
-                if said.is_last:
+                if entry.is_last:
                     add(ended_ids=sequence_id, ended_reasons=FinishReason.LENGTH.value)
                     self._end(add, sequence_id, None)
             case Fail():
-                self._end(add, sequence_id, said.error or None)
+                self._end(add, sequence_id, entry.error or None)
 
     def _end(self, add: Callable[..., None], sequence_id: int, error: str | None) -> None:
         self._live.discard(sequence_id)

@@ -29,7 +29,7 @@ REPEATED = {
     "usage_record",
     # the command and the decisions behind it
     "engine", "keys", "prompts", "files",
-    # models, backends and what is asked of them
+    # models, backends, and the operations of both
     "attention", "experts", "logprobs", "refusals", "sampler", "sampling", "scores",
 }  # fmt: skip
 """File names that occur in several folders because they mean the same thing there."""

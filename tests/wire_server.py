@@ -94,11 +94,11 @@ def metric_names(text: str) -> Names:
 
 
 def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
-    asked = {"Idempotency-Key": "a cord", "X-Request-Id": "a knot", "Origin": server.url}
+    headers_sent = {"Idempotency-Key": "a cord", "X-Request-Id": "a knot", "Origin": server.url}
     for path, body in BODIES.items():
         body = {"model": "demo", **body}
         for name, fields in {"": SCORED.get(path, {}), " refused": {"model": "none"}}.items():
-            response = server.post(path, {**body, **fields, "no_field": 1}, headers=asked)
+            response = server.post(path, {**body, **fields, "no_field": 1}, headers=headers_sent)
             assert (response.status_code == 200) == (name == ""), response.text
             yield path + name, response.headers, response.json()
         fields = {**STREAMED, **SCORED[path]} if path in SCORED else {"stream": True}

@@ -54,7 +54,7 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     num_free_blocks: int
     num_cached_blocks: int
     num_preempted: int
-    # for other engines than this one; empty here
+    # reported by engines with tiers or with separate prefill and decode sides; empty in reports of this engine
     admitted_tiers: list[dict[str, int] | None] = []
     """Parallel to `admitted_ids`: reused tokens by tier. None: the engine does not count them. Empty: all `device`."""
     admitted_sides: list[str] = []

@@ -1,7 +1,7 @@
-"""How the tokens of a request are drawn. Made by `web/`, completed by the tokenizer, obeyed by the backends.
+"""Sampling parameters. Created by `web/`, completed by the tokenizer, applied by the backends.
 
-Each field that clients can send is declared here with `sampling_field`: what all APIs read and refuse, and the table
-in `docs/sampling.md`, follow from that. A backend that applies a field is the only other place that names it.
+Each field that clients can send is declared here with `sampling_field`: what every API reads and refuses, and the table
+in `docs/sampling.md`, follow from the declaration. In the code, only the backends that apply a field name it again.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ..declarations import EVERY_API, Bounds, sampling_field, sampling_fields_of
 
 @attrs.frozen
 class LogitRules:
-    """How one sequence's logits are changed before a token is drawn, as `kernels/logit_processors.py` defines it."""
+    """How one sequence's logits are changed before sampling; `kernels/logit_processors.py` defines the arithmetic."""
 
     presence_penalty: float = sampling_field(
-        0.0, "subtracted from the logit of each token that was generated", minimum=-2, maximum=2
+        0.0, "subtracted from the logit of each token that has been generated", minimum=-2, maximum=2
     )
     frequency_penalty: float = sampling_field(
-        0.0, "subtracted for each time that the token was generated", minimum=-2, maximum=2
+        0.0, "subtracted from a token's logit once for each time it has been generated", minimum=-2, maximum=2
     )
     repetition_penalty: float = sampling_field(
         1.0,
-        "a positive logit of a token of the prompt or the output is divided by it, a negative one multiplied",
+        "divides the positive and multiplies the negative logits of tokens in the prompt or the output",
         above=0,
     )
     bias: Mapping[int, float] = sampling_field(
         attrs.Factory(dict),
-        "added to the logits of these tokens; an empty object is none",
+        "added to the logits of these tokens; an empty object changes nothing",
         name="logit_bias",
         reader="biases",
         minimum=-100,
@@ -40,44 +40,44 @@ class LogitRules:
         off=({},),
     )
     allowed_token_ids: tuple[int, ...] = sampling_field(
-        (), "no other token is drawn", reader="some_token_ids", values="a list of token ids that is not empty", off=()
+        (), "only these tokens are sampled", reader="some_token_ids", values="a non-empty list of token ids", off=()
     )
     bad_words: tuple[tuple[int, ...], ...] = sampling_field(
         (),
-        "no output holds one of them; see below",
+        "never appear in the output; see below",
         reader="words",
         max_length=256,
-        values="up to 256 words, of up to 256 characters that are not all white space",
+        values="up to 256 words of up to 256 characters, not all white space",
         off=([],),
     )
-    """As token ids, which the tokenizer puts in: a request has words."""
+    """As token ids, filled in by the tokenizer; a request contains words."""
     min_tokens: int = sampling_field(
         0,
-        "number of tokens that come before one that ends the choice (EOS, `stop_token_ids`), and before a stop string "
-        "may be complete",
+        "number of tokens to generate before a token may end the choice (EOS, `stop_token_ids`) or complete a stop "
+        "string",
         minimum=0,
         values="integer, between 0 and `max_tokens`",
         at_most_max_tokens=True,
     )
     held_back_token_ids: tuple[int, ...] = ()
-    """Not drawn before there are `min_tokens` outputs. The tokenizer puts in whatever ends the sequence."""
+    """Not sampled before `min_tokens` outputs: every token that ends the sequence, filled in by the tokenizer."""
 
 
 @attrs.frozen
 class SamplingParams:
-    """How the tokens of one sequence are drawn. Checked by the web layer, never again below it."""
+    """How the tokens of one sequence are sampled. Validated by the web layer, and not again below it."""
 
     max_tokens: int
-    """Output tokens at most, at least 1."""
+    """Maximum number of output tokens, at least 1."""
     temperature: float = sampling_field(
         1.0, "0 is greedy", apis=EVERY_API, minimum=0, maximum=2, messages_bounds=Bounds(minimum=0, maximum=1)
     )
     top_p: float = sampling_field(
-        1.0, "the likeliest tokens whose probabilities add up to this are kept", apis=EVERY_API, above=0, maximum=1
+        1.0, "keeps the most likely tokens whose probabilities add up to this", apis=EVERY_API, above=0, maximum=1
     )
     top_k: int = sampling_field(
         0,
-        "number of the likeliest tokens that are kept",
+        "keeps this many of the most likely tokens",
         apis=EVERY_API,
         minimum=-1,
         messages_bounds=Bounds(minimum=0),
@@ -85,21 +85,21 @@ class SamplingParams:
         is_clamped=True,
     )
     min_p: float = sampling_field(
-        0.0, "tokens less likely than this share of the likeliest one's probability are dropped", minimum=0, maximum=1
+        0.0, "drops tokens less likely than this share of the most likely token's probability", minimum=0, maximum=1
     )
     seed: int = sampling_field(
         0,
-        "with the output's position, all that a draw depends on; see below",
+        "the random number of an output depends on the seed and the output's position alone; see below",
         apis=EVERY_API,
         reader="seed",
         minimum=-(2**63),
         maximum=2**64 - 1,
-        values="64 bits, signed or not",
+        values="64 bits, signed or unsigned",
     )
-    """64 bits; with the output's position it keys Philox."""
+    """64 bits. The key of Philox, together with the output's position."""
     stop_token_ids: tuple[int, ...] = sampling_field(
         (),
-        "end the choice when drawn; counted in the completion, not shown",
+        "end the choice when sampled; counted in the completion, but not shown",
         reader="token_ids",
         max_length=256,
         values="up to 256 token ids",
@@ -107,12 +107,12 @@ class SamplingParams:
     )
     ignore_eos: bool = sampling_field(False, "end-of-sequence tokens do not end the choice", apis=EVERY_API)
     logprobs: int | None = None
-    """How many of the likeliest tokens are told beside each drawn one and its logprob. None: nothing is told."""
+    """How many of the most likely tokens to report with each sampled token and its logprob. None: no logprobs."""
     prompt_logprobs: int | None = None
-    """The same of every prompt token but the first."""
+    """The same for every prompt token but the first."""
     rules: LogitRules | None = None
-    """None, as nearly always: logits are drawn from as they are."""
+    """None, as in most requests: the logits are not changed."""
 
 
 SAMPLING_FIELDS = (*sampling_fields_of(SamplingParams), *sampling_fields_of(LogitRules))
-"""All that clients can send."""
+"""All fields that clients can send."""

@@ -1,6 +1,6 @@
 """How child processes of the web process are started, what they do first, and how all of them are killed.
 
-Used by `text_workers/chat_worker.py` and `text_workers/encode_worker.py`, and in part by `engine_process.py`.
+Used by both ends of the workers in `text_workers/` and of the engine process, and by `web/cli/serve.py`.
 
 What must always hold: a child ends when its parent does, even if the parent is killed and whatever the child is doing;
 it never uses more memory than its limit.

@@ -1,6 +1,6 @@
 """Entry point of the engine process: bind it to its parent, then load the engine and run it.
 
-`python -P -m quipu.actors.processes.engine_process FD INCARNATION CONFIG`, see `engine.main`. Started by
+`python -P -m quipu.actors.processes.engine_process FD INCARNATION CONFIG`, see `engine_server.main`. Started by
 `process_host.py`. Loading (torch, the weights) takes from seconds to minutes, so the engine is imported only once a
 thread watches the socket.
 
@@ -19,7 +19,7 @@ import time
 
 from .child import end_with_parent
 
-ENGINE = "quipu.actors.engine"
+ENGINE = "quipu.actors.engine_server"
 ORDERLY_END_S = 0.75
 """How long the engine may take to shut down (flush logs, close sockets) once its parent is gone."""
 

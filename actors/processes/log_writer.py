@@ -1,8 +1,8 @@
 """Writes log lines in a thread, so that code that logs never waits for the log's reader, nor fails with it.
 
-Set up by `web/telemetry/logs.py` and, in the engine process, by `engine.py`. Lines wait in a bounded queue; those that
-do not fit are dropped and counted. A line that cannot be written (its reader is gone, its partition is full) is dropped
-too: a log is no reason to stop serving.
+Set up by `web/telemetry/logs.py` and, in the engine process, by `engine_server.py`. Lines wait in a bounded queue;
+those that do not fit are dropped and counted. A line that cannot be written (its reader is gone, its partition is full)
+is dropped too: a log is no reason to stop serving.
 
 What must always hold: `put` neither blocks nor raises; lines are written in order, each of them completely unless
 writing fails; error lines find room when the queue is full for others.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
+from bench.http_load import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOME = ROOT / ".peers"
@@ -129,9 +130,7 @@ class Server:
     def __init__(self, peer: Peer, model: Path, log: Path) -> None:
         """Start the server; `wait` until it responds."""
         self.peer = peer
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self._log = log
         command = [str(peer.python), *peer.command(str(model), self.port)]
         with log.open("wb") as output:

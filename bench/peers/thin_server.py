@@ -72,7 +72,7 @@ async def serve(link: Connection, info: dict[str, Any], names: dict[int, str], p
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        except asyncio.IncompleteReadError:  # somebody checked whether the port is open
+        except asyncio.IncompleteReadError:  # a check whether the port is open
             writer.close()
             return
         if head.startswith("get"):
@@ -80,10 +80,10 @@ async def serve(link: Connection, info: dict[str, Any], names: dict[int, str], p
             writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         else:
             length = int(head.split("content-length:")[1].split("\r\n")[0])
-            asked = json.loads(await reader.readexactly(length))
+            body = json.loads(await reader.readexactly(length))
             number = next(numbers)
             outlet = outlets[number] = asyncio.Queue()
-            link.send((number, asked["prompt"], asked["max_tokens"]))
+            link.send((number, body["prompt"], body["max_tokens"]))
             writer.write(HEAD)
             is_last = False
             while not is_last:

@@ -1,8 +1,8 @@
-"""The whole engine without a loop: batcher, block manager and executor on the fake backend, driven by hand.
+"""The whole engine without an event loop: batcher, block manager and executor on the fake backend, driven by hand.
 
 A test decides what happens next (a submit, an abort, the executor runs one plan, the scheduler handles one result). The
-bench does what the scheduler's actor would do, and checks on the way whatever must hold at every moment. It keeps the
-accounts, too.
+bench does what the scheduler's actor would do, and checks at every step what must always hold. It keeps the accounts as
+well.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
 from tests.actors.block_manager.proposals import keys_of, reused_of, root_of
-from tests.actors.properties import never_write_a_shared_or_committed_block
+from tests.actors.properties import check_writes_are_private
 
 
 @attrs.define(eq=False)
-class Life:
+class Submission:
     """One submitted sequence, as its client sees it."""
 
     id: int
@@ -57,7 +57,7 @@ class Life:
 
     @property
     def cached(self) -> int | None:
-        """The cached count its client is told; None while it is unknown."""
+        """The cached count reported to its client; None while it is unknown."""
         return shown(self.account.cached) if self.account.admitted_prompts else None
 
     @property
@@ -117,7 +117,7 @@ class EngineBench:
         """Run, but not handled yet."""
         self.handled: list[StepResult] = []
         self.reports: list[StepReport] = []
-        self.lives: dict[int, Life] = {}
+        self.submissions: dict[int, Submission] = {}
         self.accounts: list[Account] = []
         self.num_withdrawn = 0
         self.num_copied = 0
@@ -128,11 +128,11 @@ class EngineBench:
         self._num_grants = 0
         self._sent: deque[SentPlan] = deque()
         self._next_id = 1
-        # what the reports must contain, from the results handled
+        # the expected contents of reports, from the results handled
         self._spans: list[tuple[int, int, int]] = []
         self._failing: set[int] = set()
 
-    # ------------------------------------------------------------ what a test can make happen
+    # ------------------------------------------------------------ actions of tests
 
     def submit(
         self,
@@ -147,12 +147,12 @@ class EngineBench:
         priority: int = 0,
         breakpoints: tuple[Breakpoint, ...] = (),
         rules: LogitRules | None = None,
-    ) -> list[Life]:
+    ) -> list[Submission]:
         """Submit one request of `num_choices` sequences. `seed` None means greedy sampling."""
         account = Account(f"r{self._next_id}", "test", 0.0, Caller(), 0.0)
         self.accounts.append(account)
         size = self.limits.block_size
-        lives = []
+        submissions = []
         for choice in range(num_choices):
             sampling = SamplingParams(
                 max_tokens=max_tokens,
@@ -162,27 +162,29 @@ class EngineBench:
                 stop_token_ids=stop_token_ids,
                 rules=rules,
             )
-            life = Life(self._next_id, account, domain, prompt, sampling)
+            submission = Submission(self._next_id, account, domain, prompt, sampling)
             self._next_id += 1
-            account.add_sequence(life.id, 0, choice, len(prompt), in_whole_blocks(breakpoints, size))
-            self.lives[life.id] = life
-            lives.append(life)
+            account.add_sequence(submission.id, 0, choice, len(prompt), in_whole_blocks(breakpoints, size))
+            self.submissions[submission.id] = submission
+            submissions.append(submission)
             keys = keys_of(domain, prompt, size) if self.limits.enable_prefix_caching else []
             root = root_of(domain, size)
             pins = pins_of(breakpoints, size) if self.limits.enable_prefix_caching else ()
-            self.batcher.submit(Submit(life.id, list(prompt), root, keys, sampling, domain, priority, pins=pins))
+            self.batcher.submit(Submit(submission.id, list(prompt), root, keys, sampling, domain, priority, pins=pins))
         self.pump()
-        return lives
+        return submissions
 
     def reset_prefix_cache(self) -> None:
         self.batcher.reset_prefix_cache()
         self.pump()
 
-    def abort(self, life: Life) -> None:
-        if not life.terminal and life.reason is None:
-            life.aborted = True
-            self._failing.discard(life.id)  # its step has failed, but is not rolled back yet: it ends by being aborted
-        self.batcher.abort(life.id)
+    def abort(self, submission: Submission) -> None:
+        if not submission.terminal and submission.reason is None:
+            submission.aborted = True
+            self._failing.discard(
+                submission.id
+            )  # its step has failed but is not rolled back yet, so it ends by the abort
+        self.batcher.abort(submission.id)
         self.pump()
 
     def run_one(self) -> StepResult:
@@ -216,8 +218,8 @@ class EngineBench:
     def check_late_rows_are_booked_without_tokens(
         self, done: StepDone, late: list[int], reports: list[StepReport]
     ) -> None:
-        """The span of a late row is in the report that follows; its token, and an end that it might have meant, are
-        not."""
+        """Check that a late row's span is in the next report, but not its token, nor an end that the token would have
+        caused."""
         for row in late:
             sequence_id = done.row_ids[row]
             spans = [s for r in reports for s in zip(r.span_ids, r.span_starts, r.span_ends, strict=True)]
@@ -242,8 +244,8 @@ class EngineBench:
 
     def finish(self) -> None:
         """Run until nothing is left. Raises AssertionError if the engine is stuck or never stops."""
-        work = sum(len(life.prompt) + life.sampling.max_tokens for life in self.lives.values())
-        for _ in range(100 + 4 * work * max(1, len(self.lives))):
+        work = sum(len(submission.prompt) + submission.sampling.max_tokens for submission in self.submissions.values())
+        for _ in range(100 + 4 * work * max(1, len(self.submissions))):
             if self.results:
                 self.handle_one()
             elif self.plans:
@@ -252,10 +254,10 @@ class EngineBench:
                 break
         else:
             raise AssertionError("the engine never stops taking steps")
-        left = [life.id for life in self.lives.values() if not life.terminal]
-        assert not left, f"the engine is stuck: nothing is running, and {left} have not ended"
+        left = [submission.id for submission in self.submissions.values() if not submission.terminal]
+        assert not left, f"the engine is stuck: nothing runs, but {left} have not ended"
 
-    # ------------------------------------------------------------ what the scheduler's actor does
+    # ------------------------------------------------------------ the scheduler's actor
 
     def pump(self) -> None:
         batcher = self.batcher
@@ -294,10 +296,10 @@ class EngineBench:
     def _check_grant(self, granted: Granted) -> None:
         self.check_no_preemption_for_worse_rank(granted)
         for sequence_id in granted.preempted_ids:
-            life = self.lives[sequence_id]
-            life.num_preempted += 1
-            life.last_preempted_at = self._num_grants
-        never_write_a_shared_or_committed_block(self.manager, granted)
+            submission = self.submissions[sequence_id]
+            submission.num_preempted += 1
+            submission.last_preempted_at = self._num_grants
+        check_writes_are_private(self.manager, granted)
 
     def check_no_preemption_for_worse_rank(self, granted: Granted) -> None:
         """After a preemption, every sequence still running has a better rank than those preempted."""
@@ -315,26 +317,26 @@ class EngineBench:
         assert len(self.manager.allocations) <= limits.max_num_seqs
         assert len(self._sent) < limits.max_steps_in_flight
         assert set(plan.admitted_ids) <= set(plan.row_ids)
-        assert not any(self.lives[i].terminal for i in plan.row_ids), "an ended sequence is planned"
+        assert not any(self.submissions[i].terminal for i in plan.row_ids), "an ended sequence is planned"
 
-    # ------------------------------------------------------------ the web side
+    # ------------------------------------------------------------ the web process
 
     def _expect(self, result: StepResult) -> None:
         """Note what has to follow from a result, before the batcher handles it."""
         sent = self._sent.popleft()
         plan = sent.plan
-        assert plan.step == result.step, "results arrive in the order of plans"
+        assert plan.step == result.step, "results must arrive in the order of their plans"
         match result:
             case StepDone():
                 copied = dict(zip(result.read_ids, result.copied_tokens, strict=False))
                 for sequence_id, start, count in zip(plan.row_ids, plan.row_starts, plan.row_counts, strict=True):
                     self._spans.append((sequence_id, start + copied.get(sequence_id, 0), start + count))
                 for sequence_id in plan.admitted_ids:
-                    self.lives[sequence_id].admissions.append(sent.reused[sequence_id])
+                    self.submissions[sequence_id].admissions.append(sent.reused[sequence_id])
             case StepFailed():
                 for sequence_id in plan.row_ids:
-                    life = self.lives[sequence_id]
-                    if not (life.aborted or life.reason or life.last_preempted_at > sent.grant):
+                    submission = self.submissions[sequence_id]
+                    if not (submission.aborted or submission.reason or submission.last_preempted_at > sent.grant):
                         self._failing.add(sequence_id)
             case StepDropped():
                 self.num_withdrawn += len(plan.admitted_ids)
@@ -351,14 +353,14 @@ class EngineBench:
             report.admitted_copied,
             strict=True,
         ):
-            life = self.lives[sequence_id]
+            submission = self.submissions[sequence_id]
             assert reused == read
             assert reused % self.limits.block_size == 0
-            assert reused == life.admissions[number - 1]
-            assert number == life.account.sequences[sequence_id].num_admissions.get(Side.PREFILL, 0) + 1, (
-                "admissions are numbered without gaps"
+            assert reused == submission.admissions[number - 1]
+            assert number == submission.account.sequences[sequence_id].num_admissions.get(Side.PREFILL, 0) + 1, (
+                "admissions must be numbered without gaps"
             )
-            assert copied == copyable, "the executor copies every block that it is offered"
+            assert copied == copyable, "the executor must copy every block that it is offered"
             self.num_copied += copied > 0
             admission = Admission(
                 number=number,
@@ -370,43 +372,43 @@ class EngineBench:
                 incarnation=1,
                 at=0.0,
             )
-            life.account.apply(sequence_id, admission)
+            submission.account.apply(sequence_id, admission)
         spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
-        assert spans == self._spans, "the reports book exactly the rows that ran"
+        assert spans == self._spans, "the reports must book exactly the rows that ran"
         self._spans = []
         for sequence_id, start, end in spans:
-            assert self.lives[sequence_id].admissions, "a span before its admission"
-            self.lives[sequence_id].account.apply(sequence_id, Span(start, end))
+            assert self.submissions[sequence_id].admissions, "a span before its admission"
+            self.submissions[sequence_id].account.apply(sequence_id, Span(start, end))
         for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
             assert start % self.limits.block_size == end % self.limits.block_size == 0
-            assert end <= len(self.lives[sequence_id].prompt)
-            self.lives[sequence_id].account.apply(sequence_id, Written(start, end))
+            assert end <= len(self.submissions[sequence_id].prompt)
+            self.submissions[sequence_id].account.apply(sequence_id, Written(start, end))
         for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
-            assert end <= len(self.lives[sequence_id].prompt)
-            self.lives[sequence_id].account.apply(sequence_id, Pinned(end))
+            assert end <= len(self.submissions[sequence_id].prompt)
+            self.submissions[sequence_id].account.apply(sequence_id, Pinned(end))
         for sequence_id, token_id in zip(report.token_sequence_ids, report.token_ids, strict=True):
-            life = self.lives[sequence_id]
-            assert life.reason is None, "a token after the last"
-            assert not life.aborted
-            if not life.tokens:
-                life.account.apply(sequence_id, FirstToken(0.0))
-            life.tokens.append(token_id)
+            submission = self.submissions[sequence_id]
+            assert submission.reason is None, "a token after the last"
+            assert not submission.aborted
+            if not submission.tokens:
+                submission.account.apply(sequence_id, FirstToken(0.0))
+            submission.tokens.append(token_id)
         for sequence_id, reason in zip(report.ended_ids, report.ended_reasons, strict=True):
-            life = self.lives[sequence_id]
-            assert life.reason is None
-            life.reason = reason
-            life.account.complete(sequence_id, len(life.tokens), FinishReason(reason))
+            submission = self.submissions[sequence_id]
+            assert submission.reason is None
+            submission.reason = reason
+            submission.account.complete(sequence_id, len(submission.tokens), FinishReason(reason))
         for sequence_id, error, kind in zip(
             report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
         ):
-            life = self.lives[sequence_id]
-            assert not life.terminal, "a second Terminal"
-            life.terminal, life.error = True, error
-            life.account.apply(sequence_id, Ended())
+            submission = self.submissions[sequence_id]
+            assert not submission.terminal, "a second Terminal"
+            submission.terminal, submission.error = True, error
+            submission.account.apply(sequence_id, Ended())
             if error is not None and kind == ErrorKind.INVALID:
                 self.refused.add(sequence_id)
             elif error is not None:
-                assert sequence_id in self._failing, "a sequence failed that was in no failed step"
+                assert sequence_id in self._failing, "a sequence failed without being in a failed step"
                 self._failing.remove(sequence_id)
 
     def _check_not_ended(self, report: StepReport) -> None:
@@ -418,9 +420,9 @@ class EngineBench:
             report.token_sequence_ids,
         )
         for ids in groups:
-            assert not any(self.lives[i].terminal for i in ids), "something is reported after a Terminal"
+            assert not any(self.submissions[i].terminal for i in ids), "something is reported after a Terminal"
 
-    # ------------------------------------------------------------ at any time
+    # ------------------------------------------------------------ checks at any time
 
     def state(self) -> dict[str, object]:
         """Return the whole state of the scheduler and the block manager, and what they have sent."""
@@ -442,12 +444,12 @@ class EngineBench:
             "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._plans.next_step],
         }
 
-    # ------------------------------------------------------------ at the end
+    # ------------------------------------------------------------ checks at the end
 
-    def expected_tokens(self, life: Life) -> list[int]:
+    def expected_tokens(self, submission: Submission) -> list[int]:
         """Return the tokens of `life` in an engine of its own that never fails."""
-        sampling = life.sampling
-        tokens = continuation(life.prompt, sampling.max_tokens, self.dials, sampling.seed)
+        sampling = submission.sampling
+        tokens = continuation(submission.prompt, sampling.max_tokens, self.dials, sampling.seed)
         for index, token_id in enumerate(tokens):
             ends = () if sampling.ignore_eos else self.limits.eos_token_ids
             if token_id in ends or token_id in sampling.stop_token_ids:
@@ -455,26 +457,24 @@ class EngineBench:
         return tokens
 
     def check_tokens_so_far(self) -> None:
-        for life in self.lives.values():
-            assert life.tokens == self.expected_tokens(life)[: len(life.tokens)]
+        for submission in self.submissions.values():
+            assert submission.tokens == self.expected_tokens(submission)[: len(submission.tokens)]
 
-    def whatever_fits_alone_finishes(self) -> None:
-        """Only sequences that do not fit into an empty engine are refused; all others get all their tokens.
-
-        Unless their clients left, or one of their steps failed.
-        """
+    def check_all_that_fit_finish(self) -> None:
+        """Check that only sequences that do not fit into an empty engine are refused, and that all others get all their
+        tokens, unless their clients left or one of their steps failed."""
         limits = self.limits
-        for life in self.lives.values():
-            length = len(life.prompt) + life.sampling.max_tokens
+        for submission in self.submissions.values():
+            length = len(submission.prompt) + submission.sampling.max_tokens
             fits = length <= min(limits.max_model_len, (limits.num_blocks - 1) * limits.block_size)
-            assert life.terminal, "the sequence never ends"
-            if life.error is None and not life.aborted:
-                assert life.reason is not None
-                assert life.tokens == self.expected_tokens(life)
-            assert (life.id in self.refused) == (not fits), "a wrong sequence is refused"
+            assert submission.terminal, "the sequence never ends"
+            if submission.error is None and not submission.aborted:
+                assert submission.reason is not None
+                assert submission.tokens == self.expected_tokens(submission)
+            assert (submission.id in self.refused) == (not fits), "the wrong sequence was refused"
 
     def check_at_rest(self) -> None:
-        """Everything has ended, all blocks are free or pinned, and all accounts balance."""
+        """Check that everything has ended, all blocks are free or pinned, and all accounts balance."""
         assert not self._failing, "a sequence survived its failed step"
         assert self.batcher.sequences == {}
         assert self.manager.allocations == {}
@@ -482,34 +482,38 @@ class EngineBench:
         assert pool.num_free + pool.num_pinned_only == self.limits.num_blocks - 1
         assert self.manager.pins.num_marks == 0
         self.check_tokens_so_far()
-        for life in self.lives.values():
-            assert life.terminal
-            assert life.reason is None or life.error is None
-            assert life.reason is not None or life.error is not None or life.aborted, "a sequence ended without a cause"
-            if life.reason is not None:
-                assert life.tokens == self.expected_tokens(life)
+        for submission in self.submissions.values():
+            assert submission.terminal
+            assert submission.reason is None or submission.error is None
+            assert submission.reason is not None or submission.error is not None or submission.aborted, (
+                "a sequence ended without a cause"
+            )
+            if submission.reason is not None:
+                assert submission.tokens == self.expected_tokens(submission)
         for account in self.accounts:
             self._check_account(account)
 
     def _check_account(self, account: Account) -> None:
         assert account.problems() == []
         for book in account.sequences.values():
-            life = self.lives[book.sequence_id]
-            assert book.num_admissions.get(Side.PREFILL, 0) == len(life.admissions)
-            if life.admissions:
-                assert book.admissions[0].reused == book.read == life.admissions[0]
-                assert book.read <= len(life.prompt) - 1
+            submission = self.submissions[book.sequence_id]
+            assert book.num_admissions.get(Side.PREFILL, 0) == len(submission.admissions)
+            if submission.admissions:
+                assert book.admissions[0].reused == book.read == submission.admissions[0]
+                assert book.read <= len(submission.prompt) - 1
                 assert self.limits.enable_prefix_caching or book.read == 0
             covered = book.read + book.computed_first + book.restored_first
-            assert covered == len(life.prompt) if life.reason else covered <= len(life.prompt)
-            if len(life.admissions) <= 1:
+            assert covered == len(submission.prompt) if submission.reason else covered <= len(submission.prompt)
+            if len(submission.admissions) <= 1:
                 spared = self.limits.block_size - 1
                 assert book.restored_first in (0, spared)
                 if book.restored_first:
-                    assert len(life.prompt) == book.read + self.limits.block_size, "only a whole last block is copied"
+                    assert len(submission.prompt) == book.read + self.limits.block_size, (
+                        "only a full last block may be copied"
+                    )
         first = min(account.sequences.values(), key=lambda book: book.choice_index)
         prompt = account.prompts[0]
-        assert shown(prompt.cached) == (self.lives[first.sequence_id].admissions or [None])[0]
+        assert shown(prompt.cached) == (self.submissions[first.sequence_id].admissions or [None])[0]
         written = prompt.cache_write_tokens
         assert written % self.limits.block_size == 0
         assert (shown(prompt.cached) or 0) + written <= prompt.num_prompt_tokens

@@ -6,7 +6,7 @@ from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.messages.scheduler import Granted
 
 
-def never_write_a_shared_or_committed_block(manager: BlockManager, granted: Granted) -> None:
+def check_writes_are_private(manager: BlockManager, granted: Granted) -> None:
     """A step's rows write only to blocks that no other sequence holds and that can be found only by this step's own
     publication."""
     state, size = manager.pool.state(), manager.block_size

@@ -1,4 +1,4 @@
-"""The whole of quipu in one loop, over HTTP, on the reference backend with the demo checkpoint."""
+"""The whole of quipu on one event loop, over HTTP, with the reference backend and the demo checkpoint."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tests.web.fakes import Client as HttpClient
 class Server:
     http: HttpClient
     runtime: Runtime
-    asked: dict[str, Any]
-    """Fields of every request, where it does not say otherwise."""
+    defaults: dict[str, Any]
+    """Default fields of every request."""
 
     async def ask(self, prompt: Any, **fields: Any) -> dict[str, Any]:
-        """One completion, which is served."""
-        exchange, answer = await self.http.post(COMPLETIONS, body(prompt, **{**self.asked, **fields}))
+        """Send one completion, which must succeed, and return the response."""
+        exchange, answer = await self.http.post(COMPLETIONS, body(prompt, **{**self.defaults, **fields}))
         assert exchange.status == 200, answer
         return dict(answer)
 
-    async def ask_in_a_crowd(self, prompt: list[int], *, num_others: int = 30, **fields: Any) -> dict[str, Any]:
-        """While others, some of which begin alike, are served."""
+    async def ask_beside_others(self, prompt: list[int], *, num_others: int = 30, **fields: Any) -> dict[str, Any]:
+        """Send one completion while others, some of which begin alike, are served."""
         answers: list[dict[str, Any]] = []
 
         async def one(index: int) -> None:
@@ -53,7 +53,7 @@ class Server:
 
 
 @asynccontextmanager
-async def reference_runtime(asked: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
+async def reference_runtime(defaults: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
     config = runtime_config(**{"executor": "reference", "max_num_seqs": 32, "num_blocks": 256, **changes})
     async with open_runtime(
         config, serving_info(config), LoopHost(config.engine), make_renderer=InlineRenderer
@@ -61,7 +61,7 @@ async def reference_runtime(asked: dict[str, Any], **changes: Any) -> AsyncItera
         with trio.fail_after(100):
             while not runtime.desk.health().is_ready:
                 await trio.sleep(0.01)
-            yield Server(HttpClient(make_app(runtime.desk, AppOptions(domain="tenant"))), runtime, asked)
+            yield Server(HttpClient(make_app(runtime.desk, AppOptions(domain="tenant"))), runtime, defaults)
 
 
 def cached(answer: dict[str, Any]) -> int:

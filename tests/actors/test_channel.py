@@ -166,7 +166,7 @@ async def test_shared_prompt_is_sent_once() -> None:
     ]
     writer, data = frames_of(*sent)
     whole = [len(frames_of(each)[1]) for each in sent]
-    assert len(data) < sum(whole) - 4 * min(whole) + 4 * 400, "four of eight are sent without their prompt"
+    assert len(data) < sum(whole) - 4 * min(whole) + 4 * 400, "four of the eight must be sent without their prompt"
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await ours.send_all(data)
     reader = FrameReader(theirs, 1)
@@ -174,7 +174,7 @@ async def test_shared_prompt_is_sent_once() -> None:
     assert received == sent
     assert received[0].prompt_token_ids is received[2].prompt_token_ids
     assert received[4].prompt_token_ids is received[5].prompt_token_ids is not received[0].prompt_token_ids
-    assert len(writer._prompts) == len(reader._prompts) == 0, "nothing is kept after the last choice"
+    assert len(writer._prompts) == len(reader._prompts) == 0, "nothing must be kept after the last choice"
 
 
 async def test_prompt_is_forgotten_after_abort() -> None:
@@ -189,7 +189,7 @@ async def test_prompt_is_forgotten_after_abort() -> None:
 
 
 async def test_frames_of_another_incarnation_are_dropped() -> None:
-    """No engine receives what belongs to another one, and nothing it says is delivered."""
+    """No engine receives another incarnation's frames, and none of its own outdated frames are delivered."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await FrameWriter(ours, 1).send_all([Abort(1)])
     await FrameWriter(ours, 2).send_all([Abort(2)])
@@ -205,7 +205,7 @@ async def test_invalid_frame_length() -> None:
 
 
 async def test_writing_to_a_dead_peer() -> None:
-    """The writer raises PeerGone, too."""
+    """The writer raises PeerGone as well."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await theirs.aclose()
     with pytest.raises(PeerGone):

@@ -1,4 +1,4 @@
-"""What a ready engine reports is what the server serves with: number of blocks, maximum length, backend."""
+"""The server serves with what a ready engine reports: number of blocks, maximum length, backend."""
 
 from __future__ import annotations
 

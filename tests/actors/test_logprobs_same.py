@@ -1,6 +1,6 @@
 """The same prompt cold, warm, in chunks, beside 30 others: the same text and the same logprobs, to the bit.
 
-The whole of quipu in one loop, over HTTP, on the reference backend with the demo checkpoint.
+The tests run the whole of quipu on one event loop, over HTTP, on the reference backend with the demo checkpoint.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ ASKED = {"max_tokens": 12, "temperature": 1.0, "seed": 11, "logprobs": 5}
 
 
 async def test_outputs() -> None:
-    """Text and logprobs of what is drawn, with a seed at temperature 1."""
+    """Text and logprobs of sampled tokens are the same, with a seed at temperature 1."""
     async with reference_runtime(ASKED) as server:
         cold, warm = await server.ask(PROMPT), await server.ask(PROMPT)
-        crowded = await server.ask_in_a_crowd(PROMPT)
+        crowded = await server.ask_beside_others(PROMPT)
     async with reference_runtime(ASKED, max_num_batched_tokens=23) as server:
-        chunked = await server.ask_in_a_crowd(PROMPT)
+        chunked = await server.ask_beside_others(PROMPT)
     assert (cached(cold), cached(warm), cached(crowded)) == (0, 64, 64)
-    assert len(set(cold["choices"][0]["logprobs"]["token_logprobs"])) > 6, "logprobs that say something"
+    assert len(set(cold["choices"][0]["logprobs"]["token_logprobs"])) > 6, "the logprobs must not be trivial"
     assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]
 
 
 async def test_prompts() -> None:
-    """Those of the prompt, which is never read from the cache, and of what follows it."""
+    """Logprobs of the prompt, which is never read from the cache, and of the output are the same."""
     fields = {"echo": True, "prompt_logprobs": 7}
     async with reference_runtime(ASKED) as server:
         cold = await server.ask(PROMPT, **fields)
         warm, plain = await server.ask(PROMPT, **fields), await server.ask(PROMPT)
-        crowded = await server.ask_in_a_crowd(PROMPT, **fields)
+        crowded = await server.ask_beside_others(PROMPT, **fields)
     async with reference_runtime(ASKED, max_num_batched_tokens=23, num_blocks=40, max_model_len=600) as server:
-        chunked = await server.ask_in_a_crowd(PROMPT, **fields)
+        chunked = await server.ask_beside_others(PROMPT, **fields)
     assert (cached(cold), cached(warm), cached(plain), cached(crowded), cached(chunked)) == (0, 0, 64, 0, 0)
     assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]
     (echoed,), (alone,) = cold["choices"], plain["choices"]

@@ -41,13 +41,13 @@ def cached(answer: dict[str, Any]) -> int:
 
 def by_id(scores: Scores) -> list[dict[str, Any]]:
     """Return scores in the shape of `prompt_logprobs`, without texts."""
-    told = []
+    reported = []
     for at, token_id in enumerate(scores.token_ids):
         likeliest = enumerate(zip(scores.top_ids[at], scores.top_logprobs[at], strict=True), start=1)
         ranks = {top_id: (rank, logprob) for rank, (top_id, logprob) in likeliest}
         ranks.setdefault(token_id, (scores.ranks[at], scores.logprobs[at]))
-        told.append({str(i): {"rank": rank, "logprob": logprob} for i, (rank, logprob) in ranks.items()})
-    return told
+        reported.append({str(i): {"rank": rank, "logprob": logprob} for i, (rank, logprob) in ranks.items()})
+    return reported
 
 
 def prompt_logprobs_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,15 +64,15 @@ def assert_logprobs(choice: dict[str, Any], prompt: list[int], count: int = 8) -
     outputs = continuation_scores(prompt, count, 3)
     assert choice["logprobs"]["token_logprobs"] == outputs.logprobs
     assert choice["logprobs"]["tokens"] == list(map(one_by_one, outputs.token_ids))
-    for at, told in enumerate(choice["logprobs"]["top_logprobs"]):
+    for at, reported in enumerate(choice["logprobs"]["top_logprobs"]):
         expected: dict[str, float] = {}
         for token_id, logprob in zip(
             [*outputs.top_ids[at], outputs.token_ids[at]],
             [*outputs.top_logprobs[at], outputs.logprobs[at]],
             strict=True,
         ):
-            expected.setdefault(one_by_one(token_id), logprob)  # half characters look alike
-        assert told == expected
+            expected.setdefault(one_by_one(token_id), logprob)  # incomplete characters have the same text
+        assert reported == expected
     assert prompt_logprobs_of(choice) == by_id(prompt_scores(prompt, 2))
 
 
@@ -135,8 +135,8 @@ async def test_scored_prompt_reads_no_blocks_but_writes_them(autojump_clock: tri
         longer = await post(client, [*PROMPT, *prompt_of(20, seed=2)])
         await settle(client)
     numbers = [
-        (told["cached_tokens"], told["cache_write_tokens"])
-        for told in (answer["usage"]["prompt_tokens_details"] for answer in (writer, plain, again, longer))
+        (reported["cached_tokens"], reported["cache_write_tokens"])
+        for reported in (answer["usage"]["prompt_tokens_details"] for answer in (writer, plain, again, longer))
     ]
     assert numbers == [(0, 48), (48, 0), (0, 16), (64, 0)]
     for answer in (writer, again):
@@ -161,7 +161,7 @@ async def test_preempted_requests_with_logprobs(autojump_clock: trio.abc.Clock, 
                 nursery.start_soon(one, index)
         await settle(client)
         counters = samples(client)
-    assert counters["num_preemptions_total"] > 0, "the runtime was meant to be too small"
+    assert counters["num_preemptions_total"] > 0, "the runtime must be too small for all requests"
     assert counters["usage_disputed_total"] == 0
     for index, answer in answers.items():
         assert_logprobs(answer["choices"][0], prompts[index], 70)
@@ -181,7 +181,8 @@ async def test_several_prompts_and_choices(autojump_clock: trio.abc.Clock) -> No
 
 
 async def test_echo(autojump_clock: trio.abc.Clock) -> None:
-    """The prompt and its continuation, with logprobs for all but the first token; a request beside it is unaffected."""
+    """The response has the prompt and its continuation, with logprobs for all but the first token; a concurrent request
+    is unaffected."""
     async with small_runtime() as client:
         plain: list[dict[str, Any]] = []
 
@@ -201,9 +202,9 @@ async def test_echo(autojump_clock: trio.abc.Clock) -> None:
     assert choice["logprobs"]["text_offset"][50] == len(text_of(PROMPT))
     assert plain[0]["choices"][0]["text"] == text_of(continuation(PROMPT, 8))
     assert plain[0]["choices"][0]["logprobs"] is None
-    told, text = written["choices"][0]["logprobs"], written["choices"][0]["text"]
+    reported, text = written["choices"][0]["logprobs"], written["choices"][0]["text"]
     assert text.startswith("Words, and more wörds.")
-    for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
+    for offset, token in zip(reported["text_offset"], reported["tokens"], strict=True):
         assert "�" in token or text[offset:].startswith(token)
 
 
@@ -247,9 +248,9 @@ async def test_logprobs_up_to_a_stop(autojump_clock: trio.abc.Clock) -> None:
         stopped = await post(client, PROMPT, logprobs=0, max_tokens=20, stop=stop)
         await settle(client)
     assert ended["usage"]["completion_tokens"] == len(ended["choices"][0]["logprobs"]["tokens"]) == 6
-    told = stopped["choices"][0]["logprobs"]["tokens"]
-    assert stopped["usage"]["completion_tokens"] == len(told) <= 5
-    assert stop not in stopped["choices"][0]["text"] and stop in "".join(told)
+    reported = stopped["choices"][0]["logprobs"]["tokens"]
+    assert stopped["usage"]["completion_tokens"] == len(reported) <= 5
+    assert stop not in stopped["choices"][0]["text"] and stop in "".join(reported)
 
 
 async def test_prompt_that_fills_the_context(autojump_clock: trio.abc.Clock) -> None:
@@ -295,8 +296,8 @@ async def test_two_steps_in_one_report(autojump_clock: trio.abc.Clock) -> None:
         nursery.start_soon(detokenizer.run, inbox)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    told = [(delta.index, delta.text, *((one.text, one.logprob) for one in delta.scores)) for delta in deltas]
-    assert told == [
+    reported = [(delta.index, delta.text, *((one.text, one.logprob) for one in delta.scores)) for delta in deltas]
+    assert reported == [
         (index, one_by_one(token_id), (one_by_one(token_id), -float(token_id)))
         for index, token_id in ((1, 300), (3, 302), (1, 303), (3, 304))
     ]

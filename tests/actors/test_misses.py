@@ -1,4 +1,4 @@
-"""Why a prompt's cached prefix ended where it did, and what a reset of the cache does, through every actor."""
+"""Miss reasons and cache resets, through every actor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def miss_of(answer: Answer) -> CacheMiss:
 
 
 async def test_reasons(autojump_clock: trio.abc.Clock) -> None:
-    """Each reason, with the first position that was not found."""
+    """Each reason is reported with the first position that was not found."""
     prompt = prompt_of(50, 1)
     async with small_runtime() as client:
 
@@ -27,10 +27,12 @@ async def test_reasons(autojump_clock: trio.abc.Clock) -> None:
             return miss_of(await client.ask(tokens, max_tokens=1, **fields))
 
         assert await reason(prompt[:15]) == CacheMiss(MissReason.TOO_SHORT, 0)
-        assert await reason(prompt) == CacheMiss(MissReason.DIVERGED, 0), "nothing was there"
+        assert await reason(prompt) == CacheMiss(MissReason.DIVERGED, 0), "no block was cached"
         assert await reason(prompt) == CacheMiss(MissReason.NONE, 48)
         assert await reason([*prompt[:21], 7, *prompt[22:]]) == CacheMiss(MissReason.DIVERGED, 21)
-        assert await reason(prompt + prompt_of(40, 2)) == CacheMiss(MissReason.DIVERGED, 48), "the chain ends there"
+        assert await reason(prompt + prompt_of(40, 2)) == CacheMiss(MissReason.DIVERGED, 48), (
+            "the cached chain ends there"
+        )
         assert await reason([5, *prompt]) == CacheMiss(MissReason.DIVERGED, 0)
         assert await reason(prompt, domain="somebody else") == CacheMiss(MissReason.OTHER_DOMAIN, 0)
         assert await reason(prompt, cache_salt="mine") == CacheMiss(MissReason.OTHER_DOMAIN, 0)

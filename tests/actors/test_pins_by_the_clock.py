@@ -1,6 +1,7 @@
-"""`cache_control` in a whole runtime, by the clock: pinned prefixes stay as long as requested and block no request.
+"""`cache_control` in a whole runtime, with a mock clock: pinned prefixes stay as long as requested and block no
+request.
 
-63 usable blocks, half of which may be pinned unless a test says otherwise.
+There are 63 usable blocks, half of which may be pinned unless a test says otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def mark(ttl: str) -> dict[str, Any]:
     return {"cache_control": {"type": "ephemeral", "ttl": ttl}}
 
 
-def asked(*system: dict[str, Any]) -> dict[str, Any]:
+def request(*system: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": "demo",
         "max_tokens": 4,
@@ -45,7 +46,7 @@ class Chat:
         self._num_fillers = 0
 
     async def usage(self, *system: dict[str, Any]) -> dict[str, Any]:
-        exchange, answer = await self.http.post(PATH, asked(*system))
+        exchange, answer = await self.http.post(PATH, request(*system))
         assert exchange.status == 200, answer
         usage: dict[str, Any] = answer["usage"]
         return usage
@@ -62,10 +63,8 @@ class Chat:
 
 
 async def test_marked_prefix_survives_other_prompts(autojump_clock: trio.abc.Clock) -> None:
-    """An unmarked one, used last, does not.
-
-    Created tokens are what the next request reads, whatever follows the mark.
-    """
+    """An unmarked prompt, used more recently, does not survive. Created tokens are what the next request reads,
+    whatever follows the mark."""
     async with small_runtime() as client:
         chat = Chat(client)
         cold = await chat.usage(text(KNOTS, **mark("5m")))
@@ -165,7 +164,7 @@ async def test_pins_yield_before_requests_wait(num_prompt_blocks: int, autojump_
         assert answer.record.completion_tokens == num_outputs
         yielded = [line for line in logs if line["event"] == "pins.yielded"]
         assert sum(line["num_pins"] for line in yielded) == chat.sample("pins_yielded_total") == 2
-        assert len(yielded) == (2 if num_prompt_blocks == 40 else 1), "when they are needed"
+        assert len(yielded) == (2 if num_prompt_blocks == 40 else 1), "pins must yield only when blocks are needed"
         assert chat.sample("num_preemptions_total") == 0
         assert pinned > 0 == chat.sample('kv_blocks{state="pinned"}')
         assert chat.sample('kv_blocks{state="used"}') == 0

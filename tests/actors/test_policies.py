@@ -45,7 +45,7 @@ async def test_order_of_admission(autojump_clock: trio.abc.Clock, policy: str, o
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 async def test_victims(autojump_clock: trio.abc.Clock, policy: str) -> None:
-    """When blocks run out the newest is preempted; under `priority` the one with the highest number."""
+    """When blocks run out the newest sequence is preempted; under `priority` the one with the highest number."""
     answers: dict[int, Answer] = {}
     async with small_runtime(
         num_blocks=13, max_model_len=192, scheduling_policy=policy, watermark=0.0, enable_prefix_caching=False
@@ -94,7 +94,7 @@ async def waiting_time_of_warm_prompts(policy: str) -> float:
 async def test_fair_to_warm_prompts(autojump_clock: trio.abc.Clock) -> None:
     """Under `fair` one tenant's uncached prompts do not starve another's cached ones; under `fcfs` they do."""
     fair, fcfs = await waiting_time_of_warm_prompts("fair"), await waiting_time_of_warm_prompts("fcfs")
-    assert fair <= 0.05, "a step or two of wait, and its own"
+    assert fair <= 0.05, "it waits for a step or two, and runs one of its own"
     assert fcfs > 4 * fair
 
 
@@ -180,7 +180,7 @@ async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
         for ticket in (running, queued):
             assert ticket.mailbox.closed is not None and ticket.mailbox.closed.error is not None
             assert ticket.mailbox.closed.error.kind is ErrorKind.TIMEOUT
-            ticket.expire(0.2)  # once more changes nothing
+            ticket.expire(0.2)  # a second call changes nothing
             ticket.leave()
         await trio.sleep(0.1)
         client.assert_at_rest()

@@ -26,7 +26,7 @@ ASKED: list[dict[str, Any]] = [{"echo": True, "logprobs": 2}, {"prompt_logprobs"
 
 
 @asynccontextmanager
-async def runtime_with_a_neighbour(**changes: Any) -> AsyncIterator[Client]:
+async def busy_runtime(**changes: Any) -> AsyncIterator[Client]:
     """Yield the client of a runtime that is serving another request all the time."""
     async with small_runtime(**changes) as client, trio.open_nursery() as nursery:
         nursery.start_soon(partial(client.ask, prompt_of(20, seed=7), max_tokens=900))
@@ -73,24 +73,24 @@ def without_index(choice: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in choice.items() if name != "index"}
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=["echo", "prompt"])
+@pytest.mark.parametrize("logprob_fields", ASKED, ids=["echo", "prompt"])
 @pytest.mark.parametrize("runtime", HOUSES, ids=["whole", "chunks", "ahead"])
 @pytest.mark.parametrize("is_warm", [False, True])
 async def test_choices_share_the_scores_of_a_prompt(
-    autojump_clock: trio.abc.Clock, asked: dict[str, Any], runtime: dict[str, Any], is_warm: bool
+    autojump_clock: trio.abc.Clock, logprob_fields: dict[str, Any], runtime: dict[str, Any], is_warm: bool
 ) -> None:
     """Four choices get the scores that a single one gets, and the prompt is scored once.
 
     `cached_tokens` stays 0, although the other choices read blocks: with a warm cache they are ahead of the first,
     which computes its prompt in chunks.
     """
-    async with runtime_with_a_neighbour(**runtime) as client:
+    async with busy_runtime(**runtime) as client:
         if is_warm:
             await ask(client, max_tokens=1)
-        alone = await ask(client, **asked)
+        alone = await ask(client, **logprob_fields)
         scored = count_scored(client)
         before = samples(client)
-        answer = await ask(client, n=4, **asked)
+        answer = await ask(client, n=4, **logprob_fields)
         await settle_beside(client)
         after = samples(client)
     assert len(scored) == len(PROMPT) - 1
@@ -105,7 +105,7 @@ async def test_choices_share_the_scores_of_a_prompt(
 async def test_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, runtime: dict[str, Any]) -> None:
     """Even for a choice whose tokens come before the first choice has computed the prompt."""
     expected = [None, *prompt_scores(PROMPT, 0).logprobs]
-    async with runtime_with_a_neighbour(**runtime) as client:
+    async with busy_runtime(**runtime) as client:
         await ask(client, max_tokens=1)
         _, chunks = await over_http(client).stream(
             COMPLETIONS, body(PROMPT, n=3, echo=True, logprobs=0, max_tokens=4, **STREAMED)
@@ -119,15 +119,15 @@ async def test_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, run
         assert own[0]["text"].startswith(text_of(PROMPT)[:1]) and own[-1]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=["echo", "prompt"])
-async def test_nothing_is_kept_after_leaving(autojump_clock: trio.abc.Clock, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("logprob_fields", ASKED, ids=["echo", "prompt"])
+async def test_nothing_is_kept_after_leaving(autojump_clock: trio.abc.Clock, logprob_fields: dict[str, Any]) -> None:
     """Scores, and choices that wait for them, are dropped with their request, whenever its client leaves."""
     for patience_s in (0.005, 0.015, 0.025, 0.045):
-        async with runtime_with_a_neighbour(**AHEAD) as client:
+        async with busy_runtime(**AHEAD) as client:
             await ask(client, max_tokens=1)
             with trio.move_on_after(patience_s):
-                await ask(client, n=4, **asked)
-            await settle_beside(client)  # which checks for kept prompts, too
+                await ask(client, n=4, **logprob_fields)
+            await settle_beside(client)  # also checks for kept prompts
 
 
 async def test_two_prompts_of_one_request(autojump_clock: trio.abc.Clock) -> None:
@@ -176,7 +176,7 @@ async def test_limit_of_output_logprobs(autojump_clock: trio.abc.Clock) -> None:
 async def test_deferred_tokens_are_counted(autojump_clock: trio.abc.Clock) -> None:
     """Tokens that wait for the prompt's scores count like any others, and so does a stop string in them."""
     stop = text_of(continuation(PROMPT, 4))[-2:]
-    async with runtime_with_a_neighbour(**AHEAD) as client:
+    async with busy_runtime(**AHEAD) as client:
         await ask(client, max_tokens=1)
         alone = await ask(client, echo=True, logprobs=0, stop=stop, max_tokens=20)
         answer = await ask(client, n=3, echo=True, logprobs=0, stop=stop, max_tokens=20)

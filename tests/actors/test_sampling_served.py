@@ -48,23 +48,23 @@ def encoded(word: str) -> tuple[int, ...]:
     return vocabulary.encoder.encode_bad_word(word)[0] if word.strip() else ()
 
 
-async def refused(server: Server, **fields: Any) -> dict[str, Any]:
-    exchange, answer = await server.http.post(COMPLETIONS, body(PROMPT, **{**server.asked, **fields}))
+async def error_of(server: Server, **fields: Any) -> dict[str, Any]:
+    exchange, answer = await server.http.post(COMPLETIONS, body(PROMPT, **{**server.defaults, **fields}))
     assert exchange.status == 400, answer
     return dict(answer["error"])
 
 
 async def test_same_text_in_any_batch() -> None:
-    """Cold, cached, in chunks, beside others: the counts of a sequence's tokens are the same."""
+    """Cold, cached, in chunks or beside others, a sequence's token counts and therefore its text are the same."""
     async with reference_runtime(EVERYTHING) as server:
         cold, warm = await server.ask(PROMPT), await server.ask(PROMPT)
-        crowded = await server.ask_in_a_crowd(PROMPT, num_others=12)
+        crowded = await server.ask_beside_others(PROMPT, num_others=12)
         plain = await server.ask(PROMPT, repetition_penalty=1, frequency_penalty=0, presence_penalty=0)
     async with reference_runtime(EVERYTHING, max_num_batched_tokens=23) as server:
         chunked = await server.ask(PROMPT)
     assert (cached(cold), cached(warm), cached(crowded)) == (0, 64, 64)
     assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]
-    assert text_of(plain) != text_of(cold), "penalties that change something"
+    assert text_of(plain) != text_of(cold), "the penalties must change the text"
 
 
 async def test_same_text_after_preemption() -> None:
@@ -82,12 +82,12 @@ async def test_same_text_after_preemption() -> None:
         async with trio.open_nursery() as nursery:
             for index in range(len(prompts)):
                 nursery.start_soon(one, server, index)
-        assert value_of(server.runtime.metrics.num_preemptions) > 0, "the pool was meant to be too small"
+        assert value_of(server.runtime.metrics.num_preemptions) > 0, "the pool must be too small for all requests"
     assert [tight[index]["choices"] for index in range(5)] == [answer["choices"] for answer in roomy]
 
 
 async def test_bans() -> None:
-    """Only allowed tokens; no bad word, at the beginning or after a space; no end before `min_tokens`."""
+    """Only allowed tokens are sampled; no bad word, at the beginning or after a space; no end before `min_tokens`."""
     async with reference_runtime({**GREEDY, "logprobs": 0}) as server:
         plain = await server.ask(PROMPT)
         allowed = await server.ask(PROMPT, allowed_token_ids=[600, 601, 650], temperature=1.5, seed=1)
@@ -128,10 +128,10 @@ async def test_logprobs_are_raw() -> None:
         few = await server.ask(PROMPT, max_tokens=40)
     ranked = plain["choices"][0]["logprobs"]["top_logprobs"][0]
     for answer in (forced, allowed):
-        told = answer["choices"][0]["logprobs"]
-        assert told["tokens"] == [token_text(777)]
-        own = told["token_logprobs"][0]
-        assert own < min(ranked.values()) and told["top_logprobs"][0] == {**ranked, token_text(777): own}
+        logprobs = answer["choices"][0]["logprobs"]
+        assert logprobs["tokens"] == [token_text(777)]
+        own = logprobs["token_logprobs"][0]
+        assert own < min(ranked.values()) and logprobs["top_logprobs"][0] == {**ranked, token_text(777): own}
     assert tokens_of(unlike)[0] not in {token_text(token_id) for token_id in PROMPT}
     assert len(set(tokens_of(many))) > len(set(tokens_of(few)))
 
@@ -142,14 +142,14 @@ async def test_contradictory_rules_are_refused() -> None:
         (token_text(i), i)
         for i in range(300, 4096)
         if encoded(token_text(i)) == (i,)
-        and encoded(2 * token_text(i)) == (i, i)  # a word that is one token, even when repeated
+        and encoded(2 * token_text(i)) == (i, i)  # a word of one token, even when repeated
     )
     async with reference_runtime(GREEDY, eos_token_ids=(2,)) as server:
-        error = await refused(server, allowed_token_ids=[own_id], bad_words=[word])
+        error = await error_of(server, allowed_token_ids=[own_id], bad_words=[word])
         assert error["param"] == "allowed_token_ids" and "bad_words" in error["message"]
-        error = await refused(server, allowed_token_ids=[2], min_tokens=1, ignore_eos=False)
+        error = await error_of(server, allowed_token_ids=[2], min_tokens=1, ignore_eos=False)
         assert error["param"] == "allowed_token_ids" and "min_tokens" in error["message"]
         served = await server.ask(PROMPT, allowed_token_ids=[2], min_tokens=1, ignore_eos=True)
-        # detected only later: the ban is ignored, and no step fails
+        # detected only during sampling: the ban is ignored, and no step fails
         odd = await server.ask(PROMPT, allowed_token_ids=[own_id], bad_words=[2 * word])
     assert served["usage"]["completion_tokens"] == odd["usage"]["completion_tokens"] == 24

@@ -1,4 +1,5 @@
-"""A step that concerns many requests lets other tasks run in between: accounts, tokens, and what goes to the engine."""
+"""A step that concerns many requests lets other tasks run between its accounts, its tokens and its messages to the
+engine."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from tests.runtimes import BLOCK, Client, small_runtime
 NUM_REQUESTS = 12
 
 
-def no_time_left() -> Any:
-    """Install a clock on which every slice is over at once."""
+def zero_length_slices() -> Any:
+    """Install a clock on which every time slice is over immediately."""
     return SimpleNamespace(perf_counter=count(1.0).__next__, time=lambda: 0.0)
 
 
-async def ask_at_once(client: Client) -> None:
+async def ask_concurrently(client: Client) -> None:
     async with trio.open_nursery() as nursery:
         for index in range(NUM_REQUESTS):
             prompt = [300 + index] * (BLOCK // 2)
@@ -55,16 +56,16 @@ async def test_tasks_run_between_accounts(autojump_clock: trio.abc.Clock, monkey
     rounds, settled = Rounds(), []
     settle = SideEffects.apply_due
 
-    def noting(self: SideEffects, request: Any, now: float) -> None:
+    def recording(self: SideEffects, request: Any, now: float) -> None:
         settled.append(rounds.number)
         settle(self, request, now)
 
-    monkeypatch.setattr(SideEffects, "apply_due", noting)
-    monkeypatch.setattr(accountant, "time", no_time_left())
+    monkeypatch.setattr(SideEffects, "apply_due", recording)
+    monkeypatch.setattr(accountant, "time", zero_length_slices())
     async with small_runtime() as client:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask_at_once, client)
-            await trio.sleep(0.005)  # the engine has its step under way
+            nursery.start_soon(ask_concurrently, client)
+            await trio.sleep(0.005)  # a step is in flight
             nursery.start_soon(rounds.run)
             await rounds_until(lambda: len(settled) >= 3 * NUM_REQUESTS)
             nursery.cancel_scope.cancel()
@@ -73,29 +74,29 @@ async def test_tasks_run_between_accounts(autojump_clock: trio.abc.Clock, monkey
 
 async def test_tasks_run_between_tokens(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens of one step are passed on one by one, in order, if each takes its time."""
-    rounds, given, told = Rounds(), [], list[int]()
+    rounds, given, sent = Rounds(), [], list[int]()
     give, decode = detokenizer.Detokenizer._send_token, detokenizer.Detokenizer._decode
 
     async def listening(self: Any, tokens: Tokens) -> None:
-        told.extend(tokens.sequence_ids)
+        sent.extend(tokens.sequence_ids)
         await decode(self, tokens)
 
-    def noting(self: Any, sequence: Any, *args: Any) -> None:
+    def recording(self: Any, sequence: Any, *args: Any) -> None:
         given.append((rounds.number, sequence.sequence_id))
         give(self, sequence, *args)
 
-    monkeypatch.setattr(detokenizer.Detokenizer, "_send_token", noting)
+    monkeypatch.setattr(detokenizer.Detokenizer, "_send_token", recording)
     monkeypatch.setattr(detokenizer.Detokenizer, "_decode", listening)
-    monkeypatch.setattr(detokenizer, "time", no_time_left())
+    monkeypatch.setattr(detokenizer, "time", zero_length_slices())
     async with small_runtime() as client:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask_at_once, client)
+            nursery.start_soon(ask_concurrently, client)
             await trio.sleep(0.005)
             nursery.start_soon(rounds.run)
             await rounds_until(lambda: len(given) >= 3 * NUM_REQUESTS)
             nursery.cancel_scope.cancel()
     assert are_spread([number for number, _ in given])
-    assert [sequence_id for _, sequence_id in given] == told[: len(given)]
+    assert [sequence_id for _, sequence_id in given] == sent[: len(given)]
 
 
 async def rounds_until(condition: Any) -> None:
@@ -118,7 +119,7 @@ async def test_long_prompts_are_written_in_parts() -> None:
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     writes: list[int] = []
 
-    class Noting(trio.abc.SendStream):
+    class RecordingStream(trio.abc.SendStream):
         async def send_all(self, data: bytes | bytearray | memoryview) -> None:
             writes.append(len(data))
             await ours.send_all(data)
@@ -129,7 +130,7 @@ async def test_long_prompts_are_written_in_parts() -> None:
         async def aclose(self) -> None:
             await ours.aclose()
 
-    writer, reader = FrameWriter(Noting(), 1), FrameReader(theirs, 1)
+    writer, reader = FrameWriter(RecordingStream(), 1), FrameReader(theirs, 1)
     await writer.send_all(messages)
     longest = max(len(writer.encode(message)) for message in messages)
     assert len(writes) > 1 and max(writes) <= MAX_WRITE_BYTES + longest

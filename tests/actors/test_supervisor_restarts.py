@@ -1,4 +1,4 @@
-"""Engines that cannot be started again: what is tried again, and what ends the server."""
+"""Engines that cannot be restarted: which failures are retried, and which end the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import structlog.testing
 import trio
 
-from quipu.actors import engine
+from quipu.actors import engine_server
 from quipu.actors.engine import LoopHost
 from quipu.actors.processes.log_writer import LogWriter
 from quipu.actors.processes.process_host import ProcessHost
@@ -30,7 +30,7 @@ REFUSAL = Death("this checkpoint cannot be served: it is gone", hopeless=True)
 
 
 def failing_host(deaths: list[Death]) -> Callable[..., LoopHost]:
-    """Hosts whose next starts end as `deaths` says."""
+    """Return hosts whose next starts fail as `deaths` says."""
 
     class FailingHost(LoopHost):
         async def run(self, link: EngineLink) -> Death:
@@ -41,7 +41,8 @@ def failing_host(deaths: list[Death]) -> Callable[..., LoopHost]:
 
 
 async def test_shortage_at_a_restart(autojump_clock: trio.abc.Clock) -> None:
-    """It is tried again, less and less often, however long it takes; health says why, and what waits is served."""
+    """The start is retried with growing delays, however long it takes; health has the reason, and waiting requests are
+    served."""
     deaths: list[Death] = []
     async with small_runtime(make_host=failing_host(deaths), max_restarts=2) as client, trio.open_nursery() as nursery:
         deaths += [SHORTAGE] * 100
@@ -61,7 +62,7 @@ async def test_shortage_at_a_restart(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_shortage_from_the_start(autojump_clock: trio.abc.Clock) -> None:
-    """A server whose first engine cannot be started does not wait for ever."""
+    """A server whose first engine cannot be started does not retry for ever."""
     with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="too many open files"), flatten_subgroups=True):
         config = runtime_config(max_restarts=2)
         host = failing_host([SHORTAGE] * 100)(config.engine)
@@ -71,7 +72,7 @@ async def test_shortage_from_the_start(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_refusals(autojump_clock: trio.abc.Clock) -> None:
-    """Final before any engine was ready; later an engine's death like any other."""
+    """A refusal is final before any engine was ready; later it is treated like any other death of an engine."""
     with pytest.RaisesGroup(EngineRefusal, flatten_subgroups=True):
         async with small_runtime(make_host=failing_host([REFUSAL])):
             pytest.fail("there was an engine")
@@ -86,7 +87,7 @@ async def test_refusals(autojump_clock: trio.abc.Clock) -> None:
 
 @pytest.mark.parametrize("what", ["sockets", "process"])
 async def test_no_descriptors_for_a_process(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """What the operating system refuses is a shortage, and leaves no socket behind."""
+    """An error of the operating system is a shortage, and leaves no socket open."""
     made: list[socket.socket] = []
     make_pair = socket.socketpair
 
@@ -111,16 +112,16 @@ async def test_no_descriptors_for_a_process(monkeypatch: pytest.MonkeyPatch, wha
     "error", [MemoryError(), OSError(errno.ENOMEM, "no memory"), OSError(errno.EMFILE, "no descriptors")], ids=repr
 )
 def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """It ends with an exit code that says so, instead of refusing for good."""
+    """The engine ends with an exit code that says so, instead of refusing for good."""
 
     def load(config: object) -> None:
         raise error
 
-    monkeypatch.setattr(engine, "load_executor", load)
-    monkeypatch.setattr(engine, "_configure_log", lambda level: LogWriter(-1))
+    monkeypatch.setattr(engine_server, "load_executor", load)
+    monkeypatch.setattr(engine_server, "_configure_log", lambda level: LogWriter(-1))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     ours, theirs = socket.socketpair()
     with ours:
         config = msgspec.json.encode(runtime_config().engine).decode()
-        assert engine.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
-        assert ours.recv(1) == b"", "it has refused nothing"
+        assert engine_server.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
+        assert ours.recv(1) == b"", "the engine must not have sent a refusal"

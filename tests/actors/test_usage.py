@@ -1,6 +1,6 @@
-"""What clients are told about their prompts, through every actor, on the KV-reading fake executor.
+"""The usage that clients get, through every actor, on the KV-reading fake executor.
 
-Every answer is also compared with `continuation`: a count means nothing if the text is wrong.
+Every response is also compared with `continuation`: a count means nothing if the text is wrong.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def test_same_prompt_twice(autojump_clock: trio.abc.Clock, length: int) ->
     assert second.record.cached_tokens == full_blocks(length)
     assert second.record.cache_write_tokens == 0
     copied = BLOCK - 1 if length % BLOCK == 0 else 0
-    assert second.record.restored_tokens == copied, "of a whole last block only the last token is computed"
+    assert second.record.restored_tokens == copied, "of a full last block only the last token is computed"
     assert second.record.computed_tokens == length - full_blocks(length) - copied
 
 
@@ -105,13 +105,13 @@ async def test_prompt_list_is_summed(autojump_clock: trio.abc.Clock) -> None:
     assert answer.record.completion_tokens == 15
     for index, prompt in enumerate((one, two, three)):
         assert_text(answer, prompt, 5, index)
-    assert answer.started[-1].prompt_tokens == 93, "what a stream is told last is what the record says"
+    assert answer.started[-1].prompt_tokens == 93, "the last numbers of a stream must be those of the record"
     assert answer.started[-1].cached_tokens == 32
     assert answer.started[-1].cache_write_tokens == 48
 
 
 async def test_choices_count_the_prompt_once(autojump_clock: trio.abc.Clock) -> None:
-    """n > 1: the prompt's numbers are those of the first choice's admission; completion tokens are summed."""
+    """With n > 1 the prompt's numbers are those of the first choice's admission; completion tokens are summed."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         cold = await client.ask(prompt, n=3, temperature=1.0, seed=7)
@@ -124,7 +124,7 @@ async def test_choices_count_the_prompt_once(autojump_clock: trio.abc.Clock) -> 
     assert (warm.record.prompt_tokens, warm.record.cached_tokens, warm.record.cache_write_tokens) == (50, 48, 0)
     assert cold.record.completion_tokens == warm.record.completion_tokens == 24
     assert cold.texts == warm.texts
-    assert len(set(cold.texts.values())) == 3, "each choice has a seed of its own"
+    assert len(set(cold.texts.values())) == 3, "each choice must have its own seed"
     assert cold.texts[0] == text_of(continuation(prompt, 8, seed=7))
     assert cold.texts[2] == text_of(continuation(prompt, 8, seed=sequence_seed(7, 0, 2)))
 
@@ -150,14 +150,14 @@ async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_bl
         client.assert_at_rest()
         preempted = value_of(client.runtime.metrics.num_preemptions)
         recomputed = value_of(client.runtime.metrics.recomputed_tokens)
-        told = sum(answer.record.cached_tokens or 0 for answer in answers)
-        assert value_of(client.runtime.metrics.cached_tokens) == told
-    assert preempted > 0, "the pool was meant to be too small"
+        num_cached = sum(answer.record.cached_tokens or 0 for answer in answers)
+        assert value_of(client.runtime.metrics.cached_tokens) == num_cached
+    assert preempted > 0, "the pool must be too small for all requests"
     assert recomputed > 0
     for answer, prompt in zip(answers, prompts, strict=True):
         assert_text(answer, prompt, 60)
         assert answer.record.prompt_tokens == len(prompt)
-        assert answer.record.cached_tokens == 0, "no prompt had been seen before, whatever was recomputed"
+        assert answer.record.cached_tokens == 0, "no prompt had been seen before; recomputed tokens do not count"
         assert answer.record.cache_write_tokens is not None
         assert answer.record.cache_write_tokens <= len(prompt) // BLOCK * BLOCK
         assert not answer.record.disputed
@@ -183,7 +183,7 @@ async def test_same_step_siblings(autojump_clock: trio.abc.Clock, sharing: bool)
     """
     prompt = prompt_of(50)
     async with small_runtime(share_pending_prefixes=sharing) as client, trio.open_nursery() as nursery:
-        nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps two steps in flight: what comes is planned at once
+        nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps two steps in flight; the others are planned together
         await trio.sleep(0.015)
         answer = await client.ask(prompt, prompt, prompt, max_tokens=8)
     assert answer.record.cached_tokens == (96 if sharing else 0)
@@ -220,7 +220,7 @@ async def test_domains_never_share(autojump_clock: trio.abc.Clock) -> None:
 async def test_stop_string_ends_the_count(autojump_clock: trio.abc.Clock) -> None:
     """Tokens after a stop string are neither shown nor counted; the one that completed it is counted."""
     prompt = prompt_of(40)
-    dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)  # printable ASCII, one character a token
+    dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)  # printable ASCII, one character per token
     outputs = continuation(prompt, 50, dials)
     whole = text_of(outputs)
     stop = whole[20:22]
@@ -279,14 +279,14 @@ async def test_counters_equal_what_clients_were_told(autojump_clock: trio.abc.Cl
     records = []
     async with small_runtime() as client:
 
-        async def visit(delay: float, prompt: list[int], n: int) -> None:
+        async def run_client(delay: float, prompt: list[int], n: int) -> None:
             await trio.sleep(delay)
             records.append((await client.ask(prompt, n=n, max_tokens=6)).record)
 
         async with trio.open_nursery() as nursery:
             for index in range(60):
                 prompt = shared[: chance.randrange(1, 200)] + prompt_of(chance.randrange(40) + 1, index)
-                nursery.start_soon(visit, chance.random() * 2, prompt, chance.choice((1, 1, 2)))
+                nursery.start_soon(run_client, chance.random() * 2, prompt, chance.choice((1, 1, 2)))
         client.assert_at_rest()
         metrics = client.runtime.metrics
         assert value_of(metrics.prompt_tokens) == sum(r.prompt_tokens or 0 for r in records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.execution import Moment, Work
+from bench.execution import Sample, Work
 from bench.shapes import QWEN3_06B as SHAPE
 
 NUM_WEIGHTS = 28 * (1024 * (16 + 8 + 8) * 128 + 16 * 128 * 1024 + 3 * 1024 * 3072) + SHAPE["vocab_size"] * 1024
@@ -25,8 +25,8 @@ def test_minimum_work_of_a_step() -> None:
 def test_share_of_binding_limit() -> None:
     """A step is compared with the larger of the two times."""
     work = Work("decode_8", 8, 1, 512)
-    by_memory = Moment(step_s=2.0, read=work.bytes_read(), products=work.operations() * 10).row(work)
+    by_memory = Sample(step_s=2.0, read=work.bytes_read(), products=work.operations() * 10).row(work)
     assert by_memory["share_of_limit"] == pytest.approx(0.5)
     assert (by_memory["value"], by_memory["limit"]) == (4.0, pytest.approx(8.0))
-    by_units = Moment(step_s=2.0, read=work.bytes_read() * 10, products=work.operations() / 1.8).row(work)
+    by_units = Sample(step_s=2.0, read=work.bytes_read() * 10, products=work.operations() / 1.8).row(work)
     assert by_units["share_of_limit"] == pytest.approx(0.9)

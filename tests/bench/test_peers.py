@@ -24,6 +24,7 @@ from bench.peers.__main__ import Load, best_of, compare, measure, render
 from bench.peers.checkpoint import SHAPE, make_tokenizer, make_weights
 from bench.peers.servers import PEERS, PeerFailed, Server
 from bench.peers.thin_server import run_engine, serve
+from tests.processes import free_ports
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
@@ -118,9 +119,7 @@ def thin_server(port: int) -> Iterator[None]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = probe.getsockname()[1]
+    (number,) = free_ports(1)
     with thin_server(number):
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:

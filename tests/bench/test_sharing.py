@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from bench import sharing
-from bench.sharing import MODES, WORKLOADS, Costs, Workload, make_engine, measure, serve
+from bench.sharing import MODES, WORKLOADS, Workload, make_engine, measure, serve
+from bench.simulated import PassCosts
 
 ROOT = Path(__file__).resolve().parents[2]
-COSTS = Costs(step_s=0.010, token_s=20e-6)
+COSTS = PassCosts(step_s=0.010, token_s=20e-6)
 OFF, ALWAYS, RULE = MODES
 
 

@@ -1,4 +1,4 @@
-"""A collector of traces for tests: OTLP over HTTP, as the protocol says, with dials."""
+"""A trace collector for tests: OTLP over HTTP, with a configurable response status."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 class Collector:
     url: str = ""
     status: int = 200
-    """What it answers; what it refuses it does not keep."""
+    """Status of its responses; spans are kept only if it is 200."""
     spans: list[Span] = attrs.field(factory=list)
     resources: list[dict[str, Any]] = attrs.field(factory=list)
     raw: bytes = b""
-    """All that was sent."""
+    """All bodies that were accepted."""
     num_refused: int = 0
 
     def by_request(self) -> dict[str, tuple[Span, dict[str, Any]]]:
-        """Each span with its attributes, by the request's id; no request has two."""
+        """Return each span with its attributes, by request id; assert that no request has two."""
         found: dict[str, tuple[Span, dict[str, Any]]] = {}
         for span in list(self.spans):
             attributes = plain(span.attributes)
@@ -50,7 +50,7 @@ def plain(attributes: Any) -> dict[str, Any]:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector on a free port, in a thread of its own."""
+    """Run a collector on a free port, in its own thread."""
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Servers shared by the tests of this folder. Nothing that kills a process or needs a cold server uses them."""
+"""Servers shared by the tests of this folder. Tests that kill a process or need a fresh server do not use them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import pytest
 from tests.e2e.servers import Server, serving
 
 TIGHT_BLOCKS = 25
-"""24 usable ones: a context of 384 tokens, and far less than several requests need together."""
+"""24 usable ones: a context of 384 tokens, far less than several requests need together."""
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model with room for everything, and a log of everything."""
+    """The demo model with a large block pool, logging at debug level."""
     with serving(tmp_path_factory.mktemp("demo"), "--log-level", "debug", "--num-blocks", "1200") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model on a pool so small that requests have to be preempted."""
+    """The demo model with a block pool so small that requests are preempted."""
     with serving(tmp_path_factory.mktemp("tight"), "--num-blocks", str(TIGHT_BLOCKS)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The KV-reading fake executor, 5 ms a step."""
+    """The KV-reading fake executor, 5 ms per step."""
     with serving(tmp_path_factory.mktemp("fake"), "--executor", "fake", "--log-level", "debug") as server:
         yield server
 
@@ -43,7 +43,7 @@ def client(demo: Server) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(autouse=True)
 def _leave_shared_servers_at_rest(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did: afterwards no account is open, no block held, and every account was in order."""
+    """Check after each test that no account is open, no block is held and no account is disputed."""
     yield
     for name in ("demo", "tight", "fake"):
         if name in request.fixturenames:

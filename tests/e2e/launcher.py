@@ -1,10 +1,10 @@
-"""Starts `quipu` by forking a process that has imported it: a start costs a tenth of a second, not one and a half.
+"""Start `quipu` by forking a process that has imported it: a start takes a tenth of a second instead of one and a half.
 
-`launch` is the test's side: one launcher a session is started when the first `quipu` is wanted, and ended with the
-session. Run as a script, this file is the launcher: it answers one request after the other over a socket, and each
-child goes the way of the installed command from its first line on, with the arguments, folder, environment and streams
-that it was given. The processes that a server starts are started as ever. What has to be the command as it is installed
-(`test_command_line.py`, a wheel named by QUIPU_COMMAND) does not come here.
+`launch` is the test's side: one launcher per test session is started with the first `quipu`, and ended with the
+session. Run as a script, this file is the launcher: it handles one request at a time over a socket. Each child runs the
+same entry point as the installed command, with the arguments, working directory, environment and streams that it was
+given. A server starts its own processes as usual. Tests of the installed command (`test_command_line.py`, a wheel named
+by QUIPU_COMMAND) do not use the launcher.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUM_STREAMS = 2
 
 
 class Launched:
-    """A process that was started by the launcher; asked as a `subprocess.Popen`."""
+    """A process that was started by the launcher, with the interface of `subprocess.Popen`."""
 
     def __init__(self, launcher: Launcher, pid: int) -> None:
         self._launcher = launcher
@@ -37,7 +37,7 @@ class Launched:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code of a process that has ended, negative for a signal; else None."""
+        """Return the exit code if the process has ended, negative for a signal; otherwise None."""
         return self._wait_ms(0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -76,12 +76,12 @@ class Launcher:
         self._reaped: dict[int, int] = {}
 
     def launch(self, arguments: Sequence[str], folder: Path, stdout: int, stderr: int) -> Launched:
-        """Start `quipu ARGUMENTS` in `folder` with these descriptors for its output, and the environment of now."""
+        """Start `quipu ARGUMENTS` in `folder` with these descriptors for its output and the current environment."""
         request = {"arguments": arguments, "folder": str(folder), "environment": dict(os.environ)}
         return Launched(self, self._ask(request, [stdout, stderr]))
 
     def reap(self, pid: int) -> int:
-        """The exit code of a child that has ended."""
+        """Return the exit code of a child that has ended."""
         with self._one_at_a_time:
             if pid not in self._reaped:
                 self._reaped[pid] = self._ask_alone({"reap": pid}, [])
@@ -105,7 +105,7 @@ _starting = threading.Lock()
 
 
 def launch(arguments: Sequence[str], folder: Path, stdout: int, stderr: int) -> Launched:
-    """As `Launcher.launch`, of the launcher of this session."""
+    """Call `Launcher.launch` of this session's launcher."""
     global _launcher
     with _starting:
         if _launcher is None:
@@ -115,8 +115,8 @@ def launch(arguments: Sequence[str], folder: Path, stdout: int, stderr: int) -> 
 
 
 def run_launcher(link: socket.socket) -> Callable[[], int]:
-    """Answer requests until the other end has gone; returns, in each child, what that is to run."""
-    # what a server imports at its start, at once or when it opens its ledger: none of it starts a thread
+    """Handle requests until the other end is closed; in each child, return the function to run."""
+    # what a server imports at start-up or when it opens its ledger; none of it starts a thread
     for module in ("alembic", "quipu.web.cli.serve"):
         import_module(module)
     from quipu.web.cli.cli import main

@@ -1,4 +1,4 @@
-"""Prompts for shared servers: each tag has words of its own, so only its own test has warmed the cache for it."""
+"""Prompts for shared servers: prompts of different tags share no prefix, so only a test itself warms its cache."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from quipu.actors.shared.checkpoint import DEMO
+from quipu.kernels.fake import continuation
+from tests.runtimes import text_of
 from tests.vocabularies import Vocabulary
 
 _WORDS = "the list method returns a new object that sorts every item in place when its key is given as second argument"
 
 vocabulary = Vocabulary(Path(DEMO))
-"""The demo model's, which the fake executor serves, too."""
+"""The demo model's, which is also used with the fake executor."""
 
 
 def text_prompt(tag: str, num_words: int) -> str:
-    """Words drawn for `tag`; with more words the same ones come first."""
-    chooser = random.Random(tag)
-    return tag + "".join(f" {chooser.choice(_WORDS.split())}" for _ in range(num_words))
+    """Return random words seeded by `tag`; a longer prompt starts with the shorter one."""
+    rng = random.Random(tag)
+    return tag + "".join(f" {rng.choice(_WORDS.split())}" for _ in range(num_words))
 
 
 def token_prompt(tag: str, num_tokens: int) -> list[int]:
-    """Token ids drawn for `tag`, none of them special; with more tokens the same ones come first."""
-    chooser = random.Random(tag)
-    return [chooser.randrange(300, 3900) for _ in range(num_tokens)]
+    """Return random token ids seeded by `tag`, none special; a longer prompt starts with the shorter one."""
+    rng = random.Random(tag)
+    return [rng.randrange(300, 3900) for _ in range(num_tokens)]
+
+
+def expected_text(prompt: list[int], num_tokens: int) -> str:
+    """Return the text that the fake executor generates after `prompt`."""
+    return text_of(continuation(prompt, num_tokens))
 
 
 def count(text: str) -> int:
@@ -32,13 +39,13 @@ def count(text: str) -> int:
 
 
 def piece_of(token_id: int) -> str:
-    """One token's text; empty for a part of a character."""
+    """Return a token's text; empty for an incomplete character."""
     decoder = vocabulary.decoder.make_decoder(skip_special_tokens=True, prompt_tail=())
     return decoder.push(token_id)
 
 
 def plain_tokens() -> dict[str, int]:
-    """Ids of tokens that are two letters or more, by their texts, each of which only one token has."""
+    """Return the ids of tokens of two or more letters by text, if no other token has the same text."""
     texts = [vocabulary.decoder.token_text(token_id).text for token_id in range(vocabulary.tokenizer.get_vocab_size())]
     plain = [text.strip().isalpha() and text.isascii() and len(text) > 1 for text in texts]
     return {text: token_id for token_id, text in enumerate(texts) if plain[token_id] and texts.count(text) == 1}
@@ -46,5 +53,5 @@ def plain_tokens() -> dict[str, int]:
 
 PLAIN_TOKENS = plain_tokens()
 VARIED: dict[str, Any] = {"allowed_token_ids": list(PLAIN_TOKENS.values()), "frequency_penalty": 2.0}
-"""Fields with which an answer is text that can be cut anywhere, and does not go round in circles: what a model with
-random weights likes to say differs among instruction sets."""
+"""Fields that make an output varied text that can be cut anywhere; without them the output of random weights depends
+on the instruction set."""

@@ -1,7 +1,7 @@
-"""Whole servers for tests: `quipu serve` in processes of its own, on a free port, in an empty folder.
+"""Whole servers for tests: `quipu serve` in its own processes, on a free port, in an empty folder.
 
-`serving` starts one, reads its address from its log, and stops it the way an operator does. Whoever holds a `Server`
-asks it over real sockets, and looks at its two processes through /proc.
+`serving` starts one, reads its address from its log, and stops it with SIGTERM. A `Server` sends requests over real
+sockets and inspects the server's processes through /proc.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import anthropic
 import attrs
 import httpx
 import openai
 
+from quipu.web.auth.key_file import hash_key
 from tests.e2e.launcher import Launched, launch
 from tests.processes import PATIENCE_S, eventually, has_ended
 
 NAMED = os.environ.get("QUIPU_COMMAND")
 QUIPU = Path(NAMED or Path(sys.executable).with_name("quipu"))
-"""The command under test; `test_wheel.py` names that of an installed wheel."""
+"""The command under test; `test_wheel.py` sets that of an installed wheel."""
 Process = subprocess.Popen[bytes] | Launched
 BLOCK = 16
 
 
 def start_quipu(folder: Path, *arguments: str) -> tuple[Process, Path]:
-    """Start `quipu ARGUMENTS` in `folder`; its stderr goes to the file returned, outside of that folder."""
+    """Start `quipu ARGUMENTS` in `folder`, created if missing; stderr goes to the returned file, next to it."""
+    folder.mkdir(exist_ok=True)
     log_path = folder.with_name(folder.name + ".log")
     with log_path.open("wb") as log, Path(os.devnull).open("wb") as nowhere:
         return _start(folder, arguments, nowhere, log), log_path
@@ -47,7 +50,7 @@ def _start(folder: Path, arguments: Sequence[str], stdout: IO[bytes], stderr: IO
 
 
 def run_quipu(*arguments: str, folder: Path = Path(), timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run `quipu ARGUMENTS` in `folder` to its end."""
+    """Run `quipu ARGUMENTS` in `folder` until it exits."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         process = _start(folder, arguments, stdout, stderr)
         try:
@@ -62,7 +65,7 @@ def run_quipu(*arguments: str, folder: Path = Path(), timeout_s: float = 60) -> 
 
 @attrs.define(eq=False)
 class Server:
-    """A server that runs, or has run."""
+    """A server that is running or has ended."""
 
     process: Process
     log_path: Path
@@ -75,7 +78,7 @@ class Server:
         return self.log_path.read_text("utf-8", "replace")
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The log's lines of one event, parsed. A line that is still being written is left out."""
+        """Return the parsed log lines of one event, without a line that is still being written."""
         whole = self.log_text.rpartition("\n")[0].splitlines()
         records = [json.loads(line) for line in whole if line.startswith("{")]
         return [record for record in records if record["event"] == name]
@@ -87,24 +90,32 @@ class Server:
         host, port = self.url.removeprefix("http://").rsplit(":", 1)
         return host, int(port)
 
-    def client(self) -> openai.OpenAI:
-        """The official client, which must not hide a failure behind another try. Close it."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+    def client(self, api_key: str = "none") -> openai.OpenAI:
+        """Return OpenAI's client, without retries, which would hide failures. The caller closes it."""
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=api_key, admin_api_key=api_key, max_retries=0, timeout=PATIENCE_S
+        )
+
+    def anthropic_client(self, api_key: str = "none") -> anthropic.Anthropic:
+        """Return Anthropic's client, without retries and with strict type validation. The caller closes it."""
+        return anthropic.Anthropic(
+            base_url=self.url, api_key=api_key, max_retries=0, timeout=PATIENCE_S, _strict_response_validation=True
+        )
 
     def get(self, path: str) -> httpx.Response:
-        """On a connection of its own, closed afterwards."""
+        """Send a GET on a new connection and close it."""
         return httpx.get(self.url + path, timeout=PATIENCE_S)
 
     def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=PATIENCE_S, **kwargs)
 
     def complete(self, prompt: Any, max_tokens: int = 8, **fields: Any) -> httpx.Response:
-        """One greedy completion that never ends by itself, as a plain HTTP response."""
+        """Send a greedy completion that ignores EOS; return the HTTP response."""
         body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         return self.post("/v1/completions", body | fields)
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name and labels, the model's name left out: `open_accounts`, `kv_blocks{state="used"}`."""
+        """Return samples by name and labels without the model name: `open_accounts`, `kv_blocks{state="used"}`."""
         samples = {}
         for line in self.get("/metrics").text.splitlines():
             if line.startswith("quipu:"):
@@ -114,7 +125,7 @@ class Server:
         return samples
 
     def wait_at_rest(self) -> dict[str, float]:
-        """Wait until no account is open and no block is held; the metrics then."""
+        """Wait until no account is open and no block is held; return the metrics."""
 
         def rest() -> dict[str, float] | None:
             metrics = self.metrics()
@@ -122,8 +133,17 @@ class Server:
 
         return eventually(rest, "the server comes to rest")
 
-    def wait_ready(self) -> None:
-        eventually(lambda: self.get("/ready").status_code == 200, "/ready answers 200")
+    def wait_listening(self, within_s: float = PATIENCE_S) -> None:
+        """Wait until the log has the server's URL."""
+
+        def listening() -> list[dict[str, Any]]:
+            assert self.process.poll() is None, self.log_text
+            return self.events("server.listening")
+
+        self.url = eventually(listening, "the server listens", within_s)[0]["url"][0]
+
+    def wait_ready(self, within_s: float = PATIENCE_S) -> None:
+        eventually(lambda: self.get("/ready").status_code == 200, "/ready answers 200", within_s)
 
     # ------------------------------------------------------------ its processes
 
@@ -132,20 +152,20 @@ class Server:
         return self.process.pid
 
     def engine_pid(self) -> int:
-        """The web process's only child that is an engine."""
+        """Wait for the web process's engine and return its pid."""
         (pid,) = eventually(self.engines, "the web process has an engine")
         return pid
 
     def engines(self) -> list[int]:
-        """The web process's engines that live."""
+        """Return the pids of the web process's running engines."""
         return [pid for pid in self.children() if runs(pid, "quipu.actors.processes.engine_process")]
 
     def chat_workers(self) -> list[int]:
-        """Those of its children that render chats."""
+        """Return the pids of the web process's running chat workers."""
         return [pid for pid in self.children() if runs(pid, "quipu.actors.text_workers.chat_worker")]
 
     def children(self) -> list[int]:
-        """The web process's children that live."""
+        """Return the pids of the web process's running children."""
         try:
             tasks = list(Path(f"/proc/{self.pid}/task").iterdir())
             pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
@@ -154,28 +174,23 @@ class Server:
         return [pid for pid in pids if not has_ended(pid)]
 
     def stop(self) -> int:
-        """Ask it to end, as an operator would; its exit code."""
+        """Send SIGTERM, as an operator would, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_S)
 
 
 @contextmanager
 def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
-    """`quipu serve FLAGS` until the block is left; then it must end with `exit_code` upon SIGTERM, and leave nobody."""
+    """Run `quipu serve FLAGS` until the block is left; it must then exit with `exit_code` and leave no process."""
     process, log_path = start_quipu(folder, "serve", "--port", "0", *flags)
     server = Server(process, log_path)
     try:
-
-        def listening() -> list[dict[str, Any]]:
-            assert process.poll() is None, server.log_text
-            return server.events("server.listening")
-
-        server.url = eventually(listening, "the server listens")[0]["url"][0]
+        server.wait_listening()
         server.wait_ready()
         engine_pid = server.engine_pid()
         yield server
         if process.poll() is None:
-            engine_pid = server.engine_pid()  # perhaps another one by now
+            engine_pid = server.engine_pid()  # it may have been restarted
             assert server.stop() == exit_code, server.log_text
         eventually(lambda: has_ended(engine_pid), "the engine process ends")
     finally:
@@ -184,8 +199,17 @@ def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
             process.wait()
 
 
+def write_keys(path: Path, **keys: str) -> None:
+    """Write a key file with a key for each tenant; `ops` is an admin."""
+    entries = [
+        {"id": f"id-{name}", "name": name, "tenant": name, "sha256": hash_key(key), "admin": name == "ops"}
+        for name, key in keys.items()
+    ]
+    path.write_text(json.dumps({"keys": entries}))
+
+
 def runs(pid: int, module: str) -> bool:
-    """Whether a process was started to run `module`."""
+    """Return whether a process was started to run `module`."""
     try:
         return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -193,12 +217,12 @@ def runs(pid: int, module: str) -> bool:
 
 
 def num_files(pid: int) -> int:
-    """File descriptors that a process has open."""
+    """Return the number of open file descriptors of a process."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def settled_num_files(pid: int) -> int:
-    """The same once it has stopped changing: a connection that its client has closed is about to go."""
+    """Return `num_files` once it is stable: connections closed by their clients disappear with a delay."""
     counts: list[int] = []
 
     def look() -> bool:
@@ -210,12 +234,12 @@ def settled_num_files(pid: int) -> int:
 
 
 def has_torch(pid: int) -> bool:
-    """Whether a process has loaded torch's library."""
+    """Return whether a process has loaded torch's library."""
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def usage_of(answer: Any) -> dict[str, Any]:
-    """The usage object of an answer or chunk of the openai client, without what the server did not send."""
+    """Return the usage object of a response or chunk of the openai client, without fields that were not sent."""
     assert answer.usage is not None
     usage: dict[str, Any] = answer.usage.model_dump(exclude_none=True)
     return usage
@@ -227,5 +251,5 @@ def cached_of(answer: Any) -> int:
 
 
 def full_blocks(num_tokens: int) -> int:
-    """Tokens in the full blocks that so many tokens fill."""
+    """Return the number of tokens in the full blocks of `num_tokens` tokens."""
     return num_tokens // BLOCK * BLOCK

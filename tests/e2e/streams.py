@@ -1,4 +1,4 @@
-"""Streamed completions read by hand: what a client sees of a stream, as it comes, and how it ends."""
+"""Streamed completions read event by event, without a client library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.servers import PATIENCE_S, Server
 
 @attrs.define(eq=False)
 class Stream:
-    """One stream that is being read."""
+    """A stream that is being read."""
 
     response: httpx.Response
     text: str = ""
@@ -37,7 +37,7 @@ class Stream:
                 yield
 
     def _take(self, event: dict[str, Any]) -> None:
-        assert self.error is None, "something follows an error"
+        assert self.error is None, "an event follows an error"
         self.error = event.get("error")
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices", ()):
@@ -49,17 +49,19 @@ class Stream:
         next(self._events)
 
     def read_all(self) -> None:
-        """Wait for the end of the response, which must be a proper one."""
+        """Read to the end of the response, which must end properly."""
         for _ in self._events:
             pass
 
 
 @contextmanager
-def streaming(server: Server, prompt: Any, max_tokens: int) -> Iterator[Stream]:
-    """A greedy stream that has begun: its first event has been read. Leaving the block drops the connection."""
+def streaming(server: Server, prompt: Any, max_tokens: int, *, api_key: str | None = None) -> Iterator[Stream]:
+    """Open a greedy stream and read its first event. Leaving the block drops the connection."""
     body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE_S) as response:
         assert response.status_code == 200
         stream = Stream(response)
         stream.read_some()

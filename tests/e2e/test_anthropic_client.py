@@ -1,4 +1,4 @@
-"""Anthropic's own client against a real server and a real model: every answer must be of the types that it declares."""
+"""Anthropic's official client against a real server and model: every response must have the client's declared types."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ import pytest
 from anthropic.types import Message, Usage
 
 from tests.e2e.prompts import text_prompt
-from tests.e2e.servers import PATIENCE_S, Server, full_blocks
+from tests.e2e.servers import Server, full_blocks
 
 USER = {"role": "user", "content": "What is tied into a quipu?"}
 
 
 @pytest.fixture
 def claude(demo: Server) -> Iterator[anthropic.Anthropic]:
-    """The official client, which must neither try again nor let a wrong type pass."""
-    with anthropic.Anthropic(
-        base_url=demo.url, api_key="none", max_retries=0, timeout=PATIENCE_S, _strict_response_validation=True
-    ) as client:
+    """The official client, without retries and with strict type validation."""
+    with demo.anthropic_client() as client:
         yield client
 
 
 def ask(**fields: Any) -> dict[str, Any]:
-    """Arguments of a greedy request that does not end by itself."""
+    """Return the arguments of a greedy request that ignores EOS."""
     extra = {"temperature": 0, "ignore_eos": True}
     return {"model": "demo", "max_tokens": 8, "messages": [USER], "extra_body": extra, **fields}
 
@@ -41,8 +39,8 @@ def text_of(message: Message) -> str:
     return block.text
 
 
-def test_a_message(claude: anthropic.Anthropic) -> None:
-    """A whole answer, typed through and through, with the id of the request in the header that the client reads."""
+def test_message(claude: anthropic.Anthropic) -> None:
+    """A plain response is fully typed, and the client finds the request id in its header."""
     message = claude.messages.create(**ask(metadata={"user_id": "u1"}))
     assert message.role == "assistant" and message.model == "demo" and text_of(message)
     assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
@@ -50,12 +48,12 @@ def test_a_message(claude: anthropic.Anthropic) -> None:
     assert message._request_id is not None and message.id == f"msg_{message._request_id}"
 
 
-def test_the_streaming_helper(claude: anthropic.Anthropic) -> None:
-    """The text as it comes is the final message's, which is that of a whole answer, its usage included."""
-    asked = ask(system=text_prompt("helper", 60))
-    claude.messages.create(**asked)
-    whole = claude.messages.create(**asked)
-    with claude.messages.stream(**asked) as stream:
+def test_streaming_helper(claude: anthropic.Anthropic) -> None:
+    """The streamed text is the final message's, and the message equals that of a plain response, usage included."""
+    arguments = ask(system=text_prompt("helper", 60))
+    claude.messages.create(**arguments)
+    whole = claude.messages.create(**arguments)
+    with claude.messages.stream(**arguments) as stream:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
     assert len(pieces) > 1 and "".join(pieces) == text_of(whole) == text_of(final)
@@ -63,12 +61,14 @@ def test_the_streaming_helper(claude: anthropic.Anthropic) -> None:
     assert whole.usage.cache_read_input_tokens == full_blocks(total(whole.usage) - 1) > 0
 
 
-def test_the_events(claude: anthropic.Anthropic) -> None:
-    """In their order; taken alone, the first and the last usage each say the whole prompt."""
-    asked = ask(system=[{"type": "text", "text": text_prompt("events", 60), "cache_control": {"type": "ephemeral"}}])
-    counted = claude.messages.count_tokens(model="demo", system=asked["system"], messages=[USER]).input_tokens
+def test_events(claude: anthropic.Anthropic) -> None:
+    """Events come in order; the first and the last usage each contain the whole prompt."""
+    arguments = ask(
+        system=[{"type": "text", "text": text_prompt("events", 60), "cache_control": {"type": "ephemeral"}}]
+    )
+    counted = claude.messages.count_tokens(model="demo", system=arguments["system"], messages=[USER]).input_tokens
     for warm in (False, True):
-        events = list(claude.messages.create(**asked, stream=True))
+        events = list(claude.messages.create(**arguments, stream=True))
         kinds = [event.type for event in events if event.type != "content_block_delta"]
         assert kinds == [
             "message_start",
@@ -87,28 +87,28 @@ def test_the_events(claude: anthropic.Anthropic) -> None:
         assert (end.usage.cache_creation_input_tokens == 0) is warm
 
 
-def test_breakpoints_of_both_times(claude: anthropic.Anthropic) -> None:
-    """What is created is split by the ttl that was asked for, tools and system before the messages."""
+def test_breakpoints_with_both_ttls(claude: anthropic.Anthropic) -> None:
+    """Created cache tokens are split by requested ttl, tools and system before the messages."""
     hour, short = {"type": "ephemeral", "ttl": "1h"}, {"type": "ephemeral"}
     tool = {"name": "count", "description": text_prompt("tool", 30), "input_schema": {"type": "object"}}
-    asked = ask(
+    arguments = ask(
         tools=[{**tool, "cache_control": hour}],
         system=[{"type": "text", "text": text_prompt("both times", 40), "cache_control": hour}],
         messages=[{"role": "user", "content": [{"type": "text", "text": text_prompt("asked", 40)}]}],
         cache_control=short,
     )
-    cold = claude.messages.create(**asked).usage
+    cold = claude.messages.create(**arguments).usage
     assert cold.cache_creation is not None
     assert cold.cache_creation.ephemeral_1h_input_tokens > 0 < cold.cache_creation.ephemeral_5m_input_tokens
     parts = cold.cache_creation.ephemeral_1h_input_tokens + cold.cache_creation.ephemeral_5m_input_tokens
     assert parts == cold.cache_creation_input_tokens
-    warm = claude.messages.create(**asked).usage
+    warm = claude.messages.create(**arguments).usage
     assert warm.cache_creation_input_tokens == 0 and warm.cache_read_input_tokens == full_blocks(total(warm) - 1)
     assert total(cold) == total(warm)
 
 
 def test_stop_sequences_and_prefill(claude: anthropic.Anthropic) -> None:
-    """The stop string that was found is named; a begun answer is gone on with."""
+    """The matched stop string is named; a prefilled answer is continued."""
     said = text_of(claude.messages.create(**ask(max_tokens=12)))
     stop = said[len(said) // 2 :][:3]
     stopped = claude.messages.create(**ask(max_tokens=12, stop_sequences=[stop, "\x00"]))
@@ -118,8 +118,8 @@ def test_stop_sequences_and_prefill(claude: anthropic.Anthropic) -> None:
     assert text_of(begun)
 
 
-def test_a_history_of_tools(claude: anthropic.Anthropic) -> None:
-    """What the client sends back of an earlier turn is rendered: more of it is more tokens."""
+def test_tool_history(claude: anthropic.Anthropic) -> None:
+    """Everything that the client sends back from an earlier turn is rendered: more history is more tokens."""
     history: list[Any] = [
         USER,
         {
@@ -142,8 +142,8 @@ def test_a_history_of_tools(claude: anthropic.Anthropic) -> None:
     assert text_of(back)
 
 
-def test_errors_have_their_classes(claude: anthropic.Anthropic) -> None:
-    """Each is the exception that its users catch, and names the request."""
+def test_error_classes(claude: anthropic.Anthropic) -> None:
+    """Each error raises the client's exception class and carries the request id."""
     with pytest.raises(anthropic.NotFoundError) as unknown:
         claude.messages.create(**ask(model="huge"))
     assert unknown.value.type == "not_found_error" and unknown.value.request_id is not None
@@ -156,19 +156,19 @@ def test_errors_have_their_classes(claude: anthropic.Anthropic) -> None:
 
 
 def test_models(claude: anthropic.Anthropic) -> None:
-    """A page of them, and one by its name."""
+    """Models are listed, and retrieved by name."""
     (model,) = list(claude.models.list())
     assert model.id == "demo" and claude.models.retrieve("demo") == model
 
 
-def test_a_stream_that_is_left(claude: anthropic.Anthropic, demo: Server) -> None:
-    """Closing it early is no error, and the server comes to rest (looked at by the fixture of this folder)."""
+def test_abandoned_stream(claude: anthropic.Anthropic, demo: Server) -> None:
+    """Closing a stream early is not an error, and the server comes to rest (checked by this folder's fixture)."""
     with claude.messages.stream(**ask(max_tokens=2000)) as stream:
         assert next(iter(stream)).type == "message_start"
 
 
-def test_the_billing_header(demo: Server) -> None:
-    """Two sessions of Claude Code, whose first block differs, share the rest of their prompts."""
+def test_billing_header(demo: Server) -> None:
+    """Two sessions of Claude Code, whose first system block differs, share the rest of their prompts."""
     hits = []
     for cch in ("00a", "00b"):
         header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={cch};"}

@@ -1,4 +1,4 @@
-"""`quipu bench serve` against a real server: its numbers are the server's own, for every dataset."""
+"""`quipu bench serve` against a real server: its numbers match the server's for every dataset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CACHED = 'cached_tokens_total{tier="device"}'
 
 @attrs.frozen
 class Measured:
-    """What the client reports, and by how much the server's counters rose meanwhile."""
+    """The client's report, and the increase of the server's counters meanwhile."""
 
     report: dict[str, Any]
     rise: dict[str, float]
@@ -33,7 +33,7 @@ def measure(server: Server, *flags: str) -> Measured:
 
 
 def assert_agrees(measured: Measured) -> None:
-    """Nothing failed, and prompt, cached and generated tokens are those of the server's own counters."""
+    """Assert that nothing failed, and that prompt, cached and output tokens match the server's counters."""
     report, rise = measured.report, measured.rise
     assert (report["failed"], report["skipped"]) == (0, 0), report["errors"]
     assert report["usage_available"] is True
@@ -47,7 +47,7 @@ def assert_agrees(measured: Measured) -> None:
 
 
 def trace_file(folder: Path) -> Path:
-    """Three requests of which the second shares two blocks of 512 tokens with the first, the third all of it."""
+    """Write three requests: the second shares two blocks of 512 tokens with the first, the third is equal to it."""
     rows = [(0, 1100, [5, 6, 7]), (100, 1500, [5, 6, 8]), (300, 1100, [5, 6, 7])]
     path = folder / "trace.jsonl"
     path.write_text(
@@ -60,7 +60,7 @@ def trace_file(folder: Path) -> Path:
 
 
 def test_random(fake: Server) -> None:
-    """Prompts of exactly so many tokens that share nothing hit nothing; answers have the length asked for."""
+    """Prompts have the requested length and share nothing, so nothing hits; outputs have the requested length."""
     flags = ("--num-prompts", "12", "--random-input-len", "50", "--random-output-len", "6", "--ignore-eos")
     measured = measure(fake, *flags, "--seed", "101", "--request-rate", "100", "--num-warmups", "0")
     assert_agrees(measured)
@@ -70,7 +70,7 @@ def test_random(fake: Server) -> None:
 
 
 def test_shared_prefix(fake: Server) -> None:
-    """One at a time, all but the first prompt of each prefix hit all its full blocks."""
+    """Without concurrency, all but the first prompt of each prefix hit all its full blocks."""
     prefixes = ("--shared-prefix-num-prefixes", "3", "--shared-prefix-prefix-len", "70")
     flags = (*prefixes, "--shared-prefix-suffix-len", "20", "--shared-prefix-output-len", "3", "--num-prompts", "12")
     measured = measure(fake, "--dataset-name", "shared-prefix", *flags, "--seed", "102", "--max-concurrency", "1")
@@ -80,7 +80,7 @@ def test_shared_prefix(fake: Server) -> None:
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
 def test_multi_turn(fake: Server, endpoint: str) -> None:
-    """Each later turn finds at least the prompt before it, which it begins with."""
+    """Each later turn hits at least the previous prompt, with which it starts."""
     flags = ("--endpoint", endpoint, "--num-prompts", "3", "--multi-turn-num-turns", "3", "--random-input-len", "60")
     measured = measure(fake, "--dataset-name", "multi-turn", *flags, "--random-output-len", "20", "--seed", "103")
     assert_agrees(measured)
@@ -89,7 +89,7 @@ def test_multi_turn(fake: Server, endpoint: str) -> None:
 
 
 def test_trace(fake: Server, tmp_path: Path) -> None:
-    """Requests come at their times; equal hash ids are equal blocks, of which every full one is found."""
+    """Requests are sent at their timestamps; equal hash ids make equal blocks, and all full ones hit."""
     path = trace_file(tmp_path)
     saved = tmp_path / "result.json"
     flags = ("--dataset-path", str(path), "--save-result", str(saved), "--save-detailed", "--seed", "104")
@@ -103,7 +103,7 @@ def test_trace(fake: Server, tmp_path: Path) -> None:
 
 
 def test_custom(fake: Server, tmp_path: Path) -> None:
-    """Rows as they stand; one that the server refuses is counted with the server's own words."""
+    """Rows are sent unchanged; one that the server rejects is counted with the server's message."""
     rows: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": "What is tied into a quipu?"}], "max_tokens": 5},
         {"prompt": "And who reads it?", "max_tokens": 5},
@@ -122,12 +122,12 @@ def test_custom(fake: Server, tmp_path: Path) -> None:
 
 
 def test_interrupted(fake: Server) -> None:
-    """Ctrl-C ends the client at once with a message, and the server loses nothing."""
+    """Ctrl-C ends the client immediately with a message, and the server leaks nothing."""
     fake.wait_at_rest()
     flags = ("--num-prompts", "4", "--random-output-len", "4000", "--ignore-eos")
     command = [QUIPU, "bench", "serve", "--base-url", fake.url, *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: fake.metrics()["open_accounts"] == 4, "all four requests run")
+    eventually(lambda: fake.metrics()["open_accounts"] == 4, "four requests are running")
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130

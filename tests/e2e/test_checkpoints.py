@@ -1,4 +1,4 @@
-"""A checkpoint of one's own: a folder in the ordinary layout, or a hub id, served and compared with transformers."""
+"""Serving other checkpoints, from a folder or by hub id, compared with transformers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.e2e.servers import serving
 
 PROMPT = list(range(300, 340))
 CLEAR_MARGIN = 1e-3
-"""Between the logits of the likeliest token and the next: rounding in float32 comes to a hundredth of that."""
+"""Minimum difference between the largest logit and the next; float32 rounding is a hundredth of it."""
 SIZES = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "bos_token_id": 0}
 
 
 def save_checkpoint(folder: Path, config: PreTrainedConfig) -> list[int]:
-    """Random weights, in several files, beside the demo's tokenizer; gives transformers' greedy answer to PROMPT.
+    """Save random weights in several files, and the demo's tokenizer; return transformers' greedy output for PROMPT.
 
-    Of weights after whose every token the likeliest one is so by far: elsewhere sums are rounded in another order.
+    The weights are chosen so that every top token leads by a clear margin, because other sums round differently.
     """
     for seed in count():
         torch.manual_seed(seed)
@@ -31,26 +31,26 @@ def save_checkpoint(folder: Path, config: PreTrainedConfig) -> list[int]:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.data.normal_(0, 0.08)
-        told = model.generate(
+        generated = model.generate(
             torch.tensor([PROMPT]),
             max_new_tokens=20,
             do_sample=False,
             output_logits=True,
             return_dict_in_generate=True,
         )
-        best = torch.stack(told.logits).topk(2).values
+        best = torch.stack(generated.logits).topk(2).values
         if float((best[..., 0] - best[..., 1]).min()) > CLEAR_MARGIN:
             break
     model.save_pretrained(folder, max_shard_size="500KB")
     assert (folder / "model.safetensors.index.json").exists()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, folder)
-    return [int(token_id) for token_id in told.sequences[0][len(PROMPT) :]]
+    return [int(token_id) for token_id in generated.sequences[0][len(PROMPT) :]]
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """A small Llama, rope scaled, embeddings untied; and its greedy answer to PROMPT."""
+    """A small Llama with scaled rope and untied embeddings, and its greedy output for PROMPT."""
     scaling = {
         "rope_type": "llama3",
         "rope_theta": 500_000.0,
@@ -72,9 +72,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 
 
 def check_answers(folder: Path, token_ids: list[int], here: Path) -> None:
-    """In float32 its greedy text is transformers', cold and from the cache."""
+    """Check that in float32 the greedy text is transformers', cold and from the cache."""
     expected = AutoTokenizer.from_pretrained(folder).decode(token_ids)
-    here.mkdir()
     with serving(here, str(folder), "--dtype", "float32", "--num-blocks", "200") as server:
         for cached in (0, 32):
             answer = server.complete(PROMPT, 20, model=folder.name).json()
@@ -82,13 +81,13 @@ def check_answers(folder: Path, token_ids: list[int], here: Path) -> None:
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
 
 
-def test_llama_from_a_folder(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
-    """A checkpoint of one's own answers as in transformers, whatever was cached."""
+def test_llama(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
+    """A Llama checkpoint generates the same text as in transformers, cached or not."""
     check_answers(*llama, tmp_path / "here")
 
 
-def test_a_model_with_windows(tmp_path: Path) -> None:
-    """So does one whose layers see 20 tokens only, or all: the cached prefix is longer than that, the prompt too."""
+def test_sliding_window(tmp_path: Path) -> None:
+    """So does a model that mixes windows of 20 tokens with full attention; the cached prefix is longer than that."""
     config = Gemma3TextConfig(
         **SIZES,
         num_attention_heads=4,
@@ -106,7 +105,7 @@ def test_a_model_with_windows(tmp_path: Path) -> None:
 
 
 def test_dummy_weights(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
-    """`--load-format dummy` needs config.json and a tokenizer only."""
+    """`--load-format dummy` needs only config.json and a tokenizer."""
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -116,8 +115,8 @@ def test_dummy_weights(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
         assert server.get("/server_info").json()["settings"]["load_format"] == "dummy"
 
 
-def test_hub_id_is_found_in_the_hub_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub id resolves to its snapshot; here, without a network, to one that was downloaded before."""
+def test_hub_id_from_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub id resolves to its snapshot; without a network, to one that was downloaded before."""
     import huggingface_hub.constants
 
     snapshot = tmp_path / "models--owner--model" / "snapshots" / "abc"

@@ -1,4 +1,4 @@
-"""Logprobs as the official client gets them of a real server and a real model, across the process border."""
+"""Logprobs as the official client gets them from a real server and model, across the process boundary."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def lists_of(answer: Any) -> tuple[Any, Any, Any]:
     return logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs
 
 
-def test_echo_scores_what_was_drawn(client: openai.OpenAI) -> None:
-    """A prompt with the answer behind it, scored as a prompt, has the very logprobs that drawing it had."""
+def test_echo_matches_generation(client: openai.OpenAI) -> None:
+    """A prompt followed by its output, scored as a prompt, has the logprobs that generation had."""
     prompt = vocabulary.encode(text_prompt("logprobs", 40))
     texts = [vocabulary.decoder.token_text(token_id).text for token_id in range(vocabulary.tokenizer.get_vocab_size())]
-    # only tokens that can be told by their text, whichever this model with random weights would like to draw
+    # only tokens that can be identified by their text
     ids = {text: token_id for token_id, text in enumerate(texts) if texts.count(text) == 1}
     fields = {**GREEDY, "extra_body": {"ignore_eos": True, "allowed_token_ids": list(ids.values())}}
     drawn = client.completions.create(prompt=prompt, logprobs=5, **fields)
@@ -39,21 +39,21 @@ def test_echo_scores_what_was_drawn(client: openai.OpenAI) -> None:
 
 
 def test_chat_streamed_and_whole(client: openai.OpenAI) -> None:
-    """The chunks' tokens are those of the whole answer, and their bytes are its text."""
+    """The chunks' tokens are those of the plain response, and their bytes are its text."""
     fields: dict[str, Any] = {**GREEDY, "messages": [{"role": "user", "content": text_prompt("chat logprobs", 9)}]}
     whole = client.chat.completions.create(logprobs=True, top_logprobs=3, **fields)
     assert whole.choices[0].logprobs is not None
     content = whole.choices[0].logprobs.content
     chunks = list(client.chat.completions.create(logprobs=True, top_logprobs=3, stream=True, **fields))
-    told = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs is not None]
-    assert [token for logprobs in told for token in logprobs.content or ()] == content
+    streamed = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs is not None]
+    assert [token for logprobs in streamed for token in logprobs.content or ()] == content
     assert content is not None and len(content) == 12
     text = b"".join(bytes(token.bytes or ()) for token in content).decode("utf-8", "replace")
     assert text == whole.choices[0].message.content
 
 
-def test_prompts_of_a_pool_that_is_too_small(tight: Server) -> None:
-    """Preempted or not, each request is told its whole prompt, the same every time."""
+def test_prompt_logprobs_with_preemption(tight: Server) -> None:
+    """Preempted or not, each request gets the logprobs of its whole prompt, the same every time."""
     prompts = [text_prompt(f"tight logprobs {index}", 90) for index in range(6)]
     with tight.client() as client:
 
@@ -66,7 +66,7 @@ def test_prompts_of_a_pool_that_is_too_small(tight: Server) -> None:
         before = tight.metrics()["num_preemptions_total"]
         with ThreadPoolExecutor(len(prompts)) as pool:
             crowded = list(pool.map(ask, prompts))
-        assert tight.metrics()["num_preemptions_total"] > before, "the pool was meant to be too small"
+        assert tight.metrics()["num_preemptions_total"] > before, "the pool should be too small"
         assert [ask(prompt) for prompt in prompts] == crowded
     for prompt, choice in zip(prompts, crowded, strict=True):
         assert len(choice["prompt_logprobs"]) == len(vocabulary.encode(prompt))

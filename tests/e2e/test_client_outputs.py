@@ -1,4 +1,4 @@
-"""What the official client gets as text, on a real model: the same whatever else happens, and cut where asked."""
+"""Output text for the official client on a real model: reproducible under any load, and stopped where requested."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def text_of(answer: Any) -> str:
 
 
 @pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "seeded"])
-def test_outputs_repeat(client: openai.OpenAI, how: dict[str, Any]) -> None:
-    """A greedy or seeded answer is the same cold, warm, and in a batch with others, in which it may be cold, too."""
+def test_outputs_are_reproducible(client: openai.OpenAI, how: dict[str, Any]) -> None:
+    """A greedy or seeded output is the same cold, warm, and in a batch with others, where it may be cold as well."""
     prompts = [text_prompt(f"repeat {index} {len(how)}", 20 + 9 * index) for index in range(6)]
     cold = [text_of(complete(client, prompt, **how)) for prompt in prompts[:3]]
     warm = [complete(client, prompt, **how) for prompt in prompts[:3]]
@@ -43,20 +43,20 @@ def test_outputs_repeat(client: openai.OpenAI, how: dict[str, Any]) -> None:
 
 
 def test_seeds_differ(client: openai.OpenAI) -> None:
-    """Another seed draws another text."""
+    """Different seeds generate different texts."""
     prompt = text_prompt("seeds", 20)
     assert len({text_of(complete(client, prompt, temperature=0.9, seed=seed)) for seed in range(3)}) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_stop_strings(client: openai.OpenAI, stream: bool) -> None:
-    """An answer ends before the first stop string, also one that lies across tokens; what came after is not counted."""
+    """An output ends before the first stop string, even one across tokens; later tokens are not counted."""
     prompt = text_prompt("stop", 25)
     pieces = [chunk.choices[0].text for chunk in complete(client, prompt, stream=True, extra_body=VARIED)]
     whole = "".join(pieces)
-    border = len("".join(pieces[:5]))
-    across = whole[border - 2 : border + 2]
-    for stop in (across, whole[border + 3 : border + 9]):
+    end = len("".join(pieces[:5]))
+    across = whole[end - 2 : end + 2]
+    for stop in (across, whole[end + 3 : end + 9]):
         fields = {"stop": [stop, "\u2603 never"], "stream": stream, "extra_body": VARIED}
         if stream:
             chunks = list(complete(client, prompt, stream_options={"include_usage": True}, **fields))
@@ -74,7 +74,7 @@ def test_stop_strings(client: openai.OpenAI, stream: bool) -> None:
 
 
 def test_stop_string_included(client: openai.OpenAI) -> None:
-    """include_stop_str_in_output shows the stop string as the answer's end."""
+    """With include_stop_str_in_output the output ends with the stop string."""
     prompt = text_prompt("included", 25)
     whole = text_of(complete(client, prompt, extra_body=VARIED))
     stop = whole[12:15]
@@ -83,7 +83,7 @@ def test_stop_string_included(client: openai.OpenAI) -> None:
 
 
 def test_stop_token_ids(client: openai.OpenAI) -> None:
-    """A stop token ends the answer, is counted, and is not shown."""
+    """A stop token ends the output, is counted, and is not in the text."""
     prompt = text_prompt("stop token", 25)
     pieces = [chunk.choices[0].text for chunk in complete(client, prompt, stream=True, extra_body=VARIED)]
     at = next(i for i, piece in enumerate(pieces) if i > 2 and piece not in pieces[:i])
@@ -94,8 +94,8 @@ def test_stop_token_ids(client: openai.OpenAI) -> None:
 
 
 def test_end_of_sequence(client: openai.OpenAI) -> None:
-    """The model's own end ends an answer with `stop`; ignore_eos goes on to max_tokens, with the same beginning."""
-    # A model that has learnt nothing ends by chance: first the seeds that did so once, then any.
+    """EOS ends an output with `stop`; with ignore_eos it continues to max_tokens, with the same beginning."""
+    # An untrained model generates EOS by chance: first try seeds that did so once, then others.
     for seed in (304, 713, 514, *range(1000)):
         fields = {"temperature": 2.0, "seed": seed}
         ended = complete(client, "end", ignore_eos=False, **fields)
@@ -108,7 +108,7 @@ def test_end_of_sequence(client: openai.OpenAI) -> None:
 
 
 def test_preempted(demo: Server, tight: Server) -> None:
-    """On a pool that cannot hold them all, requests are preempted: same texts, right numbers, accounts in order."""
+    """In a pool that cannot hold all requests, some are preempted, with the same texts and correct usage."""
     prompts = [token_prompt(f"preempted {index}", 40 + 7 * index) for index in range(8)]
     before = tight.metrics()
     with demo.client() as roomy, tight.client() as crowded, ThreadPoolExecutor(8) as pool:
@@ -122,12 +122,12 @@ def test_preempted(demo: Server, tight: Server) -> None:
         usage = usage_of(answer)
         assert (usage["prompt_tokens"], usage["completion_tokens"], cached_of(answer)) == (len(prompt), 70, 0)
     assert after["usage_disputed_total"] == 0
-    told = sum(usage_of(answer)["prompt_tokens"] for answer in answers)
-    assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == told
+    prompt_tokens = sum(usage_of(answer)["prompt_tokens"] for answer in answers)
+    assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == prompt_tokens
 
 
-def test_prompt_that_fills_the_context(tight: Server) -> None:
-    """A prompt may leave room for a single token; one token more is refused. A chat without a limit fills the rest."""
+def test_full_context(tight: Server) -> None:
+    """A prompt may leave room for one token; a longer one is rejected. A chat without a limit fills the context."""
     longest = (TIGHT_BLOCKS - 1) * BLOCK
     prompt = token_prompt("longest", longest)
     with tight.client() as client:

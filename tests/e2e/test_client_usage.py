@@ -1,4 +1,4 @@
-"""What the official client is told of a request's tokens, on a real model: every number, each way of asking."""
+"""Usage as the official client receives it, on a real model: every number, in every kind of request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def complete(client: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
 
 
 def test_same_prompt_twice(client: openai.OpenAI) -> None:
-    """First nothing is cached and every full block is written; then all but the last token's block is cached."""
+    """The first time nothing is cached and every full block is written; then all blocks but the last token's hit."""
     prompt = text_prompt("twice", 90)
     first, second = complete(client, prompt), complete(client, prompt)
     length = count(prompt)
@@ -32,15 +32,15 @@ def test_same_prompt_twice(client: openai.OpenAI) -> None:
     assert first.choices == second.choices
 
 
-def test_block_borders(client: openai.OpenAI) -> None:
-    """At least one prompt token is always computed: a prompt of exactly so many blocks hits one block less."""
+def test_block_boundaries(client: openai.OpenAI) -> None:
+    """At least one prompt token is always computed: a prompt of whole blocks hits one block fewer."""
     for length, cached in ((1, 0), (BLOCK, 0), (BLOCK + 1, BLOCK), (3 * BLOCK, 2 * BLOCK), (3 * BLOCK + 1, 3 * BLOCK)):
-        prompt = token_prompt(f"border {length}", length)
+        prompt = token_prompt(f"boundary {length}", length)
         assert [cached_of(complete(client, prompt, max_tokens=1)) for _ in range(2)] == [0, cached]
 
 
-def test_longer_prompt_shares_its_beginning(client: openai.OpenAI) -> None:
-    """What an earlier prompt began with is cached for a longer one, in full blocks, up to the first difference."""
+def test_shared_prefix(client: openai.OpenAI) -> None:
+    """A prompt hits the full blocks that it shares with an earlier one, up to the first difference."""
     short, long = token_prompt("longer", 70), token_prompt("longer", 130)
     complete(client, short, max_tokens=1)
     assert cached_of(complete(client, long, max_tokens=1)) == full_blocks(70)
@@ -48,11 +48,11 @@ def test_longer_prompt_shares_its_beginning(client: openai.OpenAI) -> None:
     assert cached_of(complete(client, branched, max_tokens=1)) == full_blocks(100)
 
 
-def canonical_turn(client: openai.OpenAI, messages: list[dict[str, str]]) -> tuple[str, int, dict[str, Any]]:
-    """One chat turn: an answer that reads back as the very tokens that were drawn, its length, and the turn's usage.
+def round_trip_turn(client: openai.OpenAI, messages: list[dict[str, str]]) -> tuple[str, int, dict[str, Any]]:
+    """Send one chat turn; return an answer that encodes to exactly the generated tokens, its length, and the usage.
 
-    A stream carries one token a chunk, so the tokens can be seen. A model that babbles often draws tokens that nobody
-    would write, so it is asked for many choices, of which one that would be is taken.
+    A stream carries one token per chunk, so the tokens are visible. An untrained model often generates tokens that the
+    tokenizer would not produce for the same text, so many choices are requested until one round-trips.
     """
     num_tokens = 20
     for seed in range(10):
@@ -79,19 +79,19 @@ def canonical_turn(client: openai.OpenAI, messages: list[dict[str, str]]) -> tup
             answer_ids = ids[len(prompt_ids) :][:num_tokens]
             if [piece for piece in drawn if piece] == [piece_of(i) for i in answer_ids]:
                 return "".join(drawn), num_tokens, usage
-    raise AssertionError("no choice reads back as it was drawn")
+    raise AssertionError("no choice encodes to its generated tokens")
 
 
-def test_chat_that_grows(client: openai.OpenAI) -> None:
-    """Over five turns each prompt hits the full blocks of the turn before, its generated answer included.
+def test_growing_chat(client: openai.OpenAI) -> None:
+    """Over five turns each prompt hits the full blocks of the previous turn, its output included.
 
-    The KV of an answer's last token was never needed, so a block that it completes is not there.
+    The KV of an output's last token is never computed, so a block that it completes is not cached.
     """
     messages = [{"role": "user", "content": text_prompt("chat", 40)}]
     known = 0
     seen = []
     for turn in range(5):
-        answer, num_drawn, usage = canonical_turn(client, messages)
+        answer, num_drawn, usage = round_trip_turn(client, messages)
         seen.append(usage["prompt_tokens_details"]["cached_tokens"])
         assert seen[-1] == full_blocks(known), f"turn {turn}"
         known = usage["prompt_tokens"] + num_drawn - 1
@@ -103,7 +103,7 @@ def test_chat_that_grows(client: openai.OpenAI) -> None:
 
 
 def test_list_of_prompts(client: openai.OpenAI) -> None:
-    """One call with several prompts reports sums over them."""
+    """A request with several prompts reports the sums over them."""
     prompts = [token_prompt(f"list {length}", length) for length in (20, 33, 64)]
     complete(client, prompts[1])
     answer = complete(client, prompts, max_tokens=4, extra_body={"ignore_eos": True})
@@ -116,7 +116,7 @@ def test_list_of_prompts(client: openai.OpenAI) -> None:
 
 
 def test_three_choices(client: openai.OpenAI) -> None:
-    """With n=3 the prompt counts once, its cached tokens are the first choice's, completions add up."""
+    """With n=3 the prompt counts once, cached tokens are the first choice's, completion tokens add up."""
     prompt = token_prompt("three", 50)
     fields = {"n": 3, "temperature": 0.9, "seed": 5, "max_tokens": 10, "extra_body": {"ignore_eos": True}}
     cold, warm = complete(client, prompt, **fields), complete(client, prompt, **fields)
@@ -128,8 +128,8 @@ def test_three_choices(client: openai.OpenAI) -> None:
     assert cold.choices == warm.choices
 
 
-def test_streamed_and_plain_usage_agree(client: openai.OpenAI) -> None:
-    """A warm prompt gets the same text and the same usage whole and streamed; only the asked-for chunk has it."""
+def test_streamed_usage(client: openai.OpenAI) -> None:
+    """A warm prompt gets the same text and usage plain and streamed; usage is only in the requested chunk."""
     prompt = text_prompt("streamed", 60)
     complete(client, prompt)
     plain = complete(client, prompt, max_tokens=12)
@@ -143,7 +143,7 @@ def test_streamed_and_plain_usage_agree(client: openai.OpenAI) -> None:
 
 
 def test_continuous_usage(client: openai.OpenAI) -> None:
-    """With continuous_usage_stats every chunk carries the usage so far: prompt numbers at once, completions rising."""
+    """With continuous_usage_stats every chunk has the usage so far: constant for the prompt, rising for completions."""
     prompt = token_prompt("continuous", 40)
     complete(client, prompt)
     options = {"include_usage": True, "continuous_usage_stats": True}
@@ -157,8 +157,8 @@ def test_continuous_usage(client: openai.OpenAI) -> None:
     assert all(u["total_tokens"] == 40 + u["completion_tokens"] for u in usages)
 
 
-def test_tiers_for_those_who_ask(client: openai.OpenAI) -> None:
-    """return_cached_tokens_details splits the cached tokens by where they lay; the parts add up."""
+def test_cached_tokens_by_tier(client: openai.OpenAI) -> None:
+    """return_cached_tokens_details splits cached tokens by tier; the parts add up."""
     prompt = token_prompt("tiers", 40)
     complete(client, prompt)
     assert "cached_tokens_by_tier" not in usage_of(complete(client, prompt))["prompt_tokens_details"]

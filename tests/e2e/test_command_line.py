@@ -1,4 +1,4 @@
-"""The `quipu` command as its users meet it: what it says, and how it ends when it cannot serve."""
+"""The `quipu` command as users run it: its output, and its exit code if it cannot serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch, run_quipu
 
 
 def test_version_and_help(tmp_path: Path) -> None:
-    """The version is the package's; help names every flag that is for users, and none that is not."""
+    """The version is the package's; help lists the flags for users, and no internal ones."""
     said = subprocess.run([QUIPU, "--version"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert said.stdout == f"quipu {quipu.__version__}\n"
     help_text = run_quipu("serve", "--help", folder=tmp_path).stdout
@@ -26,19 +26,19 @@ def test_version_and_help(tmp_path: Path) -> None:
 
 
 def test_empty_folder(fake: Server) -> None:
-    """Serving needs nothing of the folder that it is started in: these servers run in empty ones."""
+    """Serving needs no files in the working directory: these servers run in empty ones."""
     assert fake.get("/v1/models").json()["data"][0]["id"] == "demo"
 
 
-def test_torch_only_in_the_engine(demo: Server) -> None:
-    """The web process of a real model has never loaded torch; its engine has."""
+def test_only_engine_loads_torch(demo: Server) -> None:
+    """With a real model, the engine has loaded torch and the web process has not."""
     assert demo.complete("torch").status_code == 200
     assert not has_torch(demo.pid)
     assert has_torch(demo.engine_pid())
 
 
 def bad_checkpoint(folder: Path, what: str) -> Path:
-    """The demo checkpoint with one thing wrong."""
+    """Copy the demo checkpoint with one defect."""
     shutil.copytree(DEMO, folder / "model")
     model = folder / "model"
     if what == "architecture":
@@ -60,8 +60,8 @@ def bad_checkpoint(folder: Path, what: str) -> Path:
         ("config.json", "config.json"),
     ],
 )
-def test_checkpoint_that_cannot_be_served(tmp_path: Path, what: str, message: str) -> None:
-    """The command ends with an error that names the trouble; it does not try again."""
+def test_invalid_checkpoint(tmp_path: Path, what: str, message: str) -> None:
+    """The command exits with an error that names the problem; it does not retry."""
     model = bad_checkpoint(tmp_path, what)
     ended = run_quipu("serve", str(model), "--port", "0", folder=tmp_path)
     assert ended.returncode in (1, 2)
@@ -71,21 +71,21 @@ def test_checkpoint_that_cannot_be_served(tmp_path: Path, what: str, message: st
 
 
 def test_port_in_use(fake: Server, tmp_path: Path) -> None:
-    """A taken port is an error that says which port, and no server is left behind."""
+    """If the port is in use, the command exits with an error that names it."""
     port = fake.address[1]
     ended = run_quipu("serve", "--executor", "fake", "--port", str(port), folder=tmp_path)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert f"cannot listen on 127.0.0.1 port {port}" in ended.stderr and "in use" in ended.stderr
 
 
-def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
-    """A context that the KV cache cannot hold is refused at once, by the flags' names."""
+def test_context_exceeds_cache(tmp_path: Path) -> None:
+    """A context that the KV cache cannot hold is rejected at once, naming the flags."""
     ended = run_quipu("serve", "--max-model-len", "4096", "--num-blocks", "10", folder=tmp_path)
     assert ended.returncode == 2 and "--max-model-len 4096" in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_open_server_is_not_for_web_pages(fake: Server) -> None:
-    """As it is started by default it answers to the names of loopback, and to no page of another site."""
+def test_cross_site_requests(fake: Server) -> None:
+    """By default a server responds only to loopback host names, and not to pages of other sites."""
     cases: tuple[tuple[dict[str, str], int], ...] = (
         ({}, 200),
         ({"Host": "localhost"}, 200),

@@ -1,4 +1,4 @@
-"""What operators set and clients ask of the engine, over HTTP: resets, salts, miss reasons, limits and deadlines."""
+"""Engine settings and request options over HTTP: cache resets, salts, miss reasons, limits and deadlines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def details(answer: httpx.Response) -> Any:
 
 
 def test_reset_and_salt(fake: Server) -> None:
-    """A reset makes the next request miss; a salt shares with itself only; the reason is there for those who ask."""
+    """A reset makes the next request miss; a salted prompt hits only the same salt; miss reasons are optional."""
     prompt = [400, *PROMPT]
     assert details(fake.complete(prompt))["cached_tokens"] == 0
     assert details(fake.complete(prompt))["cached_tokens"] == 48
@@ -29,16 +29,17 @@ def test_reset_and_salt(fake: Server) -> None:
     assert (cold["cached_tokens"], cold["cache_misses"]) == (0, [{"reason": "diverged", "token": 0}])
     salted = details(fake.complete(prompt, cache_salt="mine", return_cached_tokens_details=True))
     assert salted["cached_tokens"] == 0
-    assert salted["cache_misses"] == [{"reason": "diverged", "token": 0}], "not that the tokens are there for others"
+    assert salted["cache_misses"] == [{"reason": "diverged", "token": 0}], (
+        "must not reveal that the tokens are cached for others"
+    )
     assert details(fake.complete(prompt, cache_salt="mine"))["cached_tokens"] == 48
     other = details(fake.complete([*prompt[:20], 7, *prompt[21:]], return_cached_tokens_details=True))
     assert (other["cached_tokens"], other["cache_misses"]) == (16, [{"reason": "diverged", "token": 20}])
 
 
 def test_no_prefix_caching(tmp_path: Path) -> None:
-    """`--no-enable-prefix-caching` works and reports 0."""
+    """With `--no-enable-prefix-caching` usage reports 0 cached tokens."""
     folder = tmp_path / "cold"
-    folder.mkdir()
     with serving(folder, "--executor", "fake", "--no-enable-prefix-caching") as server:
         for _ in range(2):
             found = details(server.complete(PROMPT, return_cached_tokens_details=True))
@@ -47,16 +48,15 @@ def test_no_prefix_caching(tmp_path: Path) -> None:
 
 
 def test_limits_and_deadline(tmp_path: Path) -> None:
-    """One runs until its deadline (504), one waits until its own, a third is told to come back (503, Retry-After)."""
+    """One request runs until its deadline (504), one waits until its own, a third gets a 503 with Retry-After."""
     folder = tmp_path / "limits"
-    folder.mkdir()
     flags = ["--executor", "fake", "--fake-step-seconds", "0.02", "--max-num-seqs", "1", "--max-waiting-requests", "1"]
     flags += ["--request-timeout", "2", "--scheduling-policy", "priority", "--allow-client-priority"]
     with serving(folder, *flags) as server, ThreadPoolExecutor(3) as pool:
         running = pool.submit(server.complete, PROMPT, 5000)
-        eventually(lambda: server.metrics()["num_requests_running"] == 1, "one runs")
+        eventually(lambda: server.metrics()["num_requests_running"] == 1, "one is running")
         waiting = pool.submit(server.complete, PROMPT, 5000, priority=-1)
-        eventually(lambda: server.metrics()["num_requests_waiting"] == 1, "one waits")
+        eventually(lambda: server.metrics()["num_requests_waiting"] == 1, "one is waiting")
         refused = server.complete(PROMPT, priority=-5)
         assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
         assert "waiting" in refused.json()["error"]["message"]
@@ -71,9 +71,8 @@ def test_limits_and_deadline(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 def test_policies_serve(tmp_path: Path, policy: str) -> None:
-    """Each policy starts, says so in /server_info, and serves."""
+    """A server with each policy starts, reports it in /server_info, and serves."""
     folder = tmp_path / policy
-    folder.mkdir()
     with serving(folder, "--executor", "fake", "--scheduling-policy", policy) as server:
         assert server.get("/server_info").json()["settings"]["scheduling_policy"] == policy
         assert server.complete(PROMPT).status_code == 200

@@ -1,4 +1,4 @@
-"""A checkpoint whose chat template is no friend: its chats are 400s in time, and nobody else notices."""
+"""A checkpoint with a hostile chat template: its chats get a 400 in time, and other requests are not affected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT_S = 1.0
 
 
 def checkpoint(folder: Path, template: str) -> str:
-    """The demo model with another template."""
+    """Copy the demo model with another template."""
     shutil.copytree(DEMO, folder)
     (folder / "chat_template.jinja").write_text(template)
     return str(folder)
@@ -39,19 +39,18 @@ def ask(server: Server, content: str) -> httpx.Response:
     return server.post("/v1/chat/completions", body)
 
 
-def test_templates_that_do_not_end(tmp_path: Path) -> None:
-    """Each is a 400 that names the field; a moment later none of its processes is left, and all else was answered."""
+def test_endless_templates(tmp_path: Path) -> None:
+    """Each gets a 400 that names the field; other requests are answered meanwhile, and no process stays busy."""
     model = checkpoint(tmp_path / "hostile", TEMPLATE)
-    (tmp_path / "server").mkdir()
     flags = (model, "--executor", "fake", "--chat-template-timeout", str(TIMEOUT_S))
     with serving(tmp_path / "server", *flags) as server:
         answers: dict[str, httpx.Response] = {}
         bad = ("loop", "power", "long", "endless", "recursion", "zero")
 
-        def ask_badly(content: str) -> None:
+        def ask_hostile(content: str) -> None:
             answers[content] = ask(server, content)
 
-        threads = [threading.Thread(target=ask_badly, args=(content,)) for content in bad]
+        threads = [threading.Thread(target=ask_hostile, args=(content,)) for content in bad]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
@@ -62,19 +61,19 @@ def test_templates_that_do_not_end(tmp_path: Path) -> None:
             assert answers[content].status_code == 400 and error["param"] == "messages", content
         assert answers["endless"].json()["error"]["code"] == "context_length_exceeded"
         assert "1 seconds" in answers["loop"].json()["error"]["message"]
-        eventually(lambda: not any(map(is_busy, server.chat_workers())), "nothing of them runs")
+        eventually(lambda: not any(map(is_busy, server.chat_workers())), "no worker is busy")
         assert server.metrics()["open_accounts"] == 0
         workers = server.chat_workers()
     for pid in workers:
-        eventually(lambda pid=pid: has_ended(pid), "the server's processes end with it")
+        eventually(lambda pid=pid: has_ended(pid), "the server's workers end with it")
 
 
-def test_values_that_no_template_prints(fake: Server) -> None:
-    """Lone surrogates in arguments, and inputs nested nearly as deep as JSON may be: a 400 that names the field."""
+def test_unprintable_values(fake: Server) -> None:
+    """Lone surrogates in arguments, and inputs nested nearly to the limit for JSON, get a 400 that names the field."""
     output = {"type": "function_call_output", "call_id": "1", "output": "y"}
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a":"\\ud800"}'}
-    asked = {"model": "demo", "max_output_tokens": 1, "input": [{"role": "user", "content": "x"}, call, output]}
-    answer = fake.post("/v1/responses", asked)
+    fields = {"model": "demo", "max_output_tokens": 1, "input": [{"role": "user", "content": "x"}, call, output]}
+    answer = fake.post("/v1/responses", fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[1].arguments"
     deep = '{"a":' * 990 + "1" + "}" * 990
     turns = [
@@ -88,7 +87,7 @@ def test_values_that_no_template_prints(fake: Server) -> None:
 
 
 def is_busy(pid: int) -> bool:
-    """Whether a process computes."""
+    """Return whether a process is using the processor."""
     try:
         before = Path(f"/proc/{pid}/schedstat").read_text().split()[0]
         time.sleep(0.05)
@@ -97,10 +96,9 @@ def is_busy(pid: int) -> bool:
         return False
 
 
-def test_template_that_does_not_compile(tmp_path: Path) -> None:
-    """The server says so and ends."""
+def test_invalid_template(tmp_path: Path) -> None:
+    """The server reports it and exits."""
     model = checkpoint(tmp_path / "hostile", "{% if %}")
-    (tmp_path / "server").mkdir()
     flags = ("serve", model, "--port", "0", "--executor", "fake", "--chat-template-timeout", "0.5")
     process, log_path = start_quipu(tmp_path / "server", *flags)
     try:
@@ -113,19 +111,18 @@ def test_template_that_does_not_compile(tmp_path: Path) -> None:
 
 
 def test_killed_server_leaves_no_worker(tmp_path: Path) -> None:
-    """Also one that renders without end goes with a web process that had no time to end it."""
+    """Workers end with a killed web process, even one that renders endlessly."""
     model = checkpoint(tmp_path / "hostile", TEMPLATE)
-    (tmp_path / "server").mkdir()
     with serving(tmp_path / "server", model, "--executor", "fake", "--chat-template-timeout", "600") as server:
-        idle = set(eventually(server.chat_workers, "chats can be rendered"))
+        idle = set(eventually(server.chat_workers, "a worker is idle"))
 
-        def ask_in_vain() -> None:
+        def ask_until_killed() -> None:
             with pytest.raises(httpx.HTTPError):
                 ask(server, "loop")
 
-        thread = threading.Thread(target=ask_in_vain)
+        thread = threading.Thread(target=ask_until_killed)
         thread.start()
-        eventually(lambda: set(server.chat_workers()) - idle, "one is busy, and another was started")
+        eventually(lambda: set(server.chat_workers()) - idle, "one is busy and another was started")
         workers = server.chat_workers()
         server.process.kill()
         server.process.wait()

@@ -1,11 +1,9 @@
-"""Keys in a real server: the official client with and without, a file that changes under it, and what can be seen."""
+"""API keys in a real server: with the official client, with a key file that changes, and kept out of the log."""
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,15 @@ import pytest
 
 from quipu.web.auth.key_file import hash_key
 from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import PATIENCE_S, Server, eventually, serving
-from tests.e2e.streams import Stream
+from tests.e2e.servers import PATIENCE_S, Server, eventually, serving, write_keys
+from tests.e2e.streams import streaming
 
 A, B, C, ADMIN = "sk-quipu-of-a", "sk-quipu-of-b", "sk-quipu-of-c", "sk-quipu-admin-of-ops"
 FAKE = ("--executor", "fake", "--fake-step-seconds", "0.01", "--log-level", "debug")
 
 
-def write_keys(path: Path, *owners: str) -> None:
-    keys = {"a": A, "b": B, "c": C, "ops": ADMIN}
-    entries = [
-        {"id": f"id-{name}", "name": name, "tenant": name, "sha256": hash_key(keys[name]), "admin": name == "ops"}
-        for name in owners
-    ]
-    path.write_text(json.dumps({"keys": entries}))
-
-
-def hang_up(server: Server, event: str) -> dict[str, Any]:
-    """Send SIGHUP, and wait for what the log says of it."""
+def send_sighup(server: Server, event: str) -> dict[str, Any]:
+    """Send SIGHUP, wait for `event` in the log and return it."""
     num_before = len(server.events(event))
     server.process.send_signal(signal.SIGHUP)
     eventually(lambda: len(server.events(event)) > num_before, f"{event} is logged")
@@ -44,39 +33,21 @@ def status(server: Server, path: str, key: str | None) -> int:
     return httpx.get(server.url + path, headers=headers, timeout=PATIENCE_S).status_code
 
 
-@contextmanager
-def streaming_with(server: Server, key: str, prompt: list[int], max_tokens: int) -> Iterator[Stream]:
-    """A stream that has begun."""
-    body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    headers = {"Authorization": f"Bearer {key}"}
-    with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json=body | {"stream": True}, headers=headers, timeout=PATIENCE_S
-    ) as response:
-        assert response.status_code == 200
-        stream = Stream(response)
-        stream.read_some()
-        yield stream
-
-
-def assert_nothing_shown(server: Server) -> None:
+def assert_keys_not_logged(server: Server) -> None:
     for key in (A, B, C, ADMIN):
         assert key not in server.log_text and hash_key(key) not in server.log_text
 
 
 def test_keys_by_flag_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The official client works with a key and is refused without; no process that the server starts inherits one."""
+    """The official client works with a valid key and is rejected otherwise; no child process inherits a key."""
     monkeypatch.setenv("QUIPU_API_KEY", A)
     monkeypatch.setenv("QUIPU_ADMIN_KEY", ADMIN)
     with serving(tmp_path, *FAKE, "--api-key", B) as server:
-
-        def client(key: str) -> openai.OpenAI:
-            return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
-
         for key in (A, B, ADMIN):
-            with client(key) as good:
+            with server.client(key) as good:
                 answer = good.completions.create(model="demo", prompt="hello", max_tokens=4)
                 assert answer.usage is not None and answer.usage.completion_tokens <= 4
-        with client(C) as bad, pytest.raises(openai.AuthenticationError) as refused:
+        with server.client(C) as bad, pytest.raises(openai.AuthenticationError) as refused:
             bad.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hello"}])
         assert refused.value.code == "invalid_api_key"
         assert [status(server, "/metrics", key) for key in (None, A, ADMIN)] == [401, 403, 200]
@@ -88,34 +59,34 @@ def test_keys_by_flag_and_environment(tmp_path: Path, monkeypatch: pytest.Monkey
         ]
         environment = Path(f"/proc/{server.engine_pid()}/environ").read_bytes()
         assert A.encode() not in environment and ADMIN.encode() not in environment
-        assert_nothing_shown(server)
+        assert_keys_not_logged(server)
 
 
-def test_hangup_reloads_the_file(tmp_path: Path) -> None:
-    """After SIGHUP the file's keys hold, what runs goes on; a bad file changes nothing, and the log says why."""
+def test_sighup_reloads_keys(tmp_path: Path) -> None:
+    """SIGHUP reloads the keys and running requests continue; a bad file changes nothing and is logged."""
     path = tmp_path.with_name("keys.json")
-    write_keys(path, "a", "b", "ops")
+    write_keys(path, a=A, b=B, ops=ADMIN)
     with serving(tmp_path, *FAKE, "--key-file", str(path)) as server:
         assert [status(server, "/v1/models", key) for key in (A, B, C)] == [200, 200, 401]
-        with streaming_with(server, A, token_prompt("goes on", 40), 300) as stream:
-            write_keys(path, "b", "c", "ops")
-            reloaded = hang_up(server, "keys.reloaded")
+        with streaming(server, token_prompt("goes on", 40), 300, api_key=A) as stream:
+            write_keys(path, b=B, c=C, ops=ADMIN)
+            reloaded = send_sighup(server, "keys.reloaded")
             assert (reloaded["num_keys"], reloaded["num_admin_keys"], reloaded["key_file"]) == (3, 1, str(path))
             assert [status(server, "/v1/models", key) for key in (A, B, C)] == [401, 200, 200]
             done = [line["endpoint"] for line in server.events("request.done")]
-            assert "/v1/completions" not in done, "the stream ended before there was anything to see"
+            assert "/v1/completions" not in done, "the stream ended too early for this test"
             stream.read_all()
             assert stream.finish_reason == "length" and stream.error is None
         path.write_text(json.dumps({"keys": [{"id": "x", "name": "x", "tenant": "x", "sha256": A}]}))
-        complaint = hang_up(server, "keys.not_reloaded")
-        assert "keys[0] (x): `sha256`" in complaint["error"] and complaint["level"] == "error"
+        failure = send_sighup(server, "keys.not_reloaded")
+        assert "keys[0] (x): `sha256`" in failure["error"] and failure["level"] == "error"
         path.write_text('{"keys": ' + "[" * 200_000)
-        assert "nested too deeply" in hang_up(server, "keys.not_reloaded")["error"]
+        assert "nested too deeply" in send_sighup(server, "keys.not_reloaded")["error"]
         path.unlink()
-        assert "cannot be read" in hang_up(server, "keys.not_reloaded")["error"]
+        assert "cannot be read" in send_sighup(server, "keys.not_reloaded")["error"]
         assert [status(server, "/v1/models", key) for key in (A, B, C)] == [401, 200, 200]
         info = httpx.get(f"{server.url}/server_info", headers={"x-api-key": ADMIN}, timeout=PATIENCE_S)
         assert info.json()["keys"] == {"num_keys": 3, "num_admin_keys": 1, "key_file": str(path)}
         for key in (A, B, C, ADMIN):
             assert key not in info.text and hash_key(key) not in info.text
-        assert_nothing_shown(server)
+        assert_keys_not_logged(server)

@@ -1,4 +1,4 @@
-"""KV events of a whole server: a router's view of the cache, over sockets, across a death of the engine."""
+"""KV events of a whole server: a router's view of the cache over sockets, across an engine restart."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ import json
 import os
 import signal
 import socket
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 from tests.e2e.servers import BLOCK, Server, eventually, run_quipu, serving
 from tests.kv_mirror import Subscriber
+from tests.processes import free_ports
 
 
 def has_zmq(pid: int) -> bool:
     return "zmq" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [s.getsockname()[1] for s in sockets]
-
-
-def test_a_prompt_s_blocks(tmp_path: Path) -> None:
-    """A subscriber sees a prompt's blocks, and what was generated; after the engine's death, those of the next one."""
+def test_subscriber_follows_cache(tmp_path: Path) -> None:
+    """A subscriber sees the blocks of prompt and output and, after the engine's death, those of the next engine."""
     live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     flag = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": live, "replay_endpoint": replay}
     folder = tmp_path / "server"
-    folder.mkdir()
     with serving(folder, "--executor", "fake", "--kv-events-config", json.dumps(flag)) as server:
         (opened,) = server.events("kv_events.open")
         assert (opened["endpoint"], opened["replay_endpoint"], opened["level"]) == (live, replay, "info")
@@ -42,7 +36,7 @@ def test_a_prompt_s_blocks(tmp_path: Path) -> None:
             def ask(tokens: list[int]) -> None:
                 server.complete(tokens, max_tokens=1)
 
-            # whatever came before the subscription is replayed when something comes after it
+            # events from before the subscription are replayed when another event arrives
             turns = iter(range(1000, 2000))
             subscriber.receive_while(lambda: mirror.prefix_of(prompt) < 48, lambda: ask([next(turns)] * (BLOCK + 1)))
             mirror.check(None)
@@ -62,8 +56,8 @@ def test_a_prompt_s_blocks(tmp_path: Path) -> None:
             assert mirror.prefix_of(list(range(400, 420))) == 0
 
 
-def test_taken_address(tmp_path: Path) -> None:
-    """A server whose events cannot be published as configured ends with an error that says why."""
+def test_address_in_use(tmp_path: Path) -> None:
+    """A server that cannot bind the configured address exits with an error that says why."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flag = {"enable_kv_cache_events": True, "endpoint": f"tcp://127.0.0.1:{taken.getsockname()[1]}"}
         serve = ("serve", "--executor", "fake", "--port", "0", "--kv-events-config", json.dumps(flag))
@@ -74,5 +68,5 @@ def test_taken_address(tmp_path: Path) -> None:
 
 
 def test_off_by_default(fake: Server) -> None:
-    """Unless asked for, nothing of it is even loaded."""
+    """Without the setting, zmq is not even loaded."""
     assert not has_zmq(fake.pid) and not has_zmq(fake.engine_pid())

@@ -1,4 +1,4 @@
-"""The ledger of real servers: its commands, its database going away, its disk running full."""
+"""The ledger of real servers: its commands, a database outage, and a full disk."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import sqlite3
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.reconciling import parse_metrics
-from quipu.web.cli.cli import main
+from tests.e2e.ledger_command import ledger
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import Server, eventually, run_quipu, serving, start_quipu
 from tests.e2e.streams import streaming
@@ -28,48 +27,20 @@ from tests.postgres import PASSWORD, Postgres
 FAKE = ["--executor", "fake"]
 
 
-@attrs.frozen
-class Ended:
-    """What a command came to."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def ledger(folder: Path, *arguments: str, **environment: str) -> Ended:
-    """`quipu ledger ARGUMENTS` on a server's folder, in this process: a start of its own takes a second."""
-    where = ["--data-dir", str(folder / "data")]
-    out, err = io.BytesIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        redirect_stdout(io.TextIOWrapper(out, write_through=True)) as stdout,
-        redirect_stderr(err),
-    ):
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        try:
-            code = main(["ledger", arguments[0], *where, *arguments[1:]])
-        except SystemExit as end:  # of argparse
-            code = int(end.code or 0)
-        stdout.detach()
-    return Ended(code, out.getvalue().decode(), err.getvalue())
-
-
 def ledger_process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`quipu ledger ARGUMENTS` as an operator runs it in a server's folder."""
+    """Run `quipu ledger ARGUMENTS` in a server's folder, as an operator does."""
     return run_quipu("ledger", *arguments, folder=folder)
 
 
 def ask(server: Server, tag: str, **fields: Any) -> str:
-    """One request; its id."""
+    """Send a request and return its id."""
     answer = server.complete(token_prompt(tag, 40), 3, **fields)
     assert answer.status_code == 200, answer.text
     return answer.headers["X-Quipu-Request-Id"]
 
 
 def test_commands(tmp_path: Path) -> None:
-    """Verify, export and reconcile agree with what clients saw: beside the server, after a kill, after a clean end."""
+    """Verify, export and reconcile agree with the responses: while serving, after a kill, after a clean exit."""
     with serving(tmp_path, *FAKE, exit_code=0) as server:
         seen = [ask(server, f"tag {i % 2}") for i in range(4)]
         server.wait_at_rest()
@@ -110,8 +81,8 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_changed_record_is_named(tmp_path: Path) -> None:
-    """Verify says which record is not as it was written, and ends with 1."""
+def test_verify_names_changed_record(tmp_path: Path) -> None:
+    """Verify names a record that was changed, and exits with 1."""
     with serving(tmp_path, *FAKE) as server:
         seen = [ask(server, f"tag {i}") for i in range(3)]
     (segment,) = (tmp_path / "data" / "ledger").glob("*.wal")
@@ -124,8 +95,8 @@ def test_changed_record_is_named(tmp_path: Path) -> None:
     assert found.returncode == 1 and f"request {seen[1]}: completion_tokens is 30 in the database" in found.stdout
 
 
-def test_questions_without_an_answer(tmp_path: Path) -> None:
-    """No ledger, a bad URL, a bad time: said in one line, with the exit code of a bad question."""
+def test_invalid_arguments(tmp_path: Path) -> None:
+    """A missing ledger, a bad URL and a bad time are reported in one line, with exit code 2."""
     nothing = ledger(tmp_path, "verify")
     assert nothing.returncode == 2 and nothing.stderr == f"quipu: there is no ledger in {tmp_path / 'data'}\n"
     url = ledger(tmp_path, "export", "--ledger-url", "mysql://u:s3cret@h/d")
@@ -133,17 +104,16 @@ def test_questions_without_an_answer(tmp_path: Path) -> None:
     assert "invalid time" in ledger(tmp_path, "export", "--since", "yesterday").stderr
 
 
-def test_second_server_in_one_folder(tmp_path: Path) -> None:
-    """The second server says that the folder is taken, and ends."""
+def test_second_server_in_same_folder(tmp_path: Path) -> None:
+    """The second server reports that the folder is in use, and exits."""
     with serving(tmp_path, *FAKE):
-        (tmp_path / "second").mkdir()
         process, log = start_quipu(tmp_path / "second", "serve", "--port", "0", *FAKE, "--data-dir", "../data")
         assert process.wait(20) == 1
-        assert "another server keeps its ledger in ../data: give each its own --data-dir" in log.read_text()
+        assert "another server keeps its ledger in ../data: each needs its own --data-dir" in log.read_text()
 
 
-def test_retry_over_a_kill(tmp_path: Path) -> None:
-    """A retry is known as one although the server that did the work was killed; each counts, or both once if asked."""
+def test_retry_after_kill(tmp_path: Path) -> None:
+    """A retry is recognised although the first server was killed; both count, or one if retries are collapsed."""
     key = {"headers": {"Idempotency-Key": "order-1"}}
     body = {"model": "demo", "prompt": token_prompt("order", 40), "max_tokens": 3, "temperature": 0}
     with serving(tmp_path, *FAKE) as server:
@@ -160,9 +130,9 @@ def test_retry_over_a_kill(tmp_path: Path) -> None:
             assert reader.sums(collapse_retries=True)[0].num_requests == 2
 
 
-def test_a_flood_of_refusals(tmp_path: Path) -> None:
-    """Requests that are refused for their length fill no ledger: so many have records, all are answered and counted,
-    and reconcile agrees, beside the server and after it."""
+def test_many_rejected_requests(tmp_path: Path) -> None:
+    """Requests rejected for their length do not fill the ledger: only some get records, but all are answered and
+    counted, and reconcile agrees, while serving and afterwards."""
     flags = [*FAKE, "--max-refusal-records", "5", "--max-model-len", "512"]
     with serving(tmp_path, *flags, exit_code=0) as server:
         served = ask(server, "served")
@@ -185,8 +155,8 @@ def test_a_flood_of_refusals(tmp_path: Path) -> None:
     assert rejected["ledger"] == rejected["counter"] == 30
 
 
-def test_metrics_behind_a_key(tmp_path: Path) -> None:
-    """Reconcile reads the counters of a server that wants a key."""
+def test_reconcile_with_key(tmp_path: Path) -> None:
+    """Reconcile can read the counters of a server that requires a key."""
     flags = ["--api-key", "key-of-a-client", "--admin-key", "key-of-an-operator"]
     with serving(tmp_path, *FAKE, *flags) as server:
         question = ["reconcile", "--metrics-url", f"{server.url}/metrics"]
@@ -196,7 +166,7 @@ def test_metrics_behind_a_key(tmp_path: Path) -> None:
 
 
 def test_fsync(tmp_path: Path) -> None:
-    """With --ledger-fsync everything works the same."""
+    """Everything works the same with --ledger-fsync."""
     with serving(tmp_path, *FAKE, "--ledger-fsync") as server:
         with ThreadPoolExecutor(8) as pool:
             seen = list(pool.map(lambda i: ask(server, f"tag {i}"), range(40)))
@@ -205,8 +175,8 @@ def test_fsync(tmp_path: Path) -> None:
     assert ledger(tmp_path, "verify").stdout == "in order: 40 records of 1 server starts\n"
 
 
-def test_drain_closes_every_account(tmp_path: Path) -> None:
-    """A stop in the middle of requests ends them, and each has its record, which agrees with the counters."""
+def test_shutdown_closes_accounts(tmp_path: Path) -> None:
+    """A stop during requests ends them; each has a record, which agrees with the counters."""
     with ExitStack() as clients:
         with serving(tmp_path, *FAKE, "--shutdown-timeout", "0.2") as server:
             for i in range(5):
@@ -218,8 +188,8 @@ def test_drain_closes_every_account(tmp_path: Path) -> None:
     assert account["agrees"], account
 
 
-def test_postgres_goes_and_comes_back(postgres: Postgres, tmp_path: Path) -> None:
-    """The database is stopped and started under load: answers go on, nothing is lost, no password is logged."""
+def test_postgres_outage(postgres: Postgres, tmp_path: Path) -> None:
+    """The database is stopped and started under load: requests are served, nothing is lost, no password is logged."""
     os.environ["QUIPU_LEDGER_URL"] = url = postgres.new_database()
     try:
         with serving(tmp_path, *FAKE) as server, ThreadPoolExecutor(8) as pool:
@@ -227,11 +197,11 @@ def test_postgres_goes_and_comes_back(postgres: Postgres, tmp_path: Path) -> Non
             postgres.stop()
             away = [pool.submit(ask, server, f"away {i}") for i in range(40)]
             seen = {future.result() for future in (*first, *away)}
-            eventually(lambda: server.metrics()["ledger_database_up"] == 0, "the server knows")
+            eventually(lambda: server.metrics()["ledger_database_up"] == 0, "the server notices")
             assert server.get("/health").status_code == 200
             postgres.start()
             seen |= {ask(server, f"back {i}") for i in range(5)}
-            eventually(lambda: server.metrics()["ledger_unloaded_bytes"] == 0, "all is loaded")
+            eventually(lambda: server.metrics()["ledger_unloaded_bytes"] == 0, "all entries are loaded")
             assert PASSWORD not in server.log_text and PASSWORD not in server.get("/server_info").text
             assert server.events("ledger.database_away") and server.events("ledger.database_back")
     finally:
@@ -241,8 +211,8 @@ def test_postgres_goes_and_comes_back(postgres: Postgres, tmp_path: Path) -> Non
     assert "in order: 85 records" in ledger(tmp_path, "verify", QUIPU_LEDGER_URL=url).stdout
 
 
-def test_disk_that_is_really_full(tmp_path: Path) -> None:
-    """On a small file system that fills up: a clear 503, and every record that was promised is kept."""
+def test_full_disk(tmp_path: Path) -> None:
+    """On a small file system that fills up, requests get a clear 503, and every admitted request has its record."""
     disk = Path(tempfile.mkdtemp(dir=tmp_path))
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=False, capture_output=True)
     if mounted.returncode:

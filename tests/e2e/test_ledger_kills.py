@@ -1,4 +1,4 @@
-"""The guarantee under `kill -9`: no record of an answer that a client saw whole is lost, and none is doubled."""
+"""The guarantee under `kill -9`: no record of a complete response is lost, and none is duplicated."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ledger_kills import SMALL_SEGMENT, kill_in_lanes
+from tests.e2e.ledger_kills import SMALL_SEGMENT, kill_concurrently
 
 
 @pytest.mark.timeout(400)
 def test_twenty_kills(tmp_path: Path) -> None:
-    """Real processes, killed at random moments, also while they start: each answer seen has its one record, equal."""
+    """Servers are killed at random moments, also during start-up: each complete response has one equal record."""
     flags = ["--executor", "fake", "--ledger-segment-bytes", str(SMALL_SEGMENT)]
-    tallies = kill_in_lanes(tmp_path, num_kills=20, num_lanes=2, seed=11, flags=flags)
+    tallies = kill_concurrently(tmp_path, num_kills=20, num_lanes=2, seed=11, flags=flags)
     assert not [problem for tally in tallies for problem in tally.problems]
-    assert sum(len(tally.seen) for tally in tallies) > 50, "clients saw answers"
-    assert sum(tally.num_open for tally in tallies) >= 3, "kills met requests in the middle"
+    assert sum(len(tally.seen) for tally in tallies) > 50, "clients must have received responses"
+    assert sum(tally.num_open for tally in tallies) >= 3, "kills must have interrupted requests"

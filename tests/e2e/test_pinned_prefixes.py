@@ -1,4 +1,4 @@
-"""`cache_control` over HTTP, with Anthropic's own client: what is marked stays, what is not goes."""
+"""`cache_control` over HTTP, with Anthropic's official client: marked prefixes stay cached, others are evicted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import anthropic
 from anthropic.types import Usage
 
 from tests.e2e.prompts import text_prompt, token_prompt
-from tests.e2e.servers import BLOCK, PATIENCE_S, Server, full_blocks, serving
+from tests.e2e.servers import BLOCK, Server, full_blocks, serving
 
 NUM_BLOCKS = 101
 USER = {"role": "user", "content": "What is tied into a quipu?"}
 
 
 def usage_of(claude: anthropic.Anthropic, tag: str, ttl: str | None) -> Usage:
-    """Ask with a system prompt of its own, marked or not."""
+    """Send a request with a system prompt of its own, marked with `ttl` unless that is None; return the usage."""
     control: dict[str, Any] = {} if ttl is None else {"cache_control": {"type": "ephemeral", "ttl": ttl}}
     system = [{"type": "text", "text": text_prompt(tag, 150), **control}]
     extra = {"temperature": 0, "ignore_eos": True}
@@ -24,22 +24,19 @@ def usage_of(claude: anthropic.Anthropic, tag: str, ttl: str | None) -> Usage:
 
 
 def fill(server: Server, tag: str) -> None:
-    """Other prompts: more blocks than the cache has."""
+    """Send other prompts with more blocks than the cache has."""
     for number in range(12):
         assert server.complete(token_prompt(f"{tag} {number}", 20 * BLOCK), max_tokens=1).status_code == 200
 
 
-def test_a_marked_prefix_survives(tmp_path: Path) -> None:
-    """After prompts that fill the cache it is read, an unmarked one is not; what exceeds the share is not created; one
-    that needs the whole pool gets it."""
+def test_marked_prefix_survives(tmp_path: Path) -> None:
+    """A marked prefix survives prompts that fill the cache, an unmarked one does not; marks beyond the share of the
+    pool create nothing; a prompt that needs the whole pool gets it."""
     folder = tmp_path / "pins"
-    folder.mkdir()
     flags = ["--executor", "fake", "--fake-step-seconds", "0", "--num-blocks", str(NUM_BLOCKS)]
     with (
         serving(folder, *flags, "--max-pinned-share", "0.4") as server,
-        anthropic.Anthropic(
-            base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_S, _strict_response_validation=True
-        ) as claude,
+        server.anthropic_client() as claude,
     ):
         assert server.get("/server_info").json()["settings"]["max_pinned_share"] == 0.4
         cold = usage_of(claude, "marked", "1h")

@@ -1,4 +1,4 @@
-"""What dies, and what its clients see of it: a step, the engine process, the web process."""
+"""Failures of a step, of the engine process and of the web process, and what their clients see."""
 
 from __future__ import annotations
 
@@ -13,38 +13,32 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quipu.kernels.fake import continuation
-from tests.e2e.prompts import token_prompt
+from tests.e2e.ledger_command import ledger
+from tests.e2e.prompts import expected_text, token_prompt
 from tests.e2e.servers import Server, eventually, has_ended, serving, start_quipu
 from tests.e2e.streams import streaming
-from tests.e2e.test_ledger import ledger
-from tests.runtimes import text_of
 
 POISON = 299
 LONG = 4000
-"""More tokens than a test waits for."""
-
-
-def right_text(prompt: list[int], num_tokens: int) -> str:
-    return text_of(continuation(prompt, num_tokens))
+"""More output tokens than a test waits for."""
 
 
 def assert_serves(server: Server, tag: str) -> None:
-    """A new request gets the right answer, and nothing is left of the others."""
+    """Assert that a new request gets the correct output and that nothing of other requests is left."""
     prompt = token_prompt(tag, 20)
     answer = server.complete(prompt)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["text"] == right_text(prompt, 8)
+    assert answer.json()["choices"][0]["text"] == expected_text(prompt, 8)
     metrics = server.wait_at_rest()
     assert metrics["usage_disputed_total"] == 0
     assert metrics["num_requests_running"] == metrics["num_requests_waiting"] == 0
 
 
 def test_step_that_raises(tmp_path: Path) -> None:
-    """A step that raises fails its own requests, with the reason; those that waited are served, and served right.
+    """A step that raises fails its own requests with the reason; waiting requests are served correctly.
 
-    Four sequences run at most. Three do, and a fourth, whose leaving lets the poisoned request in while the waiting
-    ones stay out; with steps sent ahead, the next one is on its way when the poisoned one raises.
+    At most four sequences run: three, and a fourth that disconnects and so admits the poisoned request while the others
+    still wait. Since steps are sent ahead, the next step is already sent when the poisoned one raises.
     """
     flags = ["--executor", "fake", "--fake-poison-token-id", str(POISON), "--max-num-seqs", "4"]
     waiting = [token_prompt(f"waiting {index}", 30 + 5 * index) for index in range(6)]
@@ -52,9 +46,9 @@ def test_step_that_raises(tmp_path: Path) -> None:
         three = [others.enter_context(streaming(server, token_prompt(f"one of {i}", 50), LONG)) for i in range(3)]
         with streaming(server, token_prompt("leaves", 20), LONG):
             poisoned = pool.submit(server.complete, [*token_prompt("poison", 20), POISON])
-            eventually(lambda: server.metrics()["num_requests_waiting"] == 1, "the poisoned request waits")
+            eventually(lambda: server.metrics()["num_requests_waiting"] == 1, "the poisoned request is waiting")
             served = [pool.submit(server.complete, prompt, max_tokens=20) for prompt in waiting]
-            eventually(lambda: server.metrics()["num_requests_waiting"] == 7, "six more wait behind it")
+            eventually(lambda: server.metrics()["num_requests_waiting"] == 7, "six more are waiting")
         for stream in three:
             stream.read_all()
             assert stream.error is not None and "poisoned token" in stream.error["message"]
@@ -63,28 +57,28 @@ def test_step_that_raises(tmp_path: Path) -> None:
         assert refused.status_code == 500 and "poisoned token" in refused.json()["error"]["message"]
         for prompt, future in zip(waiting, served, strict=True):
             answer = future.result().json()
-            assert answer["choices"][0]["text"] == right_text(prompt, 20)
+            assert answer["choices"][0]["text"] == expected_text(prompt, 20)
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         metrics = server.wait_at_rest()
         assert metrics['requests_total{outcome="failed"}'] == 4
         assert metrics['requests_total{outcome="finished"}'] == 6
         assert metrics['requests_total{outcome="cancelled"}'] == 1
-        # the prompt of a stream that ran before the fault is still cached, and still right
+        # the prompt of a stream that ran before the fault is still cached, with correct contents
         again = server.complete(token_prompt("one of 0", 50)).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
-        assert again["choices"][0]["text"] == right_text(token_prompt("one of 0", 50), 8)
+        assert again["choices"][0]["text"] == expected_text(token_prompt("one of 0", 50), 8)
         assert server.get("/health").json()["incarnation"] == 1
         assert_serves(server, "after the fault")
 
 
 def failing_probes(server: Server) -> list[httpx.Response] | None:
-    """The answers of /health and /ready, if both say that something is wrong."""
+    """Return the responses of /health and /ready if both are 503."""
     probes = [server.get("/health"), server.get("/ready")]
     return probes if all(probe.status_code == 503 for probe in probes) else None
 
 
 def test_engine_killed(tmp_path: Path) -> None:
-    """Open requests fail and say why; probes turn 503 at once and 200 after the restart, which serves again."""
+    """Open requests fail with the reason; probes return 503 at once and 200 after the restart."""
     with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", "0.01") as server:
         prompt = token_prompt("killed", 40)
         first_engine = server.engine_pid()
@@ -95,22 +89,22 @@ def test_engine_killed(tmp_path: Path) -> None:
             streaming(server, prompt, LONG) as second,
         ):
             whole = pool.submit(server.complete, token_prompt("whole", 30), max_tokens=LONG)
-            eventually(lambda: server.metrics()["num_requests_running"] == 3, "three requests run")
+            eventually(lambda: server.metrics()["num_requests_running"] == 3, "three requests are running")
             os.kill(first_engine, signal.SIGKILL)
-            sick, unready = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=1.0)
+            health, ready = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=1.0)
             for stream in (first, second):
                 stream.read_all()
                 assert stream.error is not None and "SIGKILL" in stream.error["message"] and stream.done
             assert whole.result().status_code == 500
             assert "The engine died" in whole.result().json()["error"]["message"]
-        assert "Retry-After" in sick.headers and sick.json()["state"] == "restarting"
-        assert "SIGKILL" in unready.json()["detail"]
-        metrics = server.wait_at_rest()  # also before the next request tells the gauges anything
+        assert "Retry-After" in health.headers and health.json()["state"] == "restarting"
+        assert "SIGKILL" in ready.json()["detail"]
+        metrics = server.wait_at_rest()  # must hold even before another request updates the gauges
         assert metrics['requests_total{outcome="failed"}'] == 3
         assert metrics['kv_blocks{state="free"}'] == num_blocks > 0
-        # a request that comes meanwhile waits for the next engine, whose cache is empty
+        # a request during the restart waits for the next engine, whose cache is empty
         meanwhile = server.complete(prompt).json()
-        assert meanwhile["choices"][0]["text"] == right_text(prompt, 8)
+        assert meanwhile["choices"][0]["text"] == expected_text(prompt, 8)
         assert meanwhile["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         server.wait_ready()
         healthy = server.get("/health")
@@ -124,20 +118,20 @@ def test_engine_killed(tmp_path: Path) -> None:
     [([], "no message for 8 seconds"), (["--step-timeout", "1"], "step 1 took longer than 1 seconds")],
     ids=["stopped", "in a step"],
 )
-def test_engine_that_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
-    """An engine that is stopped, or whose step does not end, is killed; its requests fail, and another one serves."""
+def test_engine_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
+    """An engine that is stopped, or whose step does not end, is killed; its requests fail, and a new engine serves."""
     step_seconds = "3600" if flags else "0.01"
     with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", step_seconds, *flags) as server:
         first_engine = server.engine_pid()
         with ThreadPoolExecutor(1) as pool:
             whole = pool.submit(server.complete, token_prompt("hung", 40), max_tokens=LONG)
-            eventually(lambda: server.metrics()["open_accounts"] == 1, "a request runs")
+            eventually(lambda: server.metrics()["open_accounts"] == 1, "a request is running")
             if not flags:
                 os.kill(first_engine, signal.SIGSTOP)
-            sick, _ = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=11.0)
+            health, _ = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=11.0)
             answer = whole.result()
         assert answer.status_code == 500 and reason in answer.json()["error"]["message"]
-        assert sick.json()["state"] == "restarting" and reason in sick.json()["detail"]
+        assert health.json()["state"] == "restarting" and reason in health.json()["detail"]
         assert has_ended(first_engine)
         server.wait_ready()
         assert server.get("/health").json()["incarnation"] == 2 and server.engine_pid() != first_engine
@@ -148,10 +142,9 @@ def test_engine_that_hangs(tmp_path: Path, flags: list[str], reason: str) -> Non
 
 
 @pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL], ids=["continued", "killed"])
-def test_deadlines_while_the_engine_hangs(tmp_path: Path, end: signal.Signals) -> None:
-    """64 streams of a stopped engine end with an error at their time; each has one record once the engine is back."""
+def test_deadlines_while_engine_hangs(tmp_path: Path, end: signal.Signals) -> None:
+    """64 streams of a stopped engine end with an error at their deadline; each then has exactly one record."""
     flags = ["--executor", "fake", "--fake-step-seconds", "0.01", "--request-timeout", "4"]
-    (tmp_path / "server").mkdir()
     with serving(tmp_path / "server", *flags) as server, ThreadPoolExecutor(65) as pool:
         engine = server.engine_pid()
         began = time.monotonic()
@@ -165,12 +158,12 @@ def test_deadlines_while_the_engine_hangs(tmp_path: Path, end: signal.Signals) -
             return time.monotonic()
 
         streams = [pool.submit(ask, index) for index in range(64)]
-        eventually(lambda: len(open_streams) == 64, "all of them have begun")
+        eventually(lambda: len(open_streams) == 64, "all streams have started")
         begun = time.monotonic()
         os.kill(engine, signal.SIGSTOP)
-        late = pool.submit(server.complete, token_prompt("came later", 20))
+        late_request = pool.submit(server.complete, token_prompt("came later", 20))
         assert all(began + 4 <= stream.result() < begun + 5 for stream in streams)
-        assert late.result().status_code == 504
+        assert late_request.result().status_code == 504
         assert server.metrics()["open_accounts"] == 65
         os.kill(engine, end)
         metrics = server.wait_at_rest()
@@ -184,8 +177,8 @@ def test_deadlines_while_the_engine_hangs(tmp_path: Path, end: signal.Signals) -
     assert all(record["outcome"] == "failed" and not record["disputed"] for record in records)
 
 
-def test_engine_that_keeps_dying(tmp_path: Path) -> None:
-    """After too many deaths within the window the server ends with an error; it does not restart for ever."""
+def test_engine_keeps_dying(tmp_path: Path) -> None:
+    """After too many engine deaths within the window the server exits with an error."""
     with serving(tmp_path, "--executor", "fake") as server:
         killed = 0
         while server.process.poll() is None:
@@ -199,7 +192,7 @@ def test_engine_that_keeps_dying(tmp_path: Path) -> None:
 
 
 def test_web_process_killed(tmp_path: Path) -> None:
-    """The engine sees its socket close, and ends by itself, in the middle of its work."""
+    """The engine notices that its socket is closed, and exits, even while it is working."""
     with serving(tmp_path, "--executor", "fake") as server:
         engine = server.engine_pid()
         with ExitStack() as clients:
@@ -209,14 +202,14 @@ def test_web_process_killed(tmp_path: Path) -> None:
             eventually(lambda: has_ended(engine), "the engine ends without its web process", within_s=1.5)
 
 
-def test_web_process_killed_while_its_engine_loads(tmp_path: Path) -> None:
-    """The engine ends within a second also where it has not come to look at its socket: it loads torch and weights."""
+def test_web_process_killed_during_load(tmp_path: Path) -> None:
+    """The engine also exits within a second while it loads torch and weights and does not read its socket yet."""
     process, log_path = start_quipu(tmp_path, "serve", "--port", "0")
     server = Server(process, log_path)
     try:
         engine = server.engine_pid()
         threads = Path(f"/proc/{engine}/task")
-        eventually(lambda: len(list(threads.iterdir())) > 1, "it watches its parent")
+        eventually(lambda: len(list(threads.iterdir())) > 1, "the engine watches its parent")
         assert not server.events("engine.ready")
     finally:
         process.kill()

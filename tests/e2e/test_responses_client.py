@@ -1,4 +1,4 @@
-"""What the official client gets from `/v1/responses`, on a real model: text and numbers of the chat endpoint."""
+"""`/v1/responses` with the official client, on a real model: the same text and usage as the chat endpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDLESS = {"ignore_eos": True}
 
 
 def messages_of(text: str) -> list[dict[str, str]]:
-    """Instructions and question. Both begin with a test's own words: nobody else has warmed the cache for them."""
+    """Return instructions and a question, which start with the test's own words, so no other test has cached them."""
     return [{"role": "system", "content": text[:40]}, {"role": "user", "content": text}]
 
 
@@ -34,8 +34,8 @@ def chat(client: openai.OpenAI, text: str) -> Any:
     return client.chat.completions.create(messages=messages_of(text), max_tokens=8, extra_body=ENDLESS, **GREEDY)
 
 
-def in_words_of_chat(usage: Any) -> dict[str, Any]:
-    """The numbers of a response, by the names that chat has for them; every one that the client's type has."""
+def as_chat_usage(usage: Any) -> dict[str, Any]:
+    """Return all usage fields of a response under the names that chat completions use."""
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
@@ -46,8 +46,8 @@ def in_words_of_chat(usage: Any) -> dict[str, Any]:
     }
 
 
-def flat(answer: Any) -> dict[str, Any]:
-    """The same numbers of a chat completion."""
+def chat_usage(answer: Any) -> dict[str, Any]:
+    """Return the usage fields of a chat completion."""
     usage = usage_of(answer)
     prompt, completion = usage.pop("prompt_tokens_details"), usage.pop("completion_tokens_details")
     return usage | {
@@ -59,7 +59,7 @@ def flat(answer: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("first", ["responses", "chat"])
 def test_same_prompt_as_chat(client: openai.OpenAI, first: str) -> None:
-    """One prompt through both endpoints: the same text, cold and warm the same numbers, and each hits the other's."""
+    """One prompt gives the same text and usage on both endpoints, cold and warm, and each hits the other's cache."""
     text = text_prompt(f"{first} first", 70)
     asks = [lambda: ask(client, text), lambda: chat(client, text)]
     if first == "chat":
@@ -67,7 +67,7 @@ def test_same_prompt_as_chat(client: openai.OpenAI, first: str) -> None:
     cold, warm = asks[0](), asks[1]()
     again = [each() for each in asks]
     numbers = [
-        in_words_of_chat(answer.usage) if answer.object == "response" else flat(answer)
+        as_chat_usage(answer.usage) if answer.object == "response" else chat_usage(answer)
         for answer in (cold, warm, *again)
     ]
     num_prompt_tokens = numbers[0]["prompt_tokens"]
@@ -80,7 +80,7 @@ def test_same_prompt_as_chat(client: openai.OpenAI, first: str) -> None:
 
 
 def test_streamed_and_plain_agree(client: openai.OpenAI) -> None:
-    """A warm prompt gets the same text and usage whole and as events; only the last event has usage."""
+    """A warm prompt gets the same text and usage plain and streamed; only the last event has usage."""
     text = text_prompt("streamed response", 60)
     ask(client, text)
     plain = ask(client, text)
@@ -94,7 +94,7 @@ def test_streamed_and_plain_agree(client: openai.OpenAI) -> None:
 
 
 def test_stream_helper(client: openai.OpenAI) -> None:
-    """A response that ends by a stop string is complete: the helper's final response is the plain one."""
+    """A response that ends with a stop string is complete, and the streaming helper's final response equals it."""
     text = text_prompt("helped response", 40)
     long = ask(client, text, max_output_tokens=24, extra_body={**ENDLESS, **VARIED}).output_text
     stop = long[len(long) // 2 :][:6]
@@ -108,8 +108,8 @@ def test_stream_helper(client: openai.OpenAI) -> None:
     assert final.usage == plain.usage
 
 
-def test_answer_grows_into_the_next_prompt(client: openai.OpenAI) -> None:
-    """History kept by the client hits what the turn before left, question and instructions at the least."""
+def test_growing_conversation(client: openai.OpenAI) -> None:
+    """History sent by the client hits the previous turn's cache, at least question and instructions."""
     text = text_prompt("growing response", 50)
     first = ask(client, text)
     history = [{"role": "user", "content": text}, *first.output, {"role": "user", "content": "and then?"}]
@@ -119,8 +119,8 @@ def test_answer_grows_into_the_next_prompt(client: openai.OpenAI) -> None:
     assert second.usage.input_tokens_details.cached_tokens >= full_blocks(known - 8)
 
 
-def test_salts_part_and_keys_do_not(client: openai.OpenAI) -> None:
-    """Another `cache_salt` finds nothing of what is there; another `prompt_cache_key` finds all of it."""
+def test_cache_salt_and_cache_key(client: openai.OpenAI) -> None:
+    """A different `cache_salt` hits nothing; a different `prompt_cache_key` hits everything."""
     text = text_prompt("salted response", 50)
     ask(client, text, prompt_cache_key="one")
     keyed = ask(client, text, prompt_cache_key="two").usage.input_tokens_details
@@ -128,44 +128,50 @@ def test_salts_part_and_keys_do_not(client: openai.OpenAI) -> None:
     assert keyed.cached_tokens >= full_blocks(count(text)) and salted.cached_tokens == 0
 
 
-def test_history_of_tools_is_in_the_prompt(client: openai.OpenAI) -> None:
-    """Calls, their outputs and thoughts are rendered, and none dropped: each makes the prompt longer."""
+def test_tool_history_is_rendered(client: openai.OpenAI) -> None:
+    """Tool calls, their outputs and reasoning are rendered: each makes the prompt longer."""
     question = {"role": "user", "content": "What is in the list?"}
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"path": "list.py"}'}
     output = {"type": "function_call_output", "call_id": "c1", "output": "returns a new object"}
-    thought = {"type": "reasoning", "id": "r1", "summary": [], "content": [{"type": "reasoning_text", "text": "sorts"}]}
+    reasoning = {
+        "type": "reasoning",
+        "id": "r1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "sorts"}],
+    }
     lengths = [
         ask(client, "tools", input=items, max_output_tokens=1).usage.input_tokens
-        for items in ([question], [question, call], [question, call, output], [question, thought, call, output])
+        for items in ([question], [question, call], [question, call, output], [question, reasoning, call, output])
     ]
-    said = [count(call["arguments"]), count("returns a new object"), count("sorts")]
-    assert all(after - before > least for (before, after), least in zip(pairwise(lengths), said, strict=True))
+    counts = [count(call["arguments"]), count("returns a new object"), count("sorts")]
+    assert all(after - before > least for (before, after), least in zip(pairwise(lengths), counts, strict=True))
 
 
-def test_context_is_the_limit(client: openai.OpenAI) -> None:
-    """What does not fit is refused with a status of its own, streamed or not, naming the field in this API's words."""
+def test_context_limit(client: openai.OpenAI) -> None:
+    """A prompt that does not fit is rejected, streamed or not, with this API's name of the field."""
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as error:
             ask(client, "too long", max_output_tokens=10**6, stream=stream)
         assert error.value.param == "max_output_tokens" and error.value.code == "context_length_exceeded"
 
 
-def test_client_that_leaves(fake: Server) -> None:
-    """A client that leaves in mid-stream has its account closed as cancelled, and its blocks freed."""
+def test_client_disconnects(fake: Server) -> None:
+    """A client that disconnects in mid-stream has its account closed as cancelled and its blocks freed."""
     before = fake.wait_at_rest().get('requests_total{outcome="cancelled"}', 0)
     body = {"model": "demo", "input": "hi", "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{fake.url}/v1/responses", json=body, timeout=PATIENCE_S) as response:
+        request_id = response.headers["X-Quipu-Request-Id"]
         assert any(line.startswith("event: response.output_text.delta") for line in response.iter_lines())
     metrics = fake.wait_at_rest()
     assert metrics['requests_total{outcome="cancelled"}'] == before + 1
     (line,) = eventually(
-        lambda: [line for line in fake.events("request.done") if line["endpoint"] == "/v1/responses"], "its log line"
+        lambda: [line for line in fake.events("request.done") if line["request_id"] == request_id], "its log line"
     )
     assert line["outcome"] == "cancelled" and line["cached_tokens"] == 0 and line["completion_tokens"] > 0
 
 
-def test_engine_dies_in_mid_stream(tmp_path: Path) -> None:
-    """The client raises and has no whole answer; read on, the stream ends with the failed response and its usage."""
+def test_engine_dies_mid_stream(tmp_path: Path) -> None:
+    """The client raises; read without it, the stream ends with the failed response and its usage."""
     fields: dict[str, Any] = {"model": "demo", "input": "hi", "stream": True}
     with serving(tmp_path, "--executor", "fake") as server, server.client() as client:
         with httpx.stream("POST", f"{server.url}/v1/responses", json=fields | ENDLESS, timeout=PATIENCE_S) as raw:

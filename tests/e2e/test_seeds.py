@@ -1,4 +1,4 @@
-"""A request that named no seed can be made again: its record has the one that it was given."""
+"""A request without a seed can be reproduced: its record contains the seed that the server chose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def texts_of(answer: dict[str, Any]) -> list[str]:
-    """Of each choice, whatever the API calls it."""
+    """Return the text of each choice, in any API's format."""
     if "choices" in answer:
         return [choice["text"] if "text" in choice else choice["message"]["content"] for choice in answer["choices"]]
     (item,) = answer.get("output", [answer])
@@ -43,8 +43,8 @@ def record_of(server: Server, response: httpx.Response) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_recorded_seed_gives_the_same_text(demo: Server, name: str) -> None:
-    """On every API, for every choice of every prompt; another request draws otherwise."""
+def test_recorded_seed_reproduces_text(demo: Server, name: str) -> None:
+    """The recorded seed reproduces every choice on every API; another request without a seed differs."""
     path, body = REQUESTS[name]
     first, other = ask(demo, path, body), ask(demo, path, body)
     seed = record_of(demo, first)["seed"]
@@ -58,8 +58,8 @@ def test_a_recorded_seed_gives_the_same_text(demo: Server, name: str) -> None:
 
 
 @pytest.mark.parametrize(("seed", "recorded"), [(7, 7), (-7, -7), (2**63 - 1, 2**63 - 1), (2**64 - 1, -1)])
-def test_a_given_seed_is_recorded(demo: Server, seed: int, recorded: int) -> None:
-    """As 64 bits with a sign; what is recorded is the same seed."""
+def test_given_seed_is_recorded(demo: Server, seed: int, recorded: int) -> None:
+    """A given seed is recorded as a signed 64-bit integer, which gives the same output."""
     path, body = REQUESTS["completions"]
     first = ask(demo, path, {**body, "seed": seed})
     assert record_of(demo, first)["seed"] == recorded

@@ -1,4 +1,4 @@
-"""How a server stops when it is asked to: what runs may finish, nothing new begins, and the exit code is 0."""
+"""Graceful shutdown: running requests may finish, new ones are rejected, and the exit code is 0."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.e2e.streams import streaming
 from tests.runtimes import text_of
 
 
-def test_stream_finishes_within_the_grace(tmp_path: Path) -> None:
-    """A stream that runs goes on to its end with its usage; new requests get 503 and may be tried elsewhere; exit 0."""
+def test_stream_finishes_in_grace_period(tmp_path: Path) -> None:
+    """A running stream completes with its usage; new requests get a retryable 503; the exit code is 0."""
     prompt = token_prompt("grace", 40)
     with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", "0.01") as server:
         with streaming(server, prompt, 100) as stream:
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: server.get("/ready").status_code == 503, "/ready answers 503")
-            assert server.get("/health").status_code == 200  # nothing is wrong: no reason to kill it
+            assert server.get("/health").status_code == 200  # the server is healthy and must not be killed
             late = server.complete(token_prompt("late", 10))
             assert late.status_code == 503 and "Retry-After" in late.headers
             assert late.json()["error"]["message"] == "The server is shutting down."
@@ -36,8 +36,8 @@ def test_stream_finishes_within_the_grace(tmp_path: Path) -> None:
         assert [e["outcome"] for e in server.events("request.done")].count("finished") == 1
 
 
-def test_stream_that_outlives_the_grace(tmp_path: Path) -> None:
-    """What still runs after the grace is told why it ends, in a response that ends properly; exit 0, in time."""
+def test_stream_exceeds_grace_period(tmp_path: Path) -> None:
+    """A request that exceeds the grace period gets an error in a well-formed response; the server exits with 0."""
     flags = ["--executor", "fake", "--fake-step-seconds", "0.01", "--shutdown-timeout", "0.2"]
     with serving(tmp_path, *flags) as server:
         engine = server.engine_pid()
@@ -50,21 +50,21 @@ def test_stream_that_outlives_the_grace(tmp_path: Path) -> None:
         assert has_ended(engine)
 
 
-def test_asked_twice(tmp_path: Path) -> None:
-    """A second signal ends the server at once, with the signal's exit code, and every process of it, hung or not."""
+def test_second_signal(tmp_path: Path) -> None:
+    """A second signal ends the server and all its processes at once, even hung ones, with the signal's exit code."""
     with serving(tmp_path, "--executor", "fake") as server:
-        children = eventually(lambda: everybody(server), "the engine and its helpers run")
-        with streaming(server, token_prompt("twice asked", 40), 4000):
+        children = eventually(lambda: all_children(server), "the engine and the workers are running")
+        with streaming(server, token_prompt("second signal", 40), 4000):
             os.kill(server.engine_pid(), signal.SIGSTOP)
             server.process.send_signal(signal.SIGINT)
-            eventually(lambda: server.events("server.stopping"), "the first signal is heard")
+            eventually(lambda: server.events("server.stopping"), "the first signal is handled")
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(PATIENCE_S) == 128 + signal.SIGINT
-            eventually(lambda: all(map(has_ended, children)), "every process ends, too", within_s=2.0)
+            eventually(lambda: all(map(has_ended, children)), "every process ends", within_s=2.0)
 
 
-def everybody(server: Server) -> list[int] | None:
-    """All children of the web process, once there are some of each kind."""
+def all_children(server: Server) -> list[int] | None:
+    """Return all children of the web process once there is at least one of each kind."""
     kinds = (
         "quipu.actors.processes.engine_process",
         "quipu.actors.text_workers.chat_worker",
@@ -74,14 +74,14 @@ def everybody(server: Server) -> list[int] | None:
     return children if all(any(runs(pid, kind) for pid in children) for kind in kinds) else None
 
 
-def test_asked_twice_while_the_books_are_closed(tmp_path: Path) -> None:
-    """A second signal means the same when only the ledger is left to close: its exit code, and no traceback."""
+def test_second_signal_while_ledger_closes(tmp_path: Path) -> None:
+    """A second signal has the same effect while only the ledger is left to close, without a traceback."""
     with serving(tmp_path, "--executor", "fake") as server:
         engine = server.engine_pid()
         with closing(sqlite3.connect(tmp_path / "data" / "ledger.sqlite3", isolation_level=None)) as reader:
-            reader.execute("begin exclusive")  # the ledger's last entries have to wait
+            reader.execute("begin exclusive")  # blocks the ledger's last entries
             server.process.send_signal(signal.SIGINT)
-            eventually(lambda: has_ended(engine), "only the books are open")
+            eventually(lambda: has_ended(engine), "only the ledger is left to close")
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(PATIENCE_S) == 128 + signal.SIGINT
         assert "Traceback" not in server.log_text

@@ -1,4 +1,4 @@
-"""Traces of a real server, at a real OTLP/HTTP receiver: every API, every way to end, and a collector that is away."""
+"""Traces of a real server at a real OTLP/HTTP receiver: every API, every outcome, and an unavailable collector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Traced:
     collector: Collector
 
     def span_of(self, response: httpx.Response) -> tuple[Any, dict[str, Any]]:
-        """The span of one answer, once it has come, with its attributes."""
+        """Wait for the span of a response; return it with its attributes."""
         request_id = response.headers["X-Quipu-Request-Id"]
         span: tuple[Any, dict[str, Any]] | None = eventually(
             lambda: self.collector.by_request().get(request_id), "its span comes"
@@ -43,19 +43,19 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
 
 @pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
 def test_served(traced: Traced, surface: Surface) -> None:
-    """One span, child of the client's, whose numbers are those that the client was told."""
+    """A response has one span, a child of the client's, with the same token counts as the response."""
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     headers = {"traceparent": f"00-{trace}-{parent}-01"}
     response = traced.server.post(surface.path, surface.body(WORDS, max_tokens=6), headers=headers)
-    (told,) = surface.read(response.content).finals
+    (usage,) = surface.read(response.content).finals
     span, attributes = traced.span_of(response)
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, parent)
     assert span.end_time_unix_nano > span.start_time_unix_nano > 1_600_000_000 * 10**9
-    assert attributes["gen_ai.usage.input_tokens"] == told.prompt == len(prompt_ids(WORDS))
-    assert attributes["gen_ai.usage.cache_read.input_tokens"] == told.cached
-    assert attributes["gen_ai.usage.output_tokens"] == told.completion == 6
-    if told.written is not None:
-        assert attributes["gen_ai.usage.cache_creation.input_tokens"] == told.written
+    assert attributes["gen_ai.usage.input_tokens"] == usage.prompt == len(prompt_ids(WORDS))
+    assert attributes["gen_ai.usage.cache_read.input_tokens"] == usage.cached
+    assert attributes["gen_ai.usage.output_tokens"] == usage.completion == 6
+    if usage.written is not None:
+        assert attributes["gen_ai.usage.cache_creation.input_tokens"] == usage.written
     assert attributes["quipu.outcome"] == "finished"
     assert attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert attributes["gen_ai.response.id"].encode() in response.content
@@ -65,8 +65,8 @@ def test_served(traced: Traced, surface: Surface) -> None:
 
 
 @pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
-def test_left(traced: Traced, surface: Surface) -> None:
-    """A client that leaves in the middle: a span all the same, with what was done for it."""
+def test_client_disconnects(traced: Traced, surface: Surface) -> None:
+    """A request whose client disconnects also has a span, with the work done for it."""
     before = set(traced.collector.by_request())
     body = surface.body(WORDS, max_tokens=2000)
     with httpx.Client(timeout=PATIENCE_S) as client:
@@ -87,7 +87,7 @@ def test_left(traced: Traced, surface: Surface) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_failed_and_refused(traced: Traced, stream: bool) -> None:
-    """Its step failed before anything was booked, or it was never opened: what is unknown is absent, never 0."""
+    """For failed and rejected requests, unknown counts are absent, not 0."""
     failed = traced.server.complete([400, POISON, 401], stream=stream)
     span, attributes = traced.span_of(failed)
     assert failed.status_code == 500 and span.status.code == span.status.STATUS_CODE_ERROR
@@ -101,26 +101,26 @@ def test_failed_and_refused(traced: Traced, stream: bool) -> None:
     assert plain(span.attributes) == attributes
 
 
-def test_collector_that_is_away(traced: Traced) -> None:
-    """What it does not take is counted and said once; who is served does not notice."""
+def test_collector_rejects_spans(traced: Traced) -> None:
+    """Rejected spans are counted and logged once; requests are served as usual."""
     traced.collector.status = 400
     try:
         for _ in range(3):
             assert traced.server.complete("x").status_code == 200
-        eventually(lambda: traced.server.metrics()["trace_spans_dropped_total"] >= 3, "they are counted")
+        eventually(lambda: traced.server.metrics()["trace_spans_dropped_total"] >= 3, "the dropped spans are counted")
     finally:
         traced.collector.status = 200
     assert traced.server.complete("x").status_code == 200
-    eventually(lambda: traced.server.events("tracing.mended"), "the collector is back")
+    eventually(lambda: traced.server.events("tracing.mended"), "exporting works again")
     assert len(traced.server.events("tracing.dropped")) == 1
     assert traced.server.metrics()["trace_spans_sent_total"] == len(traced.collector.spans)
 
 
-def test_nobody_listens(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing at the other end: the server serves, and ends in time, with what was set in the environment."""
+def test_no_collector(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With an endpoint from the environment at which nothing listens, the server serves and exits in time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-        with serving(tmp_path_factory.mktemp("deaf"), "--executor", "fake") as server:
+        with serving(tmp_path_factory.mktemp("no-collector"), "--executor", "fake") as server:
             assert server.complete("x").status_code == 200
             assert server.stop() == 0
             assert server.events("tracing.unsent") or server.events("tracing.dropped")

@@ -1,7 +1,7 @@
-"""Two hundred clients that vanish at random moments: afterwards the server is as if they had never come.
+"""Two hundred clients that disconnect at random moments: afterwards nothing of them is left in the server.
 
-Time is counted in what a steady client reads (a token a step), so a moment is a point in the engine's work, whatever
-the machine is doing. Which client does what, and when, is drawn from one seed.
+Time is counted in events that a steady client reads (a token per step), so a moment is a point in the engine's work,
+independent of the machine's load. The clients' behaviour is generated from one seed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ import attrs
 import pytest
 import trio
 
-from quipu.kernels.fake import continuation
-from tests.e2e.prompts import token_prompt
+from tests.e2e.prompts import expected_text, token_prompt
 from tests.e2e.servers import PATIENCE_S, Server, eventually, num_files, serving, settled_num_files
-from tests.runtimes import text_of
 
 NUM_CLIENTS = 200
-NUM_SEATS = 16
-"""Sequences in a step: most clients have to queue."""
-EVENTS_A_SEED = 400
-"""How long the clients' arrivals are spread, in events of the steady client."""
+MAX_NUM_SEQS = 16
+"""Maximum sequences in a step: most clients have to queue."""
+NUM_EVENTS = 400
+"""Period over which the clients' arrivals are spread, in events of the steady client."""
 TRAILERS = (
     b"\r\n",
     b"\r\n\r\n",
@@ -37,14 +35,14 @@ TRAILERS = (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Few seats, and prompts that take several steps."""
-    flags = ["--executor", "fake", "--max-num-seqs", str(NUM_SEATS), "--max-num-batched-tokens", "128"]
+    """Few concurrent sequences, and prompts that take several steps."""
+    flags = ["--executor", "fake", "--max-num-seqs", str(MAX_NUM_SEQS), "--max-num-batched-tokens", "128"]
     with serving(tmp_path_factory.mktemp("vanishing"), *flags, "--num-blocks", "400", "--max-model-len", "6000") as s:
         yield s
 
 
 class EventClock:
-    """Counts what the steady client reads, and lets others wait for a count."""
+    """Counts the events that the steady client reads, and lets others wait for a count."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -63,35 +61,35 @@ class EventClock:
 
 
 @attrs.frozen
-class Manner:
+class Behaviour:
     """How one client behaves."""
 
     arrives: int
     """Events to wait before it connects."""
     stream: bool
     sends: float
-    """Share of the request that it sends."""
+    """Fraction of the request that it sends."""
     trailer: bytes
-    """Sent after the request: a server that waits for its answer to end must still see the client leave."""
+    """Bytes sent after the request: even then the server must notice that the client disconnects."""
     reads: int
-    """Bytes that it reads before it leaves, of a stream; never so many that it sees the end."""
+    """Bytes of a stream that it reads before it leaves; always fewer than the whole stream."""
     lingers: int
-    """Events that it then waits, reading nothing more."""
+    """Events to wait afterwards without reading."""
     leaves: str
-    """`close`, `reset`, or `half`: it says that it will send no more, and waits for the server to close."""
+    """`close`, `reset`, or `half`: it shuts down its sending side and waits for the server to close."""
 
 
-def draw_manners(seed: int) -> list[Manner]:
-    chooser = random.Random(seed)
+def draw_behaviours(seed: int) -> list[Behaviour]:
+    rng = random.Random(seed)
     return [
-        Manner(
-            arrives=chooser.randrange(EVENTS_A_SEED),
-            stream=chooser.random() < 0.7,
-            sends=chooser.random() if chooser.random() < 0.2 else 1.0,
-            trailer=chooser.choice(TRAILERS) if chooser.random() < 0.3 else b"",
-            reads=chooser.choice((0, 0, 0, 1, 500, 3000, 8000)),
-            lingers=chooser.choice((0, 0, 1, 3, 10, 40)),
-            leaves=chooser.choice(("close", "close", "reset", "half")),
+        Behaviour(
+            arrives=rng.randrange(NUM_EVENTS),
+            stream=rng.random() < 0.7,
+            sends=rng.random() if rng.random() < 0.2 else 1.0,
+            trailer=rng.choice(TRAILERS) if rng.random() < 0.3 else b"",
+            reads=rng.choice((0, 0, 0, 1, 500, 3000, 8000)),
+            lingers=rng.choice((0, 0, 1, 3, 10, 40)),
+            leaves=rng.choice(("close", "close", "reset", "half")),
         )
         for _ in range(NUM_CLIENTS)
     ]
@@ -103,8 +101,8 @@ def request_bytes(prompt: list[int], *, stream: bool, max_tokens: int) -> bytes:
     return b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
 
 
-async def be_steady(server: Server, clock: EventClock) -> None:
-    """A client that reads as fast as it can for as long as it is let."""
+async def read_steadily(server: Server, clock: EventClock) -> None:
+    """Act as a client that reads as fast as it can until cancelled."""
     async with await trio.open_tcp_stream(*server.address) as stream:
         await stream.send_all(request_bytes(token_prompt("steady", 20), stream=True, max_tokens=5000))
         while data := await stream.receive_some(65536):
@@ -112,27 +110,27 @@ async def be_steady(server: Server, clock: EventClock) -> None:
     raise AssertionError("the steady client's stream ended")
 
 
-async def vanish(server: Server, clock: EventClock, index: int, manner: Manner) -> None:
-    await clock.wait(manner.arrives)
-    # some begin alike, so that blocks of those who left are hit by others
+async def vanish(server: Server, clock: EventClock, index: int, behaviour: Behaviour) -> None:
+    await clock.wait(behaviour.arrives)
+    # some share prefixes, so that blocks of clients that left are hit by others
     prompt = token_prompt(f"vanishing {index % 20}", 20 + 37 * (index % 11))
-    request = request_bytes(prompt, stream=manner.stream, max_tokens=60 + index % 200)
+    request = request_bytes(prompt, stream=behaviour.stream, max_tokens=60 + index % 200)
     async with await trio.open_tcp_stream(*server.address) as stream:
         try:
-            await stream.send_all(request[: int(len(request) * manner.sends)])
-            if manner.sends == 1.0:
-                await stream.send_all(manner.trailer)
-                num_read, wanted = 0, manner.reads if manner.stream else min(manner.reads, 200)
+            await stream.send_all(request[: int(len(request) * behaviour.sends)])
+            if behaviour.sends == 1.0:
+                await stream.send_all(behaviour.trailer)
+                num_read, wanted = 0, behaviour.reads if behaviour.stream else min(behaviour.reads, 200)
                 while num_read < wanted and (data := await stream.receive_some(1000)):
                     num_read += len(data)
-            await clock.wait(manner.lingers)
-            if manner.leaves == "half":
+            await clock.wait(behaviour.lingers)
+            if behaviour.leaves == "half":
                 await stream.send_eof()
                 while await stream.receive_some(65536):
                     pass
         except trio.BrokenResourceError:
-            pass  # garbage behind a request may have its connection closed
-        if manner.leaves == "reset":
+            pass  # the server may close the connection because of garbage after a request
+        if behaviour.leaves == "reset":
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -140,12 +138,12 @@ def assert_serves(server: Server, tag: str) -> None:
     prompt = token_prompt(tag, 57)
     answer = server.complete(prompt, max_tokens=12)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["text"] == text_of(continuation(prompt, 12))
+    assert answer.json()["choices"][0]["text"] == expected_text(prompt, 12)
 
 
 @pytest.mark.parametrize("seed", [1])
-async def test_clients_that_vanish(server: Server, seed: int) -> None:
-    """No account stays open, no block held, no socket or file open in either process; and the server serves."""
+async def test_vanishing_clients(server: Server, seed: int) -> None:
+    """Afterwards no account is open, no block held, no descriptor leaked in either process, and requests are served."""
     assert_serves(server, "before")
     before = server.wait_at_rest()
     pids = (server.pid, server.engine_pid())
@@ -153,20 +151,20 @@ async def test_clients_that_vanish(server: Server, seed: int) -> None:
     clock = EventClock()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as steady:
-            steady.start_soon(be_steady, server, clock)
+            steady.start_soon(read_steadily, server, clock)
             async with trio.open_nursery() as clients:
-                for index, manner in enumerate(draw_manners(seed)):
-                    clients.start_soon(vanish, server, clock, index, manner)
+                for index, behaviour in enumerate(draw_behaviours(seed)):
+                    clients.start_soon(vanish, server, clock, index, behaviour)
             steady.cancel_scope.cancel()
     after = server.wait_at_rest()
     cancelled = after['requests_total{outcome="cancelled"}'] - before['requests_total{outcome="cancelled"}']
-    assert cancelled > NUM_CLIENTS / 3, "most of them should have left in the middle"
+    assert cancelled > NUM_CLIENTS / 3, "many should have left midway"
     assert after['requests_total{outcome="failed"}'] == 0
     assert after["usage_disputed_total"] == 0
     assert after["num_requests_running"] == after["num_requests_waiting"] == 0
     assert after['kv_blocks{state="free"}'] + after['kv_blocks{state="cached"}'] == 399
-    eventually(lambda: [num_files(pid) for pid in pids] == baseline, "both processes hold as many files as before")
-    assert (server.pid, server.engine_pid()) == pids, "nobody died"
+    eventually(lambda: [num_files(pid) for pid in pids] == baseline, "both processes have as many open files as before")
+    assert (server.pid, server.engine_pid()) == pids, "a process was restarted"
     assert "crashed" not in server.log_text and "Traceback" not in server.log_text
-    for index in range(5):  # what the vanished left in the cache is right
+    for index in range(5):  # blocks cached by vanished clients have correct contents
         assert_serves(server, f"vanishing {index}")

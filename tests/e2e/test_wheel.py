@@ -1,4 +1,4 @@
-"""The distribution: wheel and sdist build, and the wheel, installed in a clean environment, serves from anywhere."""
+"""The distribution: wheel and sdist build, and the wheel serves from a clean environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was built from it."""
+    """Build the sdist, and the wheel from it; return their folder."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True, timeout=250)
@@ -31,7 +31,7 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_contents(distribution: Path) -> None:
-    """The wheel has every module, the demo model and the licence, and nothing of tests or benchmarks."""
+    """The wheel has every module, the demo model and the licence, and no tests or benchmarks."""
     (wheel,) = distribution.glob("quipu_llm-*.whl")
     (sdist,) = distribution.glob("quipu_llm-*.tar.gz")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -46,20 +46,20 @@ def test_contents(distribution: Path) -> None:
         assert any(name.endswith("/actors/wiring.py") for name in archive.getnames())
 
 
-def test_kernels_are_in_it(distribution: Path) -> None:
-    """The wheel has a library for each instruction set, and is for this platform only."""
+def test_wheel_has_kernels(distribution: Path) -> None:
+    """The wheel has a library for each instruction set and is platform-specific."""
     try:
         find_compiler()
     except CannotBuild as error:
-        pytest.skip(f"the wheel has no kernels: {error}")  # as test_wheel_without_a_compiler says
+        pytest.skip(f"the wheel has no kernels: {error}")  # see test_wheel_without_compiler
     (wheel,) = distribution.glob("quipu_llm-*.whl")
     libraries = {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if "/cpu/lib/" in name}
     assert libraries == {f"quipu-cpu-{each.name}.so" for each in INSTRUCTION_SETS}
     assert "linux" in wheel.name
 
 
-def test_wheel_without_a_compiler(distribution: Path, tmp_path: Path) -> None:
-    """The sdist builds where nothing compiles; the wheel then has the kernels' sources and no library."""
+def test_wheel_without_compiler(distribution: Path, tmp_path: Path) -> None:
+    """The sdist builds without a compiler; the wheel then has the kernels' sources and no library."""
     (sdist,) = distribution.glob("quipu_llm-*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -76,16 +76,16 @@ def test_wheel_without_a_compiler(distribution: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def environment(distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean environment with the wheel.
+    """Make a clean environment with the wheel.
 
-    The dependencies are those of this environment, by path, so that nothing large is installed twice; this checkout is
+    Dependencies come from the current environment, by path, so that nothing large is installed twice; this checkout is
     not on that path.
     """
     (wheel,) = distribution.glob("quipu_llm-*.whl")
     environment = tmp_path_factory.mktemp("installed") / "environment"
     venv.create(environment, with_pip=False, symlinks=True)
     (packages,) = environment.glob("lib/python*/site-packages")
-    # a .pth file inside of a folder that is named by one is not read: the editable install stays behind
+    # .pth files in a folder that a .pth file names are not read, so the editable install is not visible
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "--quiet"]
     subprocess.run(
@@ -95,12 +95,12 @@ def environment(distribution: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_installed_kernels_load(environment: Path, tmp_path: Path) -> None:
-    """The wheel's own library runs, where there is neither a compiler nor one compiled before."""
+    """The wheel's library is used if there is neither a compiler nor a library compiled before."""
     try:
         best = choose_instruction_set(processor_flags()).name
         find_compiler()
     except CannotBuild as error:
-        pytest.skip(f"no kernels in the wheel, or none for this processor: {error}")
+        pytest.skip(f"no kernels in the wheel or for this processor: {error}")
     code = "from quipu.kernels.cpu.build import load_kernels as k; found = k(); print(found.library._name)"
     done = subprocess.run(
         [str(environment / "bin" / "python"), "-P", "-c", code],
@@ -117,7 +117,7 @@ def test_installed_kernels_load(environment: Path, tmp_path: Path) -> None:
 
 
 def test_installed_wheel_serves(environment: Path, tmp_path: Path) -> None:
-    """In a clean environment that has our dependencies and the wheel, the end-to-end tests of usage pass."""
+    """In a clean environment with the dependencies and the wheel, the end-to-end usage tests pass."""
     (packages,) = environment.glob("lib/python*/site-packages")
     where = [str(environment / "bin" / "python"), "-P", "-c", "import quipu.web.cli.cli as m; print(m.__file__)"]
     found = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path).stdout

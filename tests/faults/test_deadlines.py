@@ -1,4 +1,5 @@
-"""Requests that exceed their deadline: answered at once, whatever the engine does, and recorded once it ended them."""
+"""Requests that exceed their deadline: they are answered at once, whatever the engine does, and recorded once it has
+ended them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ async def settle(client: Client) -> None:
 
 
 async def test_engine_in_a_long_step(autojump_clock: trio.abc.Clock) -> None:
-    """The answer comes at the deadline, the record when the step has ended; the client sees one end."""
+    """The response comes at the deadline, the record when the step has ended; the client sees one end."""
     journal = KeptJournal()
     async with small_runtime(Dials(step_seconds=3600.0), journal=journal) as client:
         ticket = client.open(PROMPT)
@@ -56,7 +57,7 @@ async def test_engine_in_a_long_step(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_engine_that_dies_after_the_deadline(autojump_clock: trio.abc.Clock) -> None:
-    """Its death closes the account with one record: a timeout, not a fault of the server."""
+    """The engine's death closes the account with one record: a timeout, not a fault of the server."""
     journal = KeptJournal()
     async with small_runtime(Dials(step_seconds=3600.0), journal=journal) as client:
         tickets = [client.open([*PROMPT, 400 + index]) for index in range(4)]
@@ -73,11 +74,11 @@ async def test_engine_that_dies_after_the_deadline(autojump_clock: trio.abc.Cloc
 
 
 async def test_full_inbox_does_not_delay_the_timeout(autojump_clock: trio.abc.Clock) -> None:
-    """A request still waiting for the tokenizer's inbox does not wait beyond its deadline."""
+    """A request that still waits for a place in the tokenizer's inbox does not wait beyond its deadline."""
     journal = KeptJournal()
     async with small_runtime(submit_slots=1, encode_slots=1, journal=journal) as client:
         lane = client.runtime.desk.lane
-        await lane.reserve()  # nothing more goes to the engine
+        await lane.reserve()  # nothing more can be sent to the engine
         tickets = [client.open(PROMPT) for _ in range(4)]
         async with trio.open_nursery() as nursery:
             for ticket in tickets:
@@ -87,7 +88,7 @@ async def test_full_inbox_does_not_delay_the_timeout(autojump_clock: trio.abc.Cl
             for ticket in tickets:
                 assert (await expire(ticket)).error is not None
             await trio.testing.wait_all_tasks_blocked()
-            assert not nursery.child_tasks, "nobody waits to be handed over"
+            assert not nursery.child_tasks, "no task may still wait for the inbox"
         for ticket in tickets:
             ticket.leave()
         lane.cancel_reservation()

@@ -1,4 +1,4 @@
-"""An engine dies just after a request's Terminal: what had arrived counts, and the request is finished."""
+"""An engine dies just after a request's Terminal: everything that had arrived counts, and the request is finished."""
 
 from __future__ import annotations
 
@@ -14,20 +14,29 @@ from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.supervisor import Death, EngineLink
 from tests.journals import KeptJournal
 from tests.runtimes import Answer, read_answer
-from tests.scripted_engine import BLOCK, Admit, Compute, Said, ScriptedHost, scripted_runtime, settle_scripted, tokens
+from tests.scripted_engine import (
+    BLOCK,
+    Admit,
+    Compute,
+    ScriptedEntry,
+    ScriptedHost,
+    scripted_runtime,
+    settle_scripted,
+    tokens,
+)
 
 PROMPT = list(range(300, 340))
 NUM_REQUESTS = 8
 
 
-def script(submit: Submit) -> Sequence[Sequence[Said]]:
+def script(submit: Submit) -> Sequence[Sequence[ScriptedEntry]]:
     return [[Admit(0, {}), Compute(0, len(submit.prompt_token_ids))], *tokens(3)]
 
 
 class DyingHost(ScriptedHost):
-    """Its first engine dies once all requests are reported, except for `num_unsaid` reports."""
+    """Its first engine dies once all requests are reported, except for `num_undelivered` reports."""
 
-    num_unsaid = 0
+    num_undelivered = 0
 
     async def run(self, link: EngineLink) -> Death:
         self._number = 0
@@ -37,18 +46,20 @@ class DyingHost(ScriptedHost):
         submits: list[Submit] = []
         while len(submits) < NUM_REQUESTS:
             submits += [message for message in await link.take() if isinstance(message, Submit)]
-        reports = [(submit.sequence_id, said) for submit in submits for said in script(submit)]
-        for sequence_id, said in reports[: len(reports) - self.num_unsaid]:
-            await self._tell(link, sequence_id, said)
+        reports = [(submit.sequence_id, entries) for submit in submits for entries in script(submit)]
+        for sequence_id, entries in reports[: len(reports) - self.num_undelivered]:
+            await self._report(link, sequence_id, entries)
         # no other task has run since the last report was delivered
         return Death("killed by SIGKILL")
 
 
-class OneUnsaid(DyingHost):
-    num_unsaid = 1
+class OneUndelivered(DyingHost):
+    num_undelivered = 1
 
 
-@pytest.mark.parametrize(("make_host", "num_failed"), [(DyingHost, 0), (OneUnsaid, 1)], ids=["all said", "one unsaid"])
+@pytest.mark.parametrize(
+    ("make_host", "num_failed"), [(DyingHost, 0), (OneUndelivered, 1)], ids=["all said", "one unsaid"]
+)
 async def test_death_after_the_last_terminal(
     autojump_clock: trio.abc.Clock, make_host: type[DyingHost], num_failed: int
 ) -> None:

@@ -105,7 +105,7 @@ async def ticket(client: Client, *, stream: bool) -> None:
 
 
 async def http(client: Client, *, path: str, stream: bool) -> None:
-    """Have the application serve one request whose client reads it to the end."""
+    """Let the application serve one request whose client reads it to the end."""
     request: dict[str, Any] = {"model": "demo", "max_tokens": 4, "temperature": 0, **(STREAMED if stream else {})}
     if path == CHAT:
         request["messages"] = [{"role": "user", "content": "why is that so? " * 3}]
@@ -128,7 +128,7 @@ REQUESTS: list[Any] = [
 
 @pytest.mark.parametrize("request_", REQUESTS)
 async def test_cancelled_at_checkpoint_k(autojump_clock: trio.abc.Clock, request_: Request) -> None:
-    """For every k nothing is left, the record says what was done, and the next request is unaffected."""
+    """For every k nothing is left, the record has the work done, and the next request is unaffected."""
     journal, instrument = KeptJournal(), Checkpoints()
     trio.lowlevel.add_instrument(instrument)
     try:
@@ -139,7 +139,7 @@ async def test_cancelled_at_checkpoint_k(autojump_clock: trio.abc.Clock, request
     finally:
         trio.lowlevel.remove_instrument(instrument)
     outcomes = [record.outcome for record in journal.closed]
-    assert num_checkpoints > 4, "the sweep has to go through a whole request"
+    assert num_checkpoints > 4, "the sweep must cover a whole request"
     assert outcomes.count(Outcome.CANCELLED) > 1
     assert set(outcomes) == {Outcome.CANCELLED, Outcome.FINISHED}
     assert disputed == 0
@@ -166,16 +166,16 @@ async def sweep(client: Client, journal: KeptJournal, instrument: Checkpoints, r
             nursery.start_soon(serve, client, instrument, request_, scope, k)
         await settle(client)
         assert Baseline.of(client, journal) == baseline, f"after a cancellation at checkpoint {k}"
-        assert len(journal.closed) - num_closed <= 1, "a request has one record, or was never opened"
+        assert len(journal.closed) - num_closed <= 1, "a request must have one record or none"
         if instrument.count < k:
             assert not scope.cancelled_caught
-            assert num_mailboxes() == mailboxes, "somebody still knows a request's mailbox"
+            assert num_mailboxes() == mailboxes, "something still refers to a request's mailbox"
             return instrument.count
     raise AssertionError(f"the request has more than {MOST} checkpoints")
 
 
 async def test_client_leaves_at_any_checkpoint(autojump_clock: trio.abc.Clock) -> None:
-    """The other way to be cancelled: the server tells the application that its client has disconnected."""
+    """A request is also cancelled if the server tells the application that its client has disconnected."""
     journal, chance = KeptJournal(), random.Random(1)
     with structlog.testing.capture_logs():
         async with small_runtime(journal=journal, max_num_batched_tokens=32) as client:

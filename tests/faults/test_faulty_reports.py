@@ -23,12 +23,12 @@ from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, 
 KNOWN = prompt_of(32, seed=1)
 PROMPT = KNOWN + prompt_of(70, seed=2)
 """Two blocks of it are cached, and the rest is computed in three chunks."""
-TELLING = "account.disputed", "report.lost", "report.repeated", "report.unreadable"
+PROBLEM_EVENTS = "account.disputed", "report.lost", "report.repeated", "report.unreadable"
 
 
 @attrs.frozen
-class Told:
-    """What a client, an operator and the log were told about one request."""
+class Outcomes:
+    """What the client got, and what metrics and log contain, for one request."""
 
     status: int
     text: str
@@ -43,7 +43,7 @@ class Told:
         return "\n".join(line["problems"])
 
 
-async def ask(client: Client, *, stream: bool) -> Told:
+async def ask(client: Client, *, stream: bool) -> Outcomes:
     """Send one request for PROMPT over HTTP and read it to the end."""
     before = samples(client)["usage_disputed_total"]
     with structlog.testing.capture_logs() as lines:
@@ -56,22 +56,24 @@ async def ask(client: Client, *, stream: bool) -> Told:
             text, usage = answer["choices"][0]["text"], answer["usage"]
         await settle(client)
     num_disputed = samples(client)["usage_disputed_total"] - before
-    return Told(exchange.status, text, usage, int(num_disputed), [line for line in lines if line["event"] in TELLING])
+    return Outcomes(
+        exchange.status, text, usage, int(num_disputed), [line for line in lines if line["event"] in PROBLEM_EVENTS]
+    )
 
 
-async def with_dials(*, stream: bool, **dials: Any) -> Told:
+async def with_dials(*, stream: bool, **dials: Any) -> Outcomes:
     """Open a warm runtime without faults, then set the dials."""
     faults = EngineFaults()
     async with faulty_runtime(faults, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
-        for seed in (10, 11):  # every block has held something
+        for seed in (10, 11):  # every block has been used
             await client.ask(prompt_of(168, seed))
         await client.ask([*KNOWN, 300], max_tokens=1)
         await settle(client)
         for name, value in dials.items():
             setattr(faults, name, value)
-        told = await ask(client, stream=stream)
-        assert faults.num_injected > 0 or not dials, "the dial was turned for nothing"
-        return told
+        result = await ask(client, stream=stream)
+        assert faults.num_injected > 0 or not dials, "the dial had no effect"
+        return result
 
 
 def first_span(report: StepReport) -> bool:
@@ -79,7 +81,7 @@ def first_span(report: StepReport) -> bool:
     return bool(report.span_ids) and not report.admitted_ids and not report.token_ids
 
 
-def last_words(report: StepReport) -> bool:
+def has_terminal(report: StepReport) -> bool:
     return bool(report.terminal_ids)
 
 
@@ -92,7 +94,7 @@ LIES: list[Any] = [
     pytest.param({"overwritten": True}, 32, "reused 32, read 0", id="a granted block was overwritten"),
     pytest.param({"lose": first_span}, 32, "a report was lost", id="a report is lost"),
     pytest.param({"spans_after_terminal": True}, 32, "Span after its end", id="spans come too late"),
-    pytest.param({"over_copied": BLOCK - 1}, 32, "copyable 0, copied 15", id="the executor says it copied"),
+    pytest.param({"over_copied": BLOCK - 1}, 32, "copyable 0, copied 15", id="the executor reports a copy"),
     pytest.param({"no_admissions": True}, None, "its first token came before any admission", id="no admission"),
     pytest.param({"ragged": True}, None, "a report was lost", id="a report that cannot be read"),
 ]
@@ -103,28 +105,30 @@ LIES: list[Any] = [
 async def test_fault_is_detected(
     autojump_clock: trio.abc.Clock, dials: dict[str, Any], cached: int | None, problem: str, stream: bool
 ) -> None:
-    """Disputed, counted, logged, answered."""
-    told = await with_dials(stream=stream, **dials)
-    assert told.num_disputed == 1
-    assert problem in told.problems()
-    assert told.status == 200
-    assert told.usage["prompt_tokens"] == len(PROMPT)
-    assert told.usage["prompt_tokens_details"]["cached_tokens"] == cached
-    assert told.usage["completion_tokens"] == 8
-    is_wrong = told.text != text_of(continuation(PROMPT, 8))
-    assert is_wrong is bool({"over_grant", "overwritten"} & dials.keys()), "contents that were really wrong show"
+    """The account is disputed, counted and logged as an error; the client gets its response."""
+    result = await with_dials(stream=stream, **dials)
+    assert result.num_disputed == 1
+    assert problem in result.problems()
+    assert result.status == 200
+    assert result.usage["prompt_tokens"] == len(PROMPT)
+    assert result.usage["prompt_tokens_details"]["cached_tokens"] == cached
+    assert result.usage["completion_tokens"] == 8
+    is_wrong = result.text != text_of(continuation(PROMPT, 8))
+    assert is_wrong is bool({"over_grant", "overwritten"} & dials.keys()), (
+        "the text must be wrong exactly if KV contents were wrong"
+    )
 
 
 @BOTH
 @pytest.mark.parametrize("dials", [{}, {"repeat": True}], ids=["every dial off", "reports come twice"])
 async def test_no_fault(autojump_clock: trio.abc.Clock, dials: dict[str, Any], stream: bool) -> None:
     """A correct runtime disputes nothing; a repeated report is booked and passed on once."""
-    told = await with_dials(stream=stream, **dials)
-    assert told.num_disputed == 0
-    assert told.text == text_of(continuation(PROMPT, 8))
-    assert told.usage["prompt_tokens_details"]["cached_tokens"] == 32
-    assert told.usage["completion_tokens"] == 8
-    assert {line["event"] for line in told.lines} == ({"report.repeated"} if dials else set())
+    result = await with_dials(stream=stream, **dials)
+    assert result.num_disputed == 0
+    assert result.text == text_of(continuation(PROMPT, 8))
+    assert result.usage["prompt_tokens_details"]["cached_tokens"] == 32
+    assert result.usage["completion_tokens"] == 8
+    assert {line["event"] for line in result.lines} == ({"report.repeated"} if dials else set())
 
 
 async def test_repeated_reports_count_once(autojump_clock: trio.abc.Clock) -> None:
@@ -142,12 +146,12 @@ def nth(number: int) -> Callable[[StepReport], bool]:
     """Match the n-th report from now on."""
     count = 0
 
-    def is_it(report: StepReport) -> bool:
+    def is_nth(report: StepReport) -> bool:
         nonlocal count
         count += 1
         return count == number
 
-    return is_it
+    return is_nth
 
 
 NUM_REPORTS = 11
@@ -156,7 +160,8 @@ NUM_REPORTS = 11
 
 @pytest.mark.parametrize("number", range(1, NUM_REPORTS + 2))
 async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: int) -> None:
-    """Even one with tokens or a Terminal: the next report reveals it, nothing leaks, and others are served."""
+    """Even if a report with tokens or a Terminal is lost, the next report reveals it, nothing leaks, and others are
+    served."""
     faults = EngineFaults()
     async with faulty_runtime(faults, max_num_batched_tokens=32) as client:
         ticket = client.open(PROMPT)
@@ -172,7 +177,7 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
         await settle(client)
         num_disputed = samples(client)["usage_disputed_total"]
     assert was_lost is (number <= NUM_REPORTS)
-    assert closed is not None, "its client waits for nothing that cannot come"
+    assert closed is not None, "its client must not wait for a report that was lost"
     assert closed.record.disputed is was_lost
     assert num_disputed >= was_lost
     assert [other.error for other in others] == [None, None]
@@ -180,7 +185,7 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
 
 
 async def test_spans_after_the_end_are_disputed(autojump_clock: trio.abc.Clock) -> None:
-    """They come while a sibling still runs, too late to be counted, though everything would balance."""
+    """They arrive while a sibling still runs, too late to be counted, though everything would balance."""
     faults = EngineFaults(spans_after_terminal=True)
     async with faulty_runtime(faults, max_num_seqs=1) as client:
         with structlog.testing.capture_logs() as lines:

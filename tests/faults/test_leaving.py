@@ -1,6 +1,7 @@
 """Clients that leave: at every hop, at every checkpoint, in both orders of Submit and Abort.
 
-Afterwards nothing is left: no account, block, tracked sequence or task; the record says `cancelled` and what was done.
+Afterwards nothing is left: no account, block, tracked sequence or task; the record has the outcome `cancelled` and the
+work done.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
         ticket.leave()
-        assert len(desk.lane) == 0, "nothing was submitted, so nothing is aborted"
+        assert len(desk.lane) == 0, "nothing was submitted, so nothing must be aborted"
         desk.lane.cancel_reservation()
         await settle(client)
         assert ticket.mailbox.closed is not None
@@ -53,11 +54,11 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_submit_then_abort_before_the_engine_reads(autojump_clock: trio.abc.Clock) -> None:
-    """Both are queued, in order: the next engine ends the sequence within two steps, with one Terminal."""
+    """Both are queued in order; the next engine ends the sequence within two steps, with one Terminal."""
     async with small_runtime(restart_backoff_s=5.0) as client:
         kill_engine(client)
         await client.ask(PROMPT)
-        assert not client.runtime.desk.health().is_ready, "nobody takes from the lane now"
+        assert not client.runtime.desk.health().is_ready, "no engine reads from the lane now"
         ticket = client.open(PROMPT)
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
@@ -76,7 +77,7 @@ async def test_submit_then_abort_before_the_engine_reads(autojump_clock: trio.ab
 
 @pytest.mark.parametrize("moment", ["started", "first token", "between tokens", "after the last"])
 async def test_leaving_at_a_later_hop(autojump_clock: trio.abc.Clock, moment: str) -> None:
-    """The account closes with what was done; blocks are returned within one step."""
+    """The account closes with the work done; blocks are returned within one step."""
     async with small_runtime(max_num_batched_tokens=16) as client:
         ticket = client.open(PROMPT, max_tokens=6)
         await ticket.start()
@@ -192,7 +193,7 @@ async def test_every_checkpoint(autojump_clock: trio.abc.Clock, num_choices: int
                 outcomes.add(outcome)
         assert value_of(client.runtime.metrics.usage_disputed) == 0
     trio.lowlevel.remove_instrument(instrument)
-    assert 20 < k < 1999, "the sweep has to go through a whole request"
+    assert 20 < k < 1999, "the sweep must cover a whole request"
     assert outcomes == {"finished", "cancelled"}
 
 
@@ -204,7 +205,7 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
         await trio.testing.wait_all_tasks_blocked()
         num_tasks = trio.lowlevel.current_statistics().tasks_living
 
-        async def visit(index: int) -> None:
+        async def run_client(index: int) -> None:
             nonlocal answered
             await trio.sleep(chance.random() * 3)
             prompt = [*PROMPT[: chance.randrange(1, 40)], 300 + index]
@@ -216,7 +217,7 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
 
         async with trio.open_nursery() as nursery:
             for index in range(200):
-                nursery.start_soon(visit, index)
+                nursery.start_soon(run_client, index)
         await settle(client)
         assert trio.lowlevel.current_statistics().tasks_living == num_tasks
         assert value_of(client.runtime.metrics.usage_disputed) == 0

@@ -51,11 +51,11 @@ def check(answer: Answer, endpoint: str) -> None:
         assert answer.body.endswith(b"\n\n")
         assert b'"server_error"' not in answer.body and b'"api_error"' not in answer.body, (answer.sent, answer.body)
         return
-    told = json.loads(answer.body)
+    parsed = json.loads(answer.body)
     if answer.status != HTTPStatus.OK:
-        error = told["error"]
+        error = parsed["error"]
         assert error["message"]
-        assert told["type"] == "error" if endpoint in (MESSAGES, COUNT) else {"type", "param", "code"} <= set(error)
+        assert parsed["type"] == "error" if endpoint in (MESSAGES, COUNT) else {"type", "param", "code"} <= set(error)
 
 
 @pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""The ledger has no room: new requests are told to retry later, and nothing of them is counted.
+"""The ledger has no room: new requests get an error that says when to retry, and nothing of them is counted.
 
 Requests admitted before have their room and continue; once there is room again, new requests are served.
 """
@@ -49,7 +49,8 @@ def full(record: UsageRecord) -> bool:
 async def test_refused_for_lack_of_room(
     autojump_clock: trio.abc.Clock, path: str, request_body: dict[str, Any], status: int
 ) -> None:
-    """The API's own error with Retry-After; rejected, unknown, uncounted; blocks and sequences are free again."""
+    """The client gets an error in its API's shape with Retry-After; the request is rejected, its counts are unknown and
+    in no sum; blocks and sequences are free again."""
     journal = KeptJournal(has_room=full)
     async with small_runtime(journal=journal) as client:
         http = over_http(client)

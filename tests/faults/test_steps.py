@@ -1,4 +1,4 @@
-"""Steps that raise and engines that die: which requests fail, what is rolled back, and that all others are correct."""
+"""Steps that raise and engines that die: which requests fail, what is rolled back, and that all others succeed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.runtimes import Answer, kill_engine, small_runtime, text_of, value_of
 
 @pytest.mark.parametrize("failing_at", [0.005, 0.012, 0.031, 0.055])
 async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: float) -> None:
-    """Four sequences in the step, others waiting, the next step already sent: those four fail, with a reason."""
+    """With four sequences in the step, others waiting and the next step already sent, those four fail, with
+    a reason."""
     dials = Dials(step_seconds=0.01)
     prompts = [prompt_of(40, seed) for seed in range(9)]
     answers: dict[int, Answer] = {}
@@ -38,7 +39,7 @@ async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: floa
                 nursery.start_soon(one, index)
             await trio.sleep(failing_at)
             dials.fail_steps = 1
-        assert dials.fail_steps == 0, "a step has raised"
+        assert dials.fail_steps == 0, "a step must have raised"
         await trio.testing.wait_all_tasks_blocked()
         client.assert_at_rest()
         after = await client.ask(prompts[0], max_tokens=10)
@@ -112,7 +113,7 @@ async def test_one_failed_sequence_fails_its_request(autojump_clock: trio.abc.Cl
     assert answer.error is not None
     assert "poisoned" in answer.error.message
     assert (answer.record.outcome, answer.record.fault) == (Outcome.FAILED, Fault.STEP_FAILED)
-    assert answer.record.prompt_tokens == answer.started[-1].prompt_tokens, "what was admitted until then"
+    assert answer.record.prompt_tokens == answer.started[-1].prompt_tokens, "the prompt tokens admitted until then"
     assert answer.record.completion_tokens == 50
 
 
@@ -156,7 +157,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
                 nursery.start_soon(ask)
             await trio.sleep(0.1)
             kill_engine(client)
-            await trio.sleep(0.2)  # within sixteen steps a block fills
+            await trio.sleep(0.2)  # a block is filled within sixteen steps
             health = client.runtime.desk.health()
             assert health.state is State.RESTARTING
             assert not health.is_healthy and not health.is_ready
@@ -172,7 +173,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
         assert answer.error.kind is ErrorKind.INTERNAL
         assert "engine died" in answer.error.message
         assert (answer.record.outcome, answer.record.fault) == (Outcome.FAILED, Fault.ENGINE_DIED)
-        assert answer.record.cached_tokens == 48, "what had been said before is not taken back"
+        assert answer.record.cached_tokens == 48, "numbers already reported must not change"
     assert during.error is None
     assert during.record.cached_tokens == 0, "the cache died with the engine"
     assert during.texts[0] == text_of(continuation(prompt, 8))
@@ -226,7 +227,7 @@ async def test_duplicate_and_late_results(autojump_clock: trio.abc.Clock) -> Non
 
         def run_and_repeat(plan: StepPlan) -> StepResult:
             result = run(plan)
-            inbox.post(result)  # the actor posts it again
+            inbox.post(result)  # the actor repeats it
             return result
 
         executor.run = run_and_repeat

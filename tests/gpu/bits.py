@@ -66,8 +66,8 @@ def attention(machine: Machine) -> list[dict[str, Any]]:
     """Compare, for each shape, a prompt in one piece, in chunks and token by token; with its own tile and decode's."""
     rows = []
     dtype = torch.float32 if machine.rehearsal else torch.bfloat16
-    asked = {"4/2 heads of 16": (Heads(4, 2, 16), AttentionKind(0.25, 9, 3.0))} if machine.rehearsal else HEADS
-    for name, (heads, kind) in asked.items():
+    cases = {"4/2 heads of 16": (Heads(4, 2, 16), AttentionKind(0.25, 9, 3.0))} if machine.rehearsal else HEADS
+    for name, (heads, kind) in cases.items():
         for what, tiles in (("own tile", machine.tiles), ("decode's tile", shared_tile(machine.tiles))):
             alike = attention_is_invariant(kind, heads, 16, machine.device, tiles, dtype)
             rows.append({"question": "(ii) decode and prefill", "what": f"{name}, {what}", "alike": alike})

@@ -28,13 +28,13 @@ ALLOWED = {"float32": (1e-4, 1e-3), "bfloat16": (0.05, 0.5)}
 
 def families(machine: Machine) -> list[dict[str, Any]]:
     """Compare each family in each dtype: a prompt in two chunks, then single tokens, teacher-forced."""
-    asked = [(name, dtype, "fast") for name in CONFIGS for dtype in ALLOWED]
-    asked += [(name, "bfloat16", "strict") for name in CONFIGS]
+    cases = [(name, dtype, "fast") for name in CONFIGS for dtype in ALLOWED]
+    cases += [(name, "bfloat16", "strict") for name in CONFIGS]
     if machine.rehearsal:
-        asked = [("llama", "float32", "fast")]
+        cases = [("llama", "float32", "fast")]
     with tempfile.TemporaryDirectory() as folder:
-        paths = {name: make_checkpoint(Path(folder, name), name) for name in {name for name, _, _ in asked}}
-        return [_family(machine, paths[name], name, dtype, determinism) for name, dtype, determinism in asked]
+        paths = {name: make_checkpoint(Path(folder, name), name) for name in {name for name, _, _ in cases}}
+        return [_family(machine, paths[name], name, dtype, determinism) for name, dtype, determinism in cases]
 
 
 def _family(machine: Machine, path: Path, name: str, dtype: str, determinism: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from quipu.web.api.admin.usage_params import rfc3339
 from quipu.web.api.admin.usage_source import LedgerUsage
 from tests.runtimes import Client, small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
-from tests.web.api.admin.usage_books import ANTHROPIC, OPENAI, ask, client_of
+from tests.web.api.admin.usage_books import ANTHROPIC, OPENAI, client_of, get_report
 from tests.web.fakes import Client as HttpClient
 
 REQUEST: Final = body(prompt_of(50))
@@ -38,15 +38,15 @@ class Bill:
 
 
 @attrs.define
-class Shop:
-    """A runtime whose requests are recorded in the ledger of a folder."""
+class BilledRuntime:
+    """A runtime whose requests are recorded in a ledger."""
 
     client: Client
     http: HttpClient
     ids: list[str] = attrs.field(factory=list)
-    """Of the requests so far."""
+    """The ids of the requests so far."""
 
-    async def buy(self, headers: dict[str, str] | None = None, **fields: Any) -> int:
+    async def send(self, headers: dict[str, str] | None = None, **fields: Any) -> int:
         """Send one request to its end and return the status."""
         async with self.http.open("POST", COMPLETIONS, {**REQUEST, **fields}, headers or {}) as exchange:
             status = await exchange.wait_started()
@@ -55,7 +55,7 @@ class Shop:
         await settle(self.client)
         return status
 
-    async def buy_and_leave(self, headers: dict[str, str] | None = None, **fields: Any) -> None:
+    async def send_and_leave(self, headers: dict[str, str] | None = None, **fields: Any) -> None:
         """Start a stream whose client leaves after the first chunk."""
         async with self.streaming(headers, **fields) as exchange:
             exchange.leave()
@@ -83,12 +83,12 @@ class Shop:
 
 
 @asynccontextmanager
-async def open_shop(folder: Path, dials: Dials | None = None, **changes: Any) -> AsyncIterator[Shop]:
+async def open_billed_runtime(folder: Path, dials: Dials | None = None, **changes: Any) -> AsyncIterator[BilledRuntime]:
     async with (
         open_ledger(LedgerConfig(folder)) as ledger,
         small_runtime(dials or Dials(step_seconds=0.001), journal=ledger.journal, **changes) as client,
     ):
-        yield Shop(client, over_http(client))
+        yield BilledRuntime(client, over_http(client))
 
 
 def records_of(folder: Path, ids: list[str]) -> list[UsageRecord]:
@@ -98,11 +98,11 @@ def records_of(folder: Path, ids: list[str]) -> list[UsageRecord]:
 
 
 async def bill_of(folder: Path, **parameters: str) -> Bill:
-    """Return what OpenAI's report says, having checked that Anthropic's agrees."""
+    """Return the sums of OpenAI's report, after checking that Anthropic's agrees."""
     now = time.time()
     since = int(now) - 3600
     client = client_of(LedgerUsage(folder), now=now)
-    page = await ask(client, OPENAI, {"start_time": since, "limit": 31, **parameters})
+    page = await get_report(client, OPENAI, {"start_time": since, "limit": 31, **parameters})
     bill = Bill()
     for result in (result for bucket in page["data"] for result in bucket["results"]):
         bill = Bill(
@@ -111,7 +111,7 @@ async def bill_of(folder: Path, **parameters: str) -> Bill:
             bill.cached + result["input_cached_tokens"],
             bill.output + result["output_tokens"],
         )
-    page = await ask(client, ANTHROPIC, {"starting_at": rfc3339(since), "limit": 31, **parameters})
+    page = await get_report(client, ANTHROPIC, {"starting_at": rfc3339(since), "limit": 31, **parameters})
     results = [result for bucket in page["data"] for result in bucket["results"]]
     cached = sum(result["cache_read_input_tokens"] for result in results)
     assert cached == bill.cached

@@ -19,7 +19,8 @@ PROMPT = prompt_of(40)
 
 @pytest.mark.parametrize("num_known", [0, 32])
 async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int) -> None:
-    """Whether or not its prompt would have hit: `cancelled`, unknown, uncounted, in the record and in the log."""
+    """Whether or not its prompt would have hit, it is `cancelled`, unknown and uncounted, in the record and
+    in the log."""
     async with small_runtime(max_num_seqs=1) as client:
         if num_known:
             await client.ask(PROMPT)
@@ -45,7 +46,7 @@ async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int)
     assert [line["prompt_tokens"] for line in records] == [None] * 3
     assert waiting.mailbox.closed.record.cached_by_tier is None
     assert waiting.mailbox.closed.record.cache_write_tokens is None
-    # the one that ran is the only one that was looked up
+    # only the request that ran was looked up
     assert after["prefix_cache_queries_total"] - before["prefix_cache_queries_total"] == 10
     assert after["request_cached_tokens_count"] - before["request_cached_tokens_count"] == 1
     assert after["request_cache_hit_ratio_count"] == after["request_cached_tokens_count"]

@@ -31,7 +31,8 @@ def request(mark: str, question: str = "what?") -> dict[str, Any]:
 
 @pytest.mark.parametrize("mark", list(MARKS))
 async def test_parts_sum_to_the_prompt(mark: str, autojump_clock: trio.abc.Clock) -> None:
-    """Cold, warm and partly warm: complete response, first and last event, and token count give the same total."""
+    """Cold, warm or partly warm, the complete response, the first and last event and the token count have the same
+    total."""
     async with small_runtime() as client:
         http = over_http(client)
         _, counted = await http.post(COUNT_PATH, request(mark))

@@ -27,7 +27,8 @@ def forget_blocks(client: Client, num_blocks: int) -> None:
 
 @pytest.mark.parametrize("num_forgotten", [1, 3])
 async def test_violation_is_disputed(autojump_clock: trio.abc.Clock, num_forgotten: int) -> None:
-    """Fewer tokens were read than granted, and none computed instead: counted, logged as an error, answered."""
+    """Fewer tokens were read than granted, and none computed instead: this is counted and logged as an error, and the
+    client gets its response."""
     async with small_runtime() as client:
         await client.ask(PROMPT)
         assert samples(client)["usage_disputed_total"] == 0

@@ -26,7 +26,8 @@ HEADERS = {"X-Cached-Tokens": "999", "X-Num-Cached-Tokens": "999", "X-Prefix-Cac
 
 
 async def test_forged_counts_are_ignored(autojump_clock: trio.abc.Clock) -> None:
-    """In the body, nested, in headers, for both endpoints, streamed or not: the server's own numbers."""
+    """Counts in the body, nested or in headers are ignored on both endpoints, streamed or not: usage has the server's
+    own numbers."""
     messages = [{"role": "user", "content": "short", **COUNTS}]
     async with small_runtime() as client:
         http = over_http(client)

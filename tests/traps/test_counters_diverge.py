@@ -16,7 +16,7 @@ PREFIX = prompt_of(64)
 
 
 async def test_end_between_admission_and_first_token(autojump_clock: trio.abc.Clock) -> None:
-    """One leaves there, one fails there, one is served: queries equal prompts, and hits are part of them."""
+    """One request leaves there, one fails there, one is served: queries equal prompts, and hits are part of them."""
     dials = Dials(step_seconds=0.01, poison_token_id=299)
     async with small_runtime(dials, max_num_batched_tokens=32) as client:
         await client.ask([*PREFIX, 300], max_tokens=1)

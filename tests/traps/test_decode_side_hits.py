@@ -9,18 +9,18 @@ import pytest
 import trio
 
 from quipu.actors.messages.accountant import Side
-from tests.scripted_engine import Admit, Compute, Said, Token, scripted_runtime, settle_scripted, tokens
+from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
-PREFILL: list[Said] = [Admit(read=16, tiers={"device": 16}), Compute(16, 70)]
-DECODE: list[Said] = [Admit(read=70, tiers={"remote": 70}, side=Side.DECODE)]
-AGAIN: list[Said] = [Admit(read=70, tiers={"remote": 70}, side=Side.DECODE, number=2)]
-GOING_ON: list[list[Said]] = [[Compute(70, 71), Token()], *tokens(2)]
+PREFILL: list[ScriptedEntry] = [Admit(read=16, tiers={"device": 16}), Compute(16, 70)]
+DECODE: list[ScriptedEntry] = [Admit(read=70, tiers={"remote": 70}, side=Side.DECODE)]
+AGAIN: list[ScriptedEntry] = [Admit(read=70, tiers={"remote": 70}, side=Side.DECODE, number=2)]
+GOING_ON: list[list[ScriptedEntry]] = [[Compute(70, 71), Token()], *tokens(2)]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reports",
     [
         [PREFILL, DECODE, *GOING_ON],
         [[*PREFILL, *DECODE], *GOING_ON],
@@ -30,9 +30,9 @@ GOING_ON: list[list[Said]] = [[Compute(70, 71), Token()], *tokens(2)]
     ],
     ids=["in order", "in one report", "decode first", "first token from prefill", "decode side preempted"],
 )
-async def test_prefill_side_is_reported(autojump_clock: trio.abc.Clock, said: list[list[Said]]) -> None:
-    """In whatever order the two sides report: 16 of 70 tokens, to the client and in every counter."""
-    async with scripted_runtime(lambda submit: said) as client:
+async def test_prefill_side_is_reported(autojump_clock: trio.abc.Clock, reports: list[list[ScriptedEntry]]) -> None:
+    """In whatever order the two sides report, 16 of 70 tokens are cached, for the client and in every counter."""
+    async with scripted_runtime(lambda submit: reports) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(PROMPT))
         _, chunks = await http.stream(COMPLETIONS, body(PROMPT, **STREAMED))
@@ -47,7 +47,7 @@ async def test_prefill_side_is_reported(autojump_clock: trio.abc.Clock, said: li
 
 
 async def test_silent_prefill_side(autojump_clock: trio.abc.Clock) -> None:
-    """Then the count is unknown, which is not 70."""
+    """Without the prefill side's report the count is unknown, not 70."""
     async with scripted_runtime(lambda submit: [DECODE, *GOING_ON]) as client:
         _, answer = await over_http(client).post(COMPLETIONS, body(PROMPT))
         await settle_scripted(client)
@@ -55,4 +55,4 @@ async def test_silent_prefill_side(autojump_clock: trio.abc.Clock) -> None:
     assert answer["usage"]["prompt_tokens"] == 70
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] is None
     assert after["prefix_cache_hits_total"] == 0
-    assert after["usage_disputed_total"] == 1, "books that begin in the middle"
+    assert after["usage_disputed_total"] == 1, "the account begins in the middle"

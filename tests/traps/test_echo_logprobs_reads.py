@@ -21,21 +21,23 @@ PROMPT = prompt_of(50, seed=3)
 EXPECTED = prompt_scores(PROMPT, 0).logprobs
 
 
-def told(choice: dict[str, Any], asked: dict[str, Any]) -> list[float]:
+def prompt_logprobs_of(choice: dict[str, Any], logprob_fields: dict[str, Any]) -> list[float]:
     """Return the prompt's logprobs except its first token's, from whichever field has them."""
-    if "prompt_logprobs" in asked:
-        return [own["logprob"] for at, own in enumerate(map(own_of, choice["prompt_logprobs"], PROMPT)) if at]
+    if "prompt_logprobs" in logprob_fields:
+        return [own["logprob"] for at, own in enumerate(map(own_logprob_of, choice["prompt_logprobs"], PROMPT)) if at]
     logprobs: list[float] = choice["logprobs"]["token_logprobs"][1:50]
     return logprobs
 
 
-def own_of(told: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
-    return {"logprob": None} if told is None else dict(told[str(token_id)])
+def own_logprob_of(entry: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
+    return {"logprob": None} if entry is None else dict(entry[str(token_id)])
 
 
-@pytest.mark.parametrize("asked", [{"echo": True, "logprobs": 0}, {"prompt_logprobs": 0}], ids=["echo", "prompt"])
+@pytest.mark.parametrize(
+    "logprob_fields", [{"echo": True, "logprobs": 0}, {"prompt_logprobs": 0}], ids=["echo", "prompt"]
+)
 @pytest.mark.parametrize("budget", [256, 20])
-async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, asked: dict[str, Any], budget: int) -> None:
+async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, logprob_fields: dict[str, Any], budget: int) -> None:
     """All positions are reported, with a warm or a cold cache; nothing is cached; written blocks are reusable."""
     async with small_runtime(max_num_batched_tokens=budget) as client:
 
@@ -45,18 +47,18 @@ async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, asked: dict[str
             assert exchange.status == 200, answer
             return dict(answer)
 
-        cold = await ask(**asked)
+        cold = await ask(**logprob_fields)
         plain = await ask()
-        warm = await ask(**asked)
+        warm = await ask(**logprob_fields)
         await settle(client)
     for answer in (cold, warm):
         (choice,) = answer["choices"]
-        assert told(choice, asked) == EXPECTED
+        assert prompt_logprobs_of(choice, logprob_fields) == EXPECTED
         details = answer["usage"]["prompt_tokens_details"]
         assert details["cached_tokens"] == 0
         assert details["cache_misses"] == [{"reason": MissReason.NEEDS_PROMPT_LOGPROBS, "token": 0}]
     assert cold["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 48
-    assert warm["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0, "somebody owns them already"
+    assert warm["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0, "another request already owns the write"
     assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
     assert warm["choices"] == cold["choices"]
     assert warm["choices"][0]["text"].endswith(plain["choices"][0]["text"])

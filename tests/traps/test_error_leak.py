@@ -19,7 +19,7 @@ POISON = 299
 CASES: list[Any] = [
     pytest.param(COMPLETIONS, b"{", 400, id="no JSON"),
     pytest.param(COMPLETIONS, body([5], model="other"), 404, id="no such model"),
-    pytest.param(COMPLETIONS, body(prompt_of(1008)), 400, id="too long, says the tokenizer"),
+    pytest.param(COMPLETIONS, body(prompt_of(1008)), 400, id="too long for the context"),
     pytest.param(COMPLETIONS, body([prompt_of(10), prompt_of(1008)], n=2), 400, id="one of two is too long"),
     pytest.param(CHAT, {"model": "demo", "messages": [{"role": "user", "content": "w " * 3000}]}, 400, id="long chat"),
     pytest.param(COMPLETIONS, body([POISON]), 500, id="a step fails"),

@@ -12,17 +12,26 @@ import trio
 
 from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known, billable
 from tests.journals import KeptJournal
-from tests.scripted_engine import Admit, Compute, Guess, Said, Token, scripted_runtime, settle_scripted, tokens
+from tests.scripted_engine import (
+    Admit,
+    Compute,
+    RouterEstimate,
+    ScriptedEntry,
+    Token,
+    scripted_runtime,
+    settle_scripted,
+    tokens,
+)
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
-SILENT: list[list[Said]] = tokens(3)
-NOT_COUNTING: list[list[Said]] = [[Admit(read=0, tiers=None)], *tokens(3)]
-COUNTING: list[list[Said]] = [[Admit(read=16, tiers={"device": 16})], [Compute(16, 70), Token()], *tokens(2)]
+SILENT: list[list[ScriptedEntry]] = tokens(3)
+NOT_COUNTING: list[list[ScriptedEntry]] = [[Admit(read=0, tiers=None)], *tokens(3)]
+COUNTING: list[list[ScriptedEntry]] = [[Admit(read=16, tiers={"device": 16})], [Compute(16, 70), Token()], *tokens(2)]
 
 
 @pytest.mark.parametrize(
-    ("said", "guess", "count", "shown"),
+    ("reports", "guess", "count", "shown"),
     [
         (SILENT, 48, Estimate(48), 48),
         (SILENT, 0, Estimate(0), 0),
@@ -33,10 +42,14 @@ COUNTING: list[list[Said]] = [[Admit(read=16, tiers={"device": 16})], [Compute(1
     ],
 )
 async def test_estimate_is_marked_and_never_billed(
-    autojump_clock: trio.abc.Clock, said: list[list[Said]], guess: int | None, count: Count, shown: int | None
+    autojump_clock: trio.abc.Clock,
+    reports: list[list[ScriptedEntry]],
+    guess: int | None,
+    count: Count,
+    shown: int | None,
 ) -> None:
-    """Shown if nothing better is known; an estimate in the ledger; not in any counter."""
-    whole_script: list[list[Said]] = [*([] if guess is None else [[Guess(guess)]]), *said]
+    """An estimate is shown if nothing better is known, is an estimate in the ledger, and is not in any counter."""
+    whole_script: list[list[ScriptedEntry]] = [*([] if guess is None else [[RouterEstimate(guess)]]), *reports]
     journal = KeptJournal()
     async with scripted_runtime(lambda submit: whole_script, journal=journal) as client:
         http = over_http(client)
@@ -54,7 +67,7 @@ async def test_estimate_is_marked_and_never_billed(
     assert sum(after[name] for name in after if name.startswith("cached_tokens_total")) == 2 * billed
     assert after["request_cached_tokens_count"] == (2 if isinstance(count, Known) else 0)
     assert (stats.total_cached_tokens, stats.hit_requests) == (2 * billed, 2 if billed else 0)
-    assert after["prompt_tokens_total"] == 140, "what was asked is known, whatever was found"
+    assert after["prompt_tokens_total"] == 140, "the number of prompt tokens is known, whatever was cached"
     assert after["usage_disputed_total"] == 0
     kinds = [line.get("cached_kind") for line in lines if line["event"] == "account.closed"]
     assert kinds == (["estimate"] * 2 if isinstance(count, Estimate) else [None, None])
@@ -62,7 +75,7 @@ async def test_estimate_is_marked_and_never_billed(
 
 async def test_sum_with_an_estimate_is_an_estimate(autojump_clock: trio.abc.Clock) -> None:
     """Two prompts in a call, one counted and one estimated: the sum is an estimate."""
-    scripts = iter([COUNTING, [[Guess(48)], *SILENT]])
+    scripts = iter([COUNTING, [[RouterEstimate(48)], *SILENT]])
     journal = KeptJournal()
     async with scripted_runtime(lambda submit: next(scripts), journal=journal) as client:
         _, answer = await over_http(client).post(COMPLETIONS, body([PROMPT, PROMPT]))
@@ -70,4 +83,4 @@ async def test_sum_with_an_estimate_is_an_estimate(autojump_clock: trio.abc.Cloc
         after = samples(client)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
     assert [record.cached for record in journal.closed] == [Estimate(64)]
-    assert after["prefix_cache_hits_total"] == 16, "what was counted is counted"
+    assert after["prefix_cache_hits_total"] == 16, "the prompt with a count is in the counter"

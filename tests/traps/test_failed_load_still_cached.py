@@ -12,7 +12,16 @@ import pytest
 import structlog.testing
 import trio
 
-from tests.scripted_engine import Admit, Compute, Revise, Said, Token, scripted_runtime, settle_scripted, tokens
+from tests.scripted_engine import (
+    Admit,
+    Compute,
+    Revise,
+    ScriptedEntry,
+    Token,
+    scripted_runtime,
+    settle_scripted,
+    tokens,
+)
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
@@ -20,13 +29,13 @@ TIERS = {"device": 16, "host": 32, "remote": 16}
 DETAILS = {"return_cached_tokens_details": True}
 
 
-def script(read: int, *before_the_first_token: list[Said]) -> list[list[Said]]:
+def script(read: int, *before_the_first_token: list[ScriptedEntry]) -> list[list[ScriptedEntry]]:
     return [[Admit(read=read, tiers=TIERS)], *before_the_first_token, [Compute(read, 70), Token()], *tokens(3)]
 
 
-async def usages(said: list[list[Said]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Return what both kinds of client are told, and what /metrics says afterwards."""
-    async with scripted_runtime(lambda submit: said) as client:
+async def usages(reports: list[list[ScriptedEntry]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return the usage of a whole and of a streamed response, and the metrics afterwards."""
+    async with scripted_runtime(lambda submit: reports) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(PROMPT, **DETAILS))
         _, chunks = await http.stream(COMPLETIONS, body(PROMPT, **DETAILS, **STREAMED))
@@ -47,9 +56,9 @@ async def usages(said: list[list[Said]]) -> tuple[list[dict[str, Any]], dict[str
 async def test_failed_loads(
     autojump_clock: trio.abc.Clock, failed: list[Revise], tiers: dict[str, int], read: int
 ) -> None:
-    """Reported late, but before the first token: no client, counter or histogram has counted them as cached."""
-    told, after = await usages(script(read, [], list(failed), []))
-    for usage in told:
+    """Failed loads reported before the first token are counted as cached by no client, counter or histogram."""
+    usage_objects, after = await usages(script(read, [], list(failed), []))
+    for usage in usage_objects:
         details = usage["prompt_tokens_details"]
         assert details["cached_tokens"] == read
         assert details["cached_tokens_by_tier"] == {"disk": 0, "unattributed": 0, **tiers}
@@ -62,9 +71,9 @@ async def test_failed_loads(
 
 async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) -> None:
     """A stream with usage in every chunk shows the same number from first to last."""
-    said = script(48, [Revise("remote", 16)])
+    reports = script(48, [Revise("remote", 16)])
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    async with scripted_runtime(lambda submit: said) as client:
+    async with scripted_runtime(lambda submit: reports) as client:
         _, chunks = await over_http(client).stream(COMPLETIONS, body(PROMPT, **options))
         await settle_scripted(client)
     counts = [chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks[:-1] if chunk["usage"]]
@@ -72,22 +81,22 @@ async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "cached", "problem"),
+    ("reports", "cached", "problem"),
     [
         (script(48), 64, "reused 64, read 48"),
         ([*script(64)[:-4], [Compute(64, 70), Token(), Revise("host", 16)], *tokens(3)], 48, "reused 48, read 64"),
         ([*script(64)[:-1], [Revise("host", 16)], *tokens(1)], 64, "revised after they were reported"),
         (script(64, [Revise("disk", 16)]), 64, "which were not granted"),
     ],
-    ids=["nobody says so", "with the first token", "after the first token", "of a tier that granted nothing"],
+    ids=["not reported", "with the first token", "after the first token", "of a tier that granted nothing"],
 )
 async def test_failed_loads_that_do_not_add_up(
-    autojump_clock: trio.abc.Clock, said: list[list[Said]], cached: int, problem: str
+    autojump_clock: trio.abc.Clock, reports: list[list[ScriptedEntry]], cached: int, problem: str
 ) -> None:
-    """Disputed, logged, answered; reported numbers do not change, and no count becomes negative."""
+    """The account is disputed, logged and answered; reported numbers do not change, and no count becomes negative."""
     with structlog.testing.capture_logs() as lines:
-        told, after = await usages(said)
-    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in told] == [cached, cached]
+        usage_objects, after = await usages(reports)
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usage_objects] == [cached, cached]
     assert after["usage_disputed_total"] == 2
     assert after["prefix_cache_hits_total"] == 2 * cached
     assert all(problem in str(line["problems"]) for line in lines if line["event"] == "account.disputed")

@@ -18,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "a question that is long enough to fill 
     ("path", "prompt"), [(COMPLETIONS, {"prompt": MESSAGES[0]["content"]}), (CHAT, {"messages": MESSAGES})]
 )
 async def test_details_without_asking(autojump_clock: trio.abc.Clock, path: str, prompt: dict[str, object]) -> None:
-    """A server with default flags, a body with only a prompt: cached and written tokens are present."""
+    """With default flags and only a prompt in the body, cached and written tokens are present."""
     request = {"model": "demo", "max_tokens": 4, **prompt}
     async with small_runtime() as client:
         http = over_http(client)

@@ -18,7 +18,8 @@ from tests.traps.wire import prompt_of, settle
 
 @pytest.mark.parametrize(("length", "cached"), [(BLOCK, 0), (BLOCK + 1, BLOCK), (3 * BLOCK, 2 * BLOCK), (50, 48)])
 async def test_same_prompt_again(autojump_clock: trio.abc.Clock, length: int, cached: int) -> None:
-    """One token or more is computed, the count ends at a block, and the text is right; also the third time."""
+    """At least one token is computed, the count ends at a block boundary, and the text is right; also the
+    third time."""
     prompt = prompt_of(length)
     async with small_runtime() as client:
         first = await client.ask(prompt)

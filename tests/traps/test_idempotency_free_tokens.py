@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from quipu.actors.messages.outcomes import Outcome
-from tests.traps.bills import KEY, Bill, bill_of, open_shop, records_of
+from tests.traps.bills import KEY, Bill, bill_of, open_billed_runtime, records_of
 
 NUM = 20
 MAX_TOKENS = 200
@@ -20,28 +20,30 @@ MAX_TOKENS = 200
 
 async def test_complete_retries_are_billed(tmp_path: Path) -> None:
     """Twenty requests with one key, 200 tokens each: 4,000 were generated, and 4,000 are billed."""
-    async with open_shop(tmp_path, num_blocks=512) as shop:
-        await shop.buy(KEY, max_tokens=MAX_TOKENS)
+    async with open_billed_runtime(tmp_path, num_blocks=512) as billed:
+        await billed.send(KEY, max_tokens=MAX_TOKENS)
         async with trio.open_nursery() as nursery:
             for _ in range(NUM - 1):
-                nursery.start_soon(partial(shop.buy, KEY, max_tokens=MAX_TOKENS))
-        generated, prompted = shop.num_generated, shop.num_prompt_tokens
-    records = records_of(tmp_path, shop.ids)
+                nursery.start_soon(partial(billed.send, KEY, max_tokens=MAX_TOKENS))
+        generated, prompted = billed.num_generated, billed.num_prompt_tokens
+    records = records_of(tmp_path, billed.ids)
     first = records[0].request_id
-    assert [record.retry_of for record in records] == [None, *[first] * (NUM - 1)], "the key links them"
+    assert [record.retry_of for record in records] == [None, *[first] * (NUM - 1)], "the key must link them"
     assert (generated, prompted) == (NUM * MAX_TOKENS, NUM * 50)
     cached = sum(record.cached_tokens or 0 for record in records)
     assert await bill_of(tmp_path) == Bill(NUM, prompted, cached, generated)
-    assert await bill_of(tmp_path, retries="collapse") == Bill(1, 50, 0, MAX_TOKENS), "who asks for it"
+    assert await bill_of(tmp_path, retries="collapse") == Bill(1, 50, 0, MAX_TOKENS), (
+        "retries must be collapsed on request"
+    )
 
 
 async def test_cut_short_retries_are_billed(tmp_path: Path) -> None:
     """Twenty streams with one key, each left after its first chunk: everything generated is billed."""
-    async with open_shop(tmp_path) as shop:
+    async with open_billed_runtime(tmp_path) as billed:
         for _ in range(NUM):
-            await shop.buy_and_leave(KEY)
-        generated, prompted = shop.num_generated, shop.num_prompt_tokens
-    records = records_of(tmp_path, shop.ids)
+            await billed.send_and_leave(KEY)
+        generated, prompted = billed.num_generated, billed.num_prompt_tokens
+    records = records_of(tmp_path, billed.ids)
     assert {record.outcome for record in records} == {Outcome.CANCELLED}
     assert generated == sum(record.completion_tokens for record in records) >= NUM
     bill = await bill_of(tmp_path)
@@ -56,8 +58,8 @@ async def test_key_does_not_change_the_bill(tmp_path: Path) -> None:
         "own": [{"Idempotency-Key": f"key-{number}"} for number in range(3)],
         "none": [dict[str, str]()] * 3,
     }.items():
-        async with open_shop(tmp_path / name) as shop:
+        async with open_billed_runtime(tmp_path / name) as billed:
             for each in headers:
-                await shop.buy(each)
+                await billed.send(each)
         bills.append(await bill_of(tmp_path / name))
     assert bills[0] == bills[1] == bills[2] == Bill(3, 150, 96, 24)

@@ -15,7 +15,8 @@ from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, s
 
 @pytest.mark.parametrize("num_choices", [1, 2, 4])
 async def test_cold_prompt_is_cold(autojump_clock: trio.abc.Clock, num_choices: int) -> None:
-    """With any number of choices, the first time nothing is cached and all is written, the second time the reverse."""
+    """With any number of choices, the first request reads nothing and writes everything, and the second one the
+    reverse."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         http = over_http(client)

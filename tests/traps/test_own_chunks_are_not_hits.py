@@ -15,7 +15,7 @@ from tests.traps.wire import prompt_of, samples, settle
 
 @pytest.mark.parametrize("num_warm", [0, 128])
 async def test_chunks(autojump_clock: trio.abc.Clock, num_warm: int) -> None:
-    """A prompt of eleven chunks hits what was cached before it came, and not a token more."""
+    """A prompt of eleven chunks hits exactly what was cached before it arrived."""
     prompt = prompt_of(700)
     async with small_runtime(max_num_batched_tokens=64) as client:
         if num_warm:

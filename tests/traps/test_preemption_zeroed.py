@@ -12,7 +12,8 @@ from tests.traps.wire import SHARED, TIGHT, crowd, settle
 
 
 async def test_preempted_request_keeps_its_hit(autojump_clock: trio.abc.Clock) -> None:
-    """Requests that computed positions twice report the blocks granted first, like the one not preempted."""
+    """Requests that computed positions twice report the blocks granted first, like the request that was not
+    preempted."""
     async with small_runtime(**TIGHT) as client:
         result = await crowd(client)
         await settle(client)
@@ -22,5 +23,5 @@ async def test_preempted_request_keeps_its_hit(autojump_clock: trio.abc.Clock) -
         assert answer.record.cached_tokens == len(SHARED)
         assert answer.record.cached_by_tier is not None
         assert sum(answer.record.cached_by_tier.values()) == len(SHARED)
-        assert answer.started[-1].cached_tokens == len(SHARED), "a stream says what the record says"
+        assert answer.started[-1].cached_tokens == len(SHARED), "a stream must have the record's numbers"
         assert not answer.record.disputed

@@ -19,7 +19,7 @@ CACHED = 32 + 48
 
 @pytest.mark.parametrize("order", [(SHORT, LONG, COLD), (COLD, SHORT, LONG), (LONG, COLD, SHORT)])
 async def test_sums(autojump_clock: trio.abc.Clock, order: tuple[list[int], ...]) -> None:
-    """Three prompts, two of them cached, in every order."""
+    """Three prompts, two of them cached, are summed correctly in every order."""
     async with small_runtime() as client:
         await client.ask(SHORT, LONG)
         http = over_http(client)
@@ -28,7 +28,7 @@ async def test_sums(autojump_clock: trio.abc.Clock, order: tuple[list[int], ...]
         await settle(client)
     usages: list[dict[str, Any]] = [whole["usage"], chunks[-2]["usage"]]
     assert [usage["prompt_tokens"] for usage in usages] == [110, 113]
-    # by the time of the stream the cold prompt's only full block is known, too
+    # by the time of the stream, the only full block of the cold prompt is cached as well
     assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [CACHED, CACHED + 16]
     assert [usage["prompt_tokens_details"]["cache_write_tokens"] for usage in usages] == [16, 0]
     assert [usage["completion_tokens"] for usage in usages] == [24, 24]

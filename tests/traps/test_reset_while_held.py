@@ -14,7 +14,8 @@ from tests.traps.wire import prompt_of, settle
 
 
 async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> None:
-    """Two run and two wait: after the reset the running texts are right, and the waiting ones hit nothing old."""
+    """Two requests run and two wait: after the reset the running texts are right, and the waiting ones hit
+    nothing old."""
     prompt = prompt_of(120)
     answers: list[Answer] = []
     async with small_runtime(max_num_seqs=2, max_num_batched_tokens=64, share_pending_prefixes=False) as client:
@@ -39,7 +40,7 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
         assert not answer.record.disputed
     assert [answer.record.cached_tokens for answer in answers[:2]] == [112, 112], "admitted before the reset"
     assert answers[2].record.cached_tokens == 0, "hashed before it, admitted after it"
-    assert fresh.record.cached_tokens in (0, 112), "what was computed since the reset may be hit, nothing older"
+    assert fresh.record.cached_tokens in (0, 112), "only blocks computed since the reset may be hit"
     assert warm.record.cached_tokens == 112
 
 
@@ -48,11 +49,11 @@ async def test_blocks_of_an_older_epoch_are_not_published(autojump_clock: trio.a
     prompt = prompt_of(600)
     async with small_runtime(num_blocks=200, max_num_batched_tokens=64) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.ask, prompt)
-        await trio.sleep(0.025)  # some of its ten chunks; the others are written after the reset
+        await trio.sleep(0.025)  # some of its ten chunks are written before the reset, the others after it
         client.runtime.desk.reset_prefix_cache()
         await trio.sleep(1)
         beginning = await client.ask(prompt[:305], max_tokens=1)
         assert beginning.record.cached_tokens == 0
         answer = await client.ask(prompt, max_tokens=1)
-        assert answer.record.cached_tokens == 304, "no further than what was computed since"
+        assert answer.record.cached_tokens == 304, "only blocks computed since the reset may be hit"
         await settle(client)

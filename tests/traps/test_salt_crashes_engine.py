@@ -17,7 +17,7 @@ from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
 
 @pytest.mark.parametrize("salt", [7, 1.5, True, ["s"], {"a": 1}, "s" * 257, "❤" * 300])
 async def test_odd_salts_are_refused(autojump_clock: trio.abc.Clock, salt: Any) -> None:
-    """400, `cache_salt` named, nothing opened; the next request is served."""
+    """The response is a 400 that names `cache_salt`, nothing is opened, and the next request is served."""
     async with small_runtime() as client:
         exchange, answer = await over_http(client).post(COMPLETIONS, body(prompt_of(20), cache_salt=salt))
         assert exchange.status == 400
@@ -30,7 +30,7 @@ async def test_odd_salts_are_refused(autojump_clock: trio.abc.Clock, salt: Any) 
 
 @pytest.mark.parametrize("salt", ["", " ", "\0", "5:model=1:m", "🦙" * 256, "a\nb"])
 async def test_any_text_within_bounds_is_a_salt(autojump_clock: trio.abc.Clock, salt: str) -> None:
-    """Any characters work within the bounds; an empty salt is none."""
+    """Any characters work within the bounds; an empty salt means no salt."""
     async with small_runtime() as client:
         http = over_http(client)
         for _ in range(2):

@@ -18,13 +18,12 @@ PROMPT = prompt_of(50)
 
 @pytest.mark.parametrize(("sharing", "cached", "computed"), [(False, 0, 150), (True, 96, 54)])
 async def test_equal_prompts_at_once(autojump_clock: trio.abc.Clock, sharing: bool, cached: int, computed: int) -> None:
-    """Three in one step compute all they need; with sharing, two wait for a step and read the first one's blocks.
-
-    Either way the write belongs to one request and is counted once; texts are right; no account is disputed.
-    """
+    """Three prompts in one step compute all they need; with sharing, two wait for a step and read the first one's
+    blocks. Either way the write belongs to one request and is counted once, texts are right, and no account is
+    disputed."""
     async with small_runtime(share_pending_prefixes=sharing) as client:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps the engine busy: the three are planned together
+            nursery.start_soon(client.ask, prompt_of(5, 1))  # busy engine: the three are planned together
             await trio.sleep(0.015)
             answer = await client.ask(PROMPT, PROMPT, PROMPT)
         again = await client.ask(PROMPT)

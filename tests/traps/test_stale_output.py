@@ -23,7 +23,8 @@ from tests.traps.wire import TIGHT, crowd, prompt_of, samples, settle
 async def test_steps_in_flight_at_a_preemption(
     autojump_clock: trio.abc.Clock, max_steps_in_flight: int, num_blocks: int
 ) -> None:
-    """However many steps in flight contain a preempted request: each token once, in order, and every pass booked."""
+    """However many steps in flight contain a preempted request, each token is emitted once and in order, and every pass
+    is booked."""
     async with small_runtime(**{**TIGHT, "num_blocks": num_blocks}, max_steps_in_flight=max_steps_in_flight) as client:
         result = await crowd(client)
         await settle(client)
@@ -56,7 +57,7 @@ def repeat_results(client: Client) -> None:
 
     def run_twice(plan: StepPlan) -> StepResult:
         result = run(plan)
-        inbox.post(result)  # the actor posts it again
+        inbox.post(result)  # the actor repeats it
         return result
 
     executor.run = run_twice

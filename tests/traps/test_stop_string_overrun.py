@@ -13,14 +13,14 @@ from tests.runtimes import small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
-DIALS = Dials(first_token_id=35, num_token_ids=60)  # printable ASCII, one character a token
+DIALS = Dials(first_token_id=35, num_token_ids=60)  # printable ASCII, one character per token
 WHOLE = text_of(continuation(PROMPT, 300, DIALS))
 
 
 @pytest.mark.parametrize("step_seconds", [0.0, 0.01])
 @pytest.mark.parametrize("at", [1, 9, 40])
 async def test_tokens_after_the_stop(autojump_clock: trio.abc.Clock, at: int, step_seconds: float) -> None:
-    """Also if a step takes no time, so that several are done before the engine is told of the stop."""
+    """This also holds if steps take no time, so that several are done before the engine learns of the stop."""
     stop = WHOLE[at : at + 3]
     at = WHOLE.index(stop)
     dials = Dials(first_token_id=35, num_token_ids=60, step_seconds=step_seconds)

@@ -18,13 +18,14 @@ from tests.traps.wire import CHAT, STREAMED, over_http, samples, settle
 
 
 def chat(num_messages: int) -> list[dict[str, Any]]:
-    """Letters that take turns: nearly all of the prompt is the template's."""
+    """Make a chat of alternating one-letter messages: nearly all of the prompt comes from the template."""
     return [{"role": ("user", "assistant")[at % 2], "content": "x"} for at in range(num_messages)]
 
 
 @pytest.mark.parametrize("num_messages", [1, 2, 3, 9, 21])
 async def test_cached_is_a_part_of_the_prompt(autojump_clock: trio.abc.Clock, num_messages: int) -> None:
-    """Sent three times: the prompt is what was rendered, its full blocks are cached, the rest is computed."""
+    """The chat is sent three times: the prompt is what was rendered, its full blocks are cached, the rest
+    is computed."""
     messages = chat(num_messages)
     async with small_runtime() as client:
         rendered = await client.runtime.desk.count_tokens(ChatPrompt(tuple(messages)), "messages")
@@ -38,7 +39,7 @@ async def test_cached_is_a_part_of_the_prompt(autojump_clock: trio.abc.Clock, nu
             usages.append(chunks[-2]["usage"])
         await settle(client)
         after = samples(client)
-    assert rendered > 7 * num_messages, "the template was meant to be most of it"
+    assert rendered > 7 * num_messages, "most of the prompt must come from the template"
     full = (rendered - 1) // BLOCK * BLOCK
     for usage, cached in zip(usages, (0, full, full), strict=True):
         assert usage["prompt_tokens"] == rendered

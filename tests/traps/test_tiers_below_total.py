@@ -13,10 +13,10 @@ import trio
 from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
 from tests.runtimes import small_runtime
-from tests.scripted_engine import Admit, Compute, Said, Token, scripted_runtime, settle_scripted, tokens
+from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 from tests.web.fakes import Client as HttpClient
-from tests.web.fakes import FakeDesk, hello, record, says
+from tests.web.fakes import FakeDesk, hello, record, scripted
 
 ASKED = {"return_cached_tokens_details": True}
 
@@ -46,7 +46,7 @@ async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
 async def test_split_that_lags_behind(split: dict[str, int]) -> None:
     """Whatever tiers a record names for 48 tokens, the parts in the response sum to 48, none below 0."""
     closed = Closed(record(prompt_tokens=50, cached_tokens=48, cached_by_tier=split), None)
-    _, answer = await HttpClient(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(
+    _, answer = await HttpClient(make_app(FakeDesk(scripted(*hello()[:-1], closed)))).post(
         COMPLETIONS, {"model": "tiny", "prompt": "x", **ASKED}
     )
     tiers: dict[str, Any] = answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
@@ -68,8 +68,12 @@ async def test_split_of_an_engine(
     autojump_clock: trio.abc.Clock, tiers: dict[str, int], unattributed: int, disputed: bool
 ) -> None:
     """An engine reports 48 and names tiers for fewer or more: more is disputed, and nothing is clamped."""
-    said: list[list[Said]] = [[Admit(read=48, tiers=tiers, reused=48)], [Compute(48, 50), Token()], *tokens(2)]
-    async with scripted_runtime(lambda submit: said) as client:
+    reports: list[list[ScriptedEntry]] = [
+        [Admit(read=48, tiers=tiers, reused=48)],
+        [Compute(48, 50), Token()],
+        *tokens(2),
+    ]
+    async with scripted_runtime(lambda submit: reports) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(prompt_of(50), **ASKED))
         _, chunks = await http.stream(COMPLETIONS, body(prompt_of(50), **ASKED, **STREAMED))

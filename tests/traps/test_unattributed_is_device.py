@@ -12,9 +12,9 @@ import trio
 
 from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
-from tests.scripted_engine import Admit, Compute, Said, Token, scripted_runtime, settle_scripted, tokens
+from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples
-from tests.web.fakes import Client, FakeDesk, hello, record, says
+from tests.web.fakes import Client, FakeDesk, hello, record, scripted
 
 
 @pytest.mark.parametrize(
@@ -22,19 +22,23 @@ from tests.web.fakes import Client, FakeDesk, hello, record, says
     [({}, 0, 48), ({"host": 16}, 0, 32), ({"device": 16}, 16, 32), ({"device": 48}, 48, 0), ({"tape": 48}, 0, 48)],
 )
 async def test_unknown_tier(split: dict[str, int], device: int, unattributed: int) -> None:
-    """The device's part is what was booked as the device's, and not a token more."""
+    """The device's part is exactly what was booked as the device's."""
     closed = Closed(record(prompt_tokens=50, cached_tokens=48, cached_by_tier=split), None)
     request = {"model": "tiny", "prompt": "x", "return_cached_tokens_details": True}
-    _, answer = await Client(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(COMPLETIONS, request)
+    _, answer = await Client(make_app(FakeDesk(scripted(*hello()[:-1], closed)))).post(COMPLETIONS, request)
     tiers: dict[str, Any] = answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
     assert (tiers["device"], tiers["unattributed"]) == (device, unattributed)
 
 
 @pytest.mark.parametrize("tiers", [{}, {"host": 16}, {"device": 16, "tape": 32}])
 async def test_tiers_that_an_engine_does_not_name(autojump_clock: trio.abc.Clock, tiers: dict[str, int]) -> None:
-    """Of 48 tokens, those of no known tier are unattributed, to the client and in /metrics."""
-    said: list[list[Said]] = [[Admit(read=48, tiers=tiers, reused=48)], [Compute(48, 50), Token()], *tokens(2)]
-    async with scripted_runtime(lambda submit: said) as client:
+    """Of 48 tokens, those of no known tier are unattributed, for the client and in /metrics."""
+    reports: list[list[ScriptedEntry]] = [
+        [Admit(read=48, tiers=tiers, reused=48)],
+        [Compute(48, 50), Token()],
+        *tokens(2),
+    ]
+    async with scripted_runtime(lambda submit: reports) as client:
         request = body(prompt_of(50), return_cached_tokens_details=True)
         _, answer = await over_http(client).post(COMPLETIONS, request)
         await settle_scripted(client)

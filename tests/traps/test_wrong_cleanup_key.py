@@ -16,7 +16,7 @@ PROMPTS = prompt_of(40, 1), prompt_of(40, 2)
 
 
 async def test_two_clients_with_one_id(autojump_clock: trio.abc.Clock) -> None:
-    """One of them leaves: its request is gone within two steps, and the other is served to the end."""
+    """If one of them leaves, its request is gone within two steps, and the other is served to the end."""
     async with small_runtime() as client:
         http, mine = over_http(client), {"X-Request-Id": "mine"}
         async with http.open("POST", COMPLETIONS, body(PROMPTS[0], max_tokens=30), mine) as stays:

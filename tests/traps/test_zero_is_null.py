@@ -1,4 +1,4 @@
-"""Trap: a cached count of 0 is taken for missing and dropped, so that clients cannot tell a miss from no report.
+"""Trap: a cached count of 0 is taken for missing and dropped, so that clients cannot tell a miss from an unknown count.
 
 Here 0 is a value and is reported as 0, in every form of response.
 """
@@ -20,7 +20,7 @@ def cached(usage: dict[str, Any]) -> Any:
 
 
 async def test_miss_is_reported_as_zero(autojump_clock: trio.abc.Clock) -> None:
-    """Complete, streamed, in every chunk, in a chat, and with caching off: the integer 0."""
+    """The integer 0 is in complete and streamed responses, in every chunk, in a chat, and with caching off."""
     messages = [{"role": "user", "content": "short"}]
     seen = []
     async with small_runtime() as client:

@@ -61,7 +61,7 @@ class Crowd:
     answers: list[Answer]
     num_tokens: int
     counters: list[dict[str, float]]
-    """What /metrics said before, at every hundredth of a second, and after."""
+    """The samples of /metrics before, at every hundredth of a second, and after."""
 
 
 async def crowd(client: Client) -> Crowd:
@@ -89,5 +89,5 @@ async def crowd(client: Client) -> Crowd:
         for index in range(3):
             nursery.start_soon(one, index)
     counters.append(samples(client))
-    assert counters[-1]["num_preemptions_total"] > 0, "the runtime was meant to be too small"
+    assert counters[-1]["num_preemptions_total"] > 0, "the runtime must be too small for all requests"
     return Crowd(prompts, [answers[index] for index in range(3)], 70, counters)

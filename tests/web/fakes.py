@@ -1,8 +1,8 @@
 """A request desk without an engine, and a client without a network.
 
 `FakeDesk` implements the protocol of `quipu.actors.request_desk.interface`: each ticket plays a script of outlet events
-into a real mailbox. Its dials: the script, a desk that is closed, a start that fails, a state of health. `Client`
-speaks ASGI to the app directly, so a test decides when a body is read and when the client leaves.
+into a real mailbox. Its dials: the script, a closed desk, a failing start, the health. `Client` speaks ASGI to the app
+directly, so a test decides when a body is read and when the client disconnects.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def record(
 
 
 def columns(*tokens: ScoredToken) -> ScoredColumns:
-    """Scored tokens as the detokenizer hands them out."""
-    told: list[ScoredToken | LikelyToken] = [one for token in tokens for one in (token, *token.top)]
-    scores = ScoredColumns({one.token_id: TokenText(one.text, one.utf8) for one in told}.__getitem__)
+    """Return scored tokens as the detokenizer sends them."""
+    all_tokens: list[ScoredToken | LikelyToken] = [one for token in tokens for one in (token, *token.top)]
+    scores = ScoredColumns({one.token_id: TokenText(one.text, one.utf8) for one in all_tokens}.__getitem__)
     for token in tokens:
         scores.append(token)
     return scores
@@ -81,7 +81,7 @@ STARTED = Started(prompt_tokens=40, cached_tokens=32, cache_write_tokens=0)
 
 
 def hello(num_choices: int = 1) -> list[OutletEvent]:
-    """Each choice says "Hel", "lo", and stops with a token that shows nothing."""
+    """Play "Hel" and "lo" for each choice, then a stop token without text."""
     events: list[OutletEvent] = [STARTED]
     for text in ("Hel", "lo"):
         events += [Delta(index, text, 1, None) for index in range(num_choices)]
@@ -91,7 +91,7 @@ def hello(num_choices: int = 1) -> list[OutletEvent]:
 
 
 def failure(kind: ErrorKind, message: str = "it broke", *, param: str | None = None, code: str | None = None) -> Closed:
-    """A request's end with an error, before anything was admitted."""
+    """Return the end of a request that failed before its admission."""
     outcome = Outcome.FAILED if kind is ErrorKind.INTERNAL else Outcome.REJECTED
     unknown = record(outcome=outcome, prompt_tokens=None, cached_tokens=None, completion_tokens=0)
     return Closed(unknown, RequestError(kind, message, param, code))
@@ -102,7 +102,7 @@ Script = Callable[[Encode], Sequence[OutletEvent]]
 
 @attrs.define(eq=False)
 class FakeTicket:
-    """One open request; what its script leaves unsaid the test puts into the mailbox itself."""
+    """One open request; events that its script does not play, the test puts into the mailbox itself."""
 
     encode: Encode
     endpoint: str
@@ -132,7 +132,7 @@ class FakeTicket:
         self._encoded()
 
     def when_encoded(self, call: Callable[[], object], /) -> None:
-        """A script is played at once: nothing is ever left to be encoded, once it has started."""
+        """Call back at once: after the start of a script nothing is left to be encoded."""
         if self.num_starts or self.num_leaves:
             call()
         else:
@@ -148,7 +148,7 @@ class FakeTicket:
         self.mailbox.put(failure(ErrorKind.TIMEOUT, f"longer than {after_s:g} seconds"))
 
     def leave(self) -> None:
-        """Of a request that has not ended the account closes now, as the accountant's would."""
+        """Close the account, as the accountant would, unless the request has already ended."""
         self.num_leaves += 1
         self._encoded()
         if self.mailbox.closed is None:
@@ -172,7 +172,7 @@ class FakeDesk:
     script: Script = lambda encode: hello(len(encode.prompts) * encode.num_choices)
     info: ServingInfo = INFO
     closed: str | None = None
-    """Why nothing can be opened."""
+    """If set, no request can be opened, for this reason."""
     start_error: Exception | None = None
     gate: trio.Event | None = None
     """While it is closed, requests wait for the tokenizer."""
@@ -208,29 +208,29 @@ class FakeDesk:
 
     @property
     def ticket(self) -> FakeTicket:
-        """The only one that was opened."""
+        """Return the only ticket that was opened."""
         (ticket,) = self.tickets
         return ticket
 
 
-def says(*events: OutletEvent) -> Script:
-    """A script that does not look at the request."""
+def scripted(*events: OutletEvent) -> Script:
+    """Return a script that ignores the request."""
     return lambda encode: events
 
 
 @attrs.define(eq=False)
 class Exchange:
-    """One request and what has come back so far."""
+    """One request and what has been received so far."""
 
     _to_app: trio.MemorySendChannel[dict[str, Any]]
     _from_app: trio.MemoryReceiveChannel[dict[str, Any]]
     status: int = 0
     headers: dict[str, str] = attrs.field(factory=dict)
     ended: bool = False
-    """The response ended as a response should."""
+    """Whether the response ended properly."""
 
     async def wait_started(self) -> int:
-        """The status, once it is known."""
+        """Wait until the status is known and return it."""
         message = await self._from_app.receive()
         assert message["type"] == "http.response.start"
         self.status = message["status"]
@@ -238,21 +238,21 @@ class Exchange:
         return self.status
 
     async def read_some(self) -> bytes:
-        """One write of the body; raises trio.EndOfChannel when the app is gone."""
+        """Return one write of the body; raises trio.EndOfChannel when the app is gone."""
         message = await self._from_app.receive()
         self.ended = not message.get("more_body", False)
         body: bytes = message.get("body", b"")
         return body
 
     async def read(self) -> bytes:
-        """The whole rest of the body."""
+        """Return the rest of the body."""
         parts = []
         while not self.ended:
             parts.append(await self.read_some())
         return b"".join(parts)
 
     def leave(self) -> None:
-        """What a server tells an app when its client has gone."""
+        """Send the app what a server sends when its client disconnects."""
         self._to_app.send_nowait({"type": "http.disconnect"})
 
     async def json(self) -> Any:
@@ -260,7 +260,7 @@ class Exchange:
         return json.loads(await self.read())
 
     async def chunks(self) -> list[Any]:
-        """The events of a stream, the last one being "[DONE]" as text."""
+        """Return the events of a stream; the last one is "[DONE]" as text."""
         await self.wait_started()
         return parse_events(await self.read())
 
@@ -276,7 +276,7 @@ def parse_events(data: bytes) -> list[Any]:
 
 @attrs.define(eq=False)
 class Client:
-    """Opens exchanges with an ASGI app. `buffer` is how many messages of a response fit between app and client."""
+    """Opens exchanges with an ASGI app. `buffer` is the number of response messages that fit between app and client."""
 
     app: Any
     buffer: int = 1000
@@ -317,16 +317,16 @@ class Client:
             nursery.cancel_scope.cancel()
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[Exchange, Any]:
-        """An exchange that is over, and its JSON."""
+        """Return a finished exchange and its JSON."""
         async with self.open("GET", path, headers=headers) as exchange:
             return exchange, await exchange.json()
 
     async def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> tuple[Exchange, Any]:
-        """An exchange that is over, and its JSON."""
+        """Return a finished exchange and its JSON."""
         async with self.open("POST", path, body, headers) as exchange:
             return exchange, await exchange.json()
 
     async def stream(self, path: str, body: object) -> tuple[Exchange, list[Any]]:
-        """An exchange that is over, and the events of its stream."""
+        """Return a finished exchange and its stream's events."""
         async with self.open("POST", path, body) as exchange:
             return exchange, await exchange.chunks()

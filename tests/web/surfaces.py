@@ -1,6 +1,6 @@
-"""Every surface on which a client is told numbers, for tests that compare them: what to send, and how to read it.
+"""Every endpoint that reports usage to clients, for tests that compare them: what to send, and how to read it.
 
-The same words make the same prompt on each of them. `Numbers` are in the books' terms, whatever the API calls them.
+The same words give the same prompt on each of them. `Numbers` use the record's terms, whatever the API calls them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 
 @attrs.frozen
 class Numbers:
-    """What one usage object says. None: it has no word for that."""
+    """The numbers of one usage object; None if the API has no field for one."""
 
     prompt: int
     cached: int
@@ -31,18 +31,18 @@ class Numbers:
 
 
 @attrs.frozen
-class Told:
-    """All that one answer says of its usage."""
+class ResponseUsage:
+    """All usage in one response."""
 
     finals: list[Numbers]
-    """Where the request is over."""
+    """At the end of the request."""
     starts: list[Numbers]
     """Before the first token."""
     running: list[Numbers]
-    """On the way."""
+    """In between."""
     is_error: bool
     has_ended: bool
-    """A stream ended as its API says it does."""
+    """Whether a stream ended as documented by its API."""
 
 
 @attrs.frozen
@@ -57,36 +57,36 @@ class Surface:
         return self.api + ("-continuous" if self.continuous else "-streamed" if self.streamed else "")
 
     def body(self, words: str, *, max_tokens: int = 8, stop: str | None = None, **fields: Any) -> dict[str, Any]:
-        """A greedy request; `fields` as they are."""
-        asked: dict[str, Any] = {"model": "demo", "temperature": 0, **fields}
+        """Return a greedy request; `fields` are passed unchanged."""
+        request: dict[str, Any] = {"model": "demo", "temperature": 0, **fields}
         limit = "max_output_tokens" if self.api == "responses" else "max_tokens"
-        asked[limit] = max_tokens
+        request[limit] = max_tokens
         if stop is not None:
-            asked |= {"stop_sequences": [stop]} if self.api == "messages" else {"stop": [stop]}
+            request |= {"stop_sequences": [stop]} if self.api == "messages" else {"stop": [stop]}
         match self.api:
             case "completions":
-                asked["prompt"] = f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
+                request["prompt"] = f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
             case "chat":
-                asked["messages"] = [{"role": "user", "content": words}]
+                request["messages"] = [{"role": "user", "content": words}]
             case "responses":
-                asked["input"] = words
+                request["input"] = words
             case "messages":
-                asked["messages"] = [{"role": "user", "content": [{"type": "text", "text": words, **MARK}]}]
+                request["messages"] = [{"role": "user", "content": [{"type": "text", "text": words, **MARK}]}]
         if self.streamed:
-            asked["stream"] = True
+            request["stream"] = True
             if self.api in ("completions", "chat"):
-                asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": self.continuous}
-        return asked
+                request["stream_options"] = {"include_usage": True, "continuous_usage_stats": self.continuous}
+        return request
 
-    def read(self, data: bytes) -> Told:
-        """An answer, as far as it came."""
+    def read(self, data: bytes) -> ResponseUsage:
+        """Read a response as far as it came."""
         if not self.streamed or data.startswith(b"{"):
             answer = json.loads(data) if data else {}
             usage = answer.get("usage")
-            return Told([self._numbers(usage)] if usage else [], [], [], bool(answer.get("error")), bool(data))
+            return ResponseUsage([self._numbers(usage)] if usage else [], [], [], bool(answer.get("error")), bool(data))
         return self._read_events(events_of(data), is_done=b"data: [DONE]" in data)
 
-    def _read_events(self, events: list[dict[str, Any]], *, is_done: bool) -> Told:
+    def _read_events(self, events: list[dict[str, Any]], *, is_done: bool) -> ResponseUsage:
         finals, starts = [], []
         running: list[Any] = []
         kinds = [event.get("type") for event in events]
@@ -107,7 +107,7 @@ class Surface:
                         (finals if event["choices"] == [] else running).append(self._numbers(usage))
         is_error = any("error" in (event.get("type"), *event) for event in events)
         has_ended = is_done if self.api in ("completions", "chat") else bool(kinds) and kinds[-1] in _LAST
-        return Told(finals, starts, running, is_error, has_ended)
+        return ResponseUsage(finals, starts, running, is_error, has_ended)
 
     def _numbers(self, usage: dict[str, Any]) -> Numbers:
         if self.api == "messages":
@@ -139,12 +139,12 @@ SURFACES = (
 
 
 def prompt_ids(words: str) -> list[int]:
-    """The prompt that every surface makes of the same words."""
+    """Return the prompt that every surface makes of the same words."""
     return encode_chat(VOCABULARY, ChatPrompt(({"role": "user", "content": words},))).token_ids
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:
-    """The JSON of a stream's whole events."""
+    """Return the JSON of a stream's complete events."""
     whole = data.decode("utf-8", "replace").rpartition("\n\n")[0]
     lines = [line for block in whole.split("\n\n") for line in block.split("\n") if line.startswith("data: {")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]

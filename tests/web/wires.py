@@ -1,7 +1,7 @@
 """An app on its real server, over a real socket, with either path of a stream's chunks.
 
 `DirectWriters` makes the connections' direct writers: it counts what goes through them, and its `kernel` is a dial for
-what a socket does: take all, a part or nothing, or fail.
+the socket: accept all, a part or nothing, or fail.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ SURFACES: dict[str, dict[str, Any]] = {
 }
 
 
-class Way(Enum):
-    """How chunks go out."""
+class WritePath(Enum):
+    """How chunks are written."""
 
     DIRECT = "direct"
     GENERIC = "generic"
 
     def options(self, **changes: Any) -> AppOptions:
-        return AppOptions(direct_streams=self is Way.DIRECT, **changes)
+        return AppOptions(direct_streams=self is WritePath.DIRECT, **changes)
 
 
-both_ways = pytest.mark.parametrize("way", list(Way), ids=lambda way: way.value)
+both_write_paths = pytest.mark.parametrize("way", list(WritePath), ids=lambda way: way.value)
 
 Kernel = Callable[[int, bytes], int]
-"""As `os.write`."""
+"""A replacement for `os.write`."""
 
 
-def takes(*amounts: int | None) -> Kernel:
-    """Takes so many bytes of each write, in turns; None is all of it, 0 a buffer that is full."""
+def accepts(*amounts: int | None) -> Kernel:
+    """Accept the given numbers of bytes per write, in turn; None is all, 0 a full buffer."""
     turns = cycle(amounts)
 
     def write(fileno: int, data: bytes) -> int:
@@ -69,7 +69,7 @@ def takes(*amounts: int | None) -> Kernel:
 
 
 def fails(fileno: int, data: bytes) -> int:
-    """A client that is gone."""
+    """Fail as if the client were gone."""
     raise BrokenPipeError(errno.EPIPE, "gone")
 
 
@@ -78,7 +78,7 @@ class DirectWriters:
     kernel: Kernel = os.write
     num_opened: int = 0
     num_sends: int = 0
-    """Chunks that went out directly, or of which a part did."""
+    """Number of chunks written directly, completely or in part."""
 
     def open(self, transport: Transport, state: ProtocolState, fileno: Callable[[], int]) -> DirectWriter:
         self.num_opened += 1
@@ -99,20 +99,20 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> DirectWriters:
 
 
 class Peer:
-    """A client that says how it reads."""
+    """A client whose reading is controlled by the test."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self.received = b""
 
     async def ask(self, path: str, *, version: str = "1.1", **fields: Any) -> None:
-        """A streamed request."""
+        """Send a streamed request."""
         body = json.dumps({"model": "tiny", "stream": True, **SURFACES[path], **fields}).encode()
         head = f"POST {path} HTTP/{version}\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n"
         await self.stream.send_all(head.encode() + body)
 
     async def read_until(self, needle: bytes) -> bytes:
-        """Everything up to and with `needle`, from where the last such call ended; less where the peer ends first."""
+        """Read up to and including `needle`, from where the last call ended, or to the end of the connection."""
         while needle not in self.received:
             data = b""
             with suppress(trio.BrokenResourceError):
@@ -126,14 +126,14 @@ class Peer:
         return found
 
     async def read_stream(self) -> bytes:
-        """The events of one response, without the framing of its chunks; its head is left out."""
+        """Return the events of one response, without its head and the framing of its chunks."""
         await self.read_until(b"\r\n\r\n")
         parts = []
         while size := int(await self.read_until(b"\r\n"), 16):
             while len(self.received) < size + 2:
                 self.received += await self.stream.receive_some(1 << 20)
             part, self.received = self.received[: size + 2], self.received[size + 2 :]
-            assert part.endswith(b"\r\n"), "a chunk has the length that it says"
+            assert part.endswith(b"\r\n"), "a chunk must have its declared length"
             parts.append(part[:-2])
         assert await self.read_until(b"\r\n") == b"\r\n"
         return b"".join(parts)
@@ -145,7 +145,7 @@ class Served:
     port: int
 
     async def connect(self, receive_bytes: int | None = None) -> Peer:
-        """`receive_bytes`: what the kernel keeps for a peer that does not read, about."""
+        """Open a connection. `receive_bytes` is about what the kernel buffers for a peer that does not read."""
         sock = trio.socket.socket()
         if receive_bytes is not None:
             sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, receive_bytes)
@@ -164,7 +164,7 @@ async def serving(desk: Any, options: AppOptions) -> AsyncIterator[Served]:
 
 
 async def put_one_by_one(desk: FakeDesk, events: Iterable[OutletEvent]) -> None:
-    """Each event once the server has nothing more to do about those before."""
+    """Put each event once the server has finished handling those before."""
     for event in events:
         await trio.testing.wait_all_tasks_blocked()
         desk.ticket.mailbox.put(event)

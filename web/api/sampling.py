@@ -31,8 +31,8 @@ _NO_RULES = LogitRules()
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _SEED_SPACE = 2**64
 _RANDOM_SEED_BITS = 53
-"""Of a seed that nobody asked for: what every reader of JSON gets whole (JavaScript and jq round longer numbers), for
-it is there to be sent again."""
+"""Bits of a seed that the client did not choose. JavaScript and jq round longer integers, and the client may want to
+send the seed again."""
 
 
 @attrs.frozen

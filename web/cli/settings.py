@@ -28,7 +28,7 @@ MIN_WAITING = 1024
 TOKENS_PER_WAITING = 2048
 """Prompt tokens that may wait, by default, for each sequence that may wait."""
 MIN_WAITING_PROMPTS = 8
-"""At least so many prompts of the longest length may wait, however few may run."""
+"""The default always has room for this many prompts of maximum length."""
 TENANT_SHARE = 0.5
 """Share of what may wait that one tenant may have, where there are several."""
 
@@ -99,7 +99,7 @@ def _shown(config: attrs.AttrsInstance) -> dict[str, object]:
 
 
 def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> dict[str, int]:
-    """Return how many sequences may run, and what may wait. A limit of 0 was asked for: there is none then."""
+    """Return how many sequences may run, and how much may wait. A limit of 0 means no limit."""
     num_running = min(arguments.max_num_seqs, arguments.max_num_batched_tokens)
     requests, tokens = arguments.max_waiting_requests, arguments.max_waiting_tokens
     if requests is None:

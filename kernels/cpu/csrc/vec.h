@@ -1,8 +1,8 @@
 // The vector type of all kernels: `Vec`, as many float32 lanes as the instruction set has, and loads of bfloat16.
 //
 // vec_avx2.h and vec_avx512.h define the same names for 8 and for 16 lanes, and no other file (except the bf16 products,
-// linear_bf16.cpp, and 8 x 8 transposes) uses intrinsics: a kernel is written once, with load, store, splat, fma, larger,
-// smaller, sum_lanes, first_lanes and the operators + - * /. The compiler must not contract (-ffp-contract=off): fused
+// pairs_*.h and attention_bf16.cpp, and 8 x 8 transposes) uses intrinsics: a kernel is written once, with load, store,
+// splat, fma, larger, smaller, sum_lanes, first_lanes and the operators + - * /. The compiler must not contract (-ffp-contract=off): fused
 // operations are written explicitly, so an expression rounds alike wherever it is inlined.
 #pragma once
 #include <cmath>

@@ -1,4 +1,4 @@
-"""The account of one request: when it balances, when it is disputed, and what its client is told."""
+"""The account of one request: when it balances, when it is disputed, and which numbers its client gets."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_coverage_counts_each_position_once(spans: list[tuple[int, int]]) -> Non
         assert {p for low, high in coverage.intervals for p in range(low, high)} == positions
 
 
-# ---------------------------------------------------------------- what balances
+# ---------------------------------------------------------------- accounts that balance
 
 
 def test_hit_and_computed_rest_balance() -> None:
-    """16 of 40 tokens are read and 24 computed in two chunks; outputs are not counted to the prompt."""
+    """16 of 40 tokens are read and 24 computed in two chunks; outputs do not count towards the prompt."""
     account = account_of(40)
     admit(account, 1, 1, 16, 16)
     compute(account, 1, (16, 32), (32, 40), (40, 41), (41, 42))
@@ -138,11 +138,11 @@ def test_cut_short_request_balances_with_part_of_its_prompt() -> None:
     assert account.outcome is Outcome.CANCELLED
 
 
-# ---------------------------------------------------------------- what is disputed
+# ---------------------------------------------------------------- disputed accounts
 
 
 def test_executor_confirms_less_than_granted() -> None:
-    """A stale grant is disputed, and the client keeps the numbers it was told."""
+    """A stale grant is disputed, and the reported numbers do not change."""
     account = account_of(40)
     admit(account, 1, 1, 32, 16)
     compute(account, 1, (32, 40))
@@ -221,7 +221,7 @@ def test_lost_report_is_disputed() -> None:
 
 
 def test_entry_after_the_end_is_disputed() -> None:
-    """A Terminal is the engine's last entry for a sequence, and comes once."""
+    """A Terminal is the engine's last entry for a sequence, and comes only once."""
     for late in (Span(8, 9), Ended(), admission(2, 0, 0)):
         account = account_of(8)
         admit(account, 1, 1, 0, 0)

@@ -1,4 +1,4 @@
-"""Random entries against an oracle that keeps one word per position."""
+"""Random entries against an oracle that keeps one state per position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quipu.actors.request_desk.mailbox import Mailbox
 from tests.actors.accountant.accounts import admission
 
 PROMPT, MOST = 24, 40
-"""Prompt tokens, and positions in all."""
+"""Number of prompt tokens, and of all positions."""
 
 
 @st.composite
@@ -28,7 +28,7 @@ def span(draw: st.DrawFn) -> Span:
 
 
 @st.composite
-def an_admission(draw: st.DrawFn) -> Admission:
+def admission_entries(draw: st.DrawFn) -> Admission:
     """Generate admissions whose numbers mostly follow one another and whose entries mostly agree."""
     number = draw(st.integers(1, 4))
     read = draw(st.integers(0, MOST))
@@ -47,7 +47,7 @@ class Oracle:
     last_number: int = 0
     problems: int = 0
 
-    def hear(self, entry: Entry) -> None:
+    def book(self, entry: Entry) -> None:
         match entry:
             case Span():
                 self.cover(range(entry.start, entry.end), "computed")
@@ -69,7 +69,7 @@ class Oracle:
                 self.first[position] = how
 
     def count(self, how: str) -> int:
-        """Count first coverages; those of outputs do not count, except if an admission covered them."""
+        """Count first coverages; those of outputs do not count, unless an admission covered them."""
         end = PROMPT if how == "computed" else MOST
         return sum(word == how for position, word in self.first.items() if position < end)
 
@@ -78,14 +78,14 @@ def sequence_of(account: Account) -> SequenceAccount:
     return account.sequences[1]
 
 
-@given(st.lists(st.one_of(span(), an_admission()), max_size=14), st.booleans())
+@given(st.lists(st.one_of(span(), admission_entries()), max_size=14), st.booleans())
 def test_first_coverage_and_recomputation(entries: list[Entry], finished: bool) -> None:
     """Read, computed, restored and recomputed positions, and disputes, are those of the oracle."""
     oracle = Oracle()
     account = new_request().account()
     for entry in entries:
         account.apply(1, entry)
-        oracle.hear(entry)
+        oracle.book(entry)
     if finished:
         account.complete(1, 3, FinishReason.LENGTH)
     sequence = sequence_of(account)
@@ -105,7 +105,7 @@ def new_request() -> RequestEntries:
     return store.requests["r"]
 
 
-def seen(account: Account) -> object:
+def state_of(account: Account) -> object:
     """Return everything observable about an account."""
     sequence = sequence_of(account)
     return (
@@ -119,8 +119,8 @@ def seen(account: Account) -> object:
 
 
 PIECES = st.one_of(
-    st.tuples(span(), st.lists(st.integers(0, MOST), max_size=3)),  # and where it is cut
-    an_admission(),
+    st.tuples(span(), st.lists(st.integers(0, MOST), max_size=3)),  # and where each span is cut
+    admission_entries(),
     st.builds(Written, st.integers(0, PROMPT), st.integers(0, PROMPT)),
     st.just(FirstToken(12.0)),
     st.builds(Revision, st.just("device"), st.integers(0, 8)),
@@ -144,8 +144,8 @@ def test_merged_spans_make_the_same_account(pieces: list[object], ends: bool) ->
     if ends:
         request.add(1, Ended())
         account.apply(1, Ended())
-    assert seen(request.account()) == seen(account)
-    assert seen(request.account()) == seen(account), "looking changes nothing"
+    assert state_of(request.account()) == state_of(account)
+    assert state_of(request.account()) == state_of(account), "reading an account must not change it"
 
 
 def test_spans_are_merged() -> None:

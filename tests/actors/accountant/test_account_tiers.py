@@ -52,14 +52,14 @@ def test_unrevised_failed_load_is_disputed() -> None:
 
 
 def test_end_before_first_token_settles() -> None:
-    """What was loaded until then was reused."""
+    """Tokens loaded before the end count as reused."""
     account = granted(48, 48, host=48)
     account.apply(1, Ended())
     assert account.cached == Known(48)
 
 
 def test_revision_after_report_is_disputed() -> None:
-    """What a client has been told is frozen."""
+    """Numbers that have been reported to a client are frozen."""
     account = granted(48, 48, host=48)
     first_token(account, 1)
     account.apply(1, Revision("host", 16))
@@ -69,7 +69,7 @@ def test_revision_after_report_is_disputed() -> None:
 
 @pytest.mark.parametrize(("tier", "num_tokens"), [("host", 17), ("disk", 1), ("host", -16)])
 def test_revision_of_tokens_not_granted(tier: str, num_tokens: int) -> None:
-    """It is a mismatch, and no count becomes negative or grows."""
+    """The revision is a mismatch; no count becomes negative or grows."""
     account = granted(48, 48, device=32, host=16)
     account.apply(1, Revision(tier, num_tokens))
     first_token(account, 1)
@@ -93,7 +93,7 @@ def test_tiers_sum_to_the_total(tiers: dict[str, int], unattributed: int, disput
     assert bool(account.problems()) is disputed
 
 
-# ---------------------------------------------------------------- engines that say less, and routers
+# ---------------------------------------------------------------- engines that report less, and routers
 
 
 @pytest.mark.parametrize(("estimated", "cached"), [(None, UNKNOWN), (32, Estimate(32)), (0, Estimate(0))])
@@ -118,7 +118,7 @@ def test_estimate_does_not_replace_a_count() -> None:
 
 
 def test_late_estimate_is_ignored() -> None:
-    """What a client has been told is frozen."""
+    """Numbers that have been reported to a client are frozen."""
     account = account_of(50)
     first_token(account, 1)
     account.apply(1, Estimation(48))
@@ -126,7 +126,7 @@ def test_late_estimate_is_ignored() -> None:
 
 
 def test_engine_that_reports_nothing() -> None:
-    """Tokens without any other entry: unknown, not disputed."""
+    """Tokens without any other entry are unknown, not disputed."""
     account = account_of(50)
     first_token(account, 1)
     finish(account, 1)

@@ -1,4 +1,4 @@
-"""The metrics: names, kinds and labels as documented, and what each of them means."""
+"""The metrics: documented names, kinds and labels, and the meaning of each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LISTED: dict[str, tuple[str, set[str]]] = {
     "quipu:kv_blocks": ("gauge", MODEL | {"state"}),
     "quipu:kv_cache_usage_ratio": ("gauge", MODEL),
 }
-"""Section 5 of the specification, by the name that stands in it."""
+"""The metrics of section 5 of the specification, by name."""
 VALUES = {
     "outcome": {"finished", "failed", "cancelled", "rejected"},
     "tier": {"device", "host", "disk", "remote", "unattributed"},
@@ -53,7 +53,7 @@ def families(client: Client) -> dict[str, Metric]:
 
 
 async def test_every_documented_metric_exists(autojump_clock: trio.abc.Clock) -> None:
-    """Each exists before the first request, with its kind, help and labels, and without a value."""
+    """Each exists before the first request, with its kind, help and labels, and without samples."""
     async with small_runtime() as client:
         found = families(client)
     for name, (kind, labels) in LISTED.items():
@@ -130,7 +130,7 @@ async def test_histograms_match_the_records(autojump_clock: trio.abc.Clock) -> N
     check("request_queue_seconds", times("admitted_at"))
     check("time_to_first_token_seconds", times("first_token_at"))
     check("e2e_request_latency_seconds", times("closed_at"))
-    # a token a step, and the first of each sequence has none before it
+    # one token per step; the first token of each sequence follows none
     assert found["inter_token_latency_seconds_count"] == 4 + 2 + 2 * 3
     assert found["inter_token_latency_seconds_sum"] == pytest.approx(0.01 * (4 + 2 + 2 * 3))
 
@@ -139,7 +139,7 @@ async def test_counters_of_unsuccessful_requests(autojump_clock: trio.abc.Clock)
     """Rejected, left and failed requests are counted by outcome; never-admitted ones are in no sum and no ratio."""
     dials, journal = Dials(step_seconds=0.01), KeptJournal()
     async with small_runtime(dials, journal=journal, max_model_len=100) as client:
-        await client.ask(prompt_of(100))  # does not fit
+        await client.ask(prompt_of(100))  # does not fit into the cache
         dials.fail_steps = 1
         await client.ask(prompt_of(40))
         ticket = client.open(prompt_of(50, 1), max_tokens=50)

@@ -22,7 +22,7 @@ Content = tuple[str, tuple[int, ...]]
 class Block:
     holders: list[int] = attrs.field(factory=list)
     content: Content | None = None
-    """What it can be found by, once published."""
+    """The contents by which it is found, once published."""
     pending_step: int | None = None
     """The step that writes it, until the step is done."""
 
@@ -154,7 +154,8 @@ class NaiveManager:
                 self.drop(pin)
 
     def give_way(self, num_free: int, outcome: Outcome) -> None:
-        """Soonest expiry first, and pins that free something before those that do not."""
+        """Drop pins until enough blocks are free: soonest expiry first, those that free something before those that do
+        not."""
         while self.num_free < num_free and self.pinned_only:
             soonest = sorted(self.pins, key=lambda pin: pin.expires_at)
             useful = [p for p in soonest if any(self.pins_on(n) == [p] for n in p.blocks if not self.blocks[n].holders)]
@@ -178,16 +179,16 @@ class NaiveManager:
         return True
 
     def pin_marked(self, step: int, now: float, outcome: Outcome) -> None:
-        """The step is done, and so are those before it."""
+        """Pin the marked prefixes of a step that is done, as are all before it."""
         for mark in [m for m in self.marks if m.step == step]:
             self.marks.remove(mark)
             if self.pin(mark, now):
                 outcome.pinned.append((mark.sequence_id, mark.pin.num_blocks * self.size))
 
-    # ------------------------------------------------------------ one grant
+    # ------------------------------------------------------------ a grant
 
     def reset(self) -> None:
-        """Nothing in the cache can be found any more."""
+        """Forget the contents of all blocks, so that nothing in the cache is found."""
         for pin in list(self.pins):
             self.drop(pin)
         for block in self.blocks:
@@ -198,28 +199,28 @@ class NaiveManager:
         self.outdated = set(self.tables)
 
     def take_back(self, step: int) -> None:
-        """The step failed: nothing that it published may be found or pinned."""
+        """Undo a failed step: nothing that it published is found or pinned."""
         self.marks = [mark for mark in self.marks if mark.step != step]
-        for said in [a for a in reversed(self.announcements) if a.step == step]:
-            self.announcements.remove(said)
-            block = self.blocks[said.block]
-            if block.content == said.content and block.pending_step == step:
+        for announcement in [a for a in reversed(self.announcements) if a.step == step]:
+            self.announcements.remove(announcement)
+            block = self.blocks[announcement.block]
+            if block.content == announcement.content and block.pending_step == step:
                 block.content = block.pending_step = None
                 if not block.holders:
-                    self.cached.remove(said.block)
-                    self.blank.insert(0, said.block)
+                    self.cached.remove(announcement.block)
+                    self.blank.insert(0, announcement.block)
 
     def commit(self, step: int, outcome: Outcome, num_prompt_tokens: dict[int, int]) -> None:
-        for said in [a for a in self.announcements if a.step == step]:
-            self.announcements.remove(said)
-            block = self.blocks[said.block]
-            if block.content == said.content and block.pending_step == step:
+        for announcement in [a for a in self.announcements if a.step == step]:
+            self.announcements.remove(announcement)
+            block = self.blocks[announcement.block]
+            if block.content == announcement.content and block.pending_step == step:
                 block.pending_step = None
-                if (said.index + 1) * self.size <= num_prompt_tokens[said.sequence_id]:
-                    outcome.written.append((said.sequence_id, said.index))
+                if (announcement.index + 1) * self.size <= num_prompt_tokens[announcement.sequence_id]:
+                    outcome.written.append((announcement.sequence_id, announcement.index))
 
     def fill(self, sequence_id: int, index: int, content: Content) -> None:
-        """Decoding has filled a block."""
+        """Record a block that decoding has filled."""
         number = self.tables[sequence_id][index]
         if self.caching and self.find(content) is None and sequence_id not in self.outdated:
             assert self.blocks[number].content is None
@@ -228,7 +229,7 @@ class NaiveManager:
     def grant_rows(self, rows: Sequence[tuple[int, int, int]], victims: Sequence[int], outcome: Outcome) -> None:
         for sequence_id, start, count in rows:
             if sequence_id not in self.tables:
-                continue  # preempted for a row before it
+                continue  # preempted for an earlier row
             wanted = -(-(start + count) // self.size)
             while sequence_id in self.tables and wanted - len(self.tables[sequence_id]) > self.num_free:
                 if self.pinned_only:
@@ -285,7 +286,8 @@ class NaiveManager:
             self.check_writes(candidate.id, start, count)
 
     def announce(self, step: int, outcome: Outcome) -> None:
-        """What the step's rows complete can be found from the next grant on, and pinned once the step is done."""
+        """Publish what the step's rows complete: it is found from the next grant on, and pinned once the
+        step is done."""
         for sequence_id, start, count, _new_blocks in outcome.rows if self.caching else ():
             if sequence_id in self.outdated:
                 continue
@@ -296,7 +298,7 @@ class NaiveManager:
                     self.marks.append(Mark(step, sequence_id, candidate, pin))
             for index in range(start // self.size, (start + count) // self.size):
                 if (index + 1) * self.size > len(candidate.tokens):
-                    break  # its tokens were not all known at the admission
+                    break  # not all of its tokens were known at its admission
                 content = self.content_of(candidate, index)
                 if self.find(content) is None:
                     number = self.tables[sequence_id][index]
@@ -305,10 +307,10 @@ class NaiveManager:
                     self.blocks[number].pending_step = step
                     self.announcements.append(Announcement(step, sequence_id, index, number, content))
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     def check_writes(self, sequence_id: int, start: int, count: int) -> None:
-        """A row writes only to blocks that no other sequence holds and that cannot be found."""
+        """Check that a row writes only to blocks that no other sequence holds and that cannot be found."""
         for position in range(start, start + count):
             block = self.blocks[self.tables[sequence_id][position // self.size]]
             assert block.holders == [sequence_id], "a write to a shared block is granted"

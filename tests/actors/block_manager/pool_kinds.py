@@ -1,4 +1,4 @@
-"""The pools that there are here: in Python, and in C where this installation has that."""
+"""The available pools: the one in Python, and the one in C if it was built."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What can happen to a block manager, as rules of a Hypothesis state machine that plays the scheduler freely.
+"""A Hypothesis state machine that plays the scheduler: everything that can happen to a block manager, as rules.
 
-Any rows, chunks, victims, candidates and marks that a scheduler could propose; results, failures, resets and ends in
-any order, at any time. The machines of `test_reservation_property.py` add what must hold after a grant (`check_grant`)
-or at any moment.
+A rule may propose any rows, chunks, victims, candidates and marks that a scheduler could; results, failures, resets and
+ends come in any order, at any time. The machines of `test_reservation_property.py` add what must hold after a grant
+(`check_grant`) or at any moment.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Sequence:
     pending: int = 0
     num_keyed: int = 0
     """Blocks whose keys the manager was given."""
-    life: int = 0
+    submission: int = 0
     """Incremented whenever it loses its blocks; rows of an earlier epoch are void."""
 
     @property
@@ -58,13 +58,13 @@ class Sequence:
     def lose_blocks(self) -> None:
         self.running = False
         self.computed = self.pending = 0
-        self.life += 1
+        self.submission += 1
 
 
 @attrs.frozen
 class Row:
     sequence: Sequence
-    life: int
+    submission: int
     start: int
     end: int
     samples: bool
@@ -139,7 +139,7 @@ class ReservationRules(RuleBasedStateMachine):
     def waiting(self) -> list[Sequence]:
         return [s for s in self.sequences.values() if not s.running]
 
-    # ------------------------------------------------------------ what can happen
+    # ------------------------------------------------------------ rules
 
     @precondition(lambda self: len(self.waiting) < 6)
     @rule(domain=st.sampled_from("aab"), tokens=PROMPTS, marks=MARKS)
@@ -153,7 +153,7 @@ class ReservationRules(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), marks=MARKS)
-    def submit_what_was_seen(self, data: st.DataObject, marks: list[tuple[int, int]]) -> None:
+    def submit_seen_tokens(self, data: st.DataObject, marks: list[tuple[int, int]]) -> None:
         """Submit a prompt that repeats another sequence's tokens, including outputs, and continues."""
         other = data.draw(st.sampled_from(list(self.sequences.values())), "like")
         self.submit(other.domain, other.tokens + data.draw(st.lists(st.integers(0, 1), max_size=3), "more"), marks)
@@ -184,7 +184,7 @@ class ReservationRules(RuleBasedStateMachine):
     @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
     @rule()
     def propose_everything(self) -> None:
-        """As the real scheduler does: every running sequence advances, and the waiting ones follow."""
+        """Propose what the real scheduler would: every running sequence advances, then the waiting ones follow."""
         capacity = self.usable * self.size
         able = [s for s in self.running if s.remaining and s.computed < capacity]
         rows = [(s.id, s.computed, s.remaining) for s in able if s.computed + s.remaining <= capacity]
@@ -200,7 +200,7 @@ class ReservationRules(RuleBasedStateMachine):
 
     @precondition(lambda self: self.failed or self.committed or self.filled or self.frees or self.reset)
     @rule()
-    def tell(self) -> None:
+    def send_empty_reserve(self) -> None:
         """Send a Reserve without rows or candidates, which only reports on earlier steps."""
         self.grant([], [], [], 0)
 
@@ -215,7 +215,7 @@ class ReservationRules(RuleBasedStateMachine):
         self.committed.append(step)
         for row in rows:
             sequence = row.sequence
-            if row.life != sequence.life or not sequence.running:
+            if row.submission != sequence.submission or not sequence.running:
                 continue
             if row.samples:
                 sequence.tokens.append(bits & 1)
@@ -239,7 +239,7 @@ class ReservationRules(RuleBasedStateMachine):
             self.failed.append(step)
             for row in reversed(rows):
                 sequence = row.sequence
-                if row.life != sequence.life or not sequence.running:
+                if row.submission != sequence.submission or not sequence.running:
                     continue
                 if step == broken[0][0]:
                     self.end(sequence)
@@ -260,7 +260,7 @@ class ReservationRules(RuleBasedStateMachine):
         sequence.lose_blocks()
         del self.sequences[sequence.id]
 
-    # ------------------------------------------------------------ one grant
+    # ------------------------------------------------------------ a grant
 
     def grant(
         self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Sequence], budget: int
@@ -298,7 +298,7 @@ class ReservationRules(RuleBasedStateMachine):
             sequence.computed = start + count
             samples = sequence.remaining == 0
             sequence.pending += samples
-            sent.append(Row(sequence, sequence.life, start, start + count, samples, first))
+            sent.append(Row(sequence, sequence.submission, start, start + count, samples, first))
         if sent:
             self.in_flight.append((self.step, sent))
             self.step += 1

@@ -53,7 +53,7 @@ def test_pool_needs_two_blocks(make: Make) -> None:
 
 
 def test_refused_take_changes_nothing(make: Make) -> None:
-    """A `take` of more than is free raises and leaves the pool as it was."""
+    """A `take` of more blocks than are free raises and leaves the pool unchanged."""
     pool = pool_with_cached(make, 4, k("k"))
     with pytest.raises(ValueError, match="4 blocks asked for, 3 are free"):
         pool.take(4)
@@ -69,7 +69,7 @@ def test_blank_blocks_are_taken_first(make: Make) -> None:
 
 
 def test_last_freed_blank_block_is_taken_first(make: Make) -> None:
-    """Of the blank blocks, the warmest is reused."""
+    """Of the blank blocks, the most recently freed one is reused first."""
     pool = make(5)
     table = pool.take(3)
     pool.release([table[0]])
@@ -103,14 +103,14 @@ def test_least_recently_released_is_evicted_first(make: Make) -> None:
 
 
 def test_shared_block_is_freed_by_last_holder(make: Make) -> None:
-    """Every holder counts."""
+    """A shared block is freed only when its last holder releases it."""
     pool = pool_with_cached(make, 3, k("k"))
     (block,) = pool.match([k("k")], 1)
     assert pool.num_free == 2
     pool.share([block])
     assert pool.num_free == 1
     pool.share([block])
-    assert pool.num_free == 1, "it was taken already"
+    assert pool.num_free == 1, "the block must already be held"
     pool.release([block])
     assert not pool.is_free(block)
     pool.release([block])
@@ -186,7 +186,7 @@ def test_first_publisher_keeps_the_key(make: Make) -> None:
 
 
 def test_key_is_committed_once(make: Make) -> None:
-    """Only the step that wrote it can commit it."""
+    """Only the step that wrote a key can commit it."""
     pool = make(3)
     (block,) = pool.take(1)
     pool.publish([block], [k("k")], 7)
@@ -219,7 +219,7 @@ def test_unpublish_spares_other_steps(make: Make) -> None:
     pool.unpublish(block, 3)
     assert pool.match([k("k")], 1) == [block]
     pool.release([block])
-    assert pool.take(1) == [block]  # evicted
+    assert pool.take(1) == [block]  # evicts the cached blocks
     pool.publish([block], [k("k")], 5)
     pool.unpublish(block, 4)
     assert pool.match([k("k")], 1) == [block]

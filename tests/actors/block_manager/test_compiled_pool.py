@@ -18,12 +18,12 @@ from quipu.actors.shared.native import IS_COMPILED
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="installed without a C compiler: there is no pool in C")
 
-# few enough to meet often; some differ at their ends only, some at their beginnings
+# few keys, so that they collide often; some differ only at the end, some only at the beginning
 KEYS = [bytes([i % 3, *bytes(KEY_BYTES - 2), i // 3]) for i in range(9)]
 
 
 class Listener:
-    """Writes down what a pool says."""
+    """Records the calls of a pool's observer."""
 
     def __init__(self) -> None:
         self.notified: list[object] = []
@@ -31,7 +31,7 @@ class Listener:
     def on_stored(
         self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
     ) -> None:
-        raise AssertionError("a pool tells of losses only")
+        raise AssertionError("a pool reports removals only")
 
     def on_removed(self, keys: Sequence[bytes]) -> None:
         self.notified.append(list(keys))
@@ -41,7 +41,7 @@ class Listener:
 
 
 class Twins(RuleBasedStateMachine):
-    """The same calls to both."""
+    """Makes the same calls to both pools."""
 
     @initialize(num_blocks=st.integers(2, 14), is_watched=st.booleans())
     def begin(self, num_blocks: int, is_watched: bool) -> None:
@@ -54,8 +54,8 @@ class Twins(RuleBasedStateMachine):
         self.pins: list[list[int]] = []
         self.step = 0
 
-    def both(self, ask: Callable[[Pool], object]) -> object:
-        answers = [ask(twin) for twin in self.twins]
+    def call_both(self, call: Callable[[Pool], object]) -> object:
+        answers = [call(twin) for twin in self.twins]
         assert answers[0] == answers[1]
         return answers[0]
 
@@ -66,7 +66,7 @@ class Twins(RuleBasedStateMachine):
                 with pytest.raises(ValueError, match=f"{count} blocks asked for, {twin.num_free} are free"):
                     twin.take(count)
         else:
-            table = self.both(lambda pool: pool.take(count))
+            table = self.call_both(lambda pool: pool.take(count))
             assert isinstance(table, list)
             self.tables.append(table)
 
@@ -74,21 +74,21 @@ class Twins(RuleBasedStateMachine):
     def share(self, data: st.DataObject, limit: int, is_kept: bool) -> None:
         known = [key for key in self.twins[0].state().keys if key is not None]
         keys = data.draw(st.permutations(known or KEYS))
-        blocks = self.both(lambda pool: pool.match(keys, limit))
+        blocks = self.call_both(lambda pool: pool.match(keys, limit))
         assert isinstance(blocks, list)
-        self.both(lambda pool: pool.share(blocks))
+        self.call_both(lambda pool: pool.share(blocks))
         if is_kept:
             self.tables.append(blocks)
         else:
-            self.both(lambda pool: pool.unshare(blocks))
+            self.call_both(lambda pool: pool.unshare(blocks))
 
     @rule(count=st.integers(1, 4), at=st.integers(0, len(KEYS)))
-    def come_and_go(self, count: int, at: int) -> None:
-        """A whole life, which leaves something that can be found."""
+    def take_publish_release(self, count: int, at: int) -> None:
+        """Take, publish and release blocks, so that there are free blocks that can be found."""
         if count <= self.twins[0].num_free:
-            table = self.both(lambda pool: pool.take(count))
-            self.both(lambda pool: pool.publish(table, [*KEYS, *KEYS][at : at + count], COMMITTED))
-            self.both(lambda pool: pool.release(table))
+            table = self.call_both(lambda pool: pool.take(count))
+            self.call_both(lambda pool: pool.publish(table, [*KEYS, *KEYS][at : at + count], COMMITTED))
+            self.call_both(lambda pool: pool.release(table))
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), is_committed=st.booleans())
@@ -97,60 +97,60 @@ class Twins(RuleBasedStateMachine):
         keys = data.draw(st.permutations(KEYS))[: len(table)]
         self.step += 1
         step = COMMITTED if is_committed else self.step
-        self.both(lambda pool: pool.publish(table, keys, step))
+        self.call_both(lambda pool: pool.publish(table, keys, step))
 
     @precondition(lambda self: any(self.tables))
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         table = data.draw(st.sampled_from([table for table in self.tables if table]))
         step = data.draw(st.integers(1, self.step + 1))
-        self.both(lambda pool: pool.commit(table, step))
+        self.call_both(lambda pool: pool.commit(table, step))
 
     @rule(data=st.data())
     def unpublish(self, data: st.DataObject) -> None:
         pending = self.twins[0].state().pending
         block = data.draw(st.sampled_from(sorted(pending) or [1]))
         if block in {block for pin in self.pins for block in pin}:
-            return  # what is pinned is written
+            return  # a pinned block has been written
         step = data.draw(st.sampled_from([pending.get(block, 1), self.step + 1]))
-        self.both(lambda pool: pool.unpublish(block, step))
+        self.call_both(lambda pool: pool.unpublish(block, step))
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
-        self.both(lambda pool: pool.release(table))
+        self.call_both(lambda pool: pool.release(table))
 
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
         known = [key for key in self.twins[0].state().keys if key is not None]
         keys = data.draw(st.permutations(known or KEYS))[:3]
-        blocks = self.both(lambda pool: pool.match(keys, len(keys)))
+        blocks = self.call_both(lambda pool: pool.match(keys, len(keys)))
         assert isinstance(blocks, list)
-        self.both(lambda pool: pool.num_unpinned(blocks))
-        if blocks and self.both(lambda pool: pool.is_written(blocks)):
-            self.both(lambda pool: pool.pin(blocks))
+        self.call_both(lambda pool: pool.num_unpinned(blocks))
+        if blocks and self.call_both(lambda pool: pool.is_written(blocks)):
+            self.call_both(lambda pool: pool.pin(blocks))
             self.pins.append(blocks)
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         blocks = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
-        self.both(lambda pool: pool.is_freed_by(blocks))
-        self.both(lambda pool: pool.unpin(blocks))
+        self.call_both(lambda pool: pool.is_freed_by(blocks))
+        self.call_both(lambda pool: pool.unpin(blocks))
 
     @precondition(lambda self: not self.pins and self.twins[0].num_evicted)
     @rule()
     def reset(self) -> None:
-        self.both(lambda pool: pool.reset())
+        self.call_both(lambda pool: pool.reset())
 
     @precondition(lambda self: hasattr(self, "twins"))
     @invariant()
-    def they_are_the_same(self) -> None:
-        self.both(lambda pool: pool.state())
-        self.both(lambda pool: (pool.num_free, pool.num_cached, pool.num_pinned, pool.num_pinned_only))
-        self.both(lambda pool: (pool.num_evicted, pool.num_blocks))
-        self.both(lambda pool: [pool.holds(key) for key in KEYS])
+    def pools_are_equal(self) -> None:
+        self.call_both(lambda pool: pool.state())
+        self.call_both(lambda pool: (pool.num_free, pool.num_cached, pool.num_pinned, pool.num_pinned_only))
+        self.call_both(lambda pool: (pool.num_evicted, pool.num_blocks))
+        self.call_both(lambda pool: [pool.holds(key) for key in KEYS])
         assert self.listeners[0].notified == self.listeners[1].notified
         for twin in self.twins:
             twin.check(self.tables, self.pins)
@@ -160,7 +160,7 @@ TestTwins = Twins.TestCase
 
 
 def test_index_survives_many_evictions() -> None:
-    """The index keeps its keys apart over thousands of removals."""
+    """The index stays correct over thousands of removals."""
     twins = [BlockPool(400), make_pool(400)]
     for number in range(3000):
         keys = [(number * 7 % 911 + i).to_bytes(KEY_BYTES, "little") for i in range(number % 13)]
@@ -176,7 +176,7 @@ def test_index_survives_many_evictions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "error", "words"),
+    ("call", "error", "words"),
     [
         (lambda pool: pool.match([b"short"], 1), ValueError, "32 bytes"),
         (lambda pool: pool.match(["no bytes"], 1), TypeError, "bytes"),
@@ -194,17 +194,17 @@ def test_index_survives_many_evictions() -> None:
         (lambda pool: setattr(pool, "observers", 1), TypeError, "list"),
     ],
 )
-def test_invalid_arguments_change_nothing(ask: Callable[[Pool], object], error: type[Exception], words: str) -> None:
+def test_invalid_arguments_change_nothing(call: Callable[[Pool], object], error: type[Exception], words: str) -> None:
     """A bug in a caller must raise an exception, and never overwrite memory."""
     pool = make_pool(4)
     before = pool.state()
     with pytest.raises(error, match=words):
-        ask(pool)
+        call(pool)
     assert pool.state() == before
 
 
 def test_exception_of_observer_is_raised() -> None:
-    """It reaches the caller, and the evicted blocks are in a consistent state."""
+    """An observer's exception reaches the caller, and the evicted blocks are in a consistent state."""
 
     class Broken(Listener):
         def on_removed(self, keys: Sequence[bytes]) -> None:
@@ -223,10 +223,10 @@ def test_exception_of_observer_is_raised() -> None:
 def test_reference_cycle_with_observers_is_collected() -> None:
     """A pool and its observers refer to each other, and the garbage collector frees both."""
 
-    class Knows(Listener):
+    class ReferringObserver(Listener):
         pool: Pool | None = None
 
-    pool, observer = make_pool(3), Knows()
+    pool, observer = make_pool(3), ReferringObserver()
     observer.pool = pool
     pool.observers.append(observer)
     gone = weakref.ref(observer)

@@ -90,7 +90,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(["store", "store", "evict"]), st.sampl
 
 @given(ACTS, st.lists(st.tuples(st.sampled_from(ROOTS), TOKENS), min_size=1, max_size=6), st.sampled_from([1, 2, 64]))
 def test_explanations_match_oracle(
-    acts: list[tuple[str, bytes, list[int]]], asked: list[tuple[bytes, list[int]]], max_run_blocks: int
+    acts: list[tuple[str, bytes, list[int]]], prompts: list[tuple[bytes, list[int]]], max_run_blocks: int
 ) -> None:
     """Whatever was stored and evicted, in runs and parts of any length, explanations match those of the oracle."""
     with pytest.MonkeyPatch.context() as patch:
@@ -101,7 +101,7 @@ def test_explanations_match_oracle(
                 cache.store(root, token_ids)
             else:
                 cache.evict(root, token_ids, len(token_ids) // 4)
-        for root, token_ids in asked:
+        for root, token_ids in prompts:
             cache.explain(root, token_ids)
 
 
@@ -116,7 +116,7 @@ def test_growing_chat_is_kept_once() -> None:
     tracemalloc.start()
     try:
         for turn in range(num_turns):
-            tokens = [*tokens, *range(turn * size, (turn + 1) * size)]  # each turn's request has a list of its own
+            tokens = [*tokens, *range(turn * size, (turn + 1) * size)]  # each turn's request has its own list
             keys.append(next(fresh))
             tracker.on_stored(keys[-1:], keys[-2] if turn else b"root", tokens, turn * size, turn)
         del tokens
@@ -134,5 +134,5 @@ def test_tokens_of_evicted_blocks_are_dropped() -> None:
     keys = [index.to_bytes(32, "big") for index in range(num_blocks)]
     tracker.on_stored(keys, b"root", list(range(num_blocks * SIZE)), 0, 0)
     tracker.on_removed(keys[:0:-1])
-    (run,) = tracker._by_first_key.values()  # noqa: SLF001 (what is kept is not told)
+    (run,) = tracker._by_first_key.values()  # noqa: SLF001 (what is kept is not public)
     assert len(run.keys) == MAX_RUN_BLOCKS and len(run.token_ids) == MAX_RUN_BLOCKS * SIZE

@@ -64,7 +64,7 @@ def manager() -> Manager:
 
 
 def test_pinned_prefix_is_not_evicted(manager: Manager) -> None:
-    """Prompts that fill the cache leave it alone; what follows the mark is evicted, and so are unmarked prompts."""
+    """Prompts that fill the cache do not evict it; what follows the mark is evicted, and so are unmarked prompts."""
     manager.serve(other(50))
     granted = manager.serve(PROMPT, Pin(3, 300))
     assert pinned_of(granted) == [(manager.next_id, 12)]
@@ -90,7 +90,7 @@ def test_pin_expires_after_last_use(manager: Manager, used_at: float | None) -> 
     manager.now = until
     granted = manager.grant()
     assert granted.num_pinned_blocks == 0 and granted.num_free_blocks == 16
-    assert granted.num_pins_yielded == 0, "it has expired, not yielded"
+    assert granted.num_pins_yielded == 0, "the pin must have expired, not yielded"
     manager.fill()
     assert manager.found(PROMPT) == 0
 
@@ -196,7 +196,7 @@ def test_pin_that_frees_nothing_stays(manager: Manager) -> None:
     manager.serve(other(1), Pin(4, 3600))
     manager.serve(PROMPT, Pin(4, 300))
     holder = manager.candidate(PROMPT[:16] + other(2, 24))
-    manager.core.grant(reserve(90, SIZE, candidates=[holder]), -200.0)  # a hit that does not make it the later one
+    manager.core.grant(reserve(90, SIZE, candidates=[holder]), -200.0)  # a hit that does not make it expire later
     granted = manager.grant(rows=[(holder.id, 40, 12)], victims=[holder.id])
     assert granted.preempted_ids == [] and granted.num_pins_yielded == 1
     assert manager.found(PROMPT) == 4 and manager.core.pins.blocks() == [manager.core.allocations[holder.id].table[:4]]
@@ -225,7 +225,7 @@ def test_failed_step_pins_nothing(manager: Manager) -> None:
     failing = manager.candidate(other(1), Pin(4, 300))
     manager.grant(candidates=[failing])
     granted = manager.grant(failed=[manager.step], free=[failing.id])
-    assert pinned_of(granted) == [] and granted.num_pinned_blocks == 0, "the first one is held by a sequence"
+    assert pinned_of(granted) == [] and granted.num_pinned_blocks == 0, "the first block is held by a sequence"
 
 
 def test_blocks_being_rewritten_are_not_pinned(manager: Manager) -> None:
@@ -252,7 +252,7 @@ def test_prefix_with_evicted_block_is_not_pinned(manager: Manager) -> None:
 
 
 def test_pin_outlives_aborted_sequence(manager: Manager) -> None:
-    """If a client leaves while its step runs, what was computed is kept, as it asked."""
+    """If a client leaves while its step runs, what was computed is still pinned."""
     candidate = manager.candidate(PROMPT, Pin(4, 300))
     manager.grant(candidates=[candidate])
     manager.grant(free=[candidate.id])

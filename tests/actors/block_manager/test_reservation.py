@@ -51,7 +51,7 @@ def test_domains_share_nothing() -> None:
 
 
 def test_caching_disabled() -> None:
-    """Grants are 0, which is a number, and no write is credited."""
+    """Grants are 0, not unknown, and no write is credited."""
     manager = manager_of(20, enable_prefix_caching=False)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1)]))
     done = manager.grant(reserve(2, SIZE, committed=[1], filled=[(1, 2, b"k")], free=[1], candidates=[candidate(2)]))
@@ -105,7 +105,7 @@ def test_decoded_block_is_cached_but_not_credited() -> None:
 
 
 def test_failed_step_is_rolled_back() -> None:
-    """Nothing is found of it, nor of the dropped step that depended on it."""
+    """Nothing of the failed step is found, nor of the dropped step that depended on it."""
     manager = manager_of(20)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1)]))
     longer = [*PROMPT, 11, 12]

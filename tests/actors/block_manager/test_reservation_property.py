@@ -27,13 +27,13 @@ from quipu.actors.messages.scheduler import Granted
 from tests.actors.block_manager.block_oracle import NaiveManager, Outcome
 from tests.actors.block_manager.proposals import Candidate, copy_sources_of, pinned_of, reserve, reused_of, written_of
 from tests.actors.block_manager.reservation_rules import LONG_S, PROMPTS, ReservationRules
-from tests.actors.properties import never_write_a_shared_or_committed_block
+from tests.actors.properties import check_writes_are_private
 
 
 class Conservation(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
-    def free_and_held_and_pinned_only_and_null_make_the_total(self) -> None:
+    def block_states_sum_to_total(self) -> None:
         """However many sequences hold it and pins cover it, each block is counted once."""
         pool = self.manager.pool
         held = {block for allocation in self.manager.allocations.values() for block in allocation.table}
@@ -46,7 +46,7 @@ class Conservation(ReservationRules):
 class FreeList(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
-    def reference_0_means_in_the_free_list(self) -> None:
+    def unreferenced_blocks_are_in_the_free_list(self) -> None:
         """Each free block is listed once; references are the tables that contain a block, plus one if it is pinned."""
         pool = self.manager.pool
         state, free = pool.state(), [*pool.blank_blocks(), *pool.cached_blocks()]
@@ -68,7 +68,8 @@ class Pins(ReservationRules):
         self.chains: dict[bytes, list[bytes]] = {}
 
     def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
-        """Nobody is left waiting for blocks that only pins keep; what is refused for now would not fit without them."""
+        """Check that no candidate waits only because of pins, and that those that must wait would not fit without them
+        either."""
         self.chains |= {key: keys[: i + 1] for keys in proposal.candidate_keys for i, key in enumerate(keys)}
         pool = self.manager.pool
         refused = [c for c in offered if c.id not in granted.admitted_ids]
@@ -77,14 +78,14 @@ class Pins(ReservationRules):
         )
         if refused and left > 0 and not granted.preempted_ids:
             num_needed = -(-len(refused[0].tokens) // self.size) + self.watermark
-            assert self.manager.allocations, "it would fit if it were alone"
+            assert self.manager.allocations, "a candidate waits that would fit if it were alone"
             assert pool.num_free + granted.num_pinned_blocks < num_needed
         if granted.num_pins_yielded:
-            assert granted.sequence_ids or granted.preempted_ids, "pins have yielded for nothing"
+            assert granted.sequence_ids or granted.preempted_ids, "pins have yielded in vain"
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
-    def a_pinned_prefix_is_whole_and_can_be_found(self) -> None:
+    def pinned_prefixes_are_complete_and_found(self) -> None:
         """From its first block on, it can be found, and none of its blocks is free or still to be written."""
         pool, pins = self.manager.pool, self.manager.pins
         for pin in pins.prefixes():
@@ -97,7 +98,7 @@ class Pins(ReservationRules):
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
-    def no_pin_outlives_its_time(self) -> None:
+    def no_pin_outlives_its_ttl(self) -> None:
         """As of the last grant, everything pinned was used within the longest time to live asked for."""
         for pin in self.manager.pins.prefixes():
             assert pin.expires_at <= self.now + pin.ttl_s <= self.now + LONG_S
@@ -105,7 +106,7 @@ class Pins(ReservationRules):
 
 class Writes(ReservationRules):
     def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
-        never_write_a_shared_or_committed_block(self.manager, granted)
+        check_writes_are_private(self.manager, granted)
 
 
 class CachedLength(ReservationRules):
@@ -184,9 +185,9 @@ class FailedSteps(ReservationRules):
             table = self.manager.allocations[sequence_id].table
             for block in table[start // self.size : -(-(start + count) // self.size)]:
                 self.last_step[block] = proposal.step
-        self.a_failed_step_leaves_no_pending_key_reachable()
+        self.failed_steps_leave_no_reachable_keys()
 
-    def a_failed_step_leaves_no_pending_key_reachable(self) -> None:
+    def failed_steps_leave_no_reachable_keys(self) -> None:
         """Everything that can be found, or was granted as cached, was written by a step that did not fail."""
         state = self.manager.pool.state()
         for block in (block for block, key in enumerate(state.keys) if key is not None):
@@ -195,7 +196,7 @@ class FailedSteps(ReservationRules):
 
 
 class Oracle(ReservationRules):
-    """The manager beside one that is written the slow way; also the properties above, by another road."""
+    """The manager beside a naive implementation; the properties above are thereby checked in a second way."""
 
     def begin(self) -> None:
         self.oracle = NaiveManager(
@@ -253,19 +254,19 @@ class Oracle(ReservationRules):
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
-    def tables_are_the_oracles(self) -> None:
+    def tables_equal_the_oracles(self) -> None:
         assert {i: h.table for i, h in self.manager.allocations.items()} == self.oracle.tables
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
-    def pins_are_the_oracles(self) -> None:
+    def pins_equal_the_oracles(self) -> None:
         """The same blocks are pinned until the same time."""
         pins = [(pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()]
         assert pins == [(pin.blocks, pin.expires_at) for pin in self.oracle.pins]
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
-    def what_can_be_found_is_what_the_oracle_finds(self) -> None:
+    def lookups_equal_the_oracles(self) -> None:
         """Everything ever published leads to the oracle's block, or to none if the oracle has lost it."""
         for block in self.oracle.blocks:
             if block.content is not None:

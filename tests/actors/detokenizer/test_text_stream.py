@@ -1,4 +1,4 @@
-"""From ids to text: the pieces add up to the text of the whole."""
+"""From token ids to text: the pieces add up to the whole text."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_invalid_utf8(pieces: list[bytes]) -> None:
 
 
 def test_character_is_released_with_its_last_byte() -> None:
-    """It is not released earlier as U+FFFD."""
+    """An incomplete character is held back, not released as U+FFFD."""
     world = "🌍".encode()
     decoder = ByteDecoder([world[:1], world[1:3], world[3:] + b"!"])
     assert [decoder.push(i) for i in range(3)] == ["", "", "🌍!"]
@@ -124,7 +124,7 @@ def test_ignored_stop_within_the_beginning_of_another() -> None:
 
 
 def test_first_complete_stop_string_counts() -> None:
-    """Neither the one that begins first nor the one listed first."""
+    """The stop string that is complete first counts, not the one that begins or is listed first."""
     assert stop_matcher(["abcd", "c"]).push("xabcdy") == Piece("xab", match="c")
     assert stop_matcher(["c", "bc", "xc"]).push("abcd") == Piece("a", match="bc")
 

@@ -1,4 +1,4 @@
-"""The executor's record: what it confirms rests on its own tags, not on what a plan claims."""
+"""The executor's record: it confirms a grant by its own tags, not by what the plan claims."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_correct_grant_is_confirmed() -> None:
 
 
 def test_swapped_blocks_are_not_confirmed() -> None:
-    """The right blocks in the wrong order contain nothing of what is claimed."""
+    """The right blocks in the wrong order do not confirm any of the grant."""
     bench = warm_bench()
     plan = hit(bench)
     first, second, *rest = plan.row_new_blocks[0]
@@ -79,7 +79,7 @@ def test_partial_block_is_not_confirmed() -> None:
 
 
 def test_overwritten_block_is_not_confirmed() -> None:
-    """The grant is stale: its key was right once."""
+    """The grant is stale: its key was once correct."""
     bench = warm_bench(num_blocks=6)
     stale = hit(bench)
     bench.plans.clear()
@@ -99,7 +99,7 @@ def test_overwritten_block_is_not_confirmed() -> None:
 
 @pytest.mark.parametrize("partly", [True, False])
 def test_failed_pass_leaves_no_tags(partly: bool) -> None:
-    """Whether it had written some blocks or none, they have no tags."""
+    """Blocks of a failed pass have no tags, whether or not it had written some of them."""
     bench = warm_bench()
     plan = hit(bench)
     bench.dials.fail_steps = int(partly)
@@ -196,10 +196,10 @@ def test_copy_source_may_be_the_destination() -> None:
     needs."""
     bench = warm_bench(num_blocks=4)
     bench.submit([1, 2], 2)
-    (life,) = bench.submit(PROMPT[:8], 1)
+    (submission,) = bench.submit(PROMPT[:8], 1)
     bench.step()
     plan = bench.plans[-1]
-    _granted, own = plan.row_new_blocks[plan.row_ids.index(life.id)]
+    _granted, own = plan.row_new_blocks[plan.row_ids.index(submission.id)]
     assert plan.admitted_copy_sources == [own]
     bench.finish()
     bench.check_at_rest()

@@ -1,4 +1,4 @@
-"""What an executor's logit processors know of their sequences: every token before the next sampled one, and none after.
+"""The history that logit processors see: every token before the next sampled one, and none after.
 
 The fake backend's tokens are a function of prompt and position, so the expected history is known.
 """
@@ -20,7 +20,7 @@ from quipu.kernels.backend import Backend
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation
 from quipu.kernels.logit_processors import Processing, SeenTokens
-from tests.actors.engine_bench import EngineBench, Life
+from tests.actors.engine_bench import EngineBench, Submission
 
 RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)
 LIMITS = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)
@@ -47,16 +47,16 @@ class Spy:
             by_slot = {state.slot: i for i, state in self.bench.executor._sequences.items()}
             for row, processor in zip(batch.processing.rows, batch.processing.processors, strict=True):
                 assert batch.samples[row]
-                life = self.bench.lives[by_slot[batch.slots[row]]]
-                self.check(life, batch.output_position[row], processor.outputs, processor.seen)
+                submission = self.bench.submissions[by_slot[batch.slots[row]]]
+                self.check(submission, batch.output_position[row], processor.outputs, processor.seen)
         return self.backend.step(batch)
 
-    def check(self, life: Life, position: int, outputs: list[int], seen: SeenTokens) -> None:
-        seed = life.sampling.seed if life.sampling.temperature else 0
-        expected = continuation(life.prompt, position, self.bench.dials, seed)
+    def check(self, submission: Submission, position: int, outputs: list[int], seen: SeenTokens) -> None:
+        seed = submission.sampling.seed if submission.sampling.temperature else 0
+        expected = continuation(submission.prompt, position, self.bench.dials, seed)
         assert outputs == expected
         assert dict(zip(seen.output_ids.tolist(), seen.counts.tolist(), strict=True)) == Counter(expected)
-        assert set(seen.prompt_ids.tolist()) == set(life.prompt)
+        assert set(seen.prompt_ids.tolist()) == set(submission.prompt)
         self.num_checked += 1
 
 
@@ -68,7 +68,7 @@ def test_history_with_chunks_and_cache_hits() -> None:
     for _ in range(2):
         bench.submit(prompt, 9, rules=RULES, seed=7, num_choices=2)
         bench.finish()
-    assert bench.lives[3].cached == 40
+    assert bench.submissions[3].cached == 40
     assert spy.num_checked >= 4 * 9
 
 
@@ -79,7 +79,7 @@ def test_history_survives_preemption() -> None:
     for index in range(4):
         bench.submit(list(range(100 + index, 110 + index)), 24, rules=RULES, seed=index)
     bench.finish()
-    assert any(life.num_preempted for life in bench.lives.values())
+    assert any(submission.num_preempted for submission in bench.submissions.values())
     assert spy.num_checked >= 4 * 24
 
 
@@ -123,7 +123,7 @@ def test_masks_reach_the_batch() -> None:
 
 @pytest.mark.parametrize("rules", [None, RULES])
 def test_ended_sequence_is_forgotten(rules: LogitRules | None) -> None:
-    """This holds with and without rules."""
+    """Nothing is kept of an ended sequence, with or without rules."""
     bench = EngineBench(LIMITS)
     bench.submit([1, 2, 3], 3, rules=rules)
     bench.finish()

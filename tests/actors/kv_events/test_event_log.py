@@ -25,8 +25,8 @@ SIZE = 2
 def on_the_wire(events: list[Event]) -> list[dict[str, Any]]:
     ts, decoded, rank = msgspec.msgpack.decode(msgspec.msgpack.encode(EventBatch(1.5, events, 0)))
     assert (ts, rank) == (1.5, 0)
-    told: list[dict[str, Any]] = decoded
-    return told
+    result: list[dict[str, Any]] = decoded
+    return result
 
 
 class MirroredManager(BlockManager):
@@ -82,7 +82,7 @@ TestMirror = MirroredMachine.TestCase
 TestMirror.settings = settings(max_examples=max(80, settings.default.max_examples))
 
 
-# ---------------------------------------------------------------- one grant after another
+# ---------------------------------------------------------------- single grants
 
 
 @attrs.define
@@ -122,7 +122,7 @@ def test_one_event_for_a_chain() -> None:
     tokens = [1, 2, 3, 4, 5]
     keys = keys_of("a", tokens, SIZE)
     assert cache.grant(candidates=[Candidate(1, tokens, 5)]) == [{"type": "AllBlocksCleared"}], (
-        "pending blocks are not reported"
+        "pending blocks must not be reported"
     )
     assert cache.grant(committed=[1]) == [
         {
@@ -179,9 +179,9 @@ def test_orphan_keeps_its_parent() -> None:
     """A block names its parent even if that was never reported; null is for the first block of a chain only."""
     log = EventLog(SIZE)
     log.take()
-    log.on_stored(b"child", b"never told", [3, 4], 0, 1)
+    log.on_stored(b"child", b"unreported", [3, 4], 0, 1)
     (stored,) = on_the_wire(log.take())
-    assert stored["parent_block_hash"] == b"never told"
+    assert stored["parent_block_hash"] == b"unreported"
 
 
 def test_merging_copies_token_ids() -> None:

@@ -131,7 +131,7 @@ def test_kept_batches_are_bounded() -> None:
 def test_long_replay(cache: Cache) -> None:
     """A replay arrives completely however slowly it is read: ZeroMQ drops what exceeds 1000 messages by default."""
     for _ in range(3000):
-        for _ in range(120):  # 12 MB in all, more than the kernel takes for a reader that does not read
+        for _ in range(120):  # 12 MB in all, more than the kernel buffers for a subscriber that does not read
             cache.log.on_removed([ROOT])
         cache.publisher.flush()
     context = zmq.Context()
@@ -160,7 +160,7 @@ def test_topic() -> None:
 
 
 def test_malformed_requests(cache: Cache) -> None:
-    """They are not answered, and do not affect valid requests."""
+    """Malformed requests are not answered, and do not affect valid ones."""
     cache.publisher.flush()
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
@@ -170,7 +170,7 @@ def test_malformed_requests(cache: Cache) -> None:
     dealer.send_multipart([b"", b"\0" * 8])
     assert dealer.recv_multipart()[2] == b"\0" * 8
     assert dealer.recv_multipart() == [b"", b"", END, b""]
-    dealer.send_multipart([b"", b"\0" * 10_000])  # disconnected; ZeroMQ connects it again
+    dealer.send_multipart([b"", b"\0" * 10_000])  # disconnected; ZeroMQ reconnects
     with watching(cache) as subscriber:
         assert len(subscriber.replay(0)) == 1
     context.destroy(linger=0)
@@ -226,6 +226,6 @@ def test_off_by_default() -> None:
     num_threads = threading.active_count()
     engine = Engine(config, executor)
     assert engine.events is None
-    assert len(engine.block_manager.pool.observers) == 1, "only the tracker of misses"
+    assert len(engine.block_manager.pool.observers) == 1, "only the miss tracker observes the pool"
     assert threading.active_count() == num_threads
     executor.backend.close()

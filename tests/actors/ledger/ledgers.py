@@ -76,7 +76,7 @@ def closed_ids(entries: Iterable[Entry]) -> list[str]:
 
 @attrs.define
 class DiskDials:
-    """Which faults the disk has."""
+    """The faults of a disk."""
 
     max_segments: int | None = None
     """Segments that the disk has room for; ENOSPC beyond."""
@@ -113,7 +113,7 @@ class FaultyFile:
 
 
 class FaultyStorage(DiskStorage):
-    """A real folder, on a disk with the faults that its dials say."""
+    """A real folder on a disk with the faults set by its dials."""
 
     def __init__(self, folder: Path, dials: DiskDials) -> None:
         super().__init__(folder)

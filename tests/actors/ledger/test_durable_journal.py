@@ -1,4 +1,4 @@
-"""The durable journal: what is written when, when clients are released, and what a failing disk may not do."""
+"""The durable journal: what is written when, when clients are released, and behaviour on a failing disk."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from tests.actors.ledger.ledgers import (
 
 @attrs.define
 class Desk:
-    """A journal, and which clients were released."""
+    """A journal, and the names of the clients that were released."""
 
     folder: Path
     dials: DiskDials
     journal: DurableJournal
-    heard: list[str]
+    released: list[str]
 
     def admit(self, name: str, **fields: Any) -> bool:
         return self.journal.admit(so_far_of(name, **fields))
 
     def close(self, name: str, **fields: Any) -> None:
-        self.journal.close(record_of(name, **fields), partial(self.heard.append, name))
+        self.journal.close(record_of(name, **fields), partial(self.released.append, name))
 
     @property
     def written(self) -> list[str]:
@@ -77,7 +77,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.001)
 
 
-# ---------------------------------------------------------------- what is written when
+# ---------------------------------------------------------------- when entries are written
 
 
 def test_many_records_one_write(tmp_path: Path) -> None:
@@ -87,13 +87,13 @@ def test_many_records_one_write(tmp_path: Path) -> None:
         assert desk.admit(name)
     desk.close("a")
     desk.close("b", cached_by_tier=None)
-    assert desk.dials.num_writes == 0 and desk.heard == []
+    assert desk.dials.num_writes == 0 and desk.released == []
     desk.journal.flush()
-    assert desk.dials.num_writes == 1 and desk.heard == ["a", "b"]
+    assert desk.dials.num_writes == 1 and desk.released == ["a", "b"]
     desk.journal.flush()
-    assert desk.dials.num_writes == 1 and desk.heard == ["a", "b"]
+    assert desk.dials.num_writes == 1 and desk.released == ["a", "b"]
     kinds = [entry.kind for entry in entries_in(tmp_path)]
-    assert kinds.count(EntryKind.ADMITTED) == 4, "what is closed already needs no open entry"
+    assert kinds.count(EntryKind.ADMITTED) == 4, "a request that is already closed needs no open entry"
     assert kinds.count(EntryKind.CLOSED) == 2
 
 
@@ -146,7 +146,7 @@ def test_segments_of_open_entries_are_needed(tmp_path: Path) -> None:
     assert desk.journal.oldest_needed == desk.journal.durable.segment
 
 
-# ---------------------------------------------------------------- a disk that is full
+# ---------------------------------------------------------------- a full disk
 
 
 async def test_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ async def test_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
     for name in admitted:
         desk.close(name, cache_misses=record_of("").cache_misses * 40)
         desk.journal.flush()
-    assert desk.written == desk.heard == admitted
-    assert desk.admit("small again") is True, "what was reserved and not needed is free again"
+    assert desk.written == desk.released == admitted
+    assert desk.admit("small again") is True, "reserved room that was not needed must be free again"
     while desk.admit(f"{len(admitted)}", **long):
         admitted.append(f"{len(admitted)}")
     desk.dials.max_segments = None
@@ -193,17 +193,17 @@ def test_refused_requests_are_released_at_once_and_written_later(tmp_path: Path)
     while desk.admit(f"r{len(names)}"):
         names.append(f"r{len(names)}")
     desk.close("refused", outcome=Outcome.REJECTED, admitted_at=None)
-    assert desk.heard == ["refused"] and desk.journal.num_held_back == 1
+    assert desk.released == ["refused"] and desk.journal.num_held_back == 1
     desk.journal.flush()
     assert "refused" not in desk.written
     for name in names:
         desk.close(name)
     desk.journal.flush()
     desk.journal.flush()
-    assert sorted(desk.written) == sorted([*names, "refused"]) and desk.heard.count("refused") == 1
+    assert sorted(desk.written) == sorted([*names, "refused"]) and desk.released.count("refused") == 1
 
 
-# ---------------------------------------------------------------- a disk that fails
+# ---------------------------------------------------------------- a failing disk
 
 
 async def test_failed_write_is_retried(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
@@ -215,14 +215,14 @@ async def test_failed_write_is_retried(tmp_path: Path, autojump_clock: trio.test
         desk.dials.fails_writes = True
         desk.close("a")
         desk.journal.flush()
-        assert desk.heard == [] and "cannot write" in (desk.journal.trouble or "")
+        assert desk.released == [] and "cannot write" in (desk.journal.trouble or "")
         assert not desk.admit("b")
         desk.close("refused", outcome=Outcome.REJECTED)
         await trio.sleep(RETRY_S * 3)
-        assert desk.heard == []
+        assert desk.released == []
         desk.dials.fails_writes = False
         await trio.sleep(RETRY_S * 1.5)
-        assert desk.heard == ["a", "refused"] and desk.journal.trouble is None
+        assert desk.released == ["a", "refused"] and desk.journal.trouble is None
         assert desk.admit("b")
     assert desk.written == ["a", "refused"]
 
@@ -236,10 +236,10 @@ async def test_short_write_is_completed(tmp_path: Path, autojump_clock: trio.tes
         desk.close("a")
         desk.close("b")
         desk.journal.flush()
-        assert desk.heard == [] and desk.journal.durable == before
+        assert desk.released == [] and desk.journal.durable == before
         desk.dials.short_writes = desk.dials.fails_writes = False
         await trio.sleep(RETRY_S * 1.5)
-        assert desk.heard == ["a", "b"] == desk.written
+        assert desk.released == ["a", "b"] == desk.written
 
 
 # ---------------------------------------------------------------- power loss
@@ -251,9 +251,9 @@ async def test_release_comes_after_fsync(tmp_path: Path) -> None:
     for name in "abc":
         desk.close(name)
     desk.journal.flush()
-    assert desk.written == ["a", "b", "c"] and desk.heard == [] and desk.dials.num_syncs == 0
+    assert desk.written == ["a", "b", "c"] and desk.released == [] and desk.dials.num_syncs == 0
     async with running(desk):
-        await until(lambda: desk.heard == ["a", "b", "c"])
+        await until(lambda: desk.released == ["a", "b", "c"])
         assert desk.dials.num_syncs == 1
 
 
@@ -265,10 +265,10 @@ async def test_failed_sync_rewrites(tmp_path: Path) -> None:
     desk.journal.flush()
     async with running(desk):
         await until(lambda: desk.journal.trouble is not None)
-        assert not desk.admit("b") and desk.heard == []
+        assert not desk.admit("b") and desk.released == []
         num_writes = desk.dials.num_writes
         desk.dials.fails_syncs = False
-        await until(lambda: desk.heard == ["a"])
+        await until(lambda: desk.released == ["a"])
         assert desk.dials.num_writes == num_writes + 1 and desk.journal.trouble is None
     assert desk.written == ["a"]
 
@@ -295,7 +295,7 @@ def test_first_admitted_request_wins(tmp_path: Path) -> None:
     same: dict[str, Any] = {"idempotency_digest": "d" * 64}
     assert desk.journal.retry_of(so_far_of("refused", **same)) is None
     assert desk.admit("first", **same)
-    assert desk.journal.retry_of(so_far_of("first", **same)) is None, "nobody is a retry of itself"
+    assert desk.journal.retry_of(so_far_of("first", **same)) is None, "a request is not a retry of itself"
     assert desk.journal.retry_of(so_far_of("second", received_at=T0 + 60, **same)) == "first"
     assert desk.admit("second", retry_of="first", admitted_at=T0 + 3000.0, **same)
     assert desk.journal.retry_of(so_far_of("third", received_at=T0 + 3590, **same)) == "first"

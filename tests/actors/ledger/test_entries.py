@@ -176,8 +176,10 @@ def test_longest_closing_fits_the_shortest_open_entry() -> None:
         **dict.fromkeys(numbers, most),
         **dict.fromkeys(times, longest),
     )
-    unsaid = {name for name, value in flatten(record).items() if value == DEFAULTS[name]}
-    assert unsaid == {"client_request_id", "idempotency_key", "idempotency_digest"}, "which nothing adds later"
+    defaulted = {name for name, value in flatten(record).items() if value == DEFAULTS[name]}
+    assert defaulted == {"client_request_id", "idempotency_key", "idempotency_digest"}, (
+        "fields that are never added later"
+    )
     chain = Chain("srv-0123456789abcdef")
     chain.num_entries = most
     assert len(chain.close(longest, record).data) <= len(opened.data) + GROWTH_BYTES

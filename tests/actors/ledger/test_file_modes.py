@@ -1,4 +1,4 @@
-"""File modes: others cannot read any file of a ledger, whoever made it and when."""
+"""File modes: other users cannot read any file of a ledger, whoever created it and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ledger written by an older version is read, verified and continued."""
+"""A ledger written by an older version can be read, verified and continued."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.postgres import Postgres
 
 
 @attrs.frozen
-class Older:
-    """A version of the schema, and what was added after it."""
+class OldSchema:
+    """An older version of the schema, and the fields added after it."""
 
     version: str
     later_fields: tuple[str, ...]
@@ -45,7 +45,7 @@ class Older:
         engine.dispose()
 
 
-OLDER = [Older("0001", ("seed", "fault")), Older("0002", ("fault",))]
+OLDER = [OldSchema("0001", ("seed", "fault")), OldSchema("0002", ("fault",))]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 
 
@@ -59,7 +59,7 @@ async def serve(folder: Path, name: str, **fields: Any) -> None:
 
 
 @of_each_version
-async def test_records_of_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: Older) -> None:
+async def test_records_of_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: OldSchema) -> None:
     """Old lines and rows keep their hashes; fields they lack are unknown. New ones continue the same chain."""
     with monkeypatch.context() as then:
         then.setattr(entries, "flatten", older.flatten)
@@ -70,9 +70,9 @@ async def test_records_of_an_older_version(tmp_path: Path, monkeypatch: pytest.M
         verdict = verify(data_dir=tmp_path if url is None else None, url=url)
         assert not verdict.bad and not verdict.torn and (verdict.num_records, verdict.num_servers) == (2, 2)
     with open_reader(data_dir=tmp_path) as reader:
-        said = {found.record.request_id: (found.record.seed, found.record.fault) for found in reader.records()}
+        fields_read = {found.record.request_id: (found.record.seed, found.record.fault) for found in reader.records()}
         (sums,) = reader.sums()
-    assert said == {"old": (None if "seed" in older.later_fields else 3, None), "new": (-5, Fault.STEP_FAILED)}
+    assert fields_read == {"old": (None if "seed" in older.later_fields else 3, None), "new": (-5, Fault.STEP_FAILED)}
     assert (sums.num_requests, sums.num_faulted, sums.completion_tokens) == (2, 1, 10)
 
 
@@ -80,7 +80,7 @@ async def test_records_of_an_older_version(tmp_path: Path, monkeypatch: pytest.M
 async def test_recovered_record_of_an_older_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
 ) -> None:
-    """Its entry says that it was recovered, so the server failed it, and it counts no tokens."""
+    """Its entry message that it was recovered, so the server failed it, and it counts no tokens."""
     older = OLDER[1]
     with monkeypatch.context() as then:
         then.setattr(entries, "flatten", older.flatten)
@@ -102,13 +102,13 @@ def recover(journal: DurableJournal, record: UsageRecord) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ("seed = 8", "seed is 8 in the database, and was written as 7"),
         ("fault = 'engine_died'", "fault is 'engine_died' in the database, and was written as None"),
     ],
 )
-async def test_changed_new_field_is_detected(tmp_path: Path, change: str, says: str) -> None:
+async def test_changed_new_field_is_detected(tmp_path: Path, change: str, message: str) -> None:
     """Fields added later are verified like the rest."""
     await serve(tmp_path, "one", seed=7)
     engine = make_engine(sqlite_url(tmp_path))
@@ -116,11 +116,11 @@ async def test_changed_new_field_is_detected(tmp_path: Path, change: str, says: 
         connection.execute(sa.text(f"update usage_records set {change}"))
     engine.dispose()
     (problem,) = verify(url=sqlite_url(tmp_path)).bad
-    assert says in problem
+    assert message in problem
 
 
 @of_each_version
-def test_upgrade_in_postgres(postgres: Postgres, older: Older) -> None:
+def test_upgrade_in_postgres(postgres: Postgres, older: OldSchema) -> None:
     """Columns are added to a table with rows, in PostgreSQL as in SQLite."""
     url = postgres.new_database()
     engine = make_engine(url)

@@ -28,13 +28,13 @@ def config_of(folder: Path, url: str | None, **changes: object) -> LedgerConfig:
     return LedgerConfig(**{"data_dir": folder, "url": url, "segment_bytes": SEGMENT, **changes})
 
 
-def write(ledger: Ledger, *names: str, heard: list[str] | None = None) -> None:
-    said: list[str] = [] if heard is None else heard
+def write(ledger: Ledger, *names: str, released: list[str] | None = None) -> None:
+    callbacks: list[str] = [] if released is None else released
     for name in names:
         assert ledger.journal.admit(so_far_of(name))
     ledger.journal.flush()
     for name in names:
-        ledger.journal.close(record_of(name), partial(said.append, name))
+        ledger.journal.close(record_of(name), partial(callbacks.append, name))
     ledger.journal.flush()
 
 
@@ -92,13 +92,13 @@ async def test_same_numbers_as_sqlite(postgres: Postgres, tmp_path: Path) -> Non
                 ledger.journal.close(record, partial(int))
             ledger.journal.flush()
             await loaded(ledger)
-        # the write-ahead file is still there, and must not be counted beside the database
+        # the write-ahead file still exists, and must not be counted in addition to the database
         with open_reader(data_dir=tmp_path / name, url=url) as reader:
             answers.append(everything(reader))
     in_memory = sorted(records, key=lambda record: (record.closed_at, record.request_id))
-    told = [found.record for found in answers[0][0]]
-    assert [record.request_id for record in told] == [record.request_id for record in in_memory]
-    assert [found.record for found in answers[1][0]] == told
+    records_read = [found.record for found in answers[0][0]]
+    assert [record.request_id for record in records_read] == [record.request_id for record in in_memory]
+    assert [found.record for found in answers[1][0]] == records_read
     assert answers[0][1] == answers[1][1]
     for number in DiskStorage(tmp_path / "sqlite" / FOLDER).numbers():
         DiskStorage(tmp_path / "sqlite" / FOLDER).delete(number)
@@ -110,7 +110,7 @@ async def test_same_numbers_as_sqlite(postgres: Postgres, tmp_path: Path) -> Non
 async def test_stopped_and_started_under_load(postgres: Postgres, tmp_path: Path) -> None:
     """The database goes down and comes back: no client waits for it, and in the end each record is there once."""
     url = postgres.new_database()
-    heard: list[str] = []
+    released: list[str] = []
     names = [f"request-{i}" for i in range(900)]
     async with open_ledger(config_of(tmp_path, url)) as ledger:
         for at, name in enumerate(names):
@@ -118,8 +118,8 @@ async def test_stopped_and_started_under_load(postgres: Postgres, tmp_path: Path
                 await trio.to_thread.run_sync(postgres.stop)
             if at == 600:
                 await trio.to_thread.run_sync(postgres.start)
-            write(ledger, name, heard=heard)
-            assert heard[-1] == name, "a client hears at once, database or not"
+            write(ledger, name, released=released)
+            assert released[-1] == name, "a client is released at once, with or without the database"
             if at % 20 == 0:
                 await trio.sleep(0.01)
             if at == 599:
@@ -127,12 +127,12 @@ async def test_stopped_and_started_under_load(postgres: Postgres, tmp_path: Path
                     while ledger.loader.trouble is None:
                         await trio.sleep(0.01)
         await loaded(ledger)
-        assert ledger.loader.trouble is None and heard == names
+        assert ledger.loader.trouble is None and released == names
     with open_reader(url=url) as reader:
         assert sorted(found.record.request_id for found in reader.records()) == sorted(names)
     verdict = verify(data_dir=tmp_path, url=url)
     assert not verdict.bad and verdict.num_records == 900
-    assert len(DiskStorage(tmp_path / FOLDER).numbers()) <= 2, "what is loaded is deleted"
+    assert len(DiskStorage(tmp_path / FOLDER).numbers()) <= 2, "loaded segments must be deleted"
 
 
 async def test_server_runs_without_its_database(postgres: Postgres, tmp_path: Path) -> None:

@@ -73,8 +73,10 @@ def test_suppression_is_logged_periodically() -> None:
         for second in range(int(LOG_EVERY_S * 2) + 1):
             budget.take("acme", T0 + second)
         budget.take("bolt", T0)
-    said = [(line["tenant"], line["num_records"]) for line in lines if line["event"] == "ledger.refusals_suppressed"]
-    assert said == [("acme", 1), ("acme", LOG_EVERY_S), ("acme", LOG_EVERY_S), ("bolt", 1)]
+    suppressed = [
+        (line["tenant"], line["num_records"]) for line in lines if line["event"] == "ledger.refusals_suppressed"
+    ]
+    assert suppressed == [("acme", 1), ("acme", LOG_EVERY_S), ("acme", LOG_EVERY_S), ("bolt", 1)]
 
 
 def test_requests_without_record_are_answered(tmp_path: Path) -> None:
@@ -82,17 +84,19 @@ def test_requests_without_record_are_answered(tmp_path: Path) -> None:
     desk = open_desk(tmp_path)
     for number in range(150):
         desk.close(f"r{number}", **REFUSED)
-    assert desk.heard == [f"r{number}" for number in range(100, 150)], "nothing to wait for"
+    assert desk.released == [f"r{number}" for number in range(100, 150)], (
+        "clients without a record have nothing to wait for"
+    )
     desk.journal.flush()
-    assert sorted(desk.heard) == sorted(f"r{number}" for number in range(150))
+    assert sorted(desk.released) == sorted(f"r{number}" for number in range(150))
     assert desk.written == [f"r{number}" for number in range(100)] and desk.journal.num_suppressed == 50
     assert desk.admit("served")
     desk.close("served")
     desk.close("left the queue", outcome=Outcome.CANCELLED, admitted_at=None)
     desk.close("could not be tokenised", outcome=Outcome.FAILED, admitted_at=None)
-    desk.close("of somebody else", tenant="bolt", **REFUSED)
+    desk.close("of another tenant", tenant="bolt", **REFUSED)
     desk.journal.flush()
-    assert desk.written[100:] == ["served", "left the queue", "could not be tokenised", "of somebody else"]
+    assert desk.written[100:] == ["served", "left the queue", "could not be tokenised", "of another tenant"]
 
 
 def test_held_back_records_are_within_the_budget(tmp_path: Path) -> None:
@@ -103,4 +107,4 @@ def test_held_back_records_are_within_the_budget(tmp_path: Path) -> None:
         names.append(f"r{len(names)}")
     for number in range(500):
         desk.close(f"refused-{number}", **REFUSED)
-    assert desk.journal.num_held_back == 100 and len(desk.heard) == 500
+    assert desk.journal.num_held_back == 100 and len(desk.released) == 500

@@ -35,7 +35,7 @@ def test_keys_are_bounded() -> None:
     later = partial(request, "later", at=500.0)
     assert [index.first_of(later(f"d{number}")) for number in (0, 4899, 4900, 4999)] == [None, None, "r4900", "r4999"]
     index.admit(later("d0"))
-    assert index.first_of(request("last", "d0", 501.0)) == "later", "a forgotten key begins anew"
+    assert index.first_of(request("last", "d0", 501.0)) == "later", "a forgotten key starts again"
 
 
 def test_tenants_do_not_evict_each_other() -> None:
@@ -94,7 +94,7 @@ def test_keys_from_the_database() -> None:
 
 
 @attrs.frozen
-class Lives:
+class Servers:
     """Several servers on one folder, one after the other."""
 
     folder: Path
@@ -119,31 +119,47 @@ class Lives:
         return [number for number, d in digests if ledger.journal.retry_of(again(idempotency_digest=d)) is not None]
 
 
-async def three_lives(lives: Lives) -> None:
-    """The newest keys of each tenant are known to the next server, within the bound, wherever they are stored."""
-    async with lives.open() as ledger:
-        await lives.write(ledger, "acme", 20)
-        await lives.write(ledger, "bolt", 3)
-        assert lives.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and lives.known(ledger, "bolt", 3) == [0, 1, 2]
-    async with lives.open() as ledger:
-        assert lives.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and lives.known(ledger, "bolt", 3) == [0, 1, 2]
+async def three_servers(servers: Servers) -> None:
+    """The next server knows the newest keys of each tenant, within the bound, wherever they are stored."""
+    async with servers.open() as ledger:
+        await servers.write(ledger, "acme", 20)
+        await servers.write(ledger, "bolt", 3)
+        assert servers.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and servers.known(ledger, "bolt", 3) == [
+            0,
+            1,
+            2,
+        ]
+    async with servers.open() as ledger:
+        assert servers.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and servers.known(ledger, "bolt", 3) == [
+            0,
+            1,
+            2,
+        ]
         await loaded(ledger)
-        assert lives.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and lives.known(ledger, "bolt", 3) == [0, 1, 2]
-    for path in (lives.folder / FOLDER).glob("*.wal"):
+        assert servers.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and servers.known(ledger, "bolt", 3) == [
+            0,
+            1,
+            2,
+        ]
+    for path in (servers.folder / FOLDER).glob("*.wal"):
         path.write_bytes(b"")
-    async with lives.open() as ledger:
+    async with servers.open() as ledger:
         await loaded(ledger)
-        assert lives.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and lives.known(ledger, "bolt", 3) == [0, 1, 2]
+        assert servers.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and servers.known(ledger, "bolt", 3) == [
+            0,
+            1,
+            2,
+        ]
 
 
 async def test_bounded_after_a_start(tmp_path: Path) -> None:
-    """From the write-ahead file, from both, and from the database alone."""
-    await three_lives(Lives(tmp_path))
+    """The bound holds with keys from the write-ahead file, from both sources, and from the database alone."""
+    await three_servers(Servers(tmp_path))
 
 
 async def test_bounded_after_a_start_with_postgres(tmp_path: Path, postgres: Postgres) -> None:
     """The same with PostgreSQL."""
-    await three_lives(Lives(tmp_path, postgres.new_database()))
+    await three_servers(Servers(tmp_path, postgres.new_database()))
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["in order", "backwards"])

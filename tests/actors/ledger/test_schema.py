@@ -19,7 +19,7 @@ from tests.postgres import Postgres
 def differences(url: str) -> list[object]:
     engine = make_engine(url)
     migrate(engine)
-    migrate(engine)  # finds nothing to do
+    migrate(engine)  # has no differences to report
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         found = compare_metadata(context, metadata)
@@ -48,7 +48,7 @@ def test_failed_migration_is_rolled_back(tmp_path: Path) -> None:
     """A migration is one transaction: after a failure the next start begins again."""
     engine = make_engine(sqlite_url(tmp_path))
     with engine.begin() as connection:
-        connection.execute(sa.text("create table ledger_sources (ledger text)"))  # in the way of the last step
+        connection.execute(sa.text("create table ledger_sources (ledger text)"))  # makes the last step fail
     with pytest.raises(sa.exc.OperationalError):
         migrate(engine)
     with engine.begin() as connection:

@@ -69,7 +69,7 @@ def rows_in(folder: Path, table: str = "usage_records") -> int:
     return int(number or 0)
 
 
-# ---------------------------------------------------------------- lives
+# ---------------------------------------------------------------- starts and stops
 
 
 async def test_closed_and_loaded(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ async def test_crash_during_recovery(tmp_path: Path) -> None:
         shutil.copytree(dead / "1", dead / "2")
     newest = max((dead / "2" / FOLDER).glob("*.wal"))
     lines = newest.read_bytes().rstrip(b"\0").splitlines(keepends=True)
-    newest.write_bytes(b"".join(lines[:4])[:-7] + bytes(100))  # its start, two closings, and a torn one
+    newest.write_bytes(b"".join(lines[:4])[:-7] + bytes(100))  # its start entry, two closings, and a torn one
     (dead / "2" / "ledger.sqlite3").unlink()
     for leftover in (dead / "2").glob("ledger.sqlite3-*"):
         leftover.unlink()
@@ -254,14 +254,14 @@ async def test_same_request_closed_twice_is_one_record(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "first" / "ledger.sqlite3", folder)
     async with opened(folder) as ledger:
         assert ledger.num_recovered == 1
-        assert ids_in(folder) == ["r"], "before anything of this life is loaded"
+        assert ids_in(folder) == ["r"], "before any record of this server is loaded"
         await loaded(ledger)
     with open_reader(data_dir=folder) as reader:
         (found,) = reader.records()
         assert found.record.outcome is Outcome.FINISHED
         assert reader.sums()[0].num_requests == 1
     assert not verify(data_dir=folder).bad
-    assert not verify(url=sqlite_url(folder)).bad, "the chain is whole without the file, too"
+    assert not verify(url=sqlite_url(folder)).bad, "the chain must be complete without the file as well"
     assert verify(url=sqlite_url(folder)).num_records == 1
 
 
@@ -333,14 +333,14 @@ async def test_retention(tmp_path: Path) -> None:
         with trio.fail_after(10):
             while rows_in(tmp_path) != 2:
                 await trio.sleep(0.005)
-    assert sorted(ids_in(tmp_path)) == ["new", "old-3"], "the chain has no gap"
+    assert sorted(ids_in(tmp_path)) == ["new", "old-3"], "the chain must have no gap"
     for number in DiskStorage(tmp_path / FOLDER).numbers()[:-1]:
         DiskStorage(tmp_path / FOLDER).delete(number)
     verdict = verify(data_dir=tmp_path)
     assert not verdict.bad, verdict.bad
 
 
-# ---------------------------------------------------------------- verify names what is bad
+# ---------------------------------------------------------------- verify
 
 
 async def ledger_of_ten(folder: Path, *, num_restarts: int = 0) -> None:
@@ -366,7 +366,7 @@ async def ledger_of_ten(folder: Path, *, num_restarts: int = 0) -> None:
     ],
 )
 async def test_first_bad_record_is_named(tmp_path: Path, change: str, complaint: str) -> None:
-    """Whatever was changed in the database, verify names the first record that is not as it was written."""
+    """Whatever was changed in the database, verify names the first record that differs from what was written."""
     await ledger_of_ten(tmp_path)
     assert not verify(data_dir=tmp_path).bad
     with sa_engine(tmp_path) as engine, engine.begin() as connection:
@@ -496,7 +496,7 @@ async def test_reader_collapses_retries(tmp_path: Path) -> None:
 
 @attrs.frozen
 class MeanwhileQuery(Query):
-    """A query that lets something happen after the file was read and before the database is asked."""
+    """A query that runs a callback after the file was read and before the database is queried."""
 
     meanwhile: Callable[[], object] = list
 

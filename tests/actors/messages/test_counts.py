@@ -1,4 +1,4 @@
-"""Counts carry how they are known: kinds do not mix, for the type checker and at run time."""
+"""Counts carry their certainty: kinds do not mix, neither for the type checker nor at run time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ONLY_TYPES = [
     "count.n",
     "UsageRecord(request_id='r', outcome=Outcome.FINISHED, cached=n)",
 ]
-"""Wrong as well, whatever they come to at run time."""
+"""Also wrong for the type checker, whatever happens at run time."""
 FINE = [
     "known + known",
     "known - known",
@@ -97,7 +97,8 @@ COUNTS = st.one_of(st.builds(Known, st.integers(0, 99)), st.builds(Estimate, st.
 
 @given(st.lists(COUNTS))
 def test_total_is_as_uncertain_as_its_worst_part(counts: list[Count]) -> None:
-    """Known only if all parts are, unknown with one unknown part or none at all; the number is the sum."""
+    """The total is known only if all parts are, and unknown with one unknown part or without parts; the number is the
+    sum."""
     worst = max((RANK[type(count)] for count in counts), default=RANK[Unknown])
     result = total(counts)
     assert RANK[type(result)] == worst

@@ -1,4 +1,4 @@
-"""When an engine counts as hung, and when it must not."""
+"""When an engine counts as hung, and when it does not."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_lines_in_order(pipe: Pipe) -> None:
 
 
 def test_non_blocking_pipe(pipe: Pipe) -> None:
-    """A slow reader is waited for."""
+    """The writer waits for a slow reader."""
     os.set_blocking(pipe.writer, False)
     writer = LogWriter(pipe.writer)
     for _ in range(500):
@@ -85,7 +85,7 @@ def test_reader_is_gone(pipe: Pipe) -> None:
 
 
 def test_partition_is_full() -> None:
-    """Lines are dropped as long as it is."""
+    """Lines are dropped as long as the partition is full."""
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         writer = LogWriter(full)
@@ -109,16 +109,16 @@ def test_reader_stops_reading(pipe: Pipe) -> None:
     assert writer.num_dropped == dropped
     for _ in range(2 * ERROR_BYTES // len(LINE)):
         writer.put(LINE, is_error=True)
-    assert writer.num_dropped > dropped, "the additional room is bounded, too"
+    assert writer.num_dropped > dropped, "the additional room must be bounded as well"
     writer.drain(0.05)
-    assert time.monotonic() - began_s < PATIENCE_S / 2, "logging did not wait for the reader"
+    assert time.monotonic() - began_s < PATIENCE_S / 2, "logging must not wait for the reader"
     received = pipe.read_all(b"an error\n")
     assert received.partition(b"an error\n")[0] == LINE * (num_lines - dropped)
     os.close(pipe.reader)
 
 
 def test_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process without standard error writes nowhere: its descriptor may be a client's socket."""
+    """A process without standard error writes nowhere, because its descriptor may be a client's socket."""
     monkeypatch.setattr(sys, "stderr", None)
     writer = LogWriter(log_writer.standard_error())
     writer.put(LINE)

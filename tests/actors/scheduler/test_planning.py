@@ -1,4 +1,4 @@
-"""The scheduler's decisions one at a time, on the whole engine without a loop."""
+"""The scheduler's decisions one at a time, on the whole engine without an event loop."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_equal_prompts_in_one_step_both_miss() -> None:
     first, second = (bench.submit(PROMPT, 1, num_choices=1)[0] for _ in range(2))
     bench.finish()
     bench.check_at_rest()
-    assert (first.admissions, second.admissions) == ([0], [8])  # the second arrived while the first was in flight
+    assert (first.admissions, second.admissions) == ([0], [8])  # the second one arrived while the first was in flight
 
     bench = bench_of(max_steps_in_flight=1)
     bench.submit([1], 1)
@@ -113,8 +113,8 @@ def test_failed_step_fails_only_its_sequences() -> None:
 
 
 def test_admission_in_dropped_step_is_not_counted() -> None:
-    """It was granted what the failed step should have written. Its next admission counts as the first and hits
-    nothing."""
+    """The sequence was granted what the failed step should have written. Its next admission counts as the first and
+    hits nothing."""
     bench = bench_of(dials=Dials(fail_steps=1))
     bench.submit(PROMPT, 1)
     (follower,) = bench.submit(PROMPT, 2)
@@ -151,7 +151,7 @@ def test_late_row_of_preempted_sequence_loses_its_token() -> None:
     while not second.num_preempted:
         bench.step()
     late = bench.plans[0]
-    assert second.id in late.row_ids, "it was in flight when its blocks were taken"
+    assert second.id in late.row_ids, "the row was in flight when its sequence lost its blocks"
     num_tokens = len(second.tokens)
     bench.step()
     report = last_report(bench)
@@ -259,17 +259,17 @@ def test_preempted_and_dropped_admission_is_not_counted() -> None:
 def test_rows_past_eos_are_booked_before_terminal() -> None:
     """The step after the last token was already in flight: its span counts, its token does not."""
     bench = bench_of(dials=Dials(eos_after=1, eos_token_id=5), eos_token_ids=frozenset([5]))
-    (life,) = bench.submit(PROMPT, 9)
+    (submission,) = bench.submit(PROMPT, 9)
     bench.step()
     bench.step()
-    assert life.reason == "stop"
-    assert not life.terminal
+    assert submission.reason == "stop"
+    assert not submission.terminal
     bench.step()
-    assert life.terminal
+    assert submission.terminal
     report = last_report(bench)
-    assert (report.span_ids, report.token_ids, report.terminal_ids) == ([life.id], [], [life.id])
+    assert (report.span_ids, report.token_ids, report.terminal_ids) == ([submission.id], [], [submission.id])
     bench.check_at_rest()
-    assert len(life.tokens) == 2
+    assert len(submission.tokens) == 2
 
 
 def test_stop_tokens_and_ignore_eos() -> None:
@@ -286,7 +286,7 @@ def test_stop_tokens_and_ignore_eos() -> None:
 
 
 def test_abort_of_waiting_sequence() -> None:
-    """It ends at once with nothing booked; its cached count stays unknown, which is not 0."""
+    """The sequence ends at once with nothing booked; its cached count stays unknown, which is not 0."""
     bench = bench_of(max_num_seqs=1)
     bench.submit(PROMPT, 4)
     (waiting,) = bench.submit(PROMPT, 4)
@@ -301,16 +301,16 @@ def test_abort_of_waiting_sequence() -> None:
 def test_abort_of_running_sequence() -> None:
     """Both steps in flight are booked first. Its blocks are free at once, and its prefix can still be hit."""
     bench = bench_of()
-    (life,) = bench.submit(PROMPT, 9)
-    bench.abort(life)
+    (submission,) = bench.submit(PROMPT, 9)
+    bench.abort(submission)
     assert bench.manager.allocations == {}
     bench.step()
-    assert not life.terminal
+    assert not submission.terminal
     bench.step()
-    assert life.terminal
-    assert life.tokens == []
-    book = life.account.sequences[life.id]
-    assert (book.computed_first, life.written) == (10, 8)
+    assert submission.terminal
+    assert submission.tokens == []
+    book = submission.account.sequences[submission.id]
+    assert (book.computed_first, submission.written) == (10, 8)
     (again,) = bench.submit(PROMPT, 1)
     bench.finish()
     bench.check_at_rest()
@@ -328,8 +328,8 @@ def test_abort_of_running_sequence() -> None:
 def test_sequence_that_can_never_run_is_refused(prompt: list[int], max_tokens: int, reason: str) -> None:
     """Its Terminal has the reason and says that the request is invalid."""
     bench = bench_of(num_blocks=21)
-    (life,) = bench.submit(prompt, max_tokens)
-    assert life.error == reason
+    (submission,) = bench.submit(prompt, max_tokens)
+    assert submission.error == reason
     assert last_report(bench).terminal_error_kinds == ["invalid"]
     assert bench.plans == bench.results
     bench.check_at_rest()
@@ -338,10 +338,10 @@ def test_sequence_that_can_never_run_is_refused(prompt: list[int], max_tokens: i
 def test_sequence_may_use_every_block() -> None:
     """A sequence may need every block of the cache."""
     bench = bench_of(num_blocks=21)
-    (life,) = bench.submit(PROMPT, 70)
+    (submission,) = bench.submit(PROMPT, 70)
     bench.finish()
     bench.check_at_rest()
-    assert len(life.tokens) == 70
+    assert len(submission.tokens) == 70
 
 
 @pytest.mark.parametrize(("limit", "num_together"), [(100, 3), (4, 2), (3, 1), (1, 1)])

@@ -1,6 +1,6 @@
 """The engine's decisions as a whole: one named property each, whatever happens in whatever order.
 
-whatever fits alone finishes, and accounts balance       TestEngine: `whatever_fits_alone_finishes` at its end
+whatever fits alone finishes, and accounts balance       TestEngine: `check_all_that_fit_finish` at its end
 never write a shared or committed block                  TestEngine: at every grant and every plan
 late rows are booked and emit nothing                    TestEngine: at every result
 duplicate messages are no-ops                            TestDuplicates: every message is sent twice
@@ -22,7 +22,7 @@ from quipu.actors.messages.scheduler import StepResult
 from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.scheduler.waiting import Policy
 from quipu.kernels.fake import Dials
-from tests.actors.engine_bench import EngineBench, Life
+from tests.actors.engine_bench import EngineBench, Submission
 
 POISON = 9
 EOS = 5
@@ -107,10 +107,10 @@ class EngineMachine(RuleBasedStateMachine):
     def fit(self, prompt: list[int], max_tokens: int) -> list[int]:
         return prompt[: max(1, min(self.capacity, 60) - max_tokens)]
 
-    def live(self) -> list[Life]:
-        return [life for life in self.bench.lives.values() if not life.terminal]
+    def live(self) -> list[Submission]:
+        return [submission for submission in self.bench.submissions.values() if not submission.terminal]
 
-    # ------------------------------------------------------------ what can happen
+    # ------------------------------------------------------------ rules
 
     @rule(
         prompt=PROMPTS,
@@ -145,16 +145,18 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data(), own=st.lists(st.integers(0, 3), max_size=3), max_tokens=st.integers(1, 8))
     def submit_next_turn(self, data: st.DataObject, own: list[int], max_tokens: int) -> None:
         """Submit a prompt that extends an earlier answer, which hits blocks that decoding filled."""
-        life = data.draw(st.sampled_from(list(self.bench.lives.values())))
-        self.bench.submit(self.fit(life.prompt + life.tokens + own, max_tokens), max_tokens, domain=life.domain)
+        submission = data.draw(st.sampled_from(list(self.bench.submissions.values())))
+        self.bench.submit(
+            self.fit(submission.prompt + submission.tokens + own, max_tokens), max_tokens, domain=submission.domain
+        )
 
     @rule(prompt=PROMPTS, at=st.none() | st.integers(0, 20))
     def submit_trouble(self, prompt: list[int], at: int | None) -> None:
         """Submit a prompt that can never run and is refused with its own Terminal, or one that makes a pass raise."""
         if at is None:
-            (life,) = self.bench.submit(prompt, 1 + min(60, self.capacity))
-            assert life.terminal
-            assert life.error
+            (submission,) = self.bench.submit(prompt, 1 + min(60, self.capacity))
+            assert submission.terminal
+            assert submission.error
             return
         prompt = self.fit(prompt, 2)
         prompt.insert(at, POISON)
@@ -177,13 +179,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def abort_ended(self) -> None:
-        """An Abort that arrives too late changes nothing."""
-        self.bench.pump()  # who was denied something is asked for again at the next occasion, whatever that is
-        self.bench.pump()  # whatever the scheduler does when it is woken for nothing
+        """Check that an Abort that arrives too late changes nothing."""
+        self.bench.pump()  # sequences that were denied blocks are proposed again at the next opportunity
+        self.bench.pump()  # and once more: a wake-up without a reason may change the scheduler's own state
         before = self.bench.state()
-        for life in list(self.bench.lives.values()):
-            if life.terminal:
-                self.bench.abort(life)
+        for submission in list(self.bench.submissions.values()):
+            if submission.terminal:
+                self.bench.abort(submission)
         assert self.bench.state() == before
 
     @precondition(lambda self: self.bench.plans)
@@ -215,23 +217,24 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def deny(self, data: st.DataObject) -> None:
         """Grant nothing to one sequence in the next step, so that it may be only in the step after a failing one."""
-        if self.bench.plans or self.bench.results:  # whose end makes the scheduler ask again
+        if self.bench.plans or self.bench.results:  # the end of a sequence makes the scheduler ask again
             self.bench.denied = {data.draw(st.sampled_from(self.live()), "sequence").id}
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     @invariant()
-    def tokens_are_what_they_would_be_alone(self) -> None:
+    def tokens_are_those_of_running_alone(self) -> None:
         if hasattr(self, "bench"):
             self.bench.check_tokens_so_far()
 
     def teardown(self) -> None:
-        """Left alone, everything that fits finishes; then nothing is held and every account balances."""
+        """Check that everything that fits finishes if nothing else happens; then no blocks are held and every account
+        balances."""
         if hasattr(self, "bench"):
             self.bench.denied = set()
             self.bench.pump()
             self.bench.finish()
-            self.bench.whatever_fits_alone_finishes()
+            self.bench.check_all_that_fit_finish()
             self.bench.check_at_rest()
 
 
@@ -243,14 +246,14 @@ class TwiceBench(EngineBench):
         self.duplicate_messages_are_no_ops(lambda: self.handle_again(result))
         return result
 
-    def abort(self, life: Life) -> None:
-        super().abort(life)
-        self.duplicate_messages_are_no_ops(lambda: EngineBench.abort(self, life))
+    def abort(self, submission: Submission) -> None:
+        super().abort(submission)
+        self.duplicate_messages_are_no_ops(lambda: EngineBench.abort(self, submission))
 
-    def duplicate_messages_are_no_ops(self, say_again: Callable[[], object]) -> None:
-        self.pump()  # whatever the scheduler does when it is woken for nothing
+    def duplicate_messages_are_no_ops(self, repeat: Callable[[], object]) -> None:
+        self.pump()  # a wake-up without a reason may change the scheduler's own state
         before = self.state()
-        say_again()
+        repeat()
         assert self.state() == before, "a duplicate message has changed something"
 
 
@@ -267,17 +270,17 @@ class Duplicates(EngineMachine):
 
 
 class Preemption(EngineMachine):
-    """Follows what each sequence was told at its first admission."""
+    """Follows what was reported for each sequence at its first admission."""
 
     @invariant()
     def preempt_and_resume_change_neither_output_nor_cached(self) -> None:
         """The reported cached count does not change, and tokens are those of an engine that never preempts."""
         if not hasattr(self, "bench"):
             return
-        told = self.__dict__.setdefault("told", {})
-        for life in self.bench.lives.values():
-            if life.cached is not None:
-                assert told.setdefault(life.id, life.cached) == life.cached, "cached has changed"
+        reported = self.__dict__.setdefault("told", {})
+        for submission in self.bench.submissions.values():
+            if submission.cached is not None:
+                assert reported.setdefault(submission.id, submission.cached) == submission.cached, "cached has changed"
         self.bench.check_tokens_so_far()
 
 
@@ -290,10 +293,8 @@ class Preemption(EngineMachine):
 def test_preempt_and_resume_change_neither_output_nor_cached(
     prompts: list[list[int]], max_tokens: int, room: int, caching: bool
 ) -> None:
-    """The same requests, together where there is hardly room for one, and together where there is room for all.
-
-    Texts are the same. So is `cached` of those that were admitted together, whatever happened to them later.
-    """
+    """Run the same requests together with hardly room for one, and together with room for all: the texts are the same.
+    So is `cached` of those that were admitted together, whatever happened to them later."""
     num_needed = max(-(-(len(prompt) + max_tokens) // 4) for prompt in prompts)
     outcomes = []
     for usable in (num_needed + room, 200):
@@ -306,20 +307,20 @@ def test_preempt_and_resume_change_neither_output_nor_cached(
             enable_prefix_caching=caching,
         )
         bench = EngineBench(limits)
-        lives = [bench.submit(prompt, max_tokens)[0] for prompt in prompts]
-        told: dict[Any, Any] = {}
-        while any(not life.terminal for life in lives):
+        submissions = [bench.submit(prompt, max_tokens)[0] for prompt in prompts]
+        reported: dict[Any, Any] = {}
+        while any(not submission.terminal for submission in submissions):
             bench.step()
-            for life in lives:
-                if life.cached is not None:
-                    told.setdefault(life.id, life.cached)
+            for submission in submissions:
+                if submission.cached is not None:
+                    reported.setdefault(submission.id, submission.cached)
         bench.check_at_rest()
-        assert {life.id: life.cached for life in lives} == told
-        outcomes.append((lives, [life.tokens for life in lives]))
+        assert {submission.id: submission.cached for submission in submissions} == reported
+        outcomes.append((submissions, [submission.tokens for submission in submissions]))
     (tight, tight_tokens), (roomy, roomy_tokens) = outcomes
     assert tight_tokens == roomy_tokens
-    assert all(life.num_preempted == 0 for life in roomy)
-    event("preempted" if any(life.num_preempted for life in tight) else "not preempted")
+    assert all(submission.num_preempted == 0 for submission in roomy)
+    event("preempted" if any(submission.num_preempted for submission in tight) else "not preempted")
 
 
 @settings(max_examples=max(10, settings.default.max_examples // 4))

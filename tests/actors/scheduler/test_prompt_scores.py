@@ -1,4 +1,4 @@
-"""Which prompt tokens a step is asked to score, and which scores are reported."""
+"""Which prompt tokens a step scores, and which scores are reported."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ def token_ids_of(packed: PackedScores) -> list[int]:
     return list(array("I", packed.token_ids))
 
 
-def answer(asked: ToScore | None, sequence_id: int) -> StepScores:
-    prompts = [] if asked is None else [pack(scores(token_ids)) for token_ids in asked.token_ids]
-    return StepScores([], scores([]), [sequence_id] * len(prompts), [] if asked is None else asked.positions, prompts)
+def answer(to_score: ToScore | None, sequence_id: int) -> StepScores:
+    prompts = [] if to_score is None else [pack(scores(token_ids)) for token_ids in to_score.token_ids]
+    return StepScores(
+        [], scores([]), [sequence_id] * len(prompts), [] if to_score is None else to_score.positions, prompts
+    )
 
 
 def flush(report: ReportBuilder) -> StepReport:
@@ -63,20 +65,20 @@ def test_each_token_once_in_order(seed: int) -> None:
     while start < 43:
         end = min(43, start + draw.randrange(1, 12))
         found = answer(add_prompt_scoring(None, sequence, 0, start, end), 1)
-        if draw.random() < 0.3:  # preempted: what was found is void
+        if draw.random() < 0.3:  # preempted: the scores found so far are void
             hand_out_scores(found, [], report)
             start = 0
         else:
             hand_out_scores(found, [sequence], report)
             start = end if draw.random() < 0.8 else draw.randrange(end)
-    told = [
+    reported = [
         (position, prompt)
         for step in flush(report).scores
         for position, prompt in zip(step.prompt_positions, step.prompts, strict=True)
     ]
-    assert [token_id for _, prompt in told for token_id in token_ids_of(prompt)] == sequence.tokens[1:40]
+    assert [token_id for _, prompt in reported for token_id in token_ids_of(prompt)] == sequence.tokens[1:40]
     position = 1
-    for at, prompt in told:
+    for at, prompt in reported:
         assert at == position
         position += len(token_ids_of(prompt))
 
@@ -84,10 +86,10 @@ def test_each_token_once_in_order(seed: int) -> None:
 def test_two_chunks_in_flight() -> None:
     """The second chunk is planned before the first is answered, and asks for the tokens that follow it."""
     sequence = make(1, 20)
-    asked = add_prompt_scoring(add_prompt_scoring(None, sequence, 0, 0, 8), sequence, 1, 8, 20)
-    assert asked is not None
-    assert asked.rows == [0, 1] and asked.positions == [1, 9]
-    assert asked.token_ids == [sequence.tokens[1:9], sequence.tokens[9:20]]
+    to_score = add_prompt_scoring(add_prompt_scoring(None, sequence, 0, 0, 8), sequence, 1, 8, 20)
+    assert to_score is not None
+    assert to_score.rows == [0, 1] and to_score.positions == [1, 9]
+    assert to_score.token_ids == [sequence.tokens[1:9], sequence.tokens[9:20]]
 
 
 def test_scores_of_ended_sequences_are_void() -> None:
@@ -98,7 +100,7 @@ def test_scores_of_ended_sequences_are_void() -> None:
     )
     hand_out_scores(found, [make(3, 4), make(1, 4)], report)
     hand_out_scores(found, [make(5, 4)], report)
-    (told,) = flush(report).scores
-    assert told.drawn_ids == [1, 3]
-    assert told.drawn == Scores([7, 9], [-1.0, -3.0], [1, 3], [[7], [9]], [[], []])
+    (reported,) = flush(report).scores
+    assert reported.drawn_ids == [1, 3]
+    assert reported.drawn == Scores([7, 9], [-1.0, -3.0], [1, 3], [[7], [9]], [[], []])
     assert flush(report).scores == []

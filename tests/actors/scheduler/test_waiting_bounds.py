@@ -50,7 +50,8 @@ def are_refused(answers: list[Answer]) -> list[bool]:
 
 
 async def test_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -> None:
-    """Nothing is computed of a request that does not fit, and one that fits gets all its places before the next."""
+    """Nothing is computed for a request that does not fit; one that fits gets all its places before the
+    next request."""
     async with small_runtime(max_num_seqs=1, max_waiting_requests=10) as client, trio.open_nursery() as nursery:
         await busy(client, nursery)
         answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
@@ -86,7 +87,7 @@ async def test_request_that_can_never_fit(autojump_clock: trio.abc.Clock) -> Non
 
 
 async def test_long_prompt_on_idle_engine(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt longer than all that may wait is accepted if it does not have to wait."""
+    """A prompt longer than the limit on waiting tokens is accepted if it does not have to wait."""
     async with small_runtime(max_num_seqs=2, max_waiting_tokens=10) as client:
         answer = await client.ask(prompt_of(500, 1), max_tokens=1)
         client.assert_at_rest()
@@ -107,7 +108,7 @@ async def test_tenant_share_of_waiting_room(autojump_clock: trio.abc.Clock, boun
 
 
 async def test_leaving_requests_free_their_places(autojump_clock: trio.abc.Clock) -> None:
-    """So do places kept for sequences that were never submitted; nothing is left of any of them."""
+    """Places kept for sequences that were never submitted are freed as well, and nothing remains of any of them."""
     async with small_runtime(max_num_seqs=1, max_waiting_requests=100, submit_slots=1) as client:
         async with trio.open_nursery() as nursery:
             await busy(client, nursery)

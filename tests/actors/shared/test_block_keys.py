@@ -1,4 +1,4 @@
-"""Block keys: what they are computed from, to the byte."""
+"""Block keys: the exact bytes that they are computed from."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_partial_block_has_no_key(chain_keys: Chain) -> None:
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 2**32 - 1), max_size=120), st.integers(1, 40))
 def test_python_and_c_agree(parent: bytes, tokens: list[int], size: int) -> None:
-    """This holds for all lengths, so that every way of padding the last chunk of the hash occurs."""
+    """Python and C agree for all lengths, so every way of padding the last chunk of the hash occurs."""
     assert chain_keys(parent, tokens, size) == chain_keys_in_python(parent, tokens, size)
     assert chain_keys(parent, tuple(tokens), size) == chain_keys_in_python(parent, tokens, size)
 
 
 def test_every_padding_length() -> None:
-    """A chunk of the hash has room for the length of the message or just not: all cases, twice around."""
+    """The last chunk of the hash may or may not have room for the length of the message: all cases are tested twice."""
     for length in range(140):
         assert chain_keys(bytes(length), [7, 8], 1) == chain_keys_in_python(bytes(length), [7, 8], 1)
 

@@ -10,7 +10,8 @@ SHORT, LONG = CacheTtl.FIVE_MINUTES, CacheTtl.ONE_HOUR
 
 
 def test_breakpoints_end_with_full_blocks() -> None:
-    """A breakpoint keeps up to its last full block; two that end with the same block are one, with the longer time."""
+    """A breakpoint covers tokens up to its last full block; two that end with the same block are one, with the longer
+    ttl."""
     breakpoints = (Breakpoint(3, LONG), Breakpoint(9, SHORT), Breakpoint(11, LONG), Breakpoint(16, SHORT))
     assert pins_of(breakpoints, SIZE) == (Pin(2, 3600), Pin(4, 300))
     whole = in_whole_blocks(breakpoints, SIZE)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's JSON files, and the errors for those that cannot be served."""
+"""Reading a checkpoint's JSON files, and the errors for checkpoints that cannot be served."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def test_invalid_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="float8"):
         read_info(DEMO, dtype="float8")
     with pytest.raises(CheckpointError, match="could not be fetched from the hub"):
-        resolve("nobody/no-such-model")  # the suite runs offline
+        resolve("nobody/no-such-model")  # the tests run offline
 
 
 def test_yarn_extends_the_context(tmp_path: Path) -> None:
-    """In either spelling. The configured length is never reduced, and other kinds of scaling do not change it."""
+    """Both spellings are supported. The configured length is never reduced, and other kinds of scaling do not change
+    it."""
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
 
     def longest(**entries: object) -> int:

@@ -61,12 +61,12 @@ def test_panic_in_rust_is_an_error(name: str, capfd: pytest.CaptureFixture[str])
     with pytest.raises(LibraryPanic, match="retry-limit"):
         encode(PANICKING, max_tokens=100)
     assert encode("another text", max_tokens=100) == before
-    assert "panicked" in capfd.readouterr().err  # printed by the library itself, which cannot be prevented
+    assert "panicked" in capfd.readouterr().err  # printed by the library itself, which we cannot prevent
 
 
 @pytest.mark.slow
 def test_millions_of_spaces() -> None:
-    """The patterns of Qwen and Llama 3 give up on eleven million spaces and a letter."""
+    """The patterns of Qwen and Llama 3 fail on eleven million spaces followed by a letter."""
     with pytest.raises(LibraryPanic):
         Library(qwen_like()).encode(" " * 11_000_000 + "a", max_tokens=1)
 

@@ -1,6 +1,6 @@
 """Chats rendered in processes: the same text as in this process, and hostile templates.
 
-With real processes and the real clock, so deadlines are generous.
+The tests use real processes and the real clock, so deadlines are generous.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ trio.run(main)
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> None:
-    """Even if they are busy, and even if the parent had no time to end them."""
+    """Workers end even if they are busy, and even if the parent had no time to end them."""
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT, SLOW], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -1,6 +1,6 @@
 """Long texts encoded in processes: the same ids, and processes that end when they should.
 
-With real processes and the real clock, so deadlines are generous.
+The tests use real processes and the real clock, so deadlines are generous.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def processes() -> Iterator[EncodeProcesses]:
     assert pool.process_ids == []
 
 
-# ---------------------------------------------------------------- what comes out
+# ---------------------------------------------------------------- results
 
 
 @pytest.mark.parametrize("text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, "🦙" * (encode_process.PIECE_CHARACTERS + 1)])
 def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
-    """Plain texts, with and without an echo, and where only the number of tokens is returned."""
+    """Ids are the same for plain texts, with and without an echo, and where only the number of tokens is returned."""
     here = VOCABULARY.encoder
 
     def compare(there: TextEncoder) -> None:
@@ -68,17 +68,17 @@ def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
             assert there.encode_text(text, max_tokens=10**7, with_echo=with_echo) == expected
             assert isinstance(expected, EncodedText)
             too_few = len(expected.token_ids) - 1
-            told = there.encode_text(text, max_tokens=too_few, with_echo=with_echo)
-            assert told == TooManyTokens(too_few + 1, is_exact=True)
+            result = there.encode_text(text, max_tokens=too_few, with_echo=with_echo)
+            assert result == TooManyTokens(too_few + 1, is_exact=True)
         assert there.count(text, max_tokens=10**7) == here.count(text, max_tokens=10**7) == len(VOCABULARY.encode(text))
 
     processes.run(compare, Lease())
 
 
 def test_chats_are_the_same(processes: EncodeProcesses) -> None:
-    """Ids and positions of marks."""
-    said = "".join(f"<|im_start|>user\n{WORDS * 20}<|im_end|>\n" for _ in range(3))
-    rendered = RenderedChat(said, (len(said) // 3, len(said) // 2, len(said)))
+    """Ids and positions of marks are the same as in this process."""
+    rendered_text = "".join(f"<|im_start|>user\n{WORDS * 20}<|im_end|>\n" for _ in range(3))
+    rendered = RenderedChat(rendered_text, (len(rendered_text) // 3, len(rendered_text) // 2, len(rendered_text)))
     marks = tuple(ContentMark(MARK, 0, 0) for _ in rendered.mark_ends)
     expected = VOCABULARY.encoder.encode_chat(rendered, marks)
     assert isinstance(expected, EncodedChat)
@@ -151,14 +151,14 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def test_process_that_dies(processes: EncodeProcesses) -> None:
-    """If it dies while encoding, that text fails. If it dies while idle, nothing fails."""
+    """If a process dies while encoding, that text fails. If it dies while idle, nothing fails."""
 
     def kill_and_count(there: TextEncoder) -> object:
         assert isinstance(there.backend, EncodeProcess)
         os.kill(there.backend.pid, signal.SIGKILL)
         return there.count(LONG, max_tokens=10**7)
 
-    for _ in range(2):  # the second time the process was idle before, so another one is tried
+    for _ in range(2):  # the second time the process was idle before, so another one is used
         with pytest.raises(LibraryPanic, match="has died"):
             processes.run(kill_and_count, Lease())
         processes.warm_up()
@@ -186,7 +186,7 @@ def test_idle_processes_end(processes: EncodeProcesses, monkeypatch: pytest.Monk
     processes.run(lambda _: processes.run(lambda there: there.count("a", max_tokens=9), Lease()), Lease())
     assert len(processes.process_ids) == 2
     processes.end_idle()
-    assert len(processes.process_ids) == 2, "they were used a moment ago"
+    assert len(processes.process_ids) == 2, "recently used processes must be kept"
     monkeypatch.setattr(encode_processes, "IDLE_S", -1.0)
     processes.end_idle()
     processes.end_idle()

@@ -39,7 +39,7 @@ def test_active_items_per_tenant_are_limited() -> None:
 
 
 def test_queue_is_bounded() -> None:
-    """In items and in bytes. One tenant can fill half, which leaves room for the others."""
+    """The queue is bounded in items and bytes. One tenant can fill half, which leaves room for the others."""
     queue: FairQueue[int] = FairQueue(8, 100)
     for at in range(4):
         queue.put("a", at, 1)

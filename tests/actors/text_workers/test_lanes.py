@@ -1,4 +1,4 @@
-"""Lanes: short requests beside long ones, tenants in turn, and nothing kept for requests that have left."""
+"""Lanes: short requests beside long ones, tenants in turn, and nothing kept for requests whose clients have left."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Gate:
     """Work that lasts until the test opens the gate."""
 
     opened: threading.Event = attrs.field(factory=threading.Event)
-    begun: list[str] = attrs.field(factory=list)
+    wait_begun: list[str] = attrs.field(factory=list)
 
     def pass_through(self, name: str) -> None:
-        self.begun.append(name)
+        self.wait_begun.append(name)
         assert self.opened.wait(PATIENCE_S)
 
 
@@ -51,10 +51,10 @@ async def work(slot: LaneSlot, gate: Gate, name: str) -> None:
         slot.leave()
 
 
-async def begun(gate: Gate, count: int) -> list[str]:
-    while len(gate.begun) < count:
+async def wait_begun(gate: Gate, count: int) -> list[str]:
+    while len(gate.wait_begun) < count:
         await trio.sleep(0.001)
-    return gate.begun
+    return gate.wait_begun
 
 
 async def test_short_requests_do_not_wait_for_long_ones() -> None:
@@ -63,11 +63,11 @@ async def test_short_requests_do_not_wait_for_long_ones() -> None:
     async with gate() as long, trio.open_nursery() as nursery:
         for at in range(20):
             nursery.start_soon(work, lanes.enter("a", SHORT_BYTES), long, f"long{at}")
-        await begun(long, 1)
+        await wait_begun(long, 1)
         short = Gate()
         short.opened.set()
         await work(lanes.enter("a", SHORT_BYTES - 1), short, "short")
-        assert short.begun == ["short"]
+        assert short.wait_begun == ["short"]
         long.opened.set()
 
 
@@ -77,10 +77,10 @@ async def test_tenant_holds_at_most_half_of_the_threads() -> None:
     async with gate() as it, trio.open_nursery() as nursery:
         for at in range(5):
             nursery.start_soon(work, lane.enter("a", 1), it, f"a{at}")
-        await begun(it, 2)
+        await wait_begun(it, 2)
         nursery.start_soon(work, lane.enter("b", 1), it, "b")
-        await begun(it, 3)
-        assert sorted(it.begun) == ["a0", "a1", "b"]
+        await wait_begun(it, 3)
+        assert sorted(it.wait_begun) == ["a0", "a1", "b"]
         it.opened.set()
 
 
@@ -115,13 +115,13 @@ async def test_cancelled_request_is_not_served() -> None:
 
         for at, scope in enumerate(scopes):
             nursery.start_soon(work_in, scope, lane.enter("a", 1), f"{at}")
-        await begun(it, 1)
+        await wait_begun(it, 1)
         for scope in scopes[:2]:
             scope.cancel()
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert it.begun == ["0"] and lane.queue.num_waiting == 1
+        assert it.wait_begun == ["0"] and lane.queue.num_waiting == 1
         it.opened.set()
-        assert await begun(it, 2) == ["0", "2"]
+        assert await wait_begun(it, 2) == ["0", "2"]
     assert lane.queue.num_waiting == lane.queue.num_tenants == 0
 
 

@@ -265,7 +265,7 @@ class Text(str):
     """A text that can be weakly referenced."""
 
 
-def seen(make: Callable[[str], Any], text: str) -> tuple[Any, weakref.ref[Text]]:
+def with_weakref(make: Callable[[str], Any], text: str) -> tuple[Any, weakref.ref[Text]]:
     kept = Text(text)
     return make(kept), weakref.ref(kept)
 
@@ -277,7 +277,7 @@ async def test_client_that_leaves_while_waiting(gate: Gate) -> None:
         refs: list[weakref.ref[Text]] = []
         calls: list[int] = []
         for at in range(8):
-            prompt, ref = seen(TextPrompt, f"{at}" + LONG)
+            prompt, ref = with_weakref(TextPrompt, f"{at}" + LONG)
             ticket = client.open(prompt)
             ticket.when_encoded(lambda at=at: calls.append(at))
             del prompt
@@ -307,7 +307,7 @@ async def test_count_whose_client_leaves(gate: Gate) -> None:
     async with small_runtime(num_blocks=4000, max_model_len=50_000, max_open_requests=3) as client:
         desk = client.runtime.desk
         async with trio.open_nursery() as nursery:
-            prompt, ref = seen(chat, LONG)
+            prompt, ref = with_weakref(chat, LONG)
             for _ in range(3):
                 nursery.start_soon(desk.count_tokens, prompt, "messages", "tenant")
             del prompt
@@ -336,7 +336,7 @@ async def test_count_whose_client_leaves(gate: Gate) -> None:
 async def test_text_is_released_after_encoding(make: Callable[[str], Any], length: int) -> None:
     """Nothing refers to the text once it is encoded, even while its output is generated."""
     async with small_runtime(num_blocks=8000, max_model_len=100_000, token_cache_bytes=0) as client:
-        prompt, ref = seen(make, ("a cord " * length)[:length])
+        prompt, ref = with_weakref(make, ("a cord " * length)[:length])
         ticket = client.open(prompt, max_tokens=1000)
         del prompt
         encoded = trio.Event()

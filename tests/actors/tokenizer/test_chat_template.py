@@ -87,7 +87,7 @@ def test_template_with_all_fields() -> None:
 
 
 def test_template_without_tools_gets_text() -> None:
-    """Nothing is dropped: tools go before the system prompt, calls into their turn, results to the user, reasoning
+    """Nothing is lost: tools go before the system prompt, calls into their turn, results into user messages, reasoning
     before the content."""
     text = render(DEMO_TEMPLATE, ChatPrompt(HISTORY, tools=(tool("weather"), tool("time"))))
     system, user, assistant, results, last = text.split("<|im_start|>")[1:]
@@ -113,9 +113,9 @@ def test_plain_chats_are_not_converted() -> None:
 @pytest.mark.parametrize("begun", ["The answer is", "", "\ufdd0 odd \ufdd0"])
 def test_last_message_is_continued(source: str, begun: str) -> None:
     """The prompt is the one without the last message, followed by that message's text."""
-    asked = ChatPrompt((message("user", "Why?"),))
-    prompt = render(source, asked)
-    chat = ChatPrompt((*asked.messages, message("assistant", begun)), continue_final=True)
+    earlier = ChatPrompt((message("user", "Why?"),))
+    prompt = render(source, earlier)
+    chat = ChatPrompt((*earlier.messages, message("assistant", begun)), continue_final=True)
     assert render(source, chat) == prompt + begun
 
 
@@ -126,7 +126,7 @@ def test_hidden_last_message_cannot_be_continued() -> None:
 
 
 def test_marks_in_text() -> None:
-    """Each is where its block ends in the rendered text, even if the template trims it; the text is unchanged."""
+    """Each mark is where its block ends in the rendered text, even if the template trims it; the text is unchanged."""
     messages = (message("system", "one two"), message("user", "three four  "))
     marks = (ContentMark(SHORT, 0, 3), ContentMark(SHORT, 0, 7), ContentMark(SHORT, 1, 5), ContentMark(SHORT, 1, 12))
     chat = ChatPrompt(messages, marks=marks)
@@ -232,7 +232,7 @@ def write_template(folder: Path, template: str | None) -> Vocabulary:
 
 
 def test_failing_templates(tmp_path: Path) -> None:
-    """The client is told what a template raises, or that there is none; template code cannot reach Python."""
+    """The error says what a template raised, or that there is none; template code cannot reach Python."""
     chat = ChatPrompt(MESSAGES)
     refusing = write_template(tmp_path, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(TemplateError, match="roles must alternate"):

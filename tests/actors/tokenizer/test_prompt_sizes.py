@@ -1,4 +1,4 @@
-"""Decisions from the sizes of prompts."""
+"""Decisions that depend on the size of a prompt."""
 
 from __future__ import annotations
 

@@ -43,13 +43,13 @@ def vocabulary_of(base: str, tokens: str) -> Vocabulary:
 )
 @settings(max_examples=settings().max_examples * 3)
 def test_growing_chat_has_the_ids_of_a_new_one(
-    base: str, tokens: str, said: list[tuple[str, int, bool]], max_bytes: int
+    base: str, tokens: str, turns: list[tuple[str, int, bool]], max_bytes: int
 ) -> None:
     """Turn after turn, with a cache of any size, ids and breakpoints are those of the whole text."""
     vocabulary, segments = vocabulary_of(base, tokens), SegmentCache(max_bytes)
     messages: list[dict[str, str]] = []
     marks: list[ContentMark] = []
-    for turn, (text, length, is_marked) in enumerate(said):
+    for turn, (text, length, is_marked) in enumerate(turns):
         content = (text * length)[:length]
         messages.append({"role": ("user", "assistant")[turn % 2], "content": content})
         if is_marked:

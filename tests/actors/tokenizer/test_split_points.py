@@ -54,7 +54,7 @@ def test_every_kind_of_tokenizer_is_split(base: str, tokens: str) -> None:
 
 
 def test_tokenizers_without_split_points() -> None:
-    """Whole words only, dropout, tokens nested too deeply: texts are never split."""
+    """With whole words only, dropout, or tokens nested too deeply, texts are never split."""
     single_word = demo()
     single_word.add_tokens([AddedToken("end", single_word=True, normalized=False), *plain(START)])
     dropping = demo()
@@ -91,7 +91,7 @@ def test_thousands_of_added_tokens() -> None:
         min(timeit.repeat(lambda points=points: points.starts(text), number=1, repeat=5))
         for points in (SplitPoints([START, END], []), split_points)
     )
-    assert many < 500 * few  # a list: 25,000
+    assert many < 500 * few  # a list would have 25,000
 
 
 def test_appending_moves_no_split_point() -> None:

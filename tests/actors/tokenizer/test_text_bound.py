@@ -198,7 +198,7 @@ def test_slices_do_not_raise_the_bound(kind: str, text: str, length: int) -> Non
 
 @pytest.mark.parametrize("kind", BOUND)
 def test_long_texts_have_a_bound(kind: str) -> None:
-    """A text that has too many bytes to fit is recognized, to within a token or two."""
+    """A text with too many bytes to fit is detected, to within a token or two."""
     bound = bound_of(kind)
     unit = bound.longest_token_bytes
     assert bound.num_tokens("x" * 100 * unit, 100) >= 100
@@ -225,7 +225,7 @@ def test_shrinking_by_normal_forms() -> None:
         for code in (*range(0xD800), *range(0xE000, 0x110000)):
             char = chr(code)
             source = sum(most.get(part, len(part.encode())) for part in unicodedata.normalize(decomposed, char))
-            assert len(char.encode()) <= source  # no character is longer than what its parts may come from
+            assert len(char.encode()) <= source  # no character is longer than the parts it may come from
             if unicodedata.normalize(composed, char) == char:
                 assert source <= len(char.encode()) * text_bound.SHRINK[composed]
         assert all(size <= len(char.encode()) * text_bound.SHRINK[decomposed] for char, size in most.items())

@@ -17,7 +17,7 @@ CORPUS = [
 ] * 4
 START, END = "<|start|>", "<|end|>"
 NESTED = ["<|end|>x<|start|>", "<|start|><|", "|><|", "<|en"]
-"""Added tokens that lie within, around or across those two."""
+"""Added tokens that are within, around or across those two."""
 
 PARTS = [
     START,

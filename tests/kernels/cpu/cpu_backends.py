@@ -7,8 +7,8 @@ from typing import Any
 
 from quipu.kernels.cpu.build import Kernels
 from quipu.kernels.cpu.cpu_backend import CpuBackend
+from tests.kernel_markers import needs_kernels
 from tests.kernels.kernel_checkpoints import backend_config
-from tests.kernels_here import needs_kernels
 
 __all__ = ["make_cpu_backend", "needs_kernels"]
 

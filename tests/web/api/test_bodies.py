@@ -1,4 +1,4 @@
-"""The memory that request bodies share: who is refused, and that it all comes back."""
+"""The memory budget that request bodies share: which bodies are refused, and that all memory is released."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quipu.web.auth.keys import KeyStore
 from quipu.web.options import AppOptions
 from quipu.web.request.errors import APIError
 from tests.web.auth.test_auth import A, B, entry
-from tests.web.fakes import Client, Exchange, FakeDesk, failure, says
+from tests.web.fakes import Client, Exchange, FakeDesk, failure, scripted
 from tests.web.http.live import PATIENCE_S
 
 KIBIBYTE = 1024
@@ -36,15 +36,15 @@ def app_with(desk: FakeDesk, *entries: KeyEntry) -> QuipuApp:
 
 
 async def eventually(look: Callable[[], bool]) -> None:
-    """Wait for what a worker thread has a part in."""
+    """Wait for something in which a worker thread takes part."""
     with trio.fail_after(PATIENCE_S):
         while not look():
             await trio.sleep(0.001)
 
 
 async def test_over_budget_is_503_until_memory_is_released() -> None:
-    """Beyond the budget a body is answered with 503 and Retry-After, until other bodies are encoded."""
-    desk = FakeDesk(script=says(), gate=trio.Event())
+    """A body beyond the budget gets a 503 with Retry-After, until other bodies have been encoded."""
+    desk = FakeDesk(script=scripted(), gate=trio.Event())
     app = app_with(desk)
     large = body_of(400 * KIBIBYTE)
     async with Client(app).open("POST", "/v1/completions", large) as first:
@@ -57,9 +57,9 @@ async def test_over_budget_is_503_until_memory_is_released() -> None:
         assert desk.gate is not None
         desk.gate.set()
         await eventually(lambda: app.bodies.num_bytes == 0)
-        first_ticket, desk.script = desk.ticket, says(failure(ErrorKind.INVALID))
+        first_ticket, desk.script = desk.ticket, scripted(failure(ErrorKind.INVALID))
         exchange, _ = await Client(app).post("/v1/completions", large)
-        assert exchange.status == 400, "served, while the first one waits for its answer"
+        assert exchange.status == 400, "it must be served while the first one waits for its response"
         first_ticket.mailbox.put(failure(ErrorKind.INVALID))
         await first.json()
     assert app.bodies.num_bytes == 0
@@ -67,16 +67,16 @@ async def test_over_budget_is_503_until_memory_is_released() -> None:
 
 async def test_small_bodies_are_never_refused_for_memory() -> None:
     """A short prompt is served however full the budget is."""
-    desk = FakeDesk(script=says())
+    desk = FakeDesk(script=scripted())
     app = app_with(desk)
     app.bodies.num_bytes = app.bodies.max_bytes
-    desk.script = says(failure(ErrorKind.INVALID))
+    desk.script = scripted(failure(ErrorKind.INVALID))
     exchange, _ = await Client(app).post("/v1/completions", body_of(FREE_BYTES - 200))
-    assert exchange.status == 400  # served: what the script says
+    assert exchange.status == 400  # served: the script's text
 
 
 async def test_objects_count_their_memory() -> None:
-    """A short body with many objects counts the memory of the objects, before they are made."""
+    """The objects of a body count with their memory before they are created, even if the body is short."""
     app = app_with(FakeDesk())
     many = b'{"model": "org/tiny", "prompt": "Hi.", "x": [' + b"{}," * 40_000 + b"{}]}"
     exchange, _ = await Client(app).post("/v1/completions", many)
@@ -86,7 +86,7 @@ async def test_objects_count_their_memory() -> None:
 
 async def test_tenant_is_limited_to_half() -> None:
     """With keys, a tenant that holds half of the budget is refused while another is served."""
-    desk = FakeDesk(script=says(), gate=trio.Event())
+    desk = FakeDesk(script=scripted(), gate=trio.Event())
     app = app_with(desk, entry(A, "a"), entry(B, "b"))
     large = body_of(200 * KIBIBYTE)
 
@@ -97,7 +97,7 @@ async def test_tenant_is_limited_to_half() -> None:
     async with Client(app).open("POST", "/v1/completions", large, {"Authorization": f"Bearer {A}"}):
         await eventually(lambda: bool(desk.tickets))
         assert (await ask(A)).status == 503
-        desk.gate, desk.script = None, says(failure(ErrorKind.INVALID))
+        desk.gate, desk.script = None, scripted(failure(ErrorKind.INVALID))
         assert (await ask(B)).status == 400
     await eventually(lambda: app.bodies.num_bytes == 0)
     assert not app.bodies.by_tenant
@@ -105,7 +105,7 @@ async def test_tenant_is_limited_to_half() -> None:
 
 async def test_disconnect_releases_memory() -> None:
     """A client that disconnects releases its memory, also before its prompts are encoded."""
-    app = app_with(FakeDesk(script=says(), gate=trio.Event()))
+    app = app_with(FakeDesk(script=scripted(), gate=trio.Event()))
     async with Client(app).open("POST", "/v1/completions", body_of(300 * KIBIBYTE)) as exchange:
         await eventually(lambda: app.bodies.num_bytes > 0)
         exchange.leave()
@@ -152,7 +152,7 @@ def test_budget_is_sum_of_shares(steps: list[tuple[str, int, int, str]]) -> None
                 held.share.release()
         except APIError as error:
             assert error.status == 503
-            held.share.release()  # as the end of its request would
+            held.share.release()  # as at the end of its request
         assert 0 <= budget.num_bytes <= budget.max_bytes
         assert all(0 < num <= budget.max_tenant_bytes for num in budget.by_tenant.values())
     for held in shares:

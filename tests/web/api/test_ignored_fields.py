@@ -1,4 +1,4 @@
-"""Fields that nobody reads: each is named in a header of the response, whole or streamed, and none that is read."""
+"""Fields that are not read are named in a header of the response, whole or streamed; no other field is."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def test_unsupported_fields_are_still_refused() -> None:
     ],
 )
 async def test_header_is_bounded(body: dict[str, Any]) -> None:
-    """The header is bounded whatever the body holds, and says if there are more names."""
+    """The header is bounded whatever the body contains, and says if there are more names."""
     header = await ignored_fields(body, CHAT_SHAPE)
     assert header is not None and header.isascii() and header.isprintable()
     assert len(header) <= MAX_HEADER_BYTES and header.count(",") <= MAX_NAMES

@@ -1,4 +1,4 @@
-"""Large bodies are parsed piece by piece, with the result of parsing them whole."""
+"""Large bodies are parsed piece by piece, with the same result as parsing them whole."""
 
 from __future__ import annotations
 
@@ -121,23 +121,23 @@ def test_huge_key(piece: bytes) -> None:
 
 
 def test_nested_too_deep() -> None:
-    """Nesting is limited as in orjson."""
+    """Nesting is limited at the same depth as in orjson."""
     data = b'{"a":"' + b"x" * json_body.INLINE_BYTES + b'","b":' + b"[" * 2000 + b"]" * 2000 + b"}"
     with pytest.raises(InvalidJson, match="Recursion"):
         trio.run(parse_json, data)
 
 
 def test_size_is_reported_before_values_are_made() -> None:
-    """`expect` hears of the memory of a large body's values in time to refuse them."""
-    told: list[int] = []
+    """`expect` is called with the memory of a large body's values in time to refuse them."""
+    expected_bytes: list[int] = []
 
     class Refused(Exception):
         pass
 
     def refuse(num_bytes: int) -> None:
-        told.append(num_bytes)
+        expected_bytes.append(num_bytes)
         raise Refused
 
     with pytest.raises(Refused):
         trio.run(parse_json, json.dumps([{"a": 1}] * 10_000).encode(), refuse)
-    assert told[0] >= 10_000 * json_structure.CONTAINER_BYTES
+    assert expected_bytes[0] >= 10_000 * json_structure.CONTAINER_BYTES

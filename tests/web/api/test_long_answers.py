@@ -1,6 +1,7 @@
-"""Answers with thousands of scored tokens: whole or streamed, in pieces that hold the loop for a moment each.
+"""Responses with thousands of scored tokens, whole or streamed: they are made in pieces that block the loop only
+briefly.
 
-What they say is what a straightforward encoder says (`expected_*`), which makes all of it at once.
+The expected content comes from a straightforward encoder (`expected_*`) that makes all of it at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from quipu.web.app import make_app
 from quipu.web.http import turns
 from quipu.web.options import AppOptions
 from quipu.web.request.tally import Tally
-from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, scripted
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 NUM_TOKENS, NUM_TOP = 8000, 20
@@ -35,7 +36,7 @@ WORDS = [f"w{index}\u2028é" for index in range(500)]
 
 @cache
 def prompt() -> tuple[ScoredToken, ...]:
-    """8,000 tokens, twenty likeliest beside each, as they are told of a prompt that is echoed."""
+    """Return 8,000 scored prompt tokens with twenty top tokens each, as reported for a prompt that is echoed."""
     draw, offset, tokens = random.Random(1), 0, []
     for at in range(NUM_TOKENS):
         token_id = draw.randrange(500)
@@ -55,7 +56,7 @@ def text_of(tokens: tuple[ScoredToken, ...]) -> str:
 
 
 def script(num_choices: int = 1) -> list[OutletEvent]:
-    """A prompt that each choice echoes, and one token of its own."""
+    """Play a prompt that each choice echoes, and one output token for each."""
     shared, text, last = columns(*prompt()), text_of(prompt()), prompt()[-1]
     events: list[OutletEvent] = [STARTED]
     for index in range(num_choices):
@@ -99,9 +100,11 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": "x", "echo": True, "max_tokens": 1, **fields}
 
 
-async def test_a_streamed_echo() -> None:
-    """Larger than the sink's limit: nobody who reads is cut off; the chunks join to what a whole answer has."""
-    app = make_app(FakeDesk(says(*script())), AppOptions(sink_limit_bytes=1 << 20))
+async def test_streamed_echo() -> None:
+    """The echo exceeds the sink's limit, but no client that reads is cut off; the joined chunks equal the whole
+    response.
+    """
+    app = make_app(FakeDesk(scripted(*script())), AppOptions(sink_limit_bytes=1 << 20))
     _, chunks = await Client(app).stream(COMPLETIONS, body(logprobs=NUM_TOP, stream=True))
     assert chunks.pop() == "[DONE]"
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -109,7 +112,9 @@ async def test_a_streamed_echo() -> None:
     assert "".join(choice["text"] for choice in choices) == text_of(prompt()) + prompt()[-1].text
     joined: dict[str, list[Any]] = {name: [] for name in ("text_offset", "token_logprobs", "tokens", "top_logprobs")}
     for choice in choices:
-        assert choice["text"] == "".join(choice["logprobs"]["tokens"]), "each chunk tells of its own text"
+        assert choice["text"] == "".join(choice["logprobs"]["tokens"]), (
+            "each chunk must have the logprobs of its own text"
+        )
         assert len(choice["logprobs"]["tokens"]) * (NUM_TOP + 1) <= MAX_ENTRIES
         for name, values in choice["logprobs"].items():
             joined[name] += values
@@ -118,8 +123,8 @@ async def test_a_streamed_echo() -> None:
 
 
 @pytest.mark.parametrize("num_chars", [0, 5, 100_000])
-async def test_a_streamed_echo_without_logprobs(num_chars: int) -> None:
-    """The text alone, in chunks; the usage in them is that of the moment at which it was echoed."""
+async def test_streamed_echo_without_logprobs(num_chars: int) -> None:
+    """There are chunks with text alone; their usage is that of the moment of the echo."""
     text = ("quipu\u2028" * num_chars)[:num_chars]
     events: list[OutletEvent] = [
         STARTED,
@@ -128,20 +133,20 @@ async def test_a_streamed_echo_without_logprobs(num_chars: int) -> None:
         Closed(record(), None),
     ]
     options = {"include_usage": True, "continuous_usage_stats": True}
-    _, chunks = await Client(make_app(FakeDesk(says(*events)))).stream(
+    _, chunks = await Client(make_app(FakeDesk(scripted(*events)))).stream(
         COMPLETIONS, body(stream=True, stream_options=options)
     )
-    told = [chunk for chunk in chunks[:-1] if chunk["choices"]]
-    assert "".join(chunk["choices"][0]["text"] for chunk in told) == text + "!"
-    assert all(chunk["choices"][0]["logprobs"] is None for chunk in told)
-    counts = [chunk["usage"]["completion_tokens"] for chunk in told]
-    assert counts == [0] * (len(told) - 1) + [1] and (len(told) > 2) == (num_chars > 1000)
+    with_text = [chunk for chunk in chunks[:-1] if chunk["choices"]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in with_text) == text + "!"
+    assert all(chunk["choices"][0]["logprobs"] is None for chunk in with_text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in with_text]
+    assert counts == [0] * (len(with_text) - 1) + [1] and (len(with_text) > 2) == (num_chars > 1000)
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
-async def test_a_whole_answer(num_choices: int) -> None:
-    """The same JSON as if it had been made at once; too large for one piece, it has no length ahead."""
-    app = make_app(FakeDesk(says(*script(num_choices))))
+async def test_whole_response(num_choices: int) -> None:
+    """The JSON is the same as if made at once; since it is larger than one piece it has no Content-Length."""
+    app = make_app(FakeDesk(scripted(*script(num_choices))))
     exchange, answer = await Client(app).post(
         COMPLETIONS, body(logprobs=NUM_TOP, prompt_logprobs=NUM_TOP, n=num_choices)
     )
@@ -157,15 +162,15 @@ async def test_a_whole_answer(num_choices: int) -> None:
         }
 
 
-async def test_a_whole_chat() -> None:
-    """Logprobs of thousands of outputs and of the prompt; its first token, which is not echoed, is a null."""
+async def test_whole_chat_response() -> None:
+    """Logprobs of thousands of output tokens and of the prompt; the prompt's first token is null."""
     outputs = [ScoredDelta(0, token.text, 1, None, None, (token,)) for token in prompt()[1:]]
     end = Delta(0, "", 0, FinishReason.LENGTH)
     events = [STARTED, Delta(0, "", 0, None), *outputs, end, Closed(record(), None)]
     events.insert(1, ScoredDelta(0, "", 0, None, prompt_scores=columns(*prompt()[1:])))
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-    asked |= {"logprobs": True, "top_logprobs": NUM_TOP, "prompt_logprobs": NUM_TOP}
-    _, answer = await Client(make_app(FakeDesk(says(*events)))).post(CHAT, asked)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    chat |= {"logprobs": True, "top_logprobs": NUM_TOP, "prompt_logprobs": NUM_TOP}
+    _, answer = await Client(make_app(FakeDesk(scripted(*events)))).post(CHAT, chat)
     (choice,) = answer["choices"]
     assert choice["message"]["content"] == text_of(prompt()[1:])
     assert choice["prompt_logprobs"] == expected_prompt(prompt())
@@ -178,15 +183,15 @@ async def test_a_whole_chat() -> None:
     ]
 
 
-async def test_a_small_answer_has_a_length() -> None:
-    """As ever: clients of HTTP/1.0 and proxies like it."""
+async def test_small_response_has_a_content_length() -> None:
+    """A response of one piece has a Content-Length, for HTTP/1.0 clients and proxies."""
     events = [STARTED, Delta(0, "x", 1, FinishReason.STOP), Closed(record(), None)]
-    exchange, _ = await Client(make_app(FakeDesk(says(*events)))).post(COMPLETIONS, body())
+    exchange, _ = await Client(make_app(FakeDesk(scripted(*events)))).post(COMPLETIONS, body())
     assert "content-length" in exchange.headers
 
 
 class Clock:
-    """Stands for the time that pieces take to make."""
+    """A fake clock that stands for the time spent on making pieces."""
 
     now = 0.0
 
@@ -194,8 +199,8 @@ class Clock:
         return self.now
 
 
-async def test_slices_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ten large answers at once one has a slice in each round of the loop: nobody waits for more than one."""
+async def test_slices_of_responses_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ten large responses at once, one slice is made per round of the loop, so no task waits for more than one."""
     clock = Clock()
     monkeypatch.setattr("quipu.web.http.turns.time.perf_counter", clock.perf_counter)
     latest = [0.0]
@@ -220,8 +225,8 @@ async def test_slices_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(b - a for a, b in pairwise(latest)) < 3 * turns.SLICE_S
 
 
-async def test_a_text_of_many_pieces_is_kept_as_one() -> None:
-    """Not a string for each token, nor a copy of everything for each of them."""
+async def test_text_of_many_pieces_is_kept_as_one() -> None:
+    """Released text is not kept as a string per token, nor copied as a whole for each of them."""
     transcript = Transcript(Tally())
     for number in range(20_000):
         transcript.consume([Delta(0, f"{number} ", 1, None)])
@@ -230,7 +235,7 @@ async def test_a_text_of_many_pieces_is_kept_as_one() -> None:
 
 
 async def test_kept_scores_are_columns() -> None:
-    """Twelve bytes a told token and a little for each position, of a prompt as of outputs."""
+    """Scores take twelve bytes per top token and a little per position, for prompts and outputs."""
     transcript = Transcript(Tally())
     for token in prompt():
         transcript.consume([ScoredDelta(0, token.text, 1, None, None, (token,))])

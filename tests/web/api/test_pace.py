@@ -1,4 +1,4 @@
-"""How much one body may hold: what agents send is taken, and what is refused is named."""
+"""How much one body may contain: what agents really send is accepted, and errors name what exceeds a limit."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def tools(count: int, num_properties: int = 1) -> list[dict[str, Any]]:
     return [{"name": f"tool{index}", "input_schema": schema} for index in range(count)]
 
 
-async def ask(path: str, sent: dict[str, Any]) -> tuple[int, str, FakeDesk]:
-    """Status, the error's message, and who was asked."""
+async def post_body(path: str, sent: dict[str, Any]) -> tuple[int, str, FakeDesk]:
+    """Return the status, the error's message, and the requests that reached the desk."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(path, sent)
     return exchange.status, answer.get("error", {}).get("message", "") if exchange.status != 200 else "", desk
@@ -50,19 +50,19 @@ async def ask(path: str, sent: dict[str, Any]) -> tuple[int, str, FakeDesk]:
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 async def test_long_conversations_are_accepted(path: str) -> None:
     """10,000 messages, or 10,000 parts, become one prompt with all of them."""
-    status, _, desk = await ask(path, body(path, turns(path, 10_000)))
+    status, _, desk = await post_body(path, body(path, turns(path, 10_000)))
     assert status == 200
     (prompt,) = desk.ticket.encode.prompts
     assert isinstance(prompt, ChatPrompt) and len(prompt.messages) >= 10_000
-    status, _, desk = await ask(path, body(path, parts(path, 10_000)))
+    status, _, desk = await post_body(path, body(path, parts(path, 10_000)))
     assert status == 200
     (prompt,) = desk.ticket.encode.prompts
     assert isinstance(prompt, ChatPrompt) and prompt.messages[-1]["content"] == "x" * 10_000
 
 
 async def test_many_tools_are_accepted() -> None:
-    """1,024 tools with some properties each are accepted."""
-    status, _, desk = await ask(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=tools(1024, 20)))
+    """1,024 tools with a few properties each are accepted."""
+    status, _, desk = await post_body(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=tools(1024, 20)))
     assert status == 200
     (prompt,) = desk.ticket.encode.prompts
     assert isinstance(prompt, ChatPrompt) and len(prompt.tools) == 1024
@@ -82,8 +82,8 @@ async def test_many_tools_are_accepted() -> None:
     ],
 )
 async def test_too_many_are_refused_by_name(path: str, sent: list[Any], param: str) -> None:
-    """One more than the limit is an error that names its field, and no request is opened."""
-    status, message, desk = await ask(path, body(path, sent))
+    """One more than the limit is an error that names its field; no request is opened."""
+    status, message, desk = await post_body(path, body(path, sent))
     assert status == 400
     assert f"`{param}`" in message and "at most 20000" in message
     assert not desk.tickets
@@ -98,7 +98,7 @@ async def test_too_many_are_refused_by_name(path: str, sent: list[Any], param: s
 )
 async def test_too_many_tools_and_properties(sent: list[Any], param: str) -> None:
     """Properties are counted however deep they are nested."""
-    status, message, desk = await ask(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=sent))
+    status, message, desk = await post_body(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=sent))
     assert status == 400
     assert f"`{param}`" in message
     assert not desk.tickets
@@ -107,7 +107,7 @@ async def test_too_many_tools_and_properties(sent: list[Any], param: str) -> Non
 async def test_json_in_strings_counts() -> None:
     """JSON within a string counts like JSON around it."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[" + "[]," * 60_000 + "[]]"}
-    status, message, _ = await ask(RESPONSES, body(RESPONSES, [call] * 5))
+    status, message, _ = await post_body(RESPONSES, body(RESPONSES, [call] * 5))
     assert status == 400
     assert "`input[4].arguments`" in message
 
@@ -116,10 +116,10 @@ async def test_json_in_strings_counts() -> None:
 async def test_chats_have_fewer_values_than_token_ids(path: str) -> None:
     """Half a million numbers are too many for a chat, but not for a completion's prompt."""
     numbers = [1] * (MAX_CHAT_VALUES + 1)
-    status, message, _ = await ask(path, body(path, turns(path, 1), x=numbers))
+    status, message, _ = await post_body(path, body(path, turns(path, 1), x=numbers))
     assert status == 400 and f"{MAX_CHAT_VALUES} values" in message
     completion = {"model": MODEL, "prompt": "Hi.", "max_tokens": 1, "x": numbers}
-    assert (await ask("/v1/completions", completion))[0] == 200
+    assert (await post_body("/v1/completions", completion))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ async def test_chats_have_fewer_values_than_token_ids(path: str) -> None:
 )
 async def test_lists_are_counted_before_they_are_read(field: str, value: Any) -> None:
     """A list that is too long is refused by its length, whatever it contains."""
-    status, message, _ = await ask(CHAT, body(CHAT, turns(CHAT, 1), **{field: value}))
+    status, message, _ = await post_body(CHAT, body(CHAT, turns(CHAT, 1), **{field: value}))
     assert status == 400
     assert f"`{field}`" in message and "at most" in message
 

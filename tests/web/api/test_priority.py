@@ -1,4 +1,4 @@
-"""Who is served first is the operator's to say: a request names a `priority` only where it is allowed to."""
+"""The operator decides who may set a priority: `priority` is accepted only where it is allowed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def ask(
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_refused_by_name(path: str) -> None:
-    """On every API: a 400 that names the field, the flag and the key file's field, before an account is opened."""
+    """On every API a 400 names the field, the flag and the key file's field, before an account is opened."""
     for priority in (-1, 7):
         status, answer, desk = await ask(path, priority)
         assert status == 400

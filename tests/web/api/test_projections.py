@@ -1,8 +1,8 @@
-"""One record, many projections: for the same request, however it ends, every surface says the numbers of its record.
+"""One record, many projections: however a request ends, everything reported about it agrees with its record.
 
-Surfaces are what the client is told (each API, streamed or not, at the start, on the way and at the end), the log's
-lines, /metrics, the ledger's entry and the span. The real application over a whole runtime; what the numbers must be is
-worked out from the prompt alone.
+What is reported: usage to the client (each API, streamed or not, at the start, in between and at the end), log lines,
+/metrics, the ledger's entry and the span. The tests run the real application over a whole runtime; the expected numbers
+are computed from the prompt alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import samples
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import Exchange
-from tests.web.surfaces import SURFACES, Numbers, Surface, Told, prompt_ids
+from tests.web.surfaces import SURFACES, Numbers, ResponseUsage, Surface, prompt_ids
 from tests.web.telemetry.spans import KeepingTracer
 
 WORDS = "A quipu is a ledger of cords, and each of its knots is a number that somebody has counted. " * 3
@@ -40,22 +40,22 @@ assert WRITTEN > 0
 
 @attrs.frozen
 class End:
-    """One way to end, and what must come of it."""
+    """One way for a request to end, and the numbers expected of it."""
 
     outcome: Outcome
     finish_reason: FinishReason | None = None
     completion: int | None = None
-    """None: as far as it came."""
+    """None if it depends on how far the request came."""
     fields: dict[str, Any] = attrs.field(factory=dict)
     eos_after: int | None = None
     words: str = WORDS
 
 
 def stop_string() -> tuple[str, int]:
-    """Something that the model says in the middle of its answer, and the token that completes it."""
-    said = continuation(IDS, 12)
-    stop = text_of(said[:6]).removeprefix(text_of(said[:4]))
-    number = next(n for n in range(1, 13) if stop in text_of(said[:n]))
+    """Return a string from the middle of the model's text, and the index of the token that completes it."""
+    output = continuation(IDS, 12)
+    stop = text_of(output[:6]).removeprefix(text_of(output[:4]))
+    number = next(n for n in range(1, 13) if stop in text_of(output[:n]))
     return stop, number
 
 
@@ -72,22 +72,24 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
-async def test_every_surface_says_the_record(surface: Surface, end: End, autojump_clock: trio.abc.Clock) -> None:
-    """What the client was told, log, counters, ledger and span: the same numbers, and the right ones."""
+async def test_every_projection_agrees_with_the_record(
+    surface: Surface, end: End, autojump_clock: trio.abc.Clock
+) -> None:
+    """Client, log, counters, ledger and span have the same numbers, and the expected ones."""
     journal, tracer = KeptJournal(), KeepingTracer()
     dials = Dials(step_seconds=0.01, eos_after=end.eos_after, eos_token_id=0)
     async with small_runtime(dials, journal=journal, eos_token_ids=(0,)) as client:
         await client.ask(TokenPrompt(tuple(IDS[:CACHED])), max_tokens=1)
         before = samples(client)
         with structlog.testing.capture_logs() as lines:
-            told = await ask(client, tracer, surface, end, dials)
+            reported = await ask(client, tracer, surface, end, dials)
             with trio.fail_after(60):
                 while client.runtime.entry_store.num_open_accounts:
                     await trio.sleep(0.01)
         after = samples(client)
     record = journal.closed[-1]
     check_record(record, end)
-    check_told(told, record, surface, end)
+    check_reported_usage(reported, record, surface, end)
     check_log(lines, record)
     check_metrics({name: after[name] - before.get(name, 0) for name in after}, record)
     check_ledger(record)
@@ -95,8 +97,8 @@ async def test_every_surface_says_the_record(surface: Surface, end: End, autojum
     check_span(dict(span.attributes or {}), record)
 
 
-async def ask(client: Client, tracer: KeepingTracer, surface: Surface, end: End, dials: Dials) -> Told:
-    """Send it, have it end as it must, and read what came back."""
+async def ask(client: Client, tracer: KeepingTracer, surface: Surface, end: End, dials: Dials) -> ResponseUsage:
+    """Send a request, make it end as `end` says, and return what was received."""
     http = HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant"), tracer=tracer))
     data = bytearray()
 
@@ -121,7 +123,7 @@ async def ask(client: Client, tracer: KeepingTracer, surface: Surface, end: End,
 
 
 def check_record(record: UsageRecord, end: End) -> None:
-    """The prompt says what the numbers must be, but for where a client left or a step failed."""
+    """The record has the numbers computed from the prompt, except where a client left or a step failed."""
     assert (record.outcome, record.finish_reason, record.disputed) == (end.outcome, end.finish_reason, False)
     if end.outcome is Outcome.REJECTED:
         assert record.prompt == record.cached == record.cache_write == UNKNOWN
@@ -133,25 +135,25 @@ def check_record(record: UsageRecord, end: End) -> None:
         assert 5 <= record.completion_tokens <= 15
 
 
-def check_told(told: Told, record: UsageRecord, surface: Surface, end: End) -> None:
-    """Wherever the client is told a number it is the record's; and it is told wherever its API says so."""
+def check_reported_usage(reported: ResponseUsage, record: UsageRecord, surface: Surface, end: End) -> None:
+    """Every number sent to the client is the record's, and is present wherever its API documents it."""
     ends_well = end.outcome is Outcome.FINISHED
     has_final = ends_well or (end.outcome is Outcome.FAILED and surface.name == "responses-streamed")
-    assert len(told.finals) == has_final
-    assert told.is_error == (end.outcome in (Outcome.FAILED, Outcome.REJECTED))
-    assert told.has_ended == (end.outcome is not Outcome.CANCELLED)
-    for numbers in told.finals:
+    assert len(reported.finals) == has_final
+    assert reported.is_error == (end.outcome in (Outcome.FAILED, Outcome.REJECTED))
+    assert reported.has_ended == (end.outcome is not Outcome.CANCELLED)
+    for numbers in reported.finals:
         check_numbers(numbers, record)
         assert numbers.completion == record.completion_tokens
     is_begun = end.outcome is not Outcome.REJECTED
-    assert len(told.starts) == (is_begun and surface.name == "messages-streamed")
-    for numbers in told.starts:
+    assert len(reported.starts) == (is_begun and surface.name == "messages-streamed")
+    for numbers in reported.starts:
         check_numbers(numbers, record)
         assert numbers.completion in (0, 1)
-    assert bool(told.running) == (is_begun and surface.continuous)
-    for numbers in told.running:
+    assert bool(reported.running) == (is_begun and surface.continuous)
+    for numbers in reported.running:
         check_numbers(numbers, record)
-    counts = [numbers.completion for numbers in told.running]
+    counts = [numbers.completion for numbers in reported.running]
     assert counts == sorted(counts)
     if counts:
         assert counts[-1] <= record.completion_tokens
@@ -166,12 +168,12 @@ def check_numbers(numbers: Numbers, record: UsageRecord) -> None:
 
 
 def check_log(lines: list[Any], record: UsageRecord) -> None:
-    """Its one line, its closing at debug level, and the line of the cache's sums after its admission."""
+    """The request's log line, its closing at debug level, and the cache sums after its admission."""
     for event in ("request.done", "account.closed"):
         (line,) = [line for line in lines if line["event"] == event]
         assert line["request_id"] == record.request_id and line["outcome"] == record.outcome
-        told = (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
-        assert told == (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+        reported = (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
+        assert reported == (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
     stats = [line for line in lines if line["event"] == "prefix_cache.stats"]
     assert len(stats) == isinstance(record.prompt, Known)
     for line in stats:
@@ -181,7 +183,7 @@ def check_log(lines: list[Any], record: UsageRecord) -> None:
 
 
 def check_metrics(risen: dict[str, float], record: UsageRecord) -> None:
-    """By what this one request has raised each counter."""
+    """Check by how much this request has increased each counter."""
     prompt, cached = record.prompt_tokens or 0, record.cached_tokens or 0
     assert risen["prompt_tokens_total"] == risen["prefix_cache_queries_total"] == prompt
     assert risen['cached_tokens_total{tier="device"}'] == risen["prefix_cache_hits_total"] == cached
@@ -195,13 +197,13 @@ def check_metrics(risen: dict[str, float], record: UsageRecord) -> None:
 
 
 def check_ledger(record: UsageRecord) -> None:
-    """What the write-ahead file keeps is the record, whole."""
+    """The write-ahead file contains the complete record."""
     entry = parse_line(Chain("srv").close(record.closed_at, record).data.rstrip(b"\n"))
     assert entry is not None and entry.record() == record
 
 
 def check_span(attributes: dict[str, Any], record: UsageRecord) -> None:
-    """Numbers that are known; no attribute where they are not."""
+    """Known numbers are attributes; unknown ones are absent."""
     names = {
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,

@@ -1,4 +1,4 @@
-"""The fields that say how tokens are drawn: what each becomes on OpenAI's endpoints, and how it is refused."""
+"""Sampling fields of OpenAI's endpoints: what each becomes, and how invalid values are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
 LIMITS = {"/v1/completions": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
 
 
-async def asked(path: str, **fields: Any) -> Encode:
+async def encode_of(path: str, **fields: Any) -> Encode:
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(path, {"model": "tiny", **PROMPTS[path], **fields})
     assert exchange.status == 200, answer
@@ -43,8 +43,8 @@ async def asked(path: str, **fields: Any) -> Encode:
     ],
 )
 async def test_rules(path: str, fields: dict[str, Any], rules: LogitRules) -> None:
-    """Each reaches the tokenizer as a rule."""
-    assert (await asked(path, **fields)).sampling.rules == rules
+    """Each field reaches the tokenizer as a rule."""
+    assert (await encode_of(path, **fields)).sampling.rules == rules
 
 
 NEUTRAL: dict[str, Any] = {
@@ -55,29 +55,29 @@ NEUTRAL: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", PROMPTS)
 async def test_neutral_values_make_no_rules(path: str) -> None:
-    """A request that asks for nothing costs nothing; null is absent."""
+    """A request with neutral values has no rules and no extra cost; null means absent."""
     for fields in ({}, NEUTRAL, dict.fromkeys(NEUTRAL)):
-        encode = await asked(path, **fields)
+        encode = await encode_of(path, **fields)
         assert encode.sampling.rules is None and encode.bad_words == ()
 
 
 @pytest.mark.parametrize("path", PROMPTS)
 async def test_bad_words(path: str) -> None:
-    """They go to the tokenizer as words, each once."""
-    encode = await asked(path, bad_words=[" one", "two", " one"])
+    """Bad words reach the tokenizer as words, without duplicates."""
+    encode = await encode_of(path, bad_words=[" one", "two", " one"])
     assert encode.bad_words == (" one", "two") and encode.sampling.rules is None
 
 
 @pytest.mark.parametrize("value", [-1, 0, None])
 @pytest.mark.parametrize("path", PROMPTS)
 async def test_top_k_is_off(path: str, value: int | None) -> None:
-    """Under each of its names for it."""
-    assert (await asked(path, top_k=value)).sampling.top_k == 0
+    """Every documented value for "off" turns `top_k` off."""
+    assert (await encode_of(path, top_k=value)).sampling.top_k == 0
 
 
 async def test_completions_take_the_chat_limit() -> None:
-    """`max_completion_tokens` is honoured where completions have only `max_tokens`."""
-    encode = await asked("/v1/completions", max_completion_tokens=7, max_tokens=9)
+    """`max_completion_tokens` is accepted where completions have only `max_tokens`."""
+    encode = await encode_of("/v1/completions", max_completion_tokens=7, max_tokens=9)
     assert (encode.max_tokens, encode.max_tokens_param) == (7, "max_completion_tokens")
 
 
@@ -130,7 +130,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize("path", PROMPTS)
 @pytest.mark.parametrize(("fields", "param", "message"), BAD)
 async def test_bad_fields(path: str, fields: dict[str, Any], param: str, message: str) -> None:
-    """400, the field's name, a message that names it too, and no ticket was opened."""
+    """An invalid field is a 400 that names it in `param` and message; no ticket is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(path, {"model": "tiny", **PROMPTS[path], **fields})
     error = answer["error"]
@@ -142,7 +142,7 @@ async def test_bad_fields(path: str, fields: dict[str, Any], param: str, message
 
 @pytest.mark.parametrize("path", PROMPTS)
 async def test_minimum_beyond_the_limit(path: str) -> None:
-    """A request that contradicts itself is refused; the limit is named as its client named it."""
+    """A contradictory request is refused, and the error names the limit's field as the client wrote it."""
     fields = {LIMITS[path]: 3, "min_tokens": 4}
     exchange, answer = await Client(make_app(FakeDesk())).post(path, {"model": "tiny", **PROMPTS[path], **fields})
     assert exchange.status == 400 and answer["error"]["param"] == "min_tokens"
@@ -150,7 +150,7 @@ async def test_minimum_beyond_the_limit(path: str) -> None:
 
 
 async def test_minimum_beyond_a_default() -> None:
-    """The 16 tokens of a completion that names no limit count, too."""
+    """The default of 16 tokens for a completion without a limit counts as well."""
     path = "/v1/completions"
     exchange, answer = await Client(make_app(FakeDesk())).post(path, {"model": "tiny", "prompt": "p", "min_tokens": 17})
     assert exchange.status == 400 and answer["error"]["param"] == "min_tokens"

@@ -1,4 +1,4 @@
-"""A streamed event is one line, also for clients that split lines as Unicode has them."""
+"""A streamed event is one line, even for clients that split at Unicode line separators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.web.app import make_app
-from tests.web.fakes import Client, FakeDesk, record, says
+from tests.web.fakes import Client, FakeDesk, record, scripted
 
 TEXT = "a\x85b\u2028c\u2029d"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}
@@ -24,14 +24,14 @@ SURFACES = {
 
 @pytest.mark.parametrize("path", SURFACES)
 async def test_text_with_line_separators(path: str) -> None:
-    """Every line that begins with `data:` is whole JSON, and the text comes through as it was."""
+    """Every line that begins with `data:` is complete JSON, and the text is unchanged."""
     events = [
         Started(40, 16, 24),
         Delta(0, TEXT, 1, None),
         Delta(0, TEXT, 1, FinishReason.STOP),
         Closed(record(), None),
     ]
-    client = Client(make_app(FakeDesk(says(*events))))
+    client = Client(make_app(FakeDesk(scripted(*events))))
     async with client.open("POST", path, {"model": "org/tiny", **SURFACES[path]}) as exchange:
         await exchange.wait_started()
         lines = (await exchange.read()).decode().splitlines()
@@ -41,7 +41,7 @@ async def test_text_with_line_separators(path: str) -> None:
 
 
 def _texts(line: str) -> str:
-    """All strings of a JSON value, one after the other."""
+    """Yield all strings of a JSON value in order."""
 
     def walk(value: object) -> str:
         if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""After a random run the counters, the ledger's records, the log, the spans and what clients were told add up alike.
+"""After a random run, the sums of counters, ledger records, log lines, spans and reported usage are equal.
 
-Two thousand requests of several tenants over every endpoint, whole and streamed, on a runtime that is too small for
-them: some leave, some are refused, some steps fail, many are preempted. With no account open all sums are equal, and
-each client that was told numbers was told those of its record.
+Two thousand requests of several tenants use every endpoint, whole and streamed, on a runtime that is too small for
+them: some leave, some are refused, some steps fail, many are preempted. Once no account is open all sums are equal, and
+every usage reported to a client equals its record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import samples
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import Exchange
-from tests.web.surfaces import SURFACES, Numbers, Surface, Told
+from tests.web.surfaces import SURFACES, Numbers, ResponseUsage, Surface
 from tests.web.telemetry.spans import KeepingTracer
 
 NUM_REQUESTS = 2000
@@ -43,7 +43,7 @@ STEM = "A quipu is a ledger of cords, and each of its knots is a number that som
 
 @attrs.frozen
 class Plan:
-    """One request, drawn beforehand."""
+    """One request, drawn in advance."""
 
     surface: Surface
     tenant: str
@@ -54,14 +54,14 @@ class Plan:
 
 @attrs.define
 class Seen:
-    """What became of one, as its client saw it."""
+    """The result of one request, as its client saw it."""
 
     plan: Plan
     request_id: str = ""
     status: int = 0
     data: bytearray = attrs.field(factory=bytearray)
 
-    def told(self) -> Told:
+    def reported(self) -> ResponseUsage:
         return self.plan.surface.read(bytes(self.data))
 
 
@@ -74,7 +74,7 @@ def draw_plan(rng: random.Random) -> Plan:
     body = surface.body(words, **fields)
     fate = rng.random()
     if fate < 0.03:
-        body = surface.body(STEM * 100, **fields)  # longer than the context: it has an account
+        body = surface.body(STEM * 100, **fields)  # longer than the context: it gets an account
     elif fate < 0.05:
         body["temperature"] = "warm"  # never opened
     elif surface.api == "completions":
@@ -116,7 +116,7 @@ async def play(http: HttpClient, seen: Seen) -> None:
 
 @pytest.mark.parametrize("seed", [1])
 async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> None:
-    """Counters == records == log == spans, and records == what their clients were told."""
+    """Counters == records == log == spans, and records == the usage reported to clients."""
     rng = random.Random(seed)
     everybody = [Seen(draw_plan(rng)) for _ in range(NUM_REQUESTS)]
     journal, tracer = KeptJournal(), KeepingTracer()
@@ -152,13 +152,13 @@ async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> 
     assert len(records) == len(journal.closed) and journal.open == {}
     check_mixture(records, everybody, counters)
     check_counters(list(records.values()), counters)
-    check_told(records, everybody)
+    check_reported_usage(records, everybody)
     check_log(records, lines, counters)
     check_spans(records, tracer)
 
 
 def as_kept(closed: list[UsageRecord]) -> list[UsageRecord]:
-    """As they come back out of a write-ahead file."""
+    """Return the records as read back from a write-ahead file."""
     chain, kept = Chain("srv"), []
     for record in closed:
         entry = parse_line(chain.close(record.closed_at, record).data.rstrip(b"\n"))
@@ -168,17 +168,17 @@ def as_kept(closed: list[UsageRecord]) -> list[UsageRecord]:
 
 
 def check_mixture(records: dict[str, UsageRecord], everybody: list[Seen], counters: dict[str, float]) -> None:
-    """The run was worth its name."""
+    """The run contains enough of each kind of request."""
     outcomes = Counter(record.outcome for record in records.values())
     assert min(outcomes[outcome] for outcome in Outcome) > 20 and outcomes[Outcome.FINISHED] > NUM_REQUESTS / 2
     assert counters["num_preemptions_total"] > 50 and counters["recomputed_tokens_total"] > 0
     assert {record.tenant for record in records.values()} == set(TENANTS)
-    assert {seen.plan.surface.name for seen in everybody if seen.told().finals} == {s.name for s in SURFACES}
+    assert {seen.plan.surface.name for seen in everybody if seen.reported().finals} == {s.name for s in SURFACES}
     assert {status for seen in everybody if (status := seen.status)} >= {200, 400, 500}
 
 
 def check_counters(records: list[UsageRecord], counters: dict[str, float]) -> None:
-    """Each counter is the sum over the records; none of them was disputed."""
+    """Each counter is the sum over the records; no account is disputed."""
     admitted = [record for record in records if isinstance(record.prompt, Known)]
     prompt = sum(record.prompt_tokens or 0 for record in admitted)
     cached = sum(record.cached_tokens or 0 for record in admitted)
@@ -201,34 +201,34 @@ def check_counters(records: list[UsageRecord], counters: dict[str, float]) -> No
     assert counters["time_to_first_token_seconds_count"] == begun
 
 
-def check_told(records: dict[str, UsageRecord], everybody: list[Seen]) -> None:
-    """Who was told numbers was told those of the record, in the request's own tenant; by tenant they add up alike."""
-    told: Counter[tuple[str, str]] = Counter()
+def check_reported_usage(records: dict[str, UsageRecord], everybody: list[Seen]) -> None:
+    """Usage reported to a client equals its record, in its own tenant; the sums per tenant are equal."""
+    reported: Counter[tuple[str, str]] = Counter()
     kept: Counter[tuple[str, str]] = Counter()
     for seen in everybody:
-        answer = seen.told()
+        answer = seen.reported()
         record = records.get(seen.request_id)
         if answer.finals:
             assert record is not None and record.tenant == seen.plan.tenant
             (numbers,) = answer.finals
             assert numbers == numbers_of(record, numbers)
             for name in ("prompt", "cached", "completion"):
-                told[seen.plan.tenant, name] += getattr(numbers, name)
+                reported[seen.plan.tenant, name] += getattr(numbers, name)
             kept[record.tenant, "prompt"] += record.prompt_tokens or 0
             kept[record.tenant, "cached"] += record.cached_tokens or 0
             kept[record.tenant, "completion"] += record.completion_tokens
         for numbers in (*answer.starts, *answer.running):
             assert record is not None
-            # of a list of prompts those that were admitted by then
+            # of a list of prompts only those admitted by then
             assert numbers.prompt <= (record.prompt_tokens or 0) and numbers.cached <= (record.cached_tokens or 0)
             assert numbers.completion <= record.completion_tokens
         if seen.status == 200 and record is not None and record.outcome is Outcome.FINISHED and answer.has_ended:
             assert answer.finals
-    assert told == kept
+    assert reported == kept
 
 
 def numbers_of(record: UsageRecord, like: Numbers) -> Numbers:
-    """What a client is told of a record, in as many words as `like` has."""
+    """Return the usage that a client gets for a record, with the fields that `like` has."""
     assert record.prompt_tokens is not None and record.cached_tokens is not None
     return Numbers(
         record.prompt_tokens,
@@ -240,15 +240,15 @@ def numbers_of(record: UsageRecord, like: Numbers) -> Numbers:
 
 
 def check_log(records: dict[str, UsageRecord], lines: list[Any], counters: dict[str, float]) -> None:
-    """One line a request, with its record's numbers; the last sums of the cache are the counters'."""
+    """One line per request with its record's numbers; the last sums of the cache equal the counters."""
     done = [line for line in lines if line["event"] == "request.done"]
     assert len(done) == NUM_REQUESTS
     opened = {line["request_id"]: line for line in done if line["request_id"] in records}
     assert opened.keys() == records.keys()
     for request_id, line in opened.items():
         record = records[request_id]
-        told = (line["outcome"], line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
-        assert told == (record.outcome, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+        reported = (line["outcome"], line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
+        assert reported == (record.outcome, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
         miss = record.cache_misses[0] if record.cache_misses else None
         expected = (None, None) if miss is None else (miss.reason, miss.token)
         assert (line["miss_reason"], line["miss_token"]) == expected
@@ -259,7 +259,7 @@ def check_log(records: dict[str, UsageRecord], lines: list[Any], counters: dict[
 
 
 def check_spans(records: dict[str, UsageRecord], tracer: KeepingTracer) -> None:
-    """One a request, with or without an account; the numbers of the records and no others."""
+    """One span per request, with or without an account, with exactly the numbers of its record."""
     spans = [dict(span.attributes or {}) for span in tracer.all_spans()]
     assert len(spans) == NUM_REQUESTS and tracer.num_dropped == 0
     by_id = {span["quipu.request_id"]: span for span in spans}

@@ -1,4 +1,4 @@
-"""A prompt that the context cannot hold: the field that is to blame is named, in each API's words."""
+"""Prompts that exceed the context: the error names the responsible field, in each API's words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def turn(role: str, content: str) -> dict[str, Any]:
         (MESSAGES, {"system": LONG, "messages": [turn("user", "hi")]}, "system"),
         (MESSAGES, {"system": [{"type": "text", "text": LONG}], "messages": [turn("user", "hi")]}, "system"),
         (MESSAGES, {"system": "short", "messages": [turn("user", LONG)]}, "messages"),
-        (MESSAGES, {"system": HALF, "messages": [turn("user", HALF)]}, "messages"),  # neither by itself
+        (MESSAGES, {"system": HALF, "messages": [turn("user", HALF)]}, "messages"),  # neither exceeds it alone
         (MESSAGES, {"messages": [turn("user", LONG)]}, "messages"),
         (RESPONSES, {"instructions": LONG, "input": "hi"}, "instructions"),
         (RESPONSES, {"instructions": "short", "input": LONG}, "input"),

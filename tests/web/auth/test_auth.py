@@ -1,4 +1,4 @@
-"""Who gets in: every route closed where keys are set, each key on behalf of its tenant, refusals in the API's shape."""
+"""Authentication: with keys every route is closed, each key acts for its tenant, and errors have the API's shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.runtimes import BLOCK, small_runtime
 from tests.web.fakes import Client, FakeDesk
 
 try:
-    import httpx2 as httpx  # what newer releases of the client are built on
+    import httpx2 as httpx  # the HTTP client on which newer releases are built
 except ImportError:
     import httpx  # type: ignore[no-redef]  # one of them is there
 
@@ -50,7 +50,7 @@ def closed_app(desk: FakeDesk | None = None) -> QuipuApp:
 
 
 def routes(app: QuipuApp) -> Iterator[tuple[str, str, str]]:
-    """(rule, method, path) of everything that the app can be asked."""
+    """Return (rule, method, path) for every route of the app."""
     adapter = app.url_map.bind("test")
     for rule in app.url_map.iter_rules():
         path = adapter.build(rule.endpoint, dict.fromkeys(rule.arguments, "x"))
@@ -85,7 +85,7 @@ async def test_every_route_requires_a_key() -> None:
     [
         ("GET", "/"),
         ("GET", "/nothing"),
-        ("POST", "/health"),  # a method that an open route does not take
+        ("POST", "/health"),  # a method that an open route does not support
         ("GET", "/health/"),
         ("GET", "/health/../metrics"),
         ("GET", "/HEALTH"),
@@ -113,7 +113,7 @@ async def test_admin_routes() -> None:
     for path in ("/v1/organization", "/v1/organization/keys", "/v1/organizations/x/y"):
         assert await ask(app, "GET", path, bearer(A)) == 403, path
         assert await ask(app, "GET", path, bearer(ADMIN)) != 403, path
-    assert await ask(app, "GET", "//metrics", bearer(A)) == 403  # which the router takes for /metrics
+    assert await ask(app, "GET", "//metrics", bearer(A)) == 403  # the router treats it as /metrics
     assert await ask(app, "GET", "/v1/organizational", bearer(A)) == 404
 
 
@@ -281,7 +281,7 @@ async def test_tenants_never_share(autojump_clock: trio.testing.MockClock) -> No
 
 @asynccontextmanager
 async def connection(app: QuipuApp) -> AsyncIterator[trio.SocketStream]:
-    """A connection to the app on its real server."""
+    """Open a connection to the app on its real server."""
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             (address,) = await nursery.start(partial(serve, app, host="127.0.0.1", port=0))

@@ -1,4 +1,4 @@
-"""Requests that a web page has somebody's browser send: by a name of its own, or across sites."""
+"""Requests that a web page makes somebody's browser send: under a host name of its own, or across sites."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flags(*given: str) -> argparse.Namespace:
 
 
 def rules(*given: str, has_keys: bool = False) -> BrowserRules:
-    """Those of a server that was started with these flags."""
+    """Return the rules of a server started with these flags."""
     return browser_rules(flags(*given), has_keys=has_keys)
 
 
@@ -186,7 +186,7 @@ async def test_preflight_with_keys() -> None:
     ],
 )
 def test_same_origin(origin: str, host: str, expected: bool) -> None:
-    """Name and port, ports by default included."""
+    """An origin is host name and port, including default ports."""
     assert is_same_origin(origin, host) == expected
 
 

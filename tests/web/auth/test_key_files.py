@@ -1,4 +1,4 @@
-"""The key file, the ring of keys, and the commands that make keys: what is taken, what is refused, what is kept."""
+"""The key file, the key store, and the commands that make keys: what is accepted, refused and kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quipu.web.cli.cli import main, make_parser
 from quipu.web.cli.keys import key_store
 
 DEPTHS = (10, 900, 3_000, 200_000)
-"""Of what is nested in a file: what a parser takes, and what none does."""
+"""Nesting in a file: a depth that parsers accept, and one that none does."""
 KEY = "sk-quipu-of-acme"
 ENTRY: dict[str, Any] = {"id": "ci", "name": "CI, nightly", "tenant": "acme", "sha256": hash_key(KEY)}
 
@@ -35,7 +35,7 @@ def other(number: int) -> dict[str, Any]:
 
 
 def test_toml_and_json(tmp_path: Path) -> None:
-    """Both forms of the file say the same; what a hash is written in does not matter."""
+    """TOML and JSON are equivalent, and the case of a hash does not matter."""
     as_json = write(tmp_path / "keys.json", ENTRY, {**other(1), "admin": True})
     as_toml = tmp_path / "keys.toml"
     as_toml.write_text(
@@ -131,7 +131,8 @@ def test_bad_file(name: str, content: bytes, tmp_path: Path) -> None:
 
 
 def test_reload(tmp_path: Path) -> None:
-    """A reload lets new keys in and removed ones out; one that fails changes nothing, and given keys always stay."""
+    """A reload admits new keys and drops removed ones; a failing reload changes nothing; keys from flags
+    always remain."""
     path = write(tmp_path / "keys.json", ENTRY)
     store = KeyStore(given_keys([hash_key("given")], []), path)
     write(path, other(1))
@@ -163,7 +164,8 @@ def store_of(environment: dict[str, str], *flags: str) -> KeyStore:
 
 
 def test_flags_and_environment() -> None:
-    """Keys by flag and by variable are the default tenant's; the variables are gone, for children not to inherit."""
+    """Keys from the flag and the variable belong to the default tenant; the variables are removed, so children do not
+    inherit them."""
     environment = {"QUIPU_API_KEY": "first", "QUIPU_ADMIN_KEY": "boss", "PATH": "/bin"}
     ring = store_of(environment, "--api-key", "second", "--api-key", "third").ring
     assert environment == {"PATH": "/bin"}
@@ -204,14 +206,14 @@ def test_invalid_key_flag(bad: str, capfd: pytest.CaptureFixture[str], monkeypat
 
 
 def test_one_key_two_owners() -> None:
-    """A key cannot be given as two things at once."""
+    """A key cannot have two owners."""
     with pytest.raises(KeyFileError, match=r"admin-key-1.*api-key-1"):
         store_of({}, "--api-key", "same", "--admin-key", "same")
 
 
 @pytest.mark.parametrize("admin", [False, True])
 def test_new_key(admin: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """stdout is an entry for the key file, without the key; stderr is the key, which opens."""
+    """stdout is an entry for the key file without the key; stderr has the key, which then authenticates."""
     names = ["--tenant", "acme", "--name", 'the "big" one ü']
     assert main(["keys", "new", *names, *(["--admin"] if admin else [])]) == 0
     captured = capsys.readouterr()
@@ -227,14 +229,14 @@ def test_new_key(admin: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_new_keys_differ() -> None:
-    """256 random bits each: 43 characters behind the prefix."""
+    """Keys have 256 random bits: 43 characters after the prefix."""
     keys = {new_key(admin=False) for _ in range(1000)}
     assert len(keys) == 1000
     assert {len(key.removeprefix("sk-quipu-")) for key in keys} == {43}
 
 
 def test_bad_names_for_a_new_key(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the file would refuse is refused before a key is made."""
+    """A name that the key file would refuse is refused before a key is made."""
     assert main(["keys", "new", "--tenant", "two words", "--name", "x"]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and "`tenant`" in captured.err and "sk-quipu" not in captured.err

@@ -1,4 +1,4 @@
-"""A server without keys: what it tells its own machine alone, and how an operator opens that, too."""
+"""A server without keys: what it serves only to its own machine, and how an operator opens that as well."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADMIN = [
 
 
 class NoUsage:
-    """A source that knows of nothing."""
+    """A usage source without records."""
 
     async def record(self, query: Any) -> None:
         return None
@@ -80,7 +80,7 @@ async def test_open_admin(method: str, path: str) -> None:
 
 
 async def test_other_routes_are_open() -> None:
-    """All other routes are open; with keys, only the key counts, whatever path a request took."""
+    """All other routes are open; with keys only the key counts, wherever a request comes from."""
     for path in ("/health", "/ready", "/version", "/v1/models", "/v1/models/tiny"):
         assert (await ask("GET", path, peer=("192.0.2.1", 1)))[0] == 200
     admin = KeyStore([KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"), admin=True)])

@@ -1,4 +1,4 @@
-"""Flags of the engine reach its configuration, and /server_info shows them."""
+"""Engine flags reach the engine's configuration and are shown by /server_info."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quipu.web.cli.settings import resolve_config
     ("flags", "expected"), [([], True), (["--share-pending-prefixes"], True), (["--no-share-pending-prefixes"], False)]
 )
 def test_share_pending_prefixes(flags: list[str], expected: bool) -> None:
-    """It is on unless the operator turns it off."""
+    """Sharing is on unless the operator turns it off."""
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     assert config.engine.share_pending_prefixes is expected
     assert info.settings["share_pending_prefixes"] is expected
@@ -20,7 +20,7 @@ def test_share_pending_prefixes(flags: list[str], expected: bool) -> None:
 
 @pytest.mark.parametrize(("flags", "expected"), [([], 0.5), (["--max-pinned-share", "0"], 0.0)])
 def test_max_pinned_share(flags: list[str], expected: float) -> None:
-    """Half of the blocks unless the operator says otherwise."""
+    """Half of the blocks may be pinned unless configured otherwise."""
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     assert config.engine.max_pinned_share == info.settings["max_pinned_share"] == expected
 
@@ -36,7 +36,8 @@ def test_max_pinned_share(flags: list[str], expected: float) -> None:
     ],
 )
 def test_limits_on_waiting(flags: list[str], requests: int, tokens: int, share: float) -> None:
-    """There are limits unless the operator says 0; with a key file, which may have several tenants, one gets half."""
+    """Waiting is limited unless the limit is 0; with a key file, which may have several tenants, one tenant may use
+    half."""
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     engine = config.engine
     assert (engine.max_waiting_requests, engine.max_waiting_tokens, engine.max_waiting_share) == (
@@ -50,7 +51,7 @@ def test_limits_on_waiting(flags: list[str], requests: int, tokens: int, share: 
 
 @pytest.mark.parametrize(("flags", "expected"), [([], 300.0), (["--step-timeout", "0"], 0.0)])
 def test_step_timeout(flags: list[str], expected: float) -> None:
-    """Long enough for kernels to be compiled, unless the operator says otherwise."""
+    """The default is long enough for compiling kernels."""
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     assert config.step_timeout_s == info.settings["step_timeout"] == expected
 
@@ -81,15 +82,15 @@ def test_invalid_share(share: str, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_invalid_numbers(flag: str, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the flag and says what is wrong with its value, before anything starts."""
+    """The error names the flag and what is wrong with its value, before anything starts."""
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "demo", f"{flag}={text}"])
-    said = capsys.readouterr().err
-    assert f"argument {flag}: " in said and words in said
+    stderr = capsys.readouterr().err
+    assert f"argument {flag}: " in stderr and words in stderr
 
 
 def test_valid_times() -> None:
-    """To stop at once and to wait for ever are both possible."""
+    """Stopping at once and waiting for ever are both valid."""
     arguments = make_parser().parse_args(["serve", "--shutdown-timeout", "0", "--request-timeout", "0.5"])
     assert (arguments.shutdown_timeout, arguments.request_timeout) == (0.0, 0.5)
     assert make_parser().parse_args(["serve", "--shutdown-timeout", "inf"]).shutdown_timeout == float("inf")
@@ -97,6 +98,6 @@ def test_valid_times() -> None:
 
 @pytest.mark.parametrize(("flags", "expected"), [([], 5.0), (["--chat-template-timeout", "0.5"], 0.5)])
 def test_chat_template_timeout(flags: list[str], expected: float) -> None:
-    """Five seconds unless the operator says otherwise."""
+    """The default is five seconds."""
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     assert config.chat_template_timeout_s == info.settings["chat_template_timeout"] == expected

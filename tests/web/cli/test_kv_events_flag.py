@@ -1,4 +1,4 @@
-"""`--kv-events-config`: what it comes to, and what it refuses by name."""
+"""`--kv-events-config`: the resulting configuration, and invalid fields, which are refused by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_vllm_fields() -> None:
 
 
 def test_defaults() -> None:
-    """The defaults keep token ids on this machine and replay nothing."""
+    """By default the socket is local and there is no replay."""
     assert parse() == KvEventsConfig()
     assert KvEventsConfig().endpoint == "tcp://127.0.0.1:5557"
     assert KvEventsConfig().replay_endpoint is None

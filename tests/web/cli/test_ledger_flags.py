@@ -1,4 +1,4 @@
-"""The flags of `quipu serve` about its ledger: what they mean, and what is refused."""
+"""The ledger flags of `quipu serve`: their meaning, and invalid values."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_bounds() -> None:
 
 @pytest.mark.parametrize("flag", ["--max-idempotency-keys", "--max-refusal-records"])
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [("-1", "must be at least 0, not -1"), ("many", "must be a whole number, not 'many'"), ("1.5", "a whole number")],
 )
-def test_invalid_bounds(flag: str, value: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_bounds(flag: str, value: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An invalid number of keys or records is refused by the name of its flag."""
     with pytest.raises(SystemExit):
         config_of(f"{flag}={value}")
     error = capsys.readouterr().err
-    assert flag in error and says in error
+    assert flag in error and message in error

@@ -1,4 +1,4 @@
-"""Sizes as operators write them, and what becomes of the flags for KV cache memory, threads and determinism."""
+"""Size units on the command line, and the flags for KV cache memory, threads and determinism."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quipu.web.cli.settings import resolve_config
 )
 @pytest.mark.parametrize("flag", ["--kv-cache-memory", "--kv-cache-memory-bytes"])
 def test_sizes(text: str, num_bytes: int, flag: str) -> None:
-    """Powers of 1024 and of 1000, under quipu's name and vLLM's; the engine counts the blocks."""
+    """Powers of 1024 and of 1000 are accepted, by quipu's flag and vLLM's; the engine computes the number of blocks."""
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", flag, text]))
     assert config.engine.kv_cache_bytes == info.settings["kv_cache_memory"] == num_bytes
     assert config.engine.num_blocks is info.num_blocks is None
@@ -49,7 +49,7 @@ def test_invalid_values(flag: str, text: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_values_reach_the_engine() -> None:
-    """Utilization, mode and threads do, and so does vLLM's flag for the number of blocks."""
+    """Utilization, mode and threads reach the engine, and so does vLLM's flag for the number of blocks."""
     flags = ["--gpu-memory-utilization", "0.5", "--determinism", "strict", "--threads", "3"]
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     assert (config.engine.memory_utilization, config.engine.determinism, config.engine.num_threads) == (
@@ -57,14 +57,14 @@ def test_values_reach_the_engine() -> None:
         "strict",
         3,
     )
-    said = {name: info.settings[name] for name in ("gpu_memory_utilization", "determinism", "threads")}
-    assert said == {"gpu_memory_utilization": 0.5, "determinism": "strict", "threads": 3}
+    shown = {name: info.settings[name] for name in ("gpu_memory_utilization", "determinism", "threads")}
+    assert shown == {"gpu_memory_utilization": 0.5, "determinism": "strict", "threads": 3}
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", "--num-gpu-blocks-override", "40"]))
     assert config.engine.num_blocks == info.num_blocks == 40
 
 
 @pytest.mark.parametrize(("flags", "may"), [([], True), (["--max-model-len", "1024"], False)])
 def test_only_a_default_length_may_be_shortened(flags: list[str], may: bool) -> None:
-    """A length that was asked for is kept, or refused."""
+    """A configured length is kept or refused, never shortened."""
     config, _ = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     assert config.engine.may_shorten is may

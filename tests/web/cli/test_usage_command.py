@@ -1,4 +1,4 @@
-"""`quipu usage` as it is typed: a table for people, JSON for programs, and clear words where it cannot answer."""
+"""The command `quipu usage`: a table for people, JSON for programs, and clear error messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.web.cli.cli import main as quipu
 from tests.actors.ledger.ledgers import record_of
-from tests.web.api.admin.usage_books import DAY, MIDNIGHT, at, copy_database, lose_the_table, make_database
+from tests.web.api.admin.usage_books import DAY, MIDNIGHT, copy_database, drop_records_table, make_database, record_at
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """The default one, with an empty database."""
+    """Return the default data directory, with an empty database."""
     made = tmp_path / "empty"
     make_database(made)
     return made
@@ -35,8 +35,8 @@ def usage(*arguments: str) -> int:
     return quipu(["usage", *arguments])
 
 
-def refused(*arguments: str) -> int:
-    """The exit code of a command line that argparse does not take."""
+def exit_code_of(*arguments: str) -> int:
+    """Return the exit code of a command line that argparse refuses."""
     with pytest.raises(SystemExit) as ended:
         usage(*arguments)
     assert isinstance(ended.value.code, int)
@@ -44,13 +44,13 @@ def refused(*arguments: str) -> int:
 
 
 RECORDS = [
-    at(60, "r1"),
-    at(3700, "r2", model="big", key_id=None, completion_tokens=1_000),
-    at(3800, "r3", tenant="b", cached=Estimate(96), cached_by_tier=None),
-    at(DAY, "r4", outcome=Outcome.FAILED),
-    at(DAY + 1, "r5", retry_of="r1"),
-    at(DAY + 2, "r6", outcome=Outcome.REJECTED),
-    at(DAY + 3, "r7", outcome=Outcome.FAILED, fault=Fault.ENGINE_DIED),
+    record_at(60, "r1"),
+    record_at(3700, "r2", model="big", key_id=None, completion_tokens=1_000),
+    record_at(3800, "r3", tenant="b", cached=Estimate(96), cached_by_tier=None),
+    record_at(DAY, "r4", outcome=Outcome.FAILED),
+    record_at(DAY + 1, "r5", retry_of="r1"),
+    record_at(DAY + 2, "r6", outcome=Outcome.REJECTED),
+    record_at(DAY + 3, "r7", outcome=Outcome.FAILED, fault=Fault.ENGINE_DIED),
 ]
 SINCE = ("--since", "2025-06-01")
 
@@ -87,7 +87,7 @@ def test_buckets_and_tenants(data_dir: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_json(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every sum that the ledger has, under its own names."""
+    """The JSON has every sum of the ledger, under its own names."""
     kept = keep(data_dir, RECORDS)
     assert usage(*SINCE, "--by", "outcome", "--json", "--data-dir", kept) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -104,7 +104,7 @@ def test_json(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_retries_collapsed(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each request counts; with `--retries collapse` each with its retries once."""
+    """By default every request counts; with `--retries collapse`, each once with its retries."""
     kept = keep(data_dir, RECORDS)
     for flags, expected in (((), (6, 500)), (("--retries", "count"), (6, 500)), (("--retries", "collapse"), (5, 400))):
         assert usage(*SINCE, "--json", "--data-dir", kept, *flags) == 0
@@ -142,14 +142,14 @@ def test_default_range(data_dir: Path, capsys: pytest.CaptureFixture[str], monke
 
 def test_control_characters_are_not_printed(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Control characters in names never reach the terminal."""
-    kept = keep(data_dir, [at(60, model="a\x1b[2Jb")])
+    kept = keep(data_dir, [record_at(60, model="a\x1b[2Jb")])
     assert usage(*SINCE, "--by", "model", "--data-dir", kept) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "a?[2Jb" in out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("--by", "colour"), "unknown group 'colour' (one of model, api_key, tenant, endpoint, outcome)"),
         (("--by", "model,"), "unknown group ''"),
@@ -160,15 +160,15 @@ def test_control_characters_are_not_printed(data_dir: Path, capsys: pytest.Captu
         (("--retries", "once"), "once"),
     ],
 )
-def test_invalid_flags(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Invalid flags are named with what is allowed; exit code 2."""
-    assert refused(*arguments) == 2
-    assert says in capsys.readouterr().err
+    assert exit_code_of(*arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_unreadable_ledger(tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No ledger, an empty range, an unavailable or broken database: a message and exit code 2."""
-    for arguments, says in (
+    for arguments, message in (
         (("--data-dir", str(tmp_path / "gone")), "there is no ledger in"),
         (("--data-dir", str(data_dir), "--since", "1h", "--until", "2h"), "--until must be later"),
         (("--ledger-url", "postgresql://nobody@127.0.0.1:1/none"), "cannot read the ledger's database"),
@@ -176,8 +176,8 @@ def test_unreadable_ledger(tmp_path: Path, data_dir: Path, capsys: pytest.Captur
     ):
         assert usage(*arguments) == 2
         output = capsys.readouterr()
-        assert says in output.err and output.out == "" and "Traceback" not in output.err
-    lose_the_table(data_dir)
+        assert message in output.err and output.out == "" and "Traceback" not in output.err
+    drop_records_table(data_dir)
     assert usage("--data-dir", str(data_dir)) == 2
     assert "no such table" in capsys.readouterr().err
     (data_dir / "ledger.sqlite3").write_bytes(b"this is no database" * 500)

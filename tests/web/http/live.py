@@ -1,7 +1,7 @@
-"""A server on a real socket, its applications and its client, for the tests of the HTTP layer.
+"""Real-socket servers, their applications and their client, for the tests of the HTTP layer.
 
-The same scenario runs against our server and against Hypercorn's own (`Kind`), so that each test shows that the stock
-server still fails where ours does not, and tells us on the day on which it no longer does.
+The same scenario runs against our server and against Hypercorn's own (`Kind`), so each test shows that the stock server
+still fails where ours does not, and fails on the day on which a repair is no longer needed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from quipu.web.http.scope import ScopedHTTP, request_scope
 from quipu.web.http.server import Address, ServerConfig, serve
 
 PATIENCE_S = 5.0
-"""How long a test waits for what must happen."""
+"""How long a test waits for something that must happen."""
 GLANCE_S = 0.25
-"""How long a test waits to see that something does not happen."""
+"""How long a test waits before it concludes that something does not happen."""
 
 
 class Kind(Enum):
     OURS = "ours"
     STOCK = "stock"
 
-    async def sees(self, event: trio.Event) -> bool:
-        """Whether `event` happens: ours has time to get there, of the stock server we know that it does not."""
+    async def detects(self, event: trio.Event) -> bool:
+        """Return whether `event` happens. Our server gets plenty of time; the stock server, which is known to fail,
+        only a little."""
         with trio.move_on_after(PATIENCE_S if self is Kind.OURS else GLANCE_S):
             await event.wait()
         return event.is_set()
@@ -43,7 +44,7 @@ class Kind(Enum):
 
 @attrs.define(eq=False)
 class Probe:
-    """What the application under test has noticed, and what holds it back."""
+    """What the application under test has observed, and the gate that holds it back."""
 
     entered: trio.Event = attrs.field(factory=trio.Event)
     """A handler or generator has begun to wait."""
@@ -70,7 +71,7 @@ class Probe:
 
 
 def probe_app(probe: Probe) -> QuartTrio:
-    """A Quart application in whose handlers a client can leave at any point."""
+    """Return a Quart application in whose handlers a client can disconnect at any point."""
     app = QuartTrio("probe")
     app.asgi_http_class = ScopedHTTP
     app.config.update(RESPONSE_TIMEOUT=None, BODY_TIMEOUT=0.3, MAX_CONTENT_LENGTH=4 << 20)
@@ -93,7 +94,7 @@ def probe_app(probe: Probe) -> QuartTrio:
     @app.route("/upload", methods=["POST"])
     async def upload() -> str:
         connection = request.scope.get("state", {}).get("connection")
-        if connection is not None:  # ours, and not the stock server
+        if connection is not None:  # by our server; the stock server does not call it
             await connection.ask_for_body()
         return str(len(await request.get_data()))
 
@@ -160,7 +161,7 @@ def probe_app(probe: Probe) -> QuartTrio:
 
 
 def asgi(handler: Callable[[Scope, ASGIReceiveCallable, ASGISendCallable], Awaitable[None]]) -> ASGIFramework:
-    """A plain ASGI application around `handler`, without a lifespan."""
+    """Return a plain ASGI application around `handler`, without a lifespan."""
 
     async def app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if scope["type"] != "http":
@@ -176,11 +177,11 @@ class Answer:
     head: bytes
     body: bytes
     is_complete: bool
-    """It ended as its head said that it would."""
+    """Whether it ended as announced in its head."""
 
 
 class Client:
-    """A peer with no manners of its own."""
+    """A raw client, which can violate the protocol."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
@@ -193,7 +194,7 @@ class Client:
         await self.send(get(path) + extra)
 
     async def read_until(self, needle: bytes) -> bytes:
-        """Everything up to and with `needle`; what there was where the connection ends before it."""
+        """Read up to and including `needle`, or to the end of the connection."""
         while needle not in self._buffer:
             data = await self._receive()
             if not data:
@@ -205,7 +206,7 @@ class Client:
         return found
 
     async def read_all(self) -> bytes:
-        """Everything up to the end of the connection."""
+        """Read to the end of the connection."""
         while data := await self._receive():
             self._buffer += data
         rest, self._buffer = self._buffer, b""
@@ -259,7 +260,7 @@ class Running:
     ended: trio.Event
     """`serve` has returned or raised."""
     failures: list[BaseException]
-    """What it raised."""
+    """The exceptions that it raised."""
     clients: list[Client] = attrs.field(factory=list)
 
     async def connect(self) -> Client:
@@ -268,7 +269,7 @@ class Running:
         return client
 
     async def still_serves(self, path: str = "/hello") -> bool:
-        """Whether another client is answered."""
+        """Return whether another client gets a response."""
         with trio.move_on_after(PATIENCE_S), suppress(OSError):
             client = await self.connect()
             await client.get(path)
@@ -278,7 +279,7 @@ class Running:
 
 @asynccontextmanager
 async def running(kind: Kind, app: ASGIFramework, config: ServerConfig | None = None) -> AsyncGenerator[Running, None]:
-    """Run `app` until the block ends; a server that dies of its clients is reported in `failures`."""
+    """Run `app` until the block ends. An exception that ends the server is added to `failures`."""
     config = config or ServerConfig(graceful_timeout_s=0.3)
     stop, ended = trio.Event(), trio.Event()
     failures: list[BaseException] = []
@@ -323,7 +324,7 @@ async def running(kind: Kind, app: ASGIFramework, config: ServerConfig | None = 
             try:
                 yield server
             finally:
-                for client in server.clients:  # so that a stock server which waits for one of them can end
+                for client in server.clients:  # so that a stock server that waits for one of them can end
                     client.reset()
                 nursery.cancel_scope.cancel()
 

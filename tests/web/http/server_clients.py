@@ -1,4 +1,4 @@
-"""What tests of the server do with its clients: begin, wait, leave."""
+"""Helpers for clients of the server: open, wait, disconnect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def h2_head(method: bytes, path: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def connections_of(app: Quart) -> list[Connection]:
-    """The server's connection of each request that comes from now on, in their order."""
+    """Return a list to which the connection of each request is added from now on, in order."""
     found: list[Connection] = []
 
     @app.before_request

@@ -1,4 +1,4 @@
-"""A server that is full: who makes way, who is turned away, and that probes are always answered."""
+"""A full server: which connections are evicted, which are refused, and that probes always get a response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from quipu.web.app import make_app
 from quipu.web.http import connection_table
 from quipu.web.http.server import ServerConfig
-from tests.web.fakes import FakeDesk, says
+from tests.web.fakes import FakeDesk, scripted
 from tests.web.http.live import PATIENCE_S, Client, Probe, Running, get, post, probe_app, running_ours
 
 FULL = ServerConfig(max_connections=3, reserved_timeout_s=PATIENCE_S, graceful_timeout_s=0.3)
@@ -19,10 +19,10 @@ SLOW_POST = post("/v1/completions", b'{"model": "demo"}')[:-3]
 
 
 async def fill(server: Running, data: bytes, count: int = 3) -> list[Client]:
-    """Connections that have all been accepted, and have sent this."""
+    """Open connections that are all accepted and have sent `data`."""
     clients = [await server.connect() for _ in range(count)]
     for client in clients:
-        with suppress(trio.BrokenResourceError):  # it had to make way already
+        with suppress(trio.BrokenResourceError):  # the server has already evicted it
             await client.send(data)
     await trio.testing.wait_all_tasks_blocked(0.05)
     return clients
@@ -68,7 +68,7 @@ async def test_slow_request_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
         slow = await fill(server, SLOW_POST)
         client = await server.connect()
         await client.send(post("/v1/completions", b"{}"))
-        assert (await client.answer()).status == 400  # served, and found wanting
+        assert (await client.answer()).status == 400  # served: the body is invalid
         assert await is_closed(slow[0])
 
 
@@ -101,7 +101,7 @@ async def test_request_in_progress_is_never_evicted(monkeypatch: pytest.MonkeyPa
 
 async def test_slots_are_released() -> None:
     """Connections that end release their slots, however often."""
-    async with running_ours(make_app(FakeDesk(says())), FULL) as server:
+    async with running_ours(make_app(FakeDesk(scripted())), FULL) as server:
         for _ in range(10):
             for client in await fill(server, post("/v1/completions", b"{}", "Connection: close")):
                 assert (await client.answer()).status == 400

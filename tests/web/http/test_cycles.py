@@ -1,7 +1,7 @@
-"""A request that has ended leaves nothing of ours to the garbage collector.
+"""A finished request leaves nothing of ours to the garbage collector.
 
-What lies in cycles is freed long afterwards, and a thousand requests of it at once, on the event loop: that held all
-streams for 70 ms. So whatever knows a request lets go of it.
+Objects in reference cycles are freed long afterwards, and those of a thousand requests at once, on the event loop: that
+blocked all streams for 70 ms. So everything that refers to a request drops its reference.
 """
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 NUM_REQUESTS = 5
 OURS = ("Connection", "Protocol", "AppTasks", "RequestScope", "Releases", "RequestContext", "Tally", "Sink", "Mailbox")
-"""What knows a request."""
+"""Types whose objects refer to a request."""
 
 
 @pytest.fixture
 def garbage() -> Iterator[list[Any]]:
-    """What lay in cycles, once it has been asked for; the collector does nothing by itself meanwhile.
-
-    What there was before is frozen: to look through it takes half a second each time.
-    """
+    """Collect everything in cycles when called; the collector does not run by itself meanwhile. Older objects are
+    frozen, since scanning them would take half a second each time."""
     gc.freeze()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)

@@ -1,4 +1,4 @@
-"""Chunks that go to the socket past the response body: the same bytes, and the same ends, as those that do not."""
+"""Chunks written to the socket past the response body: the same bytes and the same ends as through the body."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import trio.testing
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.web.http.server import ServerConfig
-from tests.web.fakes import STARTED, FakeDesk, hello, record, says
+from tests.web.fakes import STARTED, FakeDesk, hello, record, scripted
 from tests.web.wires import (
     SURFACES,
     DirectWriters,
-    Way,
-    both_ways,
+    WritePath,
+    accepts,
+    both_write_paths,
     fails,
     put_one_by_one,
     serving,
-    takes,
     writers,
 )
 
@@ -44,9 +44,9 @@ CASES = [
 ]
 
 
-async def exchange(way: Way, path: str, script: list[OutletEvent], fields: dict[str, Any]) -> bytes:
-    """All bytes of a response whose events came one by one, but for what the time of day makes of them."""
-    desk = FakeDesk(says(STARTED))
+async def exchange(way: WritePath, path: str, script: list[OutletEvent], fields: dict[str, Any]) -> bytes:
+    """Return all bytes of a response whose events came one by one, without those that depend on the time of day."""
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
         await peer.ask(path, **fields)
@@ -61,18 +61,18 @@ async def exchange(way: Way, path: str, script: list[OutletEvent], fields: dict[
 @pytest.mark.parametrize(("path", "name", "fields"), CASES, ids=lambda value: str(value)[:40])
 async def test_same_bytes(writers: DirectWriters, path: str, name: str, fields: dict[str, Any]) -> None:
     """Head, framing, events and end equal those of the generic path, byte for byte."""
-    generic = await exchange(Way.GENERIC, path, SCRIPTS[name], fields)
+    generic = await exchange(WritePath.GENERIC, path, SCRIPTS[name], fields)
     assert writers.num_opened == 0
-    direct = await exchange(Way.DIRECT, path, SCRIPTS[name], fields)
+    direct = await exchange(WritePath.DIRECT, path, SCRIPTS[name], fields)
     assert writers.num_sends > 0
     assert direct == generic
     assert direct.endswith(b"\r\n0\r\n\r\n")
 
 
-@both_ways
-async def test_two_choices_with_logprobs(writers: DirectWriters, way: Way) -> None:
+@both_write_paths
+async def test_two_choices_with_logprobs(writers: DirectWriters, way: WritePath) -> None:
     """All choices of a step arrive, each in its order."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions", n=2, logprobs=1)
@@ -84,14 +84,14 @@ async def test_two_choices_with_logprobs(writers: DirectWriters, way: Way) -> No
     for index in (0, 1):
         chunks = re.findall(rb'"index":%d,"text":"(\w*)"' % index, data)
         assert chunks == [b"Hel", b"lo", b""]
-    assert (writers.num_sends > 0) == (way is Way.DIRECT)
+    assert (writers.num_sends > 0) == (way is WritePath.DIRECT)
 
 
-@both_ways
+@both_write_paths
 @pytest.mark.parametrize("path", SURFACES)
-async def test_events_without_output(writers: DirectWriters, way: Way, path: str) -> None:
+async def test_events_without_output(writers: DirectWriters, way: WritePath, path: str) -> None:
     """Events without output end no stream, neither by an empty chunk nor by an empty write."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
         await peer.ask(path)
@@ -105,9 +105,9 @@ async def test_events_without_output(writers: DirectWriters, way: Way, path: str
 async def test_partial_writes(writers: DirectWriters, seed: int) -> None:
     """Whether the kernel takes none, part or all of a chunk, the client gets every event once and in order."""
     rng = random.Random(seed)
-    writers.kernel = takes(*(rng.choice([None, None, 0, 1, 2, 5, 100]) for _ in range(50)))
-    desk = FakeDesk(says(STARTED))
-    async with serving(desk, Way.DIRECT.options()) as served:
+    writers.kernel = accepts(*(rng.choice([None, None, 0, 1, 2, 5, 100]) for _ in range(50)))
+    desk = FakeDesk(scripted(STARTED))
+    async with serving(desk, WritePath.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions")
         await trio.testing.wait_all_tasks_blocked()
@@ -125,9 +125,9 @@ async def test_partial_writes(writers: DirectWriters, seed: int) -> None:
 
 @pytest.mark.parametrize("when", ["first", "later"])
 async def test_failing_send(writers: DirectWriters, when: str) -> None:
-    """The request is left once and its connection reset; the token's producer is not affected."""
-    desk = FakeDesk(says(STARTED))
-    async with serving(desk, Way.DIRECT.options()) as served:
+    """The ticket is left once and its connection reset; the producer of the tokens is not affected."""
+    desk = FakeDesk(scripted(STARTED))
+    async with serving(desk, WritePath.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions")
         await put_one_by_one(desk, [] if when == "first" else WORDS)
@@ -138,8 +138,8 @@ async def test_failing_send(writers: DirectWriters, when: str) -> None:
         assert desk.ticket.num_leaves == 1
         desk.ticket.mailbox.put(Delta(0, "y", 1, None))
         assert not (await peer.read_until(b"never")).endswith(b"0\r\n\r\n")
-        other = await served.connect()  # and nobody else has lost anything
-        writers.kernel = takes(None)
+        other = await served.connect()  # the other streams are complete
+        writers.kernel = accepts(None)
         await other.ask("/v1/completions")
         await trio.testing.wait_all_tasks_blocked()
         desk.tickets[1].mailbox.put(Closed(record(), None))
@@ -148,12 +148,12 @@ async def test_failing_send(writers: DirectWriters, when: str) -> None:
             await trio.aclose_forcefully(each.stream)
 
 
-@both_ways
+@both_write_paths
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 @pytest.mark.parametrize("num_read", [0, 2])
-async def test_client_disconnects(writers: DirectWriters, way: Way, how: str, num_read: int) -> None:
-    """The ticket is left once, at once, even without tokens; later tokens do no harm."""
-    desk = FakeDesk(says(STARTED))
+async def test_client_disconnects(writers: DirectWriters, way: WritePath, how: str, num_read: int) -> None:
+    """The ticket is left once and at once, even without tokens; later tokens are ignored."""
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options()) as served:
         num_tasks = trio.lowlevel.current_statistics().tasks_living
         peer = await served.connect()
@@ -177,10 +177,10 @@ async def test_client_disconnects(writers: DirectWriters, way: Way, how: str, nu
         await trio.aclose_forcefully(peer.stream)
 
 
-@both_ways
-async def test_slow_reader_gets_everything(writers: DirectWriters, way: Way) -> None:
+@both_write_paths
+async def test_slow_reader_gets_everything(writers: DirectWriters, way: WritePath) -> None:
     """A reader within the limit gets every event, in order."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     text = "x" * 20_000
     async with serving(desk, way.options()) as served:
         peer = await served.connect(receive_bytes=4096)
@@ -194,14 +194,14 @@ async def test_slow_reader_gets_everything(writers: DirectWriters, way: Way) -> 
         data = await peer.read_stream()
         await peer.stream.aclose()
     assert re.findall(rb"<(\d+)>", data) == [b"%d" % number for number in range(150)]
-    if way is Way.DIRECT:
-        assert 0 < writers.num_sends < 150, "it fell behind"
+    if way is WritePath.DIRECT:
+        assert 0 < writers.num_sends < 150, "the slow reader must fall behind"
 
 
-@both_ways
-async def test_slow_reader_delays_nobody(writers: DirectWriters, way: Way) -> None:
+@both_write_paths
+async def test_slow_reader_delays_nobody(writers: DirectWriters, way: WritePath) -> None:
     """While one stream is not read, the others get every token as it is made."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options(sink_limit_bytes=2_000_000)) as served:
         slow = await served.connect(receive_bytes=4096)
         peers = [slow, *[await served.connect() for _ in range(7)]]
@@ -211,7 +211,7 @@ async def test_slow_reader_delays_nobody(writers: DirectWriters, way: Way) -> No
         num_steps = 0
         while desk.tickets[0].num_leaves == 0:
             num_steps += 1
-            for ticket in desk.tickets:  # the slow one is the first of each step
+            for ticket in desk.tickets:  # the slow reader is the first in each step
                 ticket.mailbox.put(Delta(0, f"<{num_steps}>" + "x" * 20_000, 1, None))
             for peer in peers[1:]:
                 assert (await peer.read_until(b"x" * 20_000)).count(b"<") == 1
@@ -222,9 +222,9 @@ async def test_slow_reader_delays_nobody(writers: DirectWriters, way: Way) -> No
             await trio.aclose_forcefully(peer.stream)
 
 
-@both_ways
-async def test_connection_is_reused(writers: DirectWriters, way: Way) -> None:
-    """The next response on a connection begins where the stream ended, even if it was requested early."""
+@both_write_paths
+async def test_connection_is_reused(writers: DirectWriters, way: WritePath) -> None:
+    """The next response on a connection begins where the stream ended, even if its request arrived earlier."""
     desk = FakeDesk()
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
@@ -239,7 +239,7 @@ async def test_connection_is_reused(writers: DirectWriters, way: Way) -> None:
 async def test_http_1_0_uses_generic_path(writers: DirectWriters) -> None:
     """Without chunks there is no direct writer: the response ends with its connection."""
     desk = FakeDesk()
-    async with serving(desk, Way.DIRECT.options()) as served:
+    async with serving(desk, WritePath.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions", version="1.0")
         data = await peer.read_until(b"never")
@@ -249,8 +249,8 @@ async def test_http_1_0_uses_generic_path(writers: DirectWriters) -> None:
 
 async def test_garbage_while_a_stream_runs(writers: DirectWriters) -> None:
     """Once a connection is closing, no byte of the stream follows, and its request is left."""
-    desk = FakeDesk(says(STARTED))
-    async with serving(desk, Way.DIRECT.options()) as served:
+    desk = FakeDesk(scripted(STARTED))
+    async with serving(desk, WritePath.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions")
         await put_one_by_one(desk, WORDS)

@@ -1,4 +1,4 @@
-"""A direct writer by itself: what it writes, what it refuses to write, and what waits."""
+"""A direct writer by itself: what it writes, what it refuses to write, and what it keeps."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_remainder_goes_first(room: int) -> None:
 
 
 def test_full_buffer() -> None:
-    """If nothing is taken, nothing waits: the caller keeps the chunk."""
+    """If the kernel accepts nothing, nothing is kept: the caller keeps the chunk."""
     connection = FakeConnection(room=0)
     writer = connection.writer()
     with pytest.raises(trio.WouldBlock):
@@ -79,7 +79,7 @@ def test_full_buffer() -> None:
     assert not writer.has_remainder and connection.num_aborts == 0
 
 
-def test_not_between_the_bytes_of_another_write() -> None:
+def test_no_direct_write_within_another_write() -> None:
     """A writer refuses to write while the connection is writing."""
     connection = FakeConnection(is_writing=True)
     with pytest.raises(trio.WouldBlock):
@@ -96,7 +96,7 @@ def test_failed_connection(error: int) -> None:
     assert connection.num_aborts == 1 and connection.taken == b"" and not writer.has_remainder
 
 
-async def test_nothing_leaves_a_closed_connection() -> None:
+async def test_closed_connection_sends_nothing() -> None:
     """A closed connection sends neither a chunk nor a remainder."""
     connection = FakeConnection(room=3)
     writer = connection.writer()

@@ -1,4 +1,5 @@
-"""What a request's head alone decides, over a real socket: who may send a body, and what a path is."""
+"""Decisions made from a request's head alone, over a real socket: whether its body may be sent, and what its path
+matches."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from quipu.web.options import AppOptions
 from tests.web.fakes import FakeDesk
 from tests.web.http.live import Running, get, post, running_ours
 
-# Stock leaves a memory channel unclosed for each request.
+# The stock server leaves a memory channel unclosed for each request.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 BODY = json.dumps({"model": "tiny", "prompt": "x"}).encode()

@@ -94,8 +94,8 @@ async def test_releases_run_after_the_tasks_of_the_request() -> None:
         assert log == ["generator", "task", "second", "first"]
 
 
-async def test_task_that_fails_ends_its_request_and_no_other() -> None:
-    """The answer is 500, the release runs, the server lives."""
+async def test_failing_task_ends_only_its_own_request() -> None:
+    """The response is a 500, the release runs, and the server continues."""
     probe = Probe()
     app = probe_app(probe)
 
@@ -118,7 +118,7 @@ async def test_task_that_fails_ends_its_request_and_no_other() -> None:
 
 
 async def test_failing_release_is_contained() -> None:
-    """The client has its response, the other releases run, and the connection continues."""
+    """The client gets its response, the other releases run, and the connection continues."""
     probe = Probe()
     app = probe_app(probe)
 

@@ -1,4 +1,4 @@
-"""How the server starts, ends, and lets go of connections and of its port."""
+"""How the server starts and ends, and how it releases connections and its port."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from quipu.web.http.server import ServerConfig, serve
 from tests.web.http.live import PATIENCE_S, Probe, asgi, probe_app, running_ours
 from tests.web.http.server_clients import connections_of, wait
 
-# Stock leaves a memory channel unclosed for each request.
+# The stock server leaves a memory channel unclosed for each request.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
-async def test_shutdown_closes_idle_connections_and_answers_the_others() -> None:
+async def test_shutdown_closes_idle_connections_and_completes_requests() -> None:
     """Idle connections close at once, and open requests are answered, without waiting for a timeout."""
     probe = Probe()
     config = ServerConfig(keep_alive_timeout_s=60, headers_timeout_s=60, graceful_timeout_s=60)

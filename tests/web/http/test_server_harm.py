@@ -1,7 +1,7 @@
-"""Clients that mean harm, or merely leave: none of them may kill, hang or leak anything.
+"""Clients that are hostile or merely disconnect: none of them may kill, hang or leak anything.
 
-A test that takes `kind` runs against Hypercorn's own server too and states that it fails there. On the day on which
-such a test says that the stock server passes, the repair in `web/http/http11.py` or `web/http/connection.py` can go.
+A test that takes `kind` also runs against Hypercorn's own server and asserts that it fails there. When such a test
+reports that the stock server passes, the repair in `web/http/http11.py` or `web/http/connection.py` can go.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.web.http.server_clients import (
     wait_either,
 )
 
-# Stock leaves a memory channel unclosed for each request.
+# The stock server leaves a memory channel unclosed for each request.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 both = pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.value)
@@ -42,7 +42,7 @@ WEBSOCKET = (
 
 
 @both
-async def test_byte_behind_a_websocket_upgrade(kind: Kind) -> None:
+async def test_byte_after_a_websocket_upgrade(kind: Kind) -> None:
     """An Upgrade is ignored and answered as plain HTTP. Stock: AttributeError in the reader, the process ends."""
     async with running(kind, probe_app(Probe())) as server:
         client = await server.connect()
@@ -86,8 +86,9 @@ async def test_h2_path_that_is_not_ascii(kind: Kind) -> None:
 
 
 @both
-async def test_answer_that_is_not_http(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
-    """The application's mistake costs its connection. Stock tries to answer 500 in spite of it; the process ends."""
+async def test_response_that_is_not_http(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    """The application's error costs only its connection. Stock tries to answer 500 on top of it, and the
+    process ends."""
 
     async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         assert scope["type"] == "http"
@@ -111,7 +112,7 @@ async def test_answer_that_is_not_http(kind: Kind, caplog: pytest.LogCaptureFixt
     assert "A connection failed" not in caplog.text
 
 
-# What stock does not notice: a client that leaves
+# What the stock server does not notice: a client that disconnects
 
 
 @both
@@ -119,20 +120,21 @@ async def test_answer_that_is_not_http(kind: Kind, caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize("extra", [b"\r\n", b"x", get("/hello")], ids=["crlf", "byte", "pipelined"])
 @pytest.mark.parametrize("how", ["close", "reset"])
 async def test_client_leaves_after_extra_bytes(kind: Kind, path: str, extra: bytes, how: str) -> None:
-    """Its request is cancelled at once. Stock has parked its reader and never learns of it."""
+    """The request is cancelled at once. Stock has parked its reader and never notices."""
     probe = Probe()
     async with running(kind, probe_app(probe)) as server:
         client = await server.connect()
         await client.get(path, extra)
         await wait(probe.entered)
         await leave(client, how)
-        assert await kind.sees(probe.cancelled) is (kind is Kind.OURS)
+        assert await kind.detects(probe.cancelled) is (kind is Kind.OURS)
 
 
 @pytest.mark.parametrize("path", ["/idle", "/idle-stream"])
 @pytest.mark.parametrize("how", ["close", "reset", "half-close"])
 async def test_client_leaves(path: str, how: str) -> None:
-    """Before the response or in mid-stream, in whatever way: the handler is cancelled and its scope closes once."""
+    """Whether it leaves before the response or in mid-stream, and in whatever way, the handler is cancelled and its
+    scope closes once."""
     probe = Probe()
     async with running_ours(probe_app(probe)) as server:
         client = await server.connect()
@@ -144,8 +146,8 @@ async def test_client_leaves(path: str, how: str) -> None:
         assert probe.num_released == 1
 
 
-async def test_client_leaves_in_the_middle_of_its_body() -> None:
-    """The handler that waits for the body is cancelled."""
+async def test_client_leaves_in_mid_body() -> None:
+    """A handler that waits for the body is cancelled."""
     probe = Probe()
     async with running_ours(probe_app(probe)) as server:
         client = await server.connect()
@@ -156,7 +158,7 @@ async def test_client_leaves_in_the_middle_of_its_body() -> None:
 
 
 async def test_plain_application_sees_the_disconnect() -> None:
-    """Again and again, as often as it asks."""
+    """It gets `http.disconnect` as often as it calls `receive`."""
     seen: list[str] = []
     left = trio.Event()
 
@@ -177,21 +179,21 @@ async def test_plain_application_sees_the_disconnect() -> None:
 
 @both
 async def test_client_that_stops_reading(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write has a deadline, then the request and its connection end. Stock writes under a shield for ever."""
+    """A write has a deadline, after which the request and its connection end. Stock writes under a shield for ever."""
     monkeypatch.setattr(server_module, "_detect_dead_clients", lambda listener, timeout: None)
     probe = Probe()
     async with running(kind, probe_app(probe), ServerConfig(write_timeout_s=0.1)) as server:
         client = await server.connect()
         await client.get("/flood")
-        assert await kind.sees(probe.cancelled) is (kind is Kind.OURS)
+        assert await kind.detects(probe.cancelled) is (kind is Kind.OURS)
         assert probe.num_chunks * 256 * 1024 < 32 << 20  # the rest was held back, not buffered
         if kind is Kind.OURS:
             with trio.fail_after(PATIENCE_S):
                 await client.read_all()
 
 
-async def test_slow_reader_is_not_a_stalled_one() -> None:
-    """The deadline of a write is for progress, not for all of it."""
+async def test_slow_reader_is_not_cut_off() -> None:
+    """The deadline of a write is for any progress, not for the complete write."""
     size = 4 << 20
 
     async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -205,7 +207,7 @@ async def test_slow_reader_is_not_a_stalled_one() -> None:
         num_received, began = 0, trio.current_time()
         while num_received < size and (data := await client.stream.receive_some(64 * 1024)):
             num_received += len(data)
-            await trio.sleep(0.01)  # the pace of this client is what is tested
+            await trio.sleep(0.01)  # this client's pace is what the test is about
         assert num_received > size
         assert trio.current_time() - began > 0.3
 
@@ -221,20 +223,20 @@ async def test_shutdown_with_a_client_that_has_stopped_reading(kind: Kind) -> No
         await client.read_until(b"\r\n\r\n")
         await trio.testing.wait_all_tasks_blocked(0.05)
         server.stop.set()
-        assert await kind.sees(server.ended) is (kind is Kind.OURS)
+        assert await kind.detects(server.ended) is (kind is Kind.OURS)
 
 
 @both
 async def test_keep_alive_ends_after_a_request(kind: Kind) -> None:
-    """A connection without a next request is closed. Stock starts its timer in the task that quart-trio cancels in
-    that moment, and has none from then on."""
+    """An idle keep-alive connection is closed. Stock starts its timer in the task that quart-trio is just cancelling,
+    so there is no timer from then on."""
     async with running(kind, probe_app(Probe()), ServerConfig(keep_alive_timeout_s=0.05)) as server:
         client = await server.connect()
         await client.get("/hello")
         assert (await client.answer()).status == 200
         ended = trio.Event()
         server.nursery.start_soon(set_at_end, client, ended)
-        assert await kind.sees(ended) is (kind is Kind.OURS)
+        assert await kind.detects(ended) is (kind is Kind.OURS)
 
 
 @both
@@ -244,19 +246,19 @@ async def test_keep_alive_ends_after_a_request(kind: Kind) -> None:
     ids=["connection-close", "http-1.0"],
 )
 async def test_connection_ends_after_the_last_request(kind: Kind, request_bytes: bytes) -> None:
-    """At once. Stock closes it in the task that quart-trio cancels in that moment: it stays open for ever."""
+    """It ends at once. Stock closes it in the task that quart-trio is just cancelling, so it stays open for ever."""
     async with running(kind, probe_app(Probe())) as server:
         client = await server.connect()
         await client.send(request_bytes)
         assert (await client.answer()).body == b"done"
         ended = trio.Event()
         server.nursery.start_soon(set_at_end, client, ended)
-        assert await kind.sees(ended) is (kind is Kind.OURS)
+        assert await kind.detects(ended) is (kind is Kind.OURS)
 
 
 @both
 async def test_body_that_the_application_does_not_read(kind: Kind) -> None:
-    """An answer without a look at the body ends its connection. Stock waits until the body has been taken."""
+    """If a response is sent without reading the body, its connection ends. Stock waits for the rest of the body."""
     answered = trio.Event()
 
     async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -271,15 +273,15 @@ async def test_body_that_the_application_does_not_read(kind: Kind) -> None:
         server.nursery.start_soon(send_quietly, client, post("/", bytes(8 << 20)))
         await trio.testing.wait_all_tasks_blocked(0.05)
         gate.set()
-        assert await kind.sees(answered) is (kind is Kind.OURS)
+        assert await kind.detects(answered) is (kind is Kind.OURS)
         if kind is Kind.OURS:
-            assert (await client.answer()).status == 413  # and not a reset, though bytes of the body went unread
+            assert (await client.answer()).status == 413  # and not a reset, although bytes of the body were not read
 
 
 @both
-async def test_h2_is_not_spoken(kind: Kind) -> None:
-    """Neither by prior knowledge nor by upgrade; so none of its hangs (a generator that fails, a window that is
-    never opened) can be reached. Stock speaks both unasked."""
+async def test_h2_is_not_supported(kind: Kind) -> None:
+    """HTTP/2 is not available, neither by prior knowledge nor by upgrade, so none of its hangs (a failing generator, a
+    window that is never opened) can be reached. Stock speaks both by default."""
     async with running(kind, probe_app(Probe())) as server:
         client = await server.connect()
         await client.send(h2_client().data_to_send())
@@ -290,13 +292,13 @@ async def test_h2_is_not_spoken(kind: Kind) -> None:
         assert (await client.answer()).status == (200 if kind is Kind.OURS else 101)
 
 
-# What breaks a connection of the stock server that did no harm
+# What breaks a well-behaved connection of the stock server
 
 
 @both
 @pytest.mark.parametrize("when", ["with", "after"])
-async def test_bytes_behind_the_last_request(kind: Kind, when: str) -> None:
-    """They are ignored. Stock: "Got data when expected EOF", and the running request is answered with 400."""
+async def test_bytes_after_the_last_request(kind: Kind, when: str) -> None:
+    """They are ignored. Stock: "Got data when expected EOF", and the running request is answered with a 400."""
     probe = Probe()
     async with running(kind, probe_app(probe)) as server:
         client = await server.connect()
@@ -316,7 +318,7 @@ async def test_bytes_behind_the_last_request(kind: Kind, when: str) -> None:
 @both
 @pytest.mark.parametrize("when", ["with", "after"])
 async def test_empty_lines_between_requests(kind: Kind, when: str) -> None:
-    """They are ignored (RFC 9112, 2.2). Stock answers the next request with 400."""
+    """They are ignored (RFC 9112, 2.2). Stock answers the next request with a 400."""
     async with running(kind, probe_app(Probe())) as server:
         client = await server.connect()
         await client.send(post("/hello", b"{}") + (b"\r\n" if when == "with" else b""))

@@ -1,4 +1,4 @@
-"""What must go on working beside the repairs of Hypercorn's server: pipelining, uploads, odd requests."""
+"""Behaviour that our changes to Hypercorn's server must not break: pipelining, uploads, odd requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quipu.web.http.server import ServerConfig
 from tests.web.http.live import PATIENCE_S, Probe, asgi, get, post, probe_app, running_ours
 from tests.web.http.server_clients import connections_of, send_quietly, set_at_end, wait
 
-# Stock leaves a memory channel unclosed for each request.
+# The stock server leaves a memory channel unclosed for each request.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
@@ -100,7 +100,7 @@ async def test_five_hundred_requests_on_one_connection() -> None:
 
 
 async def test_big_upload() -> None:
-    """3 MB arrive whole, declared or chunked, and the connection goes on."""
+    """3 MB arrive complete, declared or chunked, and the connection continues."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         await client.send(post("/upload", bytes(3_000_000)))
@@ -125,7 +125,7 @@ async def test_bytes_after_last_request_are_not_kept() -> None:
         await wait(probe.entered)
         await client.send(bytes(1 << 20))
         await trio.testing.wait_all_tasks_blocked(0.02)
-        protocol = found[0]._protocol  # noqa: SLF001 (what is buffered is not told)
+        protocol = found[0]._protocol  # noqa: SLF001 (the buffer is not public)
         assert protocol is not None
         assert protocol.num_buffered == 0
         probe.gate.set()
@@ -173,7 +173,7 @@ async def test_rest_of_body_after_response_is_dropped() -> None:
         for _ in range(10):
             await client.send(bytes(1000))
             await trio.testing.wait_all_tasks_blocked(0.002)
-        protocol = found[0]._protocol  # noqa: SLF001 (what is buffered is not told)
+        protocol = found[0]._protocol  # noqa: SLF001 (the buffer is not public)
         assert protocol is not None
         assert protocol.num_buffered < 1000
 
@@ -277,7 +277,7 @@ async def test_head() -> None:
     ids=repr,
 )
 async def test_odd_requests(request_bytes: bytes, status: int) -> None:
-    """Each is answered; an unparsable one closes its connection; the server lives on."""
+    """Each gets a response; one that cannot be parsed closes its connection; the server continues."""
     probe = Probe()
     async with running_ours(probe_app(probe)) as server:
         client = await server.connect()
@@ -290,7 +290,8 @@ async def test_odd_requests(request_bytes: bytes, status: int) -> None:
 
 
 async def test_as_many_headers_as_allowed() -> None:
-    """However they come; one more is refused before its line has ended, and a body's lines are none."""
+    """The limit holds however headers arrive; one more is refused before its line has ended; lines of a body do not
+    count."""
     head = b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 300\r\n" + b"a: b\r\n" * 98
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
@@ -305,7 +306,7 @@ async def test_as_many_headers_as_allowed() -> None:
 
 @pytest.mark.parametrize("cut", range(1, 5))
 async def test_empty_lines_before_a_request(cut: int) -> None:
-    """They are ignored as far as they end with CRLF, wherever they are cut and whichever request they precede."""
+    """They are ignored if they end with CRLF, wherever they are split and whichever request they precede."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""The app on the server that it runs on, over a real socket: what the in-memory client cannot show."""
+"""The app on its real server, over a real socket: what the in-memory client cannot show."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from quipu.actors.messages.handler import Delta
 from quipu.web.app import make_app
 from quipu.web.http.server import serve
 from quipu.web.options import AppOptions
-from tests.web.fakes import STARTED, FakeDesk, hello, says
-from tests.web.wires import Way, both_ways
+from tests.web.fakes import STARTED, FakeDesk, hello, scripted
+from tests.web.wires import WritePath, both_write_paths
 
 PATIENCE_S = 5.0
 
 
 @asynccontextmanager
 async def stream_of(desk: FakeDesk, options: AppOptions | None = None) -> AsyncIterator[trio.SocketStream]:
-    """A connection on which a streamed completion has been asked for."""
+    """Return a connection on which a streamed completion has been requested."""
     body = json.dumps({"model": "tiny", "prompt": "x", "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body)
     with trio.fail_after(PATIENCE_S):
@@ -37,20 +37,20 @@ async def stream_of(desk: FakeDesk, options: AppOptions | None = None) -> AsyncI
             nursery.cancel_scope.cancel()
 
 
-@both_ways
-async def test_stream_ends_properly(way: Way) -> None:
-    """A finished stream ends with [DONE] and the last chunk of the transfer coding."""
+@both_write_paths
+async def test_stream_ends_properly(way: WritePath) -> None:
+    """A finished stream ends with [DONE] and the last chunk of the chunked coding."""
     received = b""
-    async with stream_of(FakeDesk(says(*hello())), way.options()) as stream:
+    async with stream_of(FakeDesk(scripted(*hello())), way.options()) as stream:
         while not received.endswith(b"0\r\n\r\n"):
             received += await stream.receive_some()
     assert received.startswith(b"HTTP/1.1 200") and b"data: [DONE]\n\n\r\n0\r\n\r\n" in received
 
 
-@both_ways
-async def test_client_that_does_not_read_is_cut_off(way: Way) -> None:
+@both_write_paths
+async def test_client_that_does_not_read_is_cut_off(way: WritePath) -> None:
     """Its ticket is left as soon as the backlog is full, even during a write; its connection is reset."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with stream_of(desk, way.options(sink_limit_bytes=100_000)) as stream:
         first = await stream.receive_some(1)
         assert first == b"H"
@@ -68,7 +68,7 @@ async def test_client_that_does_not_read_is_cut_off(way: Way) -> None:
     assert desk.ticket.num_leaves == 1
 
 
-def test_torch_stays_out() -> None:
+def test_web_layer_does_not_import_torch() -> None:
     """The web layer imports nothing of the engine."""
     program = (
         "import sys, quipu.web.app, quipu.web.http.server, quipu.web.telemetry.logs;"
@@ -77,11 +77,11 @@ def test_torch_stays_out() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@both_ways
-async def test_half_close_is_a_disconnect(way: Way) -> None:
+@both_write_paths
+async def test_half_close_is_a_disconnect(way: WritePath) -> None:
     """A client that closes its sending side gets no response: its request is cancelled, begun or not."""
     for events in ((), (STARTED, Delta(0, "a", 1, None))):
-        desk = FakeDesk(says(*events))
+        desk = FakeDesk(scripted(*events))
         async with stream_of(desk, way.options()) as stream:
             await trio.testing.wait_all_tasks_blocked(0.01)
             await stream.send_eof()

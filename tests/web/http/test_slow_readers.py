@@ -1,4 +1,4 @@
-"""Clients that do not read: what waits for all of them together is bounded, and given back however they end."""
+"""Clients that do not read: their common backlog is bounded, and is released however they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quipu.actors.messages.outcomes import FinishReason
 from quipu.web.app import QuipuApp, make_app
 from quipu.web.http.unread_limit import UnreadLimit, unread_limit_of_run
 from quipu.web.options import AppOptions
-from tests.web.fakes import STARTED, Client, Exchange, FakeDesk, record, says
+from tests.web.fakes import STARTED, Client, Exchange, FakeDesk, record, scripted
 
 STREAM = {"model": "tiny", "prompt": "x", "stream": True}
 LIMIT = 20_000
@@ -26,7 +26,7 @@ def app_of(desk: FakeDesk) -> QuipuApp:
 
 @asynccontextmanager
 async def readers(app: QuipuApp, num: int) -> AsyncIterator[list[Exchange]]:
-    """So many clients whose streams have begun and who read nothing."""
+    """Return `num` clients whose streams have begun and who do not read."""
     async with AsyncExitStack() as stack:
         exchanges = []
         for _ in range(num):
@@ -43,7 +43,7 @@ def unread_limit() -> UnreadLimit:
 
 async def test_client_with_most_unread_is_cut_off() -> None:
     """Only the client with the most unread bytes is cut off, not the one whose chunk exceeded the limit."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with readers(app_of(desk), 3):
         for index, num_chunks in ((0, 4), (1, 26), (2, 12)):
             for _ in range(num_chunks):
@@ -58,7 +58,7 @@ async def test_client_with_most_unread_is_cut_off() -> None:
 @pytest.mark.parametrize("is_read", [True, False])
 async def test_ended_stream_keeps_nothing(is_read: bool) -> None:
     """A stream that ends releases its bytes, whether it was read or not."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with readers(app_of(desk), 1) as (exchange,):
         for _ in range(10):
             desk.ticket.mailbox.put(Delta(0, "x" * 500, 1, None))

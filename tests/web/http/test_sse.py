@@ -1,4 +1,4 @@
-"""The sink and the body that drains it."""
+"""The sink, and the body that drains it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_limit_is_in_bytes_and_inclusive() -> None:
 
 
 async def test_taking_makes_room() -> None:
-    """What has been written no longer counts."""
+    """Written chunks no longer count."""
     sink = Sink(10, Cut())
     for _ in range(5):
         sink.push(b"1234567890")
@@ -168,7 +168,7 @@ async def test_push_at_heartbeat_is_not_lost(autojump_clock: trio.testing.MockCl
 
 
 class FakeWriter(DirectWriter):
-    """Keeps what is sent. With `is_full` it takes nothing; with `is_partial` it takes a part, once."""
+    """Keeps what is sent. If `is_full` it accepts nothing; if `is_partial` it accepts a part, once."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -193,7 +193,7 @@ class FakeWriter(DirectWriter):
 
 @attrs.define(eq=False)
 class Reading:
-    """A body that is being read, and the clock's time of each of its writes."""
+    """A body that is being read, with the clock's time of each write."""
 
     sink: Sink
     writer: FakeWriter
@@ -208,7 +208,7 @@ class Reading:
 
 @asynccontextmanager
 async def reading(limit_bytes: int = 100) -> AsyncIterator[Reading]:
-    """A body that waits, with a direct writer."""
+    """Return a waiting body with a direct writer."""
     one = Reading(Sink(limit_bytes, Cut()), FakeWriter())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.read)

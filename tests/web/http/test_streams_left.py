@@ -1,4 +1,4 @@
-"""Many clients of a whole runtime over real sockets, most of whom leave: nothing of them remains."""
+"""Many clients of a whole runtime over real sockets, most of which disconnect: nothing of them remains."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import trio.testing
 
 from quipu.kernels.fake import Dials
 from tests.runtimes import Client, small_runtime
-from tests.web.wires import SURFACES, DirectWriters, Served, Way, both_ways, serving, writers
+from tests.web.wires import SURFACES, DirectWriters, Served, WritePath, both_write_paths, serving, writers
 
 __all__ = ["writers"]
 
 NUM_CLIENTS = 200
 NUM_AT_ONCE = 40
 LONG, SHORT = 300, 3
-"""Tokens of an answer that nobody waits for the end of, and of one that is read whole."""
+"""Tokens of a response whose client leaves, and of one that is read to its end."""
 
 
-async def visit(served: Served, rng: random.Random) -> bool:
-    """One client: whether it stayed to the end."""
+async def run_client(served: Served, rng: random.Random) -> bool:
+    """Run one client and return whether it stayed to the end."""
     stays = rng.random() < 0.3
     path = rng.choice(list(SURFACES))
     peer = await served.connect(receive_bytes=rng.choice([None, 4096]))
@@ -72,9 +72,9 @@ def num_open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-@both_ways
+@both_write_paths
 @pytest.mark.parametrize("seed", [1])
-async def test_nothing_remains(writers: DirectWriters, way: Way, seed: int) -> None:
+async def test_disconnected_clients_leave_nothing(writers: DirectWriters, way: WritePath, seed: int) -> None:
     """No task, account, sequence, block or descriptor remains; each request ended once, as finished or cancelled."""
     rng = random.Random(seed)
     stayed: list[bool] = []
@@ -83,13 +83,13 @@ async def test_nothing_remains(writers: DirectWriters, way: Way, seed: int) -> N
             num_tasks, num_files = trio.lowlevel.current_statistics().tasks_living, num_open_files()
             places = trio.Semaphore(NUM_AT_ONCE)
 
-            async def come(rng: random.Random) -> None:
+            async def run_limited(rng: random.Random) -> None:
                 async with places:
-                    stayed.append(await visit(served, rng))
+                    stayed.append(await run_client(served, rng))
 
             async with trio.open_nursery() as nursery:
                 for _ in range(NUM_CLIENTS):
-                    nursery.start_soon(come, random.Random(rng.random()))
+                    nursery.start_soon(run_limited, random.Random(rng.random()))
             await wait_at_rest(runtime, num_tasks)
             assert num_open_files() == num_files
             runtime.assert_at_rest()
@@ -105,5 +105,5 @@ async def test_nothing_remains(writers: DirectWriters, way: Way, seed: int) -> N
     assert outcomes["failed"] == outcomes["rejected"] == 0
     assert outcomes["finished"] >= sum(stayed) > NUM_CLIENTS / 5
     assert outcomes["cancelled"] > NUM_CLIENTS / 3
-    assert sum(outcomes.values()) <= NUM_CLIENTS, "those that left before they were heard have no account"
-    assert (writers.num_sends > 100) == (way is Way.DIRECT)
+    assert sum(outcomes.values()) <= NUM_CLIENTS, "clients that left before their request was read have no account"
+    assert (writers.num_sends > 100) == (way is WritePath.DIRECT)

@@ -1,4 +1,4 @@
-"""In whose words an error is told, and what of the request it repeats."""
+"""Which API's shape an error has, and how much of the request it quotes."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ async def test_unknown_model_is_named(path: str, body: dict[str, Any]) -> None:
     assert answer["error"]["message"] == r'The model "gpt-5\n\"\u202e" does not exist.'
 
 
-async def test_unknown_model_of_a_path_is_named() -> None:
-    """The error names the model decoded, in both shapes."""
+async def test_unknown_model_in_a_path_is_named() -> None:
+    """The error names the decoded model, in both shapes."""
     for headers in ({}, VERSION):
         _, answer = await Client(make_app(FakeDesk())).get("/v1/models/org/gr%C3%B6%C3%9Fer", headers)
         assert answer["error"]["message"] == 'The model "org/größer" does not exist.'
 
 
 def test_quoted_input_is_bounded() -> None:
-    """Long input is cut, visibly."""
+    """Long quoted input is truncated visibly."""
     assert quoted("x" * MAX_QUOTED) == '"' + "x" * 200 + '"'
     assert quoted("x" * 100_000) == '"' + "x" * 200 + '…"'
     assert quoted("\\\x00\x7f é") == r'"\\\u0000\u007f é"'

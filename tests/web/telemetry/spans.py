@@ -1,4 +1,4 @@
-"""A tracer for tests: the real one, whose spans stay here, with a dial for a collector that is away."""
+"""A tracer for tests: the real one, whose spans stay in memory, with a dial for a collector that is unavailable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KeptSpans(SpanExporter):
         self.spans: list[ReadableSpan] = []
         self.is_away = False
         self.open = threading.Event()
-        """Cleared: the collector does not answer."""
+        """If cleared, the collector does not respond."""
         self.open.set()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -37,6 +37,6 @@ class KeepingTracer(OtelTracer):
         super().__init__(None, make_exporter=lambda endpoint: self.kept, **fields)
 
     def all_spans(self) -> list[ReadableSpan]:
-        """All of them: nothing can be traced after this."""
+        """Flush and return all spans; nothing can be traced afterwards."""
         self.close()
         return self.kept.spans

@@ -1,4 +1,4 @@
-"""What is logged of a request, and what never is."""
+"""What is logged about a request, and what never is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.api.openai.test_openai_bad_input import CASES
 from tests.web.api.openai.test_openai_bad_input import body as with_fields
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, scripted
 
 PATH = "/v1/completions"
 MARK = "xyzzy"
@@ -29,7 +29,7 @@ BODY: dict[str, Any] = {"model": "tiny", "prompt": MARK}
 
 @pytest.fixture
 def lines() -> Iterator[list[Any]]:
-    """Everything that is logged, at any level."""
+    """Return everything that is logged, at any level."""
     capture = LogCapture()
     structlog.configure(processors=[capture], cache_logger_on_first_use=False)
     yield capture.entries
@@ -60,7 +60,7 @@ async def test_one_line_a_request(lines: list[Any]) -> None:
 async def test_line_names_the_miss_of_the_first_prompt(lines: list[Any]) -> None:
     """The closing line says why and where the cached prefix of the first prompt ended, as the record does."""
     misses = (CacheMiss(MissReason.OTHER_DOMAIN, 0), CacheMiss(MissReason.EVICTED, 16))
-    await Client(make_app(FakeDesk(says(STARTED, Closed(record(cache_misses=misses), None))))).post(PATH, BODY)
+    await Client(make_app(FakeDesk(scripted(STARTED, Closed(record(cache_misses=misses), None))))).post(PATH, BODY)
     (line,) = lines
     assert (line["miss_reason"], line["miss_token"]) == ("other_domain", 0)
 
@@ -76,7 +76,7 @@ async def test_refused_request(lines: list[Any]) -> None:
 
 async def test_cancelled_request(lines: list[Any]) -> None:
     """A client that disconnects gets a line too, with what it had received."""
-    desk = FakeDesk(says(STARTED, Delta(0, MARK, 1, None)))
+    desk = FakeDesk(scripted(STARTED, Delta(0, MARK, 1, None)))
     async with Client(make_app(desk)).open("POST", PATH, {**BODY, "stream": True}) as exchange:
         await trio.testing.wait_all_tasks_blocked()
         exchange.leave()
@@ -88,7 +88,7 @@ async def test_cancelled_request(lines: list[Any]) -> None:
 
 async def test_cancelled_before_response(lines: list[Any]) -> None:
     """A client that disconnects before the status line has no status in the log."""
-    desk = FakeDesk(says())
+    desk = FakeDesk(scripted())
     async with Client(make_app(desk)).open("POST", PATH, BODY) as exchange:
         await trio.testing.wait_all_tasks_blocked()
         exchange.leave()
@@ -99,7 +99,7 @@ async def test_cancelled_before_response(lines: list[Any]) -> None:
 
 async def test_overflow_is_named(lines: list[Any]) -> None:
     """A client that was cut off because it did not read is distinguished from one that disconnected."""
-    desk = FakeDesk(says(STARTED, *[Delta(0, "x" * 500, 1, None)] * 3))
+    desk = FakeDesk(scripted(STARTED, *[Delta(0, "x" * 500, 1, None)] * 3))
     async with Client(make_app(desk, AppOptions(sink_limit_bytes=100))).open("POST", PATH, {**BODY, "stream": True}):
         await trio.testing.wait_all_tasks_blocked()
         (line,) = lines
@@ -125,15 +125,15 @@ async def test_probes_are_quiet(lines: list[Any]) -> None:
     assert {line["log_level"] for line in lines} == {"debug"}
 
 
-def marked(value: Any) -> Any:
-    """The same JSON with the marker in every string."""
+def with_marker(value: Any) -> Any:
+    """Return the same JSON with the marker in every string."""
     match value:
         case str():
             return value if value in ("user", "assistant", "tiny", "text", "function") else value + MARK
         case list():
-            return [marked(item) for item in value]
+            return [with_marker(item) for item in value]
         case dict():
-            return {key: marked(item) for key, item in value.items()}
+            return {key: with_marker(item) for key, item in value.items()}
         case _:
             return value
 
@@ -145,11 +145,11 @@ async def test_nothing_of_a_prompt_is_logged(
     caplog.set_level(0)
     broken = RequestError(ErrorKind.INTERNAL, "broken")
     scripts = [
-        says(*hello()),
-        says(STARTED, Delta(0, MARK, 1, None), Closed(record(), None)),
-        says(STARTED, Delta(0, MARK, 1, None), Closed(record(outcome=Outcome.FAILED), broken)),
-        says(failure(ErrorKind.INVALID, MARK)),
-        says(STARTED, Delta(0, MARK + "\ud800", 1, None), Closed(record(), None)),
+        scripted(*hello()),
+        scripted(STARTED, Delta(0, MARK, 1, None), Closed(record(), None)),
+        scripted(STARTED, Delta(0, MARK, 1, None), Closed(record(outcome=Outcome.FAILED), broken)),
+        scripted(failure(ErrorKind.INVALID, MARK)),
+        scripted(STARTED, Delta(0, MARK + "\ud800", 1, None), Closed(record(), None)),
     ]
     for script in scripts:
         for stream in (False, True):
@@ -159,8 +159,8 @@ async def test_nothing_of_a_prompt_is_logged(
                 await exchange.read()
     client = Client(make_app(FakeDesk()))
     for path, fields, _, _ in CASES:
-        request = marked(with_fields(path, **fields))
-        async with client.open("POST", path, {**request, "prompt": marked(request.get("prompt", ""))}) as exchange:
+        request = with_marker(with_fields(path, **fields))
+        async with client.open("POST", path, {**request, "prompt": with_marker(request.get("prompt", ""))}) as exchange:
             await exchange.wait_started()
             await exchange.read()
     for data in (b'{"prompt": "xyzzy', b'"xyzzy"', b'{"model": "xyzzy"}'):

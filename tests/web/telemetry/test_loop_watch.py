@@ -1,4 +1,4 @@
-"""The web process sees when its loop was held."""
+"""The web process notices when its event loop was blocked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quipu.web.telemetry.loop_watch import INTERVAL_S, STALLED_S, watch_loop
 
 
 class Lags(list[float]):
-    """A histogram that remembers every value."""
+    """A histogram that keeps every value."""
 
     def observe(self, value: float) -> None:
         self.append(value)

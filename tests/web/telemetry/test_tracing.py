@@ -1,4 +1,4 @@
-"""Spans: one a request, its parent the client's, its numbers the record's, without a word of what was said."""
+"""Spans: one per request, with the client's span as parent, the record's numbers, and no input or output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.web.app import make_app
 from quipu.web.telemetry.tracing import Refusal, TracedRequest
 from quipu.web.telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
-from tests.web.fakes import STARTED, FakeDesk, failure, record, says
+from tests.web.fakes import STARTED, FakeDesk, failure, record, scripted
 from tests.web.fakes import Client as HttpClient
 from tests.web.surfaces import SURFACES, Surface
 from tests.web.telemetry.spans import KeepingTracer
@@ -27,7 +27,7 @@ from tests.web.telemetry.spans import KeepingTracer
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACED = TracedRequest("/v1/completions", {}, ("127.0.0.1", 8000), "req-1", model="demo", response_id="cmpl-req-1")
 SECRET = "xylophonquarz"
-"""In whatever a client writes; no name or number of ours has it."""
+"""A marker in everything that a client sends; none of our names or numbers contains it."""
 
 
 def closed(**changes: Any) -> Closed:
@@ -35,13 +35,13 @@ def closed(**changes: Any) -> Closed:
 
 
 def only(tracer: KeepingTracer) -> dict[str, Any]:
-    """The attributes of the only span."""
+    """Return the attributes of the only span."""
     (span,) = tracer.all_spans()
     return dict(span.attributes or {})
 
 
 async def spans_of(surface: Surface, desk: FakeDesk, headers: dict[str, str] | None = None) -> list[ReadableSpan]:
-    """Those of one request that was read to its end."""
+    """Return the spans of one request that was read to its end."""
     tracer = KeepingTracer()
     body = {**surface.body(SECRET, max_tokens=5, stop=SECRET), "model": "tiny"}
     async with HttpClient(make_app(desk, tracer=tracer)).open("POST", surface.path, body, headers) as exchange:
@@ -50,7 +50,7 @@ async def spans_of(surface: Surface, desk: FakeDesk, headers: dict[str, str] | N
     return tracer.all_spans()
 
 
-# ---------------------------------------------------------------- what a span says
+# ---------------------------------------------------------------- contents of a span
 
 
 @pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
@@ -128,7 +128,7 @@ async def test_failures(streamed: bool) -> None:
         ([failure(ErrorKind.INVALID, SECRET, code="too_long")], StatusCode.UNSET, "too_long"),
         ([failure(ErrorKind.OVERLOADED, SECRET)], StatusCode.ERROR, "overloaded"),
     ):
-        (span,) = await spans_of(surface, FakeDesk(says(*events)))
+        (span,) = await spans_of(surface, FakeDesk(scripted(*events)))
         assert (span.status.status_code, (span.attributes or {})["error.type"]) == (status, error)
         assert SECRET not in span.to_json()
 
@@ -141,7 +141,7 @@ async def test_refused_without_account() -> None:
     await client.post("/v1/completions", {"model": SECRET, "prompt": "x"})
     closed_desk = HttpClient(make_app(FakeDesk(closed="draining"), tracer=tracer))
     await closed_desk.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "x"}]})
-    await client.get("/v1/models")  # asks for no tokens
+    await client.get("/v1/models")  # requests no tokens
     spans = tracer.all_spans()
     seen = [((s.attributes or {})["http.response.status_code"], s.status.status_code) for s in spans]
     assert seen == [(400, StatusCode.UNSET), (404, StatusCode.UNSET), (503, StatusCode.ERROR)]
@@ -153,7 +153,7 @@ async def test_refused_without_account() -> None:
 async def test_client_disconnects() -> None:
     """The span is made when the account closes, even if the client has disconnected."""
     tracer = KeepingTracer()
-    desk = FakeDesk(says(STARTED, Delta(0, "x", 1, None)))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "x", 1, None)))
     body = {"model": "tiny", "prompt": "x", "stream": True}
     async with HttpClient(make_app(desk, tracer=tracer)).open("POST", "/v1/completions", body) as exchange:
         await exchange.wait_started()
@@ -163,7 +163,7 @@ async def test_client_disconnects() -> None:
     assert attributes["quipu.outcome"] == "cancelled" and attributes["gen_ai.usage.output_tokens"] == 1
 
 
-# ---------------------------------------------------------------- whose child it is
+# ---------------------------------------------------------------- parents
 
 
 async def test_parent_is_honoured() -> None:
@@ -179,7 +179,7 @@ async def test_parent_is_honoured() -> None:
     assert orphan.parent is None
 
 
-# ---------------------------------------------------------------- a collector that is away
+# ---------------------------------------------------------------- an unavailable collector
 
 
 def test_dropped_spans_are_counted() -> None:
@@ -225,7 +225,7 @@ def test_failing_span_is_logged_only() -> None:
     tracer.close()
 
 
-# ---------------------------------------------------------------- where to
+# ---------------------------------------------------------------- the endpoint
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_failing_span_is_logged_only() -> None:
     ],
 )
 def test_endpoint(flag: str | None, environ: dict[str, str], expected: Any) -> None:
-    """The flag comes first, then OpenTelemetry's environment variables; without either there are no traces."""
+    """The flag takes precedence over OpenTelemetry's environment variables; without either there are no traces."""
     assert tracing_config(flag, environ) == (TracingConfig(expected) if isinstance(expected, str) else expected)
 
 

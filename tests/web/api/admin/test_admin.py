@@ -1,4 +1,4 @@
-"""Models, probes, metrics."""
+"""The routes for models, probes and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's usage report over plain HTTP, in the documented shape: whole buckets of UTC, whatever the offset."""
+"""Anthropic's usage report over plain HTTP, in the documented shape: whole UTC buckets, whatever the offset."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.web.api.admin.usage_params import rfc3339
 from quipu.web.request.errors import unavailable
-from tests.web.api.admin.usage_books import ANTHROPIC, DAY, MIDNIGHT, NOW, BookSource, ask, at, client_of, refused
+from tests.web.api.admin.usage_books import (
+    ANTHROPIC,
+    DAY,
+    MIDNIGHT,
+    NOW,
+    BookSource,
+    client_of,
+    get_error,
+    get_report,
+    record_at,
+)
 from tests.web.fakes import Client
 
 START = "2025-06-01T00:00:00Z"
 
 
 async def report(client: Client, **parameters: Any) -> list[dict[str, Any]]:
-    answer = await ask(client, ANTHROPIC, {"starting_at": START, **parameters})
+    answer = await get_report(client, ANTHROPIC, {"starting_at": START, **parameters})
     buckets: list[dict[str, Any]] = answer["data"]
     return buckets
 
@@ -27,14 +37,14 @@ def spans(buckets: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def outputs(buckets: list[dict[str, Any]]) -> list[int]:
-    """Output tokens of each bucket: ten a request."""
+    """Return the output tokens of each bucket; each request has ten."""
     return [sum(result["output_tokens"] for result in bucket["results"]) for bucket in buckets]
 
 
 async def test_one_bucket() -> None:
-    """The parts of what was sent are disjoint and add up; what was not grouped by is null."""
-    source = BookSource([at(10, created_5m_tokens=16, created_1h_tokens=32), at(20, cached=Known(96))])
-    answer = await ask(client_of(source), ANTHROPIC, {"starting_at": START, "limit": 1})
+    """The parts of the input are disjoint and add up; fields that were not grouped by are null."""
+    source = BookSource([record_at(10, created_5m_tokens=16, created_1h_tokens=32), record_at(20, cached=Known(96))])
+    answer = await get_report(client_of(source), ANTHROPIC, {"starting_at": START, "limit": 1})
     assert answer == {
         "data": [
             {
@@ -68,7 +78,7 @@ async def test_one_bucket() -> None:
 async def test_whole_buckets() -> None:
     """The start is rounded down to a boundary; a bucket that ends after the end is left out, one that ends there is
     not."""
-    client = client_of(BookSource([at(0), at(DAY - 0.001), at(DAY)]))
+    client = client_of(BookSource([record_at(0), record_at(DAY - 0.001), record_at(DAY)]))
     buckets = await report(client, starting_at="2025-06-01T13:00:00Z", ending_at="2025-06-03T00:00:00Z")
     assert spans(buckets) == [(START, "2025-06-02T00:00:00Z"), ("2025-06-02T00:00:00Z", "2025-06-03T00:00:00Z")]
     assert outputs(buckets) == [20, 10]
@@ -78,7 +88,7 @@ async def test_whole_buckets() -> None:
 
 async def test_boundaries() -> None:
     """A request that closes on a boundary is in the bucket that begins there."""
-    client = client_of(BookSource([at(59.999), at(60), at(119.999), at(120)]))
+    client = client_of(BookSource([record_at(59.999), record_at(60), record_at(119.999), record_at(120)]))
     buckets = await report(client, bucket_width="1m", limit=3)
     assert outputs(buckets) == [10, 20, 10]
     assert spans(buckets)[1] == ("2025-06-01T00:01:00Z", "2025-06-01T00:02:00Z")
@@ -97,45 +107,51 @@ async def test_boundaries() -> None:
 )
 async def test_time_zones(start: str) -> None:
     """Any offset is accepted; buckets and responses are in UTC."""
-    buckets = await report(client_of(BookSource([at(0), at(3599.9)])), starting_at=start, bucket_width="1h", limit=1)
+    buckets = await report(
+        client_of(BookSource([record_at(0), record_at(3599.9)])), starting_at=start, bucket_width="1h", limit=1
+    )
     assert spans(buckets) == [(START, "2025-06-01T01:00:00Z")] and outputs(buckets) == [20]
 
 
 async def test_until_now_and_in_the_future() -> None:
     """The last bucket is the current one; a start in the future has none."""
-    source = BookSource([at(NOW - MIDNIGHT - 1)])
+    source = BookSource([record_at(NOW - MIDNIGHT - 1)])
     client = client_of(source)
     for end in ({}, {"ending_at": "2026-01-01T00:00:00Z"}):
         buckets = await report(client, limit=31, **end)
         assert len(buckets) == 11 and outputs(buckets)[-1] == 10
-    num_asked = len(source.asked)
-    answer = await ask(client, ANTHROPIC, {"starting_at": rfc3339(NOW + DAY)})
-    assert answer == {"data": [], "has_more": False, "next_page": None} and len(source.asked) == num_asked
+    num_queries = len(source.seen_queries)
+    answer = await get_report(client, ANTHROPIC, {"starting_at": rfc3339(NOW + DAY)})
+    assert answer == {"data": [], "has_more": False, "next_page": None} and len(source.seen_queries) == num_queries
 
 
 @pytest.mark.parametrize(("width", "default", "most"), [("1m", 60, 1440), ("1h", 24, 168), ("1d", 7, 31)])
 async def test_limits(width: str, default: int, most: int) -> None:
-    """As documented; the ledger is asked for a page's range and no more."""
+    """Limits are as documented; the ledger is queried for one page's range only."""
     source = BookSource()
     client = client_of(source)
     for limit, expected in (({}, default), ({"limit": most}, most)):
-        answer = await ask(client, ANTHROPIC, {"starting_at": "1970-01-01T00:00:00Z", "bucket_width": width, **limit})
+        answer = await get_report(
+            client, ANTHROPIC, {"starting_at": "1970-01-01T00:00:00Z", "bucket_width": width, **limit}
+        )
         assert (len(answer["data"]), answer["has_more"]) == (expected, True)
-        query = source.asked[-1]
+        query = source.seen_queries[-1]
         assert (query.since, query.until) == (0, expected * {"1m": 60, "1h": 3600, "1d": DAY}[width])
-    error = await refused(client, ANTHROPIC, {"starting_at": START, "bucket_width": width, "limit": most + 1})
+    error = await get_error(client, ANTHROPIC, {"starting_at": START, "bucket_width": width, "limit": most + 1})
     assert "`limit`" in error["message"]
 
 
 async def test_pages_with_groups() -> None:
-    """Pages follow each other without a gap or a repetition, in buckets, whatever the groups in them."""
-    source = BookSource([at(hour * 3600 + 7, tenant=tenant) for hour in (0, 3, 4) for tenant in ("acme", "b")])
+    """Pages follow each other without gaps or repetitions; a page is limited in buckets, however many groups they
+    contain.
+    """
+    source = BookSource([record_at(hour * 3600 + 7, tenant=tenant) for hour in (0, 3, 4) for tenant in ("acme", "b")])
     client = client_of(source)
     parameters: dict[str, Any] = {"starting_at": "2025-06-01T00:30:00Z", "ending_at": "2025-06-01T05:00:00Z"}
     parameters |= {"bucket_width": "1h", "limit": 2, "group_by[]": ["workspace_id"]}
-    pages = [await ask(client, ANTHROPIC, parameters)]
+    pages = [await get_report(client, ANTHROPIC, parameters)]
     while pages[-1]["has_more"]:
-        pages.append(await ask(client, ANTHROPIC, {**parameters, "page": pages[-1]["next_page"]}))
+        pages.append(await get_report(client, ANTHROPIC, {**parameters, "page": pages[-1]["next_page"]}))
     buckets = [bucket for page in pages for bucket in page["data"]]
     assert [len(page["data"]) for page in pages] == [2, 2, 1] and pages[-1]["next_page"] is None
     assert [start[11:13] for start, _ in spans(buckets)] == ["00", "01", "02", "03", "04"]
@@ -150,13 +166,17 @@ async def test_pages_with_groups() -> None:
 
 @pytest.mark.parametrize("form", ["{}", "{}[]", "{}[{i}]"])
 async def test_groups_and_filters(form: str) -> None:
-    """A tenant is a workspace; what all requests share here has one value; lists come in three forms."""
-    records = [at(1, tenant="acme", key_id="k1"), at(2, tenant="acme", key_id="k2", model="big"), at(3, tenant="b")]
+    """A tenant is a workspace; what all requests share has one value; lists are accepted in three forms."""
+    records = [
+        record_at(1, tenant="acme", key_id="k1"),
+        record_at(2, tenant="acme", key_id="k2", model="big"),
+        record_at(3, tenant="b"),
+    ]
     client = client_of(BookSource(records))
 
     async def results(**lists: list[str]) -> list[dict[str, Any]]:
         pairs = [(form.format(name, i=i), value) for name, values in lists.items() for i, value in enumerate(values)]
-        answer = await ask(client, ANTHROPIC, [("starting_at", START), ("limit", 1), ("colour", "blue"), *pairs])
+        answer = await get_report(client, ANTHROPIC, [("starting_at", START), ("limit", 1), ("colour", "blue"), *pairs])
         found: list[dict[str, Any]] = answer["data"][0]["results"]
         return found
 
@@ -211,23 +231,23 @@ async def test_groups_and_filters(form: str) -> None:
     ],
 )
 async def test_bad_parameters(parameters: list[tuple[str, str]], param: str) -> None:
-    """400 that names the parameter, in Anthropic's shape, whether the client says `anthropic-version` or not."""
+    """A bad parameter is a 400 that names it, in Anthropic's shape, with or without `anthropic-version`."""
     source = BookSource()
-    error = await refused(client_of(source), ANTHROPIC, parameters)
+    error = await get_error(client_of(source), ANTHROPIC, parameters)
     assert set(error) == {"type", "message"} and error["type"] == "invalid_request_error"
     assert f"`{param}`" in error["message"]
-    assert source.asked == []
+    assert source.seen_queries == []
 
 
 async def test_estimates_are_not_billed() -> None:
-    """What a router guessed to be cached counts as uncached; failed and cancelled ones count what was done."""
+    """Estimated cached tokens count as uncached; failed and cancelled requests count the work done."""
     source = BookSource(
         [
-            at(1),
-            at(2, cached=Estimate(96), cached_by_tier=None),
-            at(3, cached=UNKNOWN, cached_by_tier=None, outcome=Outcome.FAILED),
-            at(4, outcome=Outcome.CANCELLED, completion_tokens=1),
-            at(5, retry_of="another"),
+            record_at(1),
+            record_at(2, cached=Estimate(96), cached_by_tier=None),
+            record_at(3, cached=UNKNOWN, cached_by_tier=None, outcome=Outcome.FAILED),
+            record_at(4, outcome=Outcome.CANCELLED, completion_tokens=1),
+            record_at(5, retry_of="another"),
         ]
     )
     (bucket,) = await report(client_of(source), limit=1)
@@ -238,13 +258,13 @@ async def test_estimates_are_not_billed() -> None:
 
 
 async def test_retries_and_faults() -> None:
-    """Every request counts, or each with its retries once; what the server failed counts no tokens either way."""
+    """Every request counts, or each once with its retries; requests that the server failed never count tokens."""
     source = BookSource(
         [
-            at(1, "r1", outcome=Outcome.FAILED, fault=Fault.STEP_FAILED),
-            at(2, "r2", retry_of="r1", outcome=Outcome.CANCELLED, completion_tokens=7),
-            at(3, "r3", retry_of="r1", completion_tokens=20),
-            at(4, "r4", outcome=Outcome.FAILED, fault=Fault.RECOVERED),
+            record_at(1, "r1", outcome=Outcome.FAILED, fault=Fault.STEP_FAILED),
+            record_at(2, "r2", retry_of="r1", outcome=Outcome.CANCELLED, completion_tokens=7),
+            record_at(3, "r3", retry_of="r1", completion_tokens=20),
+            record_at(4, "r4", outcome=Outcome.FAILED, fault=Fault.RECOVERED),
         ]
     )
     for parameters, num_tokens in (({}, 27), ({"retries": "count"}, 27), ({"retries": "collapse"}, 20)):

@@ -1,4 +1,4 @@
-"""Buckets and pages as arithmetic: they tile a range, whatever its ends, and a cursor goes on where a page ended."""
+"""Bucket and page arithmetic: buckets tile any range, and a cursor continues where its page ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH_NAMES = st.sampled_from(sorted(WIDTHS))
 
 @given(WIDTH_NAMES, st.integers(0, 10_000_000), st.integers(0, 400), st.integers(0, 86_399), st.integers(1, 31))
 def test_pages_tile_the_range(name: str, since: int, num_widths: int, rest: int, limit: int) -> None:
-    """Each moment is in exactly one bucket; all inner ends are borders of UTC; only the last page may be short."""
+    """Each moment is in exactly one bucket; inner boundaries are UTC boundaries; only the last page may be short."""
     width = WIDTHS[name]
     until = since + num_widths * width.width_s + rest % width.width_s
     pages = [lay_out(width, since, until, limit)]
@@ -60,10 +60,10 @@ def test_boundaries_before_epoch_and_of_fractions() -> None:
     ],
 )
 def test_invalid_cursor(cursor: str) -> None:
-    """Anything but a `next_page` is refused by name."""
-    with pytest.raises(APIError) as refused:
+    """Anything that is not a `next_page` value is refused by name."""
+    with pytest.raises(APIError) as get_error:
         start_of(cursor, WIDTHS["1h"], 0)
-    assert (refused.value.status, refused.value.param) == (400, "page")
+    assert (get_error.value.status, get_error.value.param) == (400, "page")
 
 
 def test_cursor_of_another_query() -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's usage report: its buckets, groups, filters and pages, and what it refuses by name."""
+"""OpenAI's usage report: its buckets, groups, filters and pages, and the parameters that it refuses by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from openai.types.admin.organization import UsageCompletionsResponse
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.web.request.errors import unavailable
-from tests.web.api.admin.usage_books import DAY, MIDNIGHT, NOW, OPENAI, BookSource, ask, at, client_of, refused
+from tests.web.api.admin.usage_books import (
+    DAY,
+    MIDNIGHT,
+    NOW,
+    OPENAI,
+    BookSource,
+    client_of,
+    get_error,
+    get_report,
+    record_at,
+)
 from tests.web.fakes import Client
 
 NEVER_ADMITTED: dict[str, Any] = {
@@ -26,7 +36,7 @@ NEVER_ADMITTED: dict[str, Any] = {
 
 
 async def report(client: Client, **parameters: Any) -> list[dict[str, Any]]:
-    answer = await ask(client, OPENAI, {"start_time": MIDNIGHT, **parameters})
+    answer = await get_report(client, OPENAI, {"start_time": MIDNIGHT, **parameters})
     UsageCompletionsResponse.model_validate(answer)
     buckets: list[dict[str, Any]] = answer["data"]
     return buckets
@@ -37,14 +47,14 @@ def spans(buckets: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 def requests_of(buckets: list[dict[str, Any]]) -> list[int]:
-    """In each bucket."""
+    """Return the number of requests in each bucket."""
     return [sum(result["num_model_requests"] for result in bucket["results"]) for bucket in buckets]
 
 
 async def test_one_bucket() -> None:
-    """Sums of everything that closed in it, under OpenAI's names; what was not grouped by is null."""
-    source = BookSource([at(10), at(20, cached=Known(0), cache_write=Known(96), completion_tokens=5)])
-    answer = await ask(client_of(source), OPENAI, {"start_time": MIDNIGHT, "limit": 1})
+    """The bucket has the sums of everything that closed in it, under OpenAI's names; fields not grouped by are null."""
+    source = BookSource([record_at(10), record_at(20, cached=Known(0), cache_write=Known(96), completion_tokens=5)])
+    answer = await get_report(client_of(source), OPENAI, {"start_time": MIDNIGHT, "limit": 1})
     assert answer == {
         "object": "page",
         "data": [
@@ -84,20 +94,33 @@ async def test_one_bucket() -> None:
 
 
 async def test_boundaries() -> None:
-    """A bucket includes its first moment and excludes the first moment of the next; so does the range."""
+    """A bucket, like the range, includes its first moment and excludes its end."""
     last_moment = math.nextafter(MIDNIGHT + DAY, 0) - MIDNIGHT
-    source = BookSource([at(-0.001), at(0), at(last_moment), at(DAY), at(2 * DAY - 0.001), at(2 * DAY)])
+    source = BookSource(
+        [
+            record_at(-0.001),
+            record_at(0),
+            record_at(last_moment),
+            record_at(DAY),
+            record_at(2 * DAY - 0.001),
+            record_at(2 * DAY),
+        ]
+    )
     client = client_of(source)
     assert requests_of(await report(client, end_time=MIDNIGHT + 2 * DAY)) == [2, 2]
     assert requests_of(await report(client, end_time=MIDNIGHT + 2 * DAY + 1)) == [2, 2, 1]
     for width, width_s in (("1m", 60), ("1h", 3600)):
-        source.records = [at(math.nextafter(MIDNIGHT + width_s, 0) - MIDNIGHT), at(width_s), at(width_s + 0.001)]
+        source.records = [
+            record_at(math.nextafter(MIDNIGHT + width_s, 0) - MIDNIGHT),
+            record_at(width_s),
+            record_at(width_s + 0.001),
+        ]
         assert requests_of(await report(client, bucket_width=width, limit=3)) == [1, 2, 0]
 
 
 async def test_alignment() -> None:
-    """Boundaries are those of UTC; the first bucket begins at start_time and the last one ends at end_time."""
-    source = BookSource([at(9 * 3600), at(11 * 3600), at(25 * 3600), at(36 * 3600)])
+    """Boundaries are UTC boundaries; the first bucket begins at start_time and the last one ends at end_time."""
+    source = BookSource([record_at(9 * 3600), record_at(11 * 3600), record_at(25 * 3600), record_at(36 * 3600)])
     buckets = await report(client_of(source), start_time=MIDNIGHT + 10 * 3600, end_time=MIDNIGHT + 36 * 3600)
     assert spans(buckets) == [(10 * 3600, DAY), (DAY, 36 * 3600)]
     assert requests_of(buckets) == [1, 1]
@@ -107,15 +130,15 @@ async def test_alignment() -> None:
 
 async def test_empty_buckets_are_listed() -> None:
     """A day without requests is a bucket without results, so that a chart has no gaps."""
-    source = BookSource([at(0), at(3 * DAY)])
+    source = BookSource([record_at(0), record_at(3 * DAY)])
     buckets = await report(client_of(source), end_time=MIDNIGHT + 5 * DAY, group_by=["model"])
     assert spans(buckets) == [(day * DAY, (day + 1) * DAY) for day in range(5)]
     assert [len(bucket["results"]) for bucket in buckets] == [1, 0, 0, 1, 0]
 
 
 async def test_until_now() -> None:
-    """Without an end, and with one in the future, the last bucket is the one that has begun."""
-    client = client_of(BookSource([at(NOW - MIDNIGHT - 1)]))
+    """Without an end, or with one in the future, the last bucket is the current one."""
+    client = client_of(BookSource([record_at(NOW - MIDNIGHT - 1)]))
     for end in ({}, {"end_time": NOW + 400 * DAY}):
         buckets = await report(client, limit=31, **end)
         assert len(buckets) == 11 and spans(buckets)[-1] == (10 * DAY, 11 * DAY)
@@ -124,39 +147,39 @@ async def test_until_now() -> None:
 
 async def test_start_in_the_future() -> None:
     """A range in the future has no buckets and no pages, and the ledger is not read."""
-    source = BookSource([at(0)])
-    answer = await ask(client_of(source), OPENAI, {"start_time": NOW + DAY})
+    source = BookSource([record_at(0)])
+    answer = await get_report(client_of(source), OPENAI, {"start_time": NOW + DAY})
     assert answer == {"object": "page", "data": [], "has_more": False, "next_page": None}
-    assert source.asked == []
+    assert source.seen_queries == []
 
 
 @pytest.mark.parametrize(("width", "default", "most"), [("1m", 60, 1440), ("1h", 24, 168), ("1d", 7, 31)])
 async def test_limits(width: str, default: int, most: int) -> None:
-    """Buckets of a page, as many as OpenAI's API gives; a huge range is read a page at a time."""
+    """Page sizes are those of OpenAI's API; a huge range is read one page at a time."""
     source = BookSource()
     client = client_of(source)
     for limit, expected in (({}, default), ({"limit": 1}, 1), ({"limit": most}, most)):
-        answer = await ask(client, OPENAI, {"start_time": 0, "end_time": NOW, "bucket_width": width, **limit})
+        answer = await get_report(client, OPENAI, {"start_time": 0, "end_time": NOW, "bucket_width": width, **limit})
         assert (len(answer["data"]), answer["has_more"]) == (expected, True)
-        query = source.asked[-1]
+        query = source.seen_queries[-1]
         assert query.since is not None and query.until is not None
         assert query.until - query.since == expected * {"1m": 60, "1h": 3600, "1d": DAY}[width]
     for wrong in (0, most + 1, -1):
-        error = await refused(client, OPENAI, {"start_time": 0, "bucket_width": width, "limit": wrong})
+        error = await get_error(client, OPENAI, {"start_time": 0, "bucket_width": width, "limit": wrong})
         assert error["param"] == "limit" and str(most) in error["message"]
-    assert len(await report(client, bucket_width="1d")) == 7, "a day is the width where none is given"
+    assert len(await report(client, bucket_width="1d")) == 7, "the default width must be a day"
 
 
 async def test_pages_with_groups() -> None:
-    """Pages follow each other without a gap or a repetition; a page is so many buckets, whatever is in them."""
+    """Pages follow each other without gaps or repetitions; a page is limited in buckets, whatever they contain."""
     models = ("a", "b", "c")
-    source = BookSource([at(day * DAY + 5, model=model) for day in range(0, 9, 2) for model in models])
+    source = BookSource([record_at(day * DAY + 5, model=model) for day in range(0, 9, 2) for model in models])
     client = client_of(source)
     parameters: dict[str, Any] = {"start_time": MIDNIGHT + 1, "end_time": MIDNIGHT + 9 * DAY, "limit": 2}
     parameters["group_by"] = ["model"]
-    pages = [await ask(client, OPENAI, parameters)]
+    pages = [await get_report(client, OPENAI, parameters)]
     while pages[-1]["has_more"]:
-        pages.append(await ask(client, OPENAI, {**parameters, "page": pages[-1]["next_page"]}))
+        pages.append(await get_report(client, OPENAI, {**parameters, "page": pages[-1]["next_page"]}))
     buckets = [bucket for page in pages for bucket in page["data"]]
     assert [len(page["data"]) for page in pages] == [2, 2, 2, 2, 1] and pages[-1]["next_page"] is None
     assert spans(buckets) == [(max(day * DAY, 1), (day + 1) * DAY) for day in range(9)]
@@ -166,12 +189,12 @@ async def test_pages_with_groups() -> None:
 
 
 async def test_groups() -> None:
-    """A tenant is a project; what all requests share here has one value; nobody is known as a user."""
+    """A tenant is a project; what all requests share has one value; users are unknown."""
     source = BookSource(
         [
-            at(1, tenant="acme", key_id="k1"),
-            at(2, tenant="acme", key_id="k2", model="big"),
-            at(3, tenant="b", key_id=None),
+            record_at(1, tenant="acme", key_id="k1"),
+            record_at(2, tenant="acme", key_id="k2", model="big"),
+            record_at(3, tenant="b", key_id=None),
         ]
     )
     client = client_of(source)
@@ -188,12 +211,12 @@ async def test_groups() -> None:
 
 
 async def test_filters() -> None:
-    """Each narrows what is counted, and they narrow each other; nothing here is a batch job."""
+    """Each filter narrows the result, and filters combine; no request is a batch job."""
     source = BookSource(
         [
-            at(1, tenant="acme", key_id="k1"),
-            at(2, tenant="acme", key_id="k2", model="big"),
-            at(3, tenant="b", key_id="k3"),
+            record_at(1, tenant="acme", key_id="k1"),
+            record_at(2, tenant="acme", key_id="k2", model="big"),
+            record_at(3, tenant="b", key_id="k3"),
         ]
     )
     client = client_of(source)
@@ -213,12 +236,12 @@ async def test_filters() -> None:
 
 @pytest.mark.parametrize("form", ["{}", "{}[]", "{}[{i}]"])
 async def test_forms_of_lists(form: str) -> None:
-    """All three ways in which clients write a list say the same; unknown parameters are left alone."""
-    client = client_of(BookSource([at(1, model="a"), at(2, model="b"), at(3, model="c")]))
+    """The three ways in which clients write a list are equivalent; unknown parameters are ignored."""
+    client = client_of(BookSource([record_at(1, model="a"), record_at(2, model="b"), record_at(3, model="c")]))
     pairs = [("start_time", MIDNIGHT), ("limit", 1), ("colour", "blue"), ("colours[]", "red")]
     pairs += [(form.format("models", i=i), model) for i, model in enumerate("ab")]
     pairs += [(form.format("group_by", i=i), name) for i, name in enumerate(("model", "project_id"))]
-    (bucket,) = (await ask(client, OPENAI, pairs))["data"]
+    (bucket,) = (await get_report(client, OPENAI, pairs))["data"]
     assert [(result["model"], result["project_id"]) for result in bucket["results"]] == [("a", "acme"), ("b", "acme")]
 
 
@@ -251,26 +274,27 @@ async def test_forms_of_lists(form: str) -> None:
     ],
 )
 async def test_bad_parameters(parameters: list[tuple[str, str]], param: str) -> None:
-    """400 that names the parameter, in OpenAI's shape, before the ledger is asked."""
+    """A bad parameter is a 400 that names it, in OpenAI's shape, before the ledger is queried."""
     source = BookSource()
-    error = await refused(client_of(source), OPENAI, parameters)
+    error = await get_error(client_of(source), OPENAI, parameters)
     assert error["param"] == param and f"`{param}`" in error["message"]
     assert error["type"] == "invalid_request_error" and error["code"]
-    assert source.asked == []
+    assert source.seen_queries == []
 
 
 async def test_what_is_counted() -> None:
-    """Failed and cancelled requests count what was done, retries too; what the server failed counts no tokens, and
-    rejected ones count for nothing at all."""
+    """Failed and cancelled requests and retries count the work done. Requests that the server failed count no tokens,
+    and rejected ones do not count at all.
+    """
     source = BookSource(
         [
-            at(1),
-            at(2, outcome=Outcome.FAILED, completion_tokens=3),
-            at(3, outcome=Outcome.CANCELLED, completion_tokens=1),
-            at(4, **NEVER_ADMITTED),
-            at(5, outcome=Outcome.FINISHED, retry_of="r1"),
-            at(6, **{**NEVER_ADMITTED, "outcome": Outcome.REJECTED}),
-            at(7, outcome=Outcome.FAILED, fault=Fault.ENGINE_DIED),
+            record_at(1),
+            record_at(2, outcome=Outcome.FAILED, completion_tokens=3),
+            record_at(3, outcome=Outcome.CANCELLED, completion_tokens=1),
+            record_at(4, **NEVER_ADMITTED),
+            record_at(5, outcome=Outcome.FINISHED, retry_of="r1"),
+            record_at(6, **{**NEVER_ADMITTED, "outcome": Outcome.REJECTED}),
+            record_at(7, outcome=Outcome.FAILED, fault=Fault.ENGINE_DIED),
         ]
     )
     (bucket,) = await report(client_of(source), limit=1)
@@ -281,7 +305,9 @@ async def test_what_is_counted() -> None:
 
 async def test_retries_collapsed() -> None:
     """`collapse` counts each request and its retries once; the default is `count`."""
-    source = BookSource([at(1, "r1"), at(2, "r2", retry_of="r1"), at(3, "r3", retry_of="r1"), at(4, "r4")])
+    source = BookSource(
+        [record_at(1, "r1"), record_at(2, "r2", retry_of="r1"), record_at(3, "r3", retry_of="r1"), record_at(4, "r4")]
+    )
 
     async def num(**parameters: str) -> int:
         (bucket,) = await report(client_of(source), limit=1, **parameters)
@@ -293,18 +319,18 @@ async def test_retries_collapsed() -> None:
 
 
 async def test_only_rejected() -> None:
-    """A bucket in which everything was refused is empty."""
-    source = BookSource([at(1, **{**NEVER_ADMITTED, "outcome": Outcome.REJECTED})])
+    """A bucket with only rejected requests is empty."""
+    source = BookSource([record_at(1, **{**NEVER_ADMITTED, "outcome": Outcome.REJECTED})])
     assert [bucket["results"] for bucket in await report(client_of(source), limit=1)] == [[]]
 
 
 async def test_estimates_are_not_billed() -> None:
-    """What a router guessed to be cached counts as uncached; so does what nobody can say."""
+    """Estimated cached tokens count as uncached, and so do unknown ones."""
     source = BookSource(
         [
-            at(1),
-            at(2, cached=Estimate(96), cached_by_tier=None, cache_write=Known(0)),
-            at(3, cached=UNKNOWN, cached_by_tier=None, cache_write=UNKNOWN),
+            record_at(1),
+            record_at(2, cached=Estimate(96), cached_by_tier=None, cache_write=Known(0)),
+            record_at(3, cached=UNKNOWN, cached_by_tier=None, cache_write=UNKNOWN),
         ]
     )
     (bucket,) = await report(client_of(source), limit=1)

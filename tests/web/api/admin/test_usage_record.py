@@ -1,4 +1,4 @@
-"""One record: who is shown it, and what of it; and who may ask for any of the reports."""
+"""One usage record: who may read it and which fields they see; and who may read the reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quipu.actors.messages.counts import Estimate
 from quipu.actors.messages.outcomes import Fault
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
-from tests.web.api.admin.usage_books import ANTHROPIC, MIDNIGHT, OPENAI, BookSource, at, client_of
+from tests.web.api.admin.usage_books import ANTHROPIC, MIDNIGHT, OPENAI, BookSource, client_of, record_at
 from tests.web.fakes import Client
 
 KEYS = {"acme": "sk-of-acme", "b": "sk-of-b", "ops": "sk-of-ops"}
@@ -34,10 +34,10 @@ async def get(client: Client, path: str, tenant: str | None) -> tuple[int, Any]:
 
 
 async def test_tenant_sees_own_record() -> None:
-    """A tenant sees its numbers as in the ledger, misses as its client did, and nothing of the chain."""
-    record = at(5, "req-1", cache_misses=OTHERS_HAVE_IT, cached=Estimate(48), client_request_id="mine")
+    """A tenant sees its numbers as in the ledger and its misses as its client did, but no hash of the chain."""
+    record = record_at(5, "req-1", cache_misses=OTHERS_HAVE_IT, cached=Estimate(48), client_request_id="mine")
     record = attrs.evolve(record, fault=Fault.STEP_FAILED)
-    status, shown = await get(keyed(BookSource([at(1, "req-0"), record])), "/v1/usage/req-1", "acme")
+    status, shown = await get(keyed(BookSource([record_at(1, "req-0"), record])), "/v1/usage/req-1", "acme")
     assert status == 200
     assert shown["object"] == "usage.record" and shown["request_id"] == "req-1" and shown["client_request_id"] == "mine"
     assert (shown["prompt_tokens"], shown["completion_tokens"], shown["closed_at"]) == (100, 10, MIDNIGHT + 5)
@@ -52,7 +52,7 @@ async def test_tenant_sees_own_record() -> None:
 
 async def test_admin_sees_all_records() -> None:
     """An admin sees any tenant's record, its place in the chain, and `other_domain` misses."""
-    record = at(5, "req-1", cache_misses=OTHERS_HAVE_IT)
+    record = record_at(5, "req-1", cache_misses=OTHERS_HAVE_IT)
     for client, tenant in ((keyed(BookSource([record])), "ops"), (client_of(BookSource([record])), None)):
         status, shown = await get(client, "/v1/usage/req-1", tenant)
         assert (status, shown["miss_reason"], shown["server"]) == (200, "other_domain", "srv-1")
@@ -61,7 +61,7 @@ async def test_admin_sees_all_records() -> None:
 
 async def test_other_tenants_record_is_not_found() -> None:
     """Another tenant's record gives the same 404 as an unknown id; a client's own id is not accepted."""
-    client = keyed(BookSource([at(5, "req-1", client_request_id="alias")]))
+    client = keyed(BookSource([record_at(5, "req-1", client_request_id="alias")]))
     answers = [await get(client, f"/v1/usage/{name}", "b") for name in ("req-1", "req-9")]
     assert answers[0] == answers[1]
     assert answers[0][0] == 404 and answers[0][1]["error"]["code"] == "record_not_found"
@@ -71,7 +71,7 @@ async def test_other_tenants_record_is_not_found() -> None:
 
 async def test_odd_ids() -> None:
     """Any path gets a response, and unprintable ids never reach a database."""
-    source = BookSource([at(5, "req-1")])
+    source = BookSource([record_at(5, "req-1")])
     client = client_of(source)
     for path in (
         "/v1/usage/a\0b",
@@ -82,21 +82,21 @@ async def test_odd_ids() -> None:
     ):
         status, answer = await get(client, path, None)
         assert (status, answer["error"]["type"]) == (404, "invalid_request_error"), path
-    assert [query.request_ids for query in source.asked] == [("x" * 5000,)]
+    assert [query.request_ids for query in source.seen_queries] == [("x" * 5000,)]
 
 
 @pytest.mark.parametrize("path", [f"{OPENAI}?start_time=0", f"{ANTHROPIC}?starting_at=2025-06-01T00:00:00Z"])
 async def test_reports_require_admin_key(path: str) -> None:
     """Reports need an admin key; without keys the server is open."""
-    source = BookSource([at(1)])
+    source = BookSource([record_at(1)])
     assert [(await get(keyed(source), path, tenant))[0] for tenant in (None, "acme", "ops")] == [401, 403, 200]
     assert (await get(client_of(source), path, None))[0] == 200
     _, answer = await get(keyed(source), path, "acme")
-    assert ("type" in answer) == path.startswith(ANTHROPIC), "a refusal has the shape of the API that was asked"
+    assert ("type" in answer) == path.startswith(ANTHROPIC), "an error must have the shape of the API"
 
 
 async def test_record_requires_key() -> None:
     """With keys configured, a record cannot be read without one."""
-    source = BookSource([at(1, "req-1")])
+    source = BookSource([record_at(1, "req-1")])
     assert (await get(keyed(source), "/v1/usage/req-1", None))[0] == 401
-    assert source.asked == []
+    assert source.seen_queries == []

@@ -1,4 +1,4 @@
-"""The ledger as a source of reports: in threads, few at a time, with a deadline, and quick enough."""
+"""The ledger as the source of reports: read in threads, with bounded concurrency and a deadline, and fast enough."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.web.api.admin.usage_books import (
     NOW,
     OPENAI,
     BookSource,
-    ask,
-    at,
     client_of,
     copy_database,
-    lose_the_table,
+    drop_records_table,
+    get_report,
     make_database,
     multiply,
+    record_at,
 )
 
 
@@ -48,13 +48,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_dir
 
 
-def drawn(num: int, seed: int) -> Iterator[UsageRecord]:
-    """Records over ten days, of every outcome and kind of count, some of them on a border."""
+def random_records(num: int, seed: int) -> Iterator[UsageRecord]:
+    """Return records over ten days, with every outcome and kind of count, some of them on a boundary."""
     draw = random.Random(seed)
     for number in range(num):
         moment = draw.choice([draw.uniform(0, 10 * DAY), draw.randrange(10 * 24) * 3600, draw.randrange(10) * DAY])
         prompt, cached = draw.randrange(1, 5000), draw.choice([Known(0), Known(16), Estimate(32), UNKNOWN])
-        yield at(
+        yield record_at(
             moment,
             f"req-{number}",
             tenant=draw.choice(["acme", "b", "c"]),
@@ -73,7 +73,7 @@ def drawn(num: int, seed: int) -> Iterator[UsageRecord]:
 
 @contextmanager
 def statements() -> Iterator[list[str]]:
-    """The reads of usage records that are sent to any database meanwhile."""
+    """Record the statements that read usage records, on any database, until the block ends."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -89,7 +89,7 @@ def statements() -> Iterator[list[str]]:
 
 async def test_database_agrees_with_memory(template: Path, tmp_path: Path) -> None:
     """Reports from a database equal those from records in memory: groups, filters, boundaries, pages."""
-    kept = list(drawn(2000, 7))
+    kept = list(random_records(2000, 7))
     in_memory = client_of(BookSource(kept))
     in_database = client_of(LedgerUsage(copy_database(template, tmp_path / "data", kept)))
     for parameters in (
@@ -99,19 +99,19 @@ async def test_database_agrees_with_memory(template: Path, tmp_path: Path) -> No
         {"start_time": MIDNIGHT, "bucket_width": "1m", "limit": 1440, "project_ids": ["b", "c"], "models": "big"},
         {"start_time": MIDNIGHT, "limit": 31, "retries": "collapse", "group_by": ["project_id", "model"]},
     ):
-        from_database = await ask(in_database, OPENAI, parameters)
-        assert from_database == await ask(in_memory, OPENAI, parameters)
+        from_database = await get_report(in_database, OPENAI, parameters)
+        assert from_database == await get_report(in_memory, OPENAI, parameters)
         assert sum(len(bucket["results"]) for bucket in from_database["data"]) > 5
     query = {"starting_at": "2025-06-01T07:00:00+07:00", "bucket_width": "1h", "group_by[]": ["workspace_id", "model"]}
-    assert await ask(in_database, ANTHROPIC, query) == await ask(in_memory, ANTHROPIC, query)
+    assert await get_report(in_database, ANTHROPIC, query) == await get_report(in_memory, ANTHROPIC, query)
     one = (await in_database.get("/v1/usage/req-77"))[1]
     for name, value in (await in_memory.get("/v1/usage/req-77"))[1].items():
         assert name in ("number", "hash") or one[name] == value
 
 
 async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> None:
-    """A report over all of them is one statement that the database sums up; it takes a second or so."""
-    data_dir = copy_database(template, tmp_path / "data", drawn(5000, 3))
+    """A report over all records is one statement that the database aggregates; it takes about a second."""
+    data_dir = copy_database(template, tmp_path / "data", random_records(5000, 3))
     multiply(data_dir, 20)
     client = client_of(LedgerUsage(data_dir))
     for path, parameters in (
@@ -120,7 +120,7 @@ async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> Non
     ):
         with statements() as seen:
             began = time.perf_counter()
-            answer = await ask(client, path, parameters)
+            answer = await get_report(client, path, parameters)
             took_s = time.perf_counter() - began
         num_results = sum(len(bucket["results"]) for bucket in answer["data"])
         print(f"{path}: {num_results} results of 100,000 records in {took_s * 1000:.0f} ms")
@@ -134,11 +134,11 @@ async def test_records_not_yet_loaded(tmp_path: Path) -> None:
     client = client_of(LedgerUsage(data_dir), now=NOW)
 
     async def num() -> int:
-        (bucket,) = (await ask(client, OPENAI, {"start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY}))["data"]
+        (bucket,) = (await get_report(client, OPENAI, {"start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY}))["data"]
         return sum(result["num_model_requests"] for result in bucket["results"])
 
     async with open_ledger(LedgerConfig(data_dir)) as ledger:
-        record = at(60, "req-1")
+        record = record_at(60, "req-1")
         assert ledger.journal.admit(record)
         ledger.journal.flush()
         assert await num() == 0
@@ -151,7 +151,7 @@ async def test_records_not_yet_loaded(tmp_path: Path) -> None:
 
 
 async def test_no_ledger(tmp_path: Path) -> None:
-    """503 whose reason stands in the log, without the paths of the server in the answer; then all is well again."""
+    """A 503; its reason is in the log, and the response shows no server paths. Afterwards reports work again."""
     client = client_of(LedgerUsage(tmp_path / "gone"))
     with capture_logs() as lines:
         exchange, answer = await client.get(f"{OPENAI}?start_time=0")
@@ -166,7 +166,7 @@ async def test_broken_database(template: Path, tmp_path: Path) -> None:
     """A database that breaks before or during a report gives a 503."""
     data_dir = copy_database(template, tmp_path / "data", [])
     for breaks in (
-        lambda: lose_the_table(data_dir),
+        lambda: drop_records_table(data_dir),
         lambda: (data_dir / SQLITE_NAME).write_bytes(b"this is no database" * 500),
     ):
         breaks()
@@ -176,7 +176,7 @@ async def test_broken_database(template: Path, tmp_path: Path) -> None:
 
 
 class Turnstile:
-    """Holds every read back, and counts how many are inside."""
+    """A source that blocks every read, and counts the reads in progress."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -203,7 +203,7 @@ async def wait_until(look: Any) -> None:
 
 
 async def test_reads_are_limited(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two reads run, four wait, the next is refused at once; the loop is never blocked."""
+    """Two reads run, four wait, and the next is refused at once; the loop is never blocked."""
     turnstile = Turnstile(monkeypatch)
     source = LedgerUsage(template, num_readers=2, max_waiting=4)
     num_answered = 0
@@ -218,9 +218,9 @@ async def test_reads_are_limited(template: Path, monkeypatch: pytest.MonkeyPatch
             nursery.start_soon(read)
         await wait_until(lambda: turnstile.num_inside == 2)
         await wait_until(lambda: source._limiter.statistics().tasks_waiting == 4)
-        with pytest.raises(APIError) as refused:
+        with pytest.raises(APIError) as get_error:
             await source.sums(Query(), (), DAY)
-        assert (refused.value.status, refused.value.code) == (503, "too_many_reports")
+        assert (get_error.value.status, get_error.value.code) == (503, "too_many_reports")
         assert num_answered == 0
         turnstile.opened.set()
     assert num_answered == 6 and turnstile.most_inside == 2

@@ -1,4 +1,4 @@
-"""Sources for the usage reports' tests: records in memory behind the real interface, and databases full of them."""
+"""Sources for the tests of usage reports: records in memory behind the real interface, and populated databases."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ NOW = MIDNIGHT + 10 * DAY + 3600 * 12
 
 @attrs.define
 class BookSource:
-    """A ledger in memory. `error` is raised at every question."""
+    """A ledger in memory. If `error` is set, every query raises it."""
 
     records: list[UsageRecord] = attrs.field(factory=list)
     error: Exception | None = None
-    asked: list[Query] = attrs.field(factory=list)
+    seen_queries: list[Query] = attrs.field(factory=list)
 
     async def sums(
         self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int, *, collapse_retries: bool = False
@@ -66,19 +66,21 @@ class BookSource:
 
     async def _ask(self, query: Query) -> None:
         await trio.lowlevel.checkpoint()
-        self.asked.append(query)
+        self.seen_queries.append(query)
         if self.error is not None:
             raise self.error
 
 
-def at(seconds: float, name: str | None = None, **changes: Any) -> UsageRecord:
-    """A request of 100 tokens, 48 cached, 48 written, 10 out, that closed so long after MIDNIGHT."""
+def record_at(seconds: float, name: str | None = None, **changes: Any) -> UsageRecord:
+    """Make the record of a request that closed `seconds` after MIDNIGHT: 100 prompt, 48 cached, 48 written, 10 output
+    tokens.
+    """
     name = name or f"r{seconds}-{sorted(changes)}"
     return record_of(name, **{"closed_at": MIDNIGHT + seconds, **changes})
 
 
 def client_of(source: UsageSource, keys: KeyStore | None = None, now: float = NOW) -> Client:
-    """A client of an app whose reports think that it is `now`."""
+    """Return a client of an app whose reports take `now` as the current time."""
     app = make_app(FakeDesk(), None, keys)
     install_openai_usage(app, source, lambda: now)
     install_anthropic_usage(app, source, lambda: now)
@@ -86,22 +88,22 @@ def client_of(source: UsageSource, keys: KeyStore | None = None, now: float = NO
     return Client(app)
 
 
-async def ask(client: Client, path: str, parameters: object = (), **headers: str) -> Any:
-    """The answer to a report that must succeed; `parameters` as a mapping or as pairs."""
+async def get_report(client: Client, path: str, parameters: object = (), **headers: str) -> Any:
+    """Return the response of a report that must succeed. `parameters` is a mapping or a list of pairs."""
     exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}", headers)
     assert exchange.status == 200, answer
     return answer
 
 
-async def refused(client: Client, path: str, parameters: object = ()) -> Any:
-    """The error of a question that must be refused."""
+async def get_error(client: Client, path: str, parameters: object = ()) -> Any:
+    """Return the error of a report that must be refused."""
     exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}")
     assert exchange.status == 400, answer
     return answer["error"]
 
 
 def make_database(data_dir: Path) -> None:
-    """An empty one in a data directory."""
+    """Make an empty database in a data directory."""
     (data_dir / FOLDER).mkdir(parents=True)
     engine = make_engine(sqlite_url(data_dir))
     migrate(engine)
@@ -109,7 +111,7 @@ def make_database(data_dir: Path) -> None:
 
 
 def copy_database(template: Path, data_dir: Path, kept: Iterable[UsageRecord]) -> Path:
-    """A data directory whose database holds these records."""
+    """Make a data directory whose database contains these records."""
     shutil.copytree(template, data_dir)
     assert (data_dir / SQLITE_NAME).exists()
     engine = make_engine(sqlite_url(data_dir))
@@ -121,8 +123,8 @@ def copy_database(template: Path, data_dir: Path, kept: Iterable[UsageRecord]) -
     return data_dir
 
 
-def lose_the_table(data_dir: Path) -> None:
-    """The database opens and says its version, and then has no records."""
+def drop_records_table(data_dir: Path) -> None:
+    """Drop the table of records: the database still opens and reports its version."""
     engine = make_engine(sqlite_url(data_dir))
     with engine.begin() as connection:
         table.drop(connection)
@@ -130,12 +132,12 @@ def lose_the_table(data_dir: Path) -> None:
 
 
 def multiply(data_dir: Path, times: int) -> None:
-    """Each record so many times, under other ids."""
+    """Copy each record `times` times, under new ids."""
     engine = make_engine(sqlite_url(data_dir))
-    names = ", ".join(column.name for column in table.c)  # a migration adds at the end what belongs elsewhere
+    names = ", ".join(column.name for column in table.c)  # migrations append columns that the schema declares elsewhere
     own = {"request_id": "request_id || '-' || {0}", "server": "server || '-' || {0}"}
     with engine.begin() as connection:
-        for unused in ("chain", "digest"):  # half of the time goes into them
+        for unused in ("chain", "digest"):  # building the indexes takes half of the time
             connection.exec_driver_sql(f"DROP INDEX usage_records_{unused}")
         connection.exec_driver_sql("CREATE TEMP TABLE first AS SELECT * FROM usage_records")
         for time in range(1, times):

@@ -1,4 +1,4 @@
-"""What the tests of the Messages API share: a body, and the events of a stream."""
+"""Helpers for the tests of the Messages API: a body, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNT_PATH = "/v1/messages/count_tokens"
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """A request of the fake desk's model; a field given as None is left out."""
+    """Make a request for the fake desk's model; a field given as None is omitted."""
     whole = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], **fields}
     return {name: value for name, value in whole.items() if value is not None}
 
@@ -22,7 +22,7 @@ def text(text: str, **fields: Any) -> dict[str, Any]:
 
 
 def parse_events(data: bytes) -> list[dict[str, Any]]:
-    """The data of each event, which must have the name that its data says; comments are left out."""
+    """Return the data of each event, whose name must equal its `type`; comments are dropped."""
     events = []
     for block in data.decode().split("\n\n"):
         if block and not block.startswith(":"):
@@ -34,14 +34,14 @@ def parse_events(data: bytes) -> list[dict[str, Any]]:
 
 
 async def stream(client: Client, request: dict[str, Any]) -> tuple[Exchange, list[dict[str, Any]]]:
-    """A streamed request that is over, and its events."""
+    """Run a streamed request to its end and return its events."""
     async with client.open("POST", PATH, {**request, "stream": True}) as exchange:
         await exchange.wait_started()
         return exchange, parse_events(await exchange.read())
 
 
 def total(usage: dict[str, Any]) -> int:
-    """The prompt's tokens, as clients of this API add them up; every part must be a count."""
+    """Return the prompt tokens, added up as clients of this API do; every part must be an integer."""
     parts = [usage[f"{name}input_tokens"] for name in ("", "cache_read_", "cache_creation_")]
     assert all(type(part) is int and part >= 0 for part in parts)
     assert sum(usage["cache_creation"].values()) == usage["cache_creation_input_tokens"]

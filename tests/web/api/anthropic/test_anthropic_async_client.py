@@ -1,4 +1,4 @@
-"""Anthropic's asynchronous client, talking to the app without a network."""
+"""Anthropic's asynchronous client against the app, without a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 from quipu.web.app import make_app
-from tests.web.fakes import STARTED, FakeDesk, failure, record, says
+from tests.web.fakes import STARTED, FakeDesk, failure, record, scripted
 
 
 @asynccontextmanager
@@ -28,7 +28,7 @@ ASKED = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "conten
 
 
 async def test_whole_and_streamed() -> None:
-    """The same message, by either way, and the count."""
+    """The message is the same whole and streamed, and tokens can be counted."""
     async with client_of(FakeDesk()) as client:
         whole = await client.messages.create(**ASKED)
         async with client.messages.stream(**ASKED) as stream:
@@ -40,16 +40,16 @@ async def test_whole_and_streamed() -> None:
         assert [model.id async for model in client.models.list()] == ["org/tiny", "tiny"]
 
 
-# The client drops its generators where it raises; what trio says of that is said of the client.
+# The client drops its generators when it raises, and trio warns about them.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 async def test_errors_have_their_classes() -> None:
-    """Before the first token by their status, after it by the event."""
-    async with client_of(FakeDesk(says(failure(ErrorKind.OVERLOADED)))) as client:
+    """Errors raise the class of their status before the first token, and that of the event after it."""
+    async with client_of(FakeDesk(scripted(failure(ErrorKind.OVERLOADED)))) as client:
         with pytest.raises(anthropic.InternalServerError) as overloaded:
             await client.messages.create(**ASKED)
         assert overloaded.value.status_code == 529 and overloaded.value.type == "overloaded_error"
     failed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
-    async with client_of(FakeDesk(says(STARTED, Delta(0, "half", 1, None), failed))) as client:
+    async with client_of(FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), failed))) as client:
         with pytest.raises(anthropic.APIStatusError, match="engine died"):
             async with client.messages.stream(**ASKED) as stream:
                 await stream.get_final_message()

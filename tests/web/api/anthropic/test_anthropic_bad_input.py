@@ -1,4 +1,4 @@
-"""Bodies of the Messages API that cannot be served: each is refused by the path of the field at fault."""
+"""Invalid bodies of the Messages API: each is refused with the path of the offending field."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ IN_REQUEST: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "words"), IN_PROMPT + IN_REQUEST)
 async def test_refused(fields: dict[str, Any], words: str) -> None:
-    """400 in the API's shape that names the field; no request is opened."""
+    """An invalid field is a 400 in the API's shape that names it; no request is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, body(**fields))
     assert exchange.status == 400
@@ -136,13 +136,13 @@ async def test_refused(fields: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize(("fields", "words"), IN_PROMPT)
 async def test_counting_refuses_the_same(fields: dict[str, Any], words: str) -> None:
-    """What cannot be rendered cannot be counted, for the same reason."""
+    """Counting refuses the prompts that serving refuses, for the same reason."""
     exchange, answer = await Client(make_app(FakeDesk())).post(COUNT_PATH, body(**fields))
     assert exchange.status == 400 and words in answer["error"]["message"]
 
 
 async def test_client_input_is_not_quoted() -> None:
-    """A type is quoted up to a limit, and nothing else of an invalid field."""
+    """A type is quoted up to a limit; nothing else of an invalid field is quoted."""
     secret = "s" * 200
     for bad in (
         {"role": secret, "content": "x"},

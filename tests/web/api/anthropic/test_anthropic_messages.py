@@ -1,4 +1,4 @@
-"""`/v1/messages`: what comes back, whole, streamed, failed, and only counted."""
+"""`/v1/messages`: whole and streamed responses, errors, and token counting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quipu.actors.request_desk.interface import PromptRefused
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, body, stream, text, total
-from tests.web.fakes import Client, FakeDesk, failure, record, says
+from tests.web.fakes import Client, FakeDesk, failure, record, scripted
 
 STARTED = Started(40, 16, 24, created_5m_tokens=3, created_1h_tokens=5)
 RECORD = record(cached_tokens=16, cache_write_tokens=24, completion_tokens=2)
@@ -36,7 +36,7 @@ def script(reason: FinishReason = FinishReason.STOP, match: str | None = None) -
 
 
 def desk_for(reason: FinishReason = FinishReason.STOP, match: str | None = None) -> FakeDesk:
-    return FakeDesk(says(*script(reason, match)))
+    return FakeDesk(scripted(*script(reason, match)))
 
 
 async def test_whole_response() -> None:
@@ -103,7 +103,7 @@ async def test_stream() -> None:
 async def test_token_without_text() -> None:
     """A token without text begins the message and makes no delta."""
     empty = [STARTED, Delta(0, "", 1, None), Delta(0, "", 1, FinishReason.STOP), closed()]
-    client = Client(make_app(FakeDesk(says(*empty))))
+    client = Client(make_app(FakeDesk(scripted(*empty))))
     _, events = await stream(client, body())
     kinds = [event["type"].removeprefix("content_block_") for event in events]
     assert kinds == ["message_start", "start", "stop", "message_delta", "message_stop"]
@@ -113,7 +113,7 @@ async def test_token_without_text() -> None:
 
 async def test_nothing_is_sent_before_the_first_token(autojump_clock: trio.abc.Clock) -> None:
     """`message_start` waits for the first token, since cache writes may still grow; meanwhile there are pings."""
-    desk = FakeDesk(says(Started(40, 16, 0)))
+    desk = FakeDesk(scripted(Started(40, 16, 0)))
     app = make_app(desk, AppOptions(heartbeat_s=1.0))
     async with Client(app).open("POST", PATH, body(stream=True)) as exchange:
         await exchange.wait_started()
@@ -124,9 +124,9 @@ async def test_nothing_is_sent_before_the_first_token(autojump_clock: trio.abc.C
 
 
 async def test_error_in_mid_stream() -> None:
-    """An `error` event in the API's shape, and then the end."""
+    """An `error` event in the API's shape ends the stream."""
     failed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
-    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), failed))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), failed))
     exchange, events = await stream(Client(make_app(desk)), body())
     assert exchange.status == 200 and exchange.ended
     assert [event["type"] for event in events] == [
@@ -153,7 +153,7 @@ async def test_error_in_mid_stream() -> None:
 )
 async def test_early_errors(streamed: bool, kind: ErrorKind, status: int, error_type: str) -> None:
     """A request that could not start has its own status, in this API's shape."""
-    desk = FakeDesk(says(failure(kind, "because")))
+    desk = FakeDesk(scripted(failure(kind, "because")))
     exchange, answer = await Client(make_app(desk)).post(PATH, body(stream=streamed))
     assert exchange.status == status
     assert answer == {"type": "error", "error": {"type": error_type, "message": "because"}, "request_id": "r1"}
@@ -163,7 +163,7 @@ async def test_early_errors(streamed: bool, kind: ErrorKind, status: int, error_
 
 
 async def test_closed_desk() -> None:
-    """A closed desk is 529 with Retry-After."""
+    """A closed desk is a 529 with Retry-After."""
     exchange, answer = await Client(make_app(FakeDesk(closed="draining"))).post(PATH, body())
     assert (exchange.status, exchange.headers["retry-after"]) == (529, "1")
     assert answer["error"] == {"type": "overloaded_error", "message": "draining"}
@@ -193,8 +193,8 @@ async def test_shape_of_other_errors(method: str, path: str, sent: object, statu
 
 
 async def test_client_disconnects() -> None:
-    """Its ticket is left, once."""
-    desk = FakeDesk(says(*script()[:2]))
+    """If the client disconnects, its ticket is left once."""
+    desk = FakeDesk(scripted(*script()[:2]))
     async with Client(make_app(desk)).open("POST", PATH, body(stream=True)) as exchange:
         await exchange.wait_started()
         await exchange.read_some()
@@ -206,7 +206,7 @@ async def test_client_disconnects() -> None:
 
 
 async def test_count_tokens() -> None:
-    """The desk counts the very prompt that would be served; no request is opened."""
+    """The desk counts exactly the prompt that would be served; no request is opened."""
     prompts: list[Prompt] = []
 
     def count(prompt: Prompt, param: str) -> int:
@@ -224,7 +224,7 @@ async def test_count_tokens() -> None:
 
 
 async def test_count_of_unrenderable_prompt() -> None:
-    """The tokenizer's error, in this API's shape."""
+    """The tokenizer's error is returned in this API's shape."""
 
     def refuse(prompt: Prompt, param: str) -> int:
         raise PromptRefused(RequestError(ErrorKind.INVALID, "roles must alternate", param))
@@ -254,7 +254,7 @@ async def test_unknown_betas_and_fields_are_ignored() -> None:
     """Unknown betas and fields do not prevent a request from being served."""
     headers = {"anthropic-beta": "interleaved-2030-01-01,other", "anthropic-version": "2023-06-01"}
     fields: dict[str, Any] = {"context_management": {"edits": []}, "service_tier": "auto", "novelty": [1]}
-    # and fields of other APIs, with the values that ask for nothing
+    # and fields of other APIs, with neutral values
     fields |= {"n": 1, "stop": None, "presence_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"}}
     exchange, _ = await Client(make_app(FakeDesk())).post(PATH, body(**fields), headers)
     assert exchange.status == 200

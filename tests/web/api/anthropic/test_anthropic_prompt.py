@@ -1,4 +1,4 @@
-"""What a body of the Messages API becomes: the chat that is rendered, its marks, and how it is sampled."""
+"""What a body of the Messages API becomes: the rendered chat, its cache breakpoints, and its sampling parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BILLING = text("x-anthropic-billing-header: cc_version=2.1; cch=0b1c2;")
 
 
 async def encode_of(options: AppOptions | None = None, **fields: Any) -> Encode:
-    """What the desk is asked for; the body has to be good."""
+    """Return the request that reaches the desk for a valid body."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk, options)).post(PATH, body(**fields))
     assert exchange.status == 200, answer
@@ -35,40 +35,40 @@ async def chat_of(options: AppOptions | None = None, **fields: Any) -> ChatPromp
     return prompt
 
 
-def said(role: str, content: str, **fields: Any) -> dict[str, Any]:
+def message(role: str, content: str, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
 async def test_system_and_turns() -> None:
     """The system prompt comes first, text blocks are joined, consecutive turns of a role are merged."""
     messages = [
-        said("user", "a"),
+        message("user", "a"),
         {"role": "user", "content": [text("b"), text("c")]},
-        said("assistant", "d"),
-        said("system", "e"),
+        message("assistant", "d"),
+        message("system", "e"),
         {"role": "system", "content": [text("f")]},
-        said("user", "g"),
+        message("user", "g"),
     ]
     rendered = (
-        said("user", "a\n\nbc"),
-        said("assistant", "d"),
-        said("system", "e\n\nf"),
-        said("user", "g"),
+        message("user", "a\n\nbc"),
+        message("assistant", "d"),
+        message("system", "e\n\nf"),
+        message("user", "g"),
     )
     assert (await chat_of(messages=messages)).messages == rendered
     chat = await chat_of(messages=messages, system="be brief")
-    assert chat.messages == (said("system", "be brief"), *rendered)
+    assert chat.messages == (message("system", "be brief"), *rendered)
     chat = await chat_of(messages=messages, system=[text("be "), text("brief")])
-    assert chat.messages == (said("system", "be brief"), *rendered)
+    assert chat.messages == (message("system", "be brief"), *rendered)
     assert not chat.continue_final and not chat.marks and not chat.tools and not chat.template_kwargs
 
 
 async def test_prefill() -> None:
-    """A final assistant message is the beginning of the response, even an empty one."""
+    """A final assistant message is the beginning of the response, even if it is empty."""
     for content in ("It is", [text("It is")], ""):
-        chat = await chat_of(messages=[said("user", "what?"), {"role": "assistant", "content": content}])
+        chat = await chat_of(messages=[message("user", "what?"), {"role": "assistant", "content": content}])
         assert chat.continue_final
-        assert chat.messages[-1] == said("assistant", "It is" if content else "")
+        assert chat.messages[-1] == message("assistant", "It is" if content else "")
 
 
 async def test_tools_and_their_history() -> None:
@@ -93,7 +93,11 @@ async def test_tools_and_their_history() -> None:
     chat = await chat_of(
         tools=tools,
         tool_choice={"type": "auto", "disable_parallel_tool_use": True},
-        messages=[said("user", "hi"), {"role": "assistant", "content": called}, {"role": "user", "content": results}],
+        messages=[
+            message("user", "hi"),
+            {"role": "assistant", "content": called},
+            {"role": "user", "content": results},
+        ],
     )
     assert chat.tools == (
         {"type": "function", "function": {"name": "weather", "description": "Of a town.", "parameters": schema}},
@@ -104,11 +108,11 @@ async def test_tools_and_their_history() -> None:
         {"id": "t2", "type": "function", "function": {"name": "time", "arguments": {}}},
     ]
     assert chat.messages == (
-        said("user", "hi"),
-        said("assistant", "Let me see.", reasoning_content="Which town?\n\n[redacted]", tool_calls=calls),
-        said("tool", "noon", tool_call_id="t2"),
-        said("tool", "Error: no such town", tool_call_id="t1"),
-        said("user", "Well?"),
+        message("user", "hi"),
+        message("assistant", "Let me see.", reasoning_content="Which town?\n\n[redacted]", tool_calls=calls),
+        message("tool", "noon", tool_call_id="t2"),
+        message("tool", "Error: no such town", tool_call_id="t1"),
+        message("user", "Well?"),
     )
 
 
@@ -166,7 +170,7 @@ async def test_marks_on_calls_and_results() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": [text("ab", **MARK), text("c")], **MARK}
     chat = await chat_of(
         messages=[
-            said("user", "hi"),
+            message("user", "hi"),
             {"role": "assistant", "content": [call | MARK]},
             {"role": "user", "content": [result]},
         ]
@@ -175,13 +179,13 @@ async def test_marks_on_calls_and_results() -> None:
 
 
 async def test_mark_on_whole_request() -> None:
-    """It marks the last block that can be marked, unless that has the same mark already."""
+    """It marks the last block that can be marked, unless that block already has the same mark."""
     assert (await chat_of(**MARK)).marks == (ContentMark(SHORT, 0, 2),)
     blocks = [{"role": "user", "content": [text("a"), text("b")]}]
     assert (await chat_of(messages=blocks, **LONG_MARK)).marks == (ContentMark(LONG, 0, 2),)
     marked = [{"role": "user", "content": [text("a"), text("b", **LONG_MARK)]}]
     assert (await chat_of(messages=marked, **LONG_MARK)).marks == (ContentMark(LONG, 0, 2),)
-    prefilled = [said("user", "hi"), said("assistant", "")]
+    prefilled = [message("user", "hi"), message("assistant", "")]
     assert (await chat_of(messages=prefilled, **MARK)).marks == (ContentMark(SHORT, 0, 2),)
 
 
@@ -207,9 +211,9 @@ async def test_mark_on_whole_request() -> None:
         (
             {
                 "messages": [
-                    said("user", "a"),
+                    message("user", "a"),
                     {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", **MARK}, text("b")]},
-                    said("user", "c"),
+                    message("user", "c"),
                 ]
             },
             "Invalid value for `messages.1.content.0.cache_control`: cannot be set for a thinking block",
@@ -217,7 +221,7 @@ async def test_mark_on_whole_request() -> None:
     ],
 )
 async def test_invalid_marks(fields: dict[str, Any], words: str) -> None:
-    """Each is refused by name, before a request is opened."""
+    """Invalid marks are refused by name, before a request is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, body(**fields))
     assert exchange.status == 400 and words in answer["error"]["message"]
@@ -228,11 +232,11 @@ async def test_invalid_marks(fields: dict[str, Any], words: str) -> None:
 
 
 async def test_billing_header_is_not_rendered() -> None:
-    """Only the first block of the system prompt is dropped; other text beside it stays."""
+    """Only the first block of the system prompt is dropped; other text beside it is kept."""
     alone = await chat_of(system=[BILLING])
-    assert alone.messages == (said("user", "hi"),)
+    assert alone.messages == (message("user", "hi"),)
     for system in ([BILLING, text("be brief")], BILLING["text"] + "\nbe brief"):
-        assert (await chat_of(system=system)).messages[0] == said("system", "be brief")
+        assert (await chat_of(system=system)).messages[0] == message("system", "be brief")
     kept = await chat_of(system=[text("be brief"), BILLING])
     assert "cch=0b1c2" in kept.messages[0]["content"]
     marked = await chat_of(system=[{**BILLING, **MARK}, text("be brief", **MARK)])
@@ -243,7 +247,7 @@ async def test_billing_header_can_be_kept() -> None:
     """`--keep-billing-header` renders it."""
     for system in ([BILLING, text("be brief")], BILLING["text"] + "be brief"):
         chat = await chat_of(AppOptions(keep_billing_header=True), system=system)
-        assert chat.messages[0] == said("system", BILLING["text"] + "be brief")
+        assert chat.messages[0] == message("system", BILLING["text"] + "be brief")
 
 
 def prompts_differ(one: Prompt, other: Prompt) -> bool:

@@ -1,4 +1,4 @@
-"""The Messages API over a whole runtime: every way a request can end, what breakpoints cost, and counting."""
+"""The Messages API over a whole runtime: every way a request can end, what breakpoints create, and counting."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def request(content: Any = "what?", **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "max_tokens": 8, "temperature": 0, "messages": messages, **fields}
 
 
-async def both(client: Client, asked: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A whole answer and the events of a streamed one."""
+async def both(client: Client, request_body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a whole response and the events of a streamed one."""
     http = over_http(client)
-    exchange, answer = await http.post(PATH, asked)
+    exchange, answer = await http.post(PATH, request_body)
     assert exchange.status == 200, answer
-    _, events = await stream(http, asked)
+    _, events = await stream(http, request_body)
     shown = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
     assert shown == answer["content"][0]["text"]
     end = events[-2]
@@ -44,7 +44,7 @@ async def both(client: Client, asked: dict[str, Any]) -> tuple[dict[str, Any], l
     return answer, events
 
 
-# ---------------------------------------------------------------- how it ends
+# ---------------------------------------------------------------- ends of a request
 
 
 async def test_length_and_stop_sequences(autojump_clock: trio.abc.Clock) -> None:
@@ -56,17 +56,17 @@ async def test_length_and_stop_sequences(autojump_clock: trio.abc.Clock) -> None
             None,
             8,
         )
-        said = whole["content"][0]["text"]
-        stop = said[len(said) // 2 :][:2]
+        output = whole["content"][0]["text"]
+        stop = output[len(output) // 2 :][:2]
         stopped, _ = await both(client, request(stop_sequences=["never said", stop]))
         assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
-        assert stopped["content"][0]["text"] == said[: said.index(stop)]
+        assert stopped["content"][0]["text"] == output[: output.index(stop)]
         assert stopped["usage"]["output_tokens"] <= 8
         await settle(client)
 
 
 async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
-    """The model's own end is not a stop sequence; its token is counted and not shown."""
+    """The model's own end token is not a stop sequence; it is counted and not shown."""
     dials = Dials(step_seconds=0.01, eos_after=3, eos_token_id=0)
     async with small_runtime(dials, eos_token_ids=(0,)) as client:
         ended, _ = await both(client, request(stop_sequences=["never said"]))
@@ -76,7 +76,7 @@ async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_client_disconnects(autojump_clock: trio.abc.Clock) -> None:
-    """Nothing remains, and the request counts as cancelled."""
+    """Nothing remains, and the request is recorded as cancelled."""
     async with small_runtime() as client:
         async with over_http(client).open("POST", PATH, request(max_tokens=500, stream=True)) as exchange:
             await exchange.wait_started()
@@ -110,7 +110,7 @@ async def test_failing_step(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_prefill_is_continued(autojump_clock: trio.abc.Clock) -> None:
-    """The response continues the last message and contains only what is new, as a completion of it would."""
+    """The response continues the last message and contains only the new text, as a completion of it would."""
     async with small_runtime() as client:
         http = over_http(client)
         turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "It is a"}]
@@ -130,9 +130,9 @@ async def test_sessions_of_claude_code(keep: bool, autojump_clock: trio.abc.Cloc
         hits = []
         for cch in ("0a1b2", "9f8e7"):
             header = text(f"x-anthropic-billing-header: cch={cch}; cc_version=2.1; cc_entrypoint=cli;")
-            asked = request(system=[header, text(LONG * 3, **MARK)])
-            usage = (await http.post(PATH, asked))[1]["usage"]
-            _, counted = await http.post(COUNT_PATH, asked)
+            request_body = request(system=[header, text(LONG * 3, **MARK)])
+            usage = (await http.post(PATH, request_body))[1]["usage"]
+            _, counted = await http.post(COUNT_PATH, request_body)
             assert counted["input_tokens"] == total(usage)
             hits.append(usage["cache_read_input_tokens"])
         full_blocks = (total(usage) - 1) // BLOCK * BLOCK
@@ -144,7 +144,7 @@ async def test_sessions_of_claude_code(keep: bool, autojump_clock: trio.abc.Cloc
 
 
 async def test_counting_is_not_serving(autojump_clock: trio.abc.Clock) -> None:
-    """A count opens no account, reaches no engine and writes nothing; it equals the usage of the same body."""
+    """A count opens no account, does not reach the engine and writes nothing; it equals the usage of the same body."""
     tool = {"name": "weather", "description": "Of a town.", "input_schema": {"type": "object"}, **LONG_MARK}
     bodies = [
         request(),
@@ -155,21 +155,21 @@ async def test_counting_is_not_serving(autojump_clock: trio.abc.Clock) -> None:
     async with small_runtime(max_model_len=4000, num_blocks=300) as client:
         http = over_http(client)
         before = samples(client)
-        counts = [(await http.post(COUNT_PATH, asked))[1]["input_tokens"] for asked in bodies]
+        counts = [(await http.post(COUNT_PATH, request_body))[1]["input_tokens"] for request_body in bodies]
         assert client.runtime.desk.num_open_requests == 0
         assert samples(client) == before
-        usages = [(await http.post(PATH, asked))[1]["usage"] for asked in bodies]
+        usages = [(await http.post(PATH, request_body))[1]["usage"] for request_body in bodies]
         assert [total(usage) for usage in usages] == counts and min(counts) > 0
         await settle(client)
 
 
 async def test_overlong_prompt_can_be_counted(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt beyond the context is counted, and refused with the same number when it is to be served."""
+    """A prompt beyond the context can be counted, and is refused with the same number when it is to be served."""
     async with small_runtime() as client:
         http = over_http(client)
-        asked = request(LONG * 100)
-        _, counted = await http.post(COUNT_PATH, asked)
-        exchange, answer = await http.post(PATH, asked)
+        request_body = request(LONG * 100)
+        _, counted = await http.post(COUNT_PATH, request_body)
+        exchange, answer = await http.post(PATH, request_body)
         assert exchange.status == 400 and str(counted["input_tokens"]) in answer["error"]["message"]
         await settle(client)
 
@@ -178,10 +178,11 @@ async def test_overlong_prompt_can_be_counted(autojump_clock: trio.abc.Clock) ->
 
 
 async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
-    """Created is what was written up to the last of them, in whole blocks, by the ttl of the next one after each token;
-    nothing that was read is created, and without a breakpoint nothing is."""
+    """Created tokens are those written up to the last breakpoint, in whole blocks, each under the ttl of the next
+    breakpoint after it. Tokens that were read are never created; without a breakpoint none are.
+    """
     system = [text(LONG * 2, **LONG_MARK), text(LONG * 2)]
-    asked = request([text(LONG, **MARK), text(LONG * 2)], system=system)
+    request_body = request([text(LONG, **MARK), text(LONG * 2)], system=system)
     async with small_runtime() as client:
         http = over_http(client)
 
@@ -197,16 +198,16 @@ async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
 
         to_first = tokens_before(f"<|im_start|>system\n{LONG * 2}")
         to_second = tokens_before(f"<|im_start|>system\n{LONG * 4}<|im_end|>\n<|im_start|>user\n{LONG}")
-        cold = await usage_of(asked)
+        cold = await usage_of(request_body)
         assert total(cold) == len(offsets)
         assert cold["cache_creation"] == {
             "ephemeral_1h_input_tokens": to_first,
             "ephemeral_5m_input_tokens": to_second - to_first,
         }
-        warm = await usage_of(asked)
+        warm = await usage_of(request_body)
         assert warm["cache_creation_input_tokens"] == 0 and warm["cache_read_input_tokens"] > to_second
 
-        # the system prompt is read up to its last full block; what is marked after that is created
+        # the system prompt is read up to its last full block; marked tokens after that are created
         other = request([text("Another question. " + LONG, **MARK)], system=system)
         partly = await usage_of(other)
         read = partly["cache_read_input_tokens"]
@@ -222,8 +223,8 @@ async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
 async def test_first_event_counts_all_chunks(autojump_clock: trio.abc.Clock) -> None:
     """A prompt prefilled in several steps has its final numbers in `message_start`."""
     async with small_runtime(max_num_batched_tokens=32) as client:
-        asked = request([text(LONG * 10, **MARK)])
-        async with over_http(client).open("POST", PATH, {**asked, "stream": True}) as exchange:
+        request_body = request([text(LONG * 10, **MARK)])
+        async with over_http(client).open("POST", PATH, {**request_body, "stream": True}) as exchange:
             await exchange.wait_started()
             events = parse_events(await exchange.read())
         start, end = events[0]["message"]["usage"], events[-2]["usage"]

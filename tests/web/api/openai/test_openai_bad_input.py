@@ -1,4 +1,4 @@
-"""Every way to ask badly has its status, names its field, and says so in the shape of the OpenAI API."""
+"""Invalid requests: each has its status and names its field, in the shape of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.web.fakes import Client, FakeDesk
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
-# fields, param, a piece of the message
+# fields, param, a part of the message
 EITHER: list[tuple[dict[str, Any], str, str]] = [
     ({"model": None}, "model", "required"),
     ({"model": 3}, "model", "a string"),
@@ -170,7 +170,7 @@ def body(path: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("path", "fields", "param", "message"), CASES)
 async def test_bad_fields(path: str, fields: dict[str, Any], param: str, message: str) -> None:
-    """400 with the field's name in `param` and message; no ticket is opened."""
+    """An invalid field is a 400 that names it in `param` and message; no ticket is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(path, body(path, **fields))
     error = answer["error"]
@@ -224,7 +224,7 @@ async def test_neutral_values_are_accepted(path: str, extra: dict[str, Any]) -> 
     ],
 )
 async def test_bad_bodies(path: str, data: bytes, message: str) -> None:
-    """A body that is not a JSON object is 400, also if it is too deep or not UTF-8."""
+    """A body that is not a JSON object is a 400, also if it is nested too deep or not UTF-8."""
     exchange, answer = await Client(make_app(FakeDesk())).post(path, data)
     assert exchange.status == 400
     assert message in answer["error"]["message"] and answer["error"]["param"] is None
@@ -240,7 +240,7 @@ async def test_any_content_type(content_type: str) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_unknown_model(path: str) -> None:
-    """404 with the expected code, before errors of other fields."""
+    """A 404 with the expected code, which precedes errors of other fields."""
     exchange, answer = await Client(make_app(FakeDesk())).post(path, {"model": "huge"})
     assert exchange.status == 404
     assert answer["error"]["code"] == "model_not_found" and answer["error"]["param"] == "model"

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: what goes to the desk, what comes back, whole and streamed."""
+"""`/v1/chat/completions`: what reaches the desk, and whole and streamed responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.web.app import make_app
-from tests.web.fakes import STARTED, Client, FakeDesk, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, record, scripted
 
 PATH = "/v1/chat/completions"
 
@@ -32,9 +32,9 @@ async def test_whole_response() -> None:
 
 
 async def test_stream() -> None:
-    """Role first, then text, then an empty delta with the finish reason; the last text goes before it."""
+    """The role comes first, then text, then an empty delta with the finish reason, after all text."""
     events = [STARTED, Delta(0, "Hel", 1, None), Delta(0, "", 1, None), Delta(0, "lo", 1, FinishReason.LENGTH)]
-    desk = FakeDesk(says(*events, Closed(record(), None)))
+    desk = FakeDesk(scripted(*events, Closed(record(), None)))
     _, chunks = await Client(make_app(desk)).stream(PATH, body(stream=True))
     assert chunks.pop() == "[DONE]"
     seen = [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
@@ -47,7 +47,7 @@ async def test_stream() -> None:
 
 
 async def test_stream_of_choices() -> None:
-    """Each choice begins with a role and ends with a reason, however they are interleaved."""
+    """Each choice begins with a role and ends with a finish reason, however they are interleaved."""
     _, chunks = await Client(make_app(FakeDesk())).stream(PATH, body(stream=True, n=2))
     for index in (0, 1):
         own = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == index]

@@ -1,4 +1,4 @@
-"""The OpenAI client itself, talking to the app without a network."""
+"""OpenAI's client against the app, without a network."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.web.app import make_app
-from tests.web.fakes import FakeDesk, failure, says
+from tests.web.fakes import FakeDesk, failure, scripted
 
 try:
-    import httpx2 as httpx  # what newer releases of the client are built on
+    import httpx2 as httpx  # the HTTP client on which newer releases are built
 except ImportError:
     import httpx  # type: ignore[no-redef]  # one of them is there
 
@@ -25,10 +25,10 @@ async def client_of(desk: FakeDesk) -> AsyncIterator[openai.AsyncOpenAI]:
         yield openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
 
 
-# The client drops its generators at [DONE]; what trio says of that is said of the client.
+# The client drops its generators at [DONE], and trio warns about them.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 async def test_chat() -> None:
-    """Whole and streamed chat give the same text, and the usage details that the client knows by name."""
+    """Whole and streamed chat give the same text, and usage details under the client's names."""
     async with client_of(FakeDesk()) as client:
         whole = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])
         assert whole.choices[0].message.content == "Hello"
@@ -47,14 +47,14 @@ async def test_chat() -> None:
 
 
 async def test_completions() -> None:
-    """A list of prompts comes back as as many choices."""
+    """A list of prompts gives as many choices."""
     async with client_of(FakeDesk()) as client:
         answer = await client.completions.create(model="tiny", prompt=[[1, 2], [3]])
         assert [choice.text for choice in answer.choices] == ["Hello", "Hello"]
 
 
 async def test_errors_have_their_classes() -> None:
-    """The client turns each of our errors into the exception that its users catch."""
+    """The client raises its documented exception for each of our errors."""
     async with client_of(FakeDesk()) as client:
         with pytest.raises(openai.NotFoundError) as not_found:
             await client.completions.create(model="huge", prompt="x")
@@ -62,12 +62,12 @@ async def test_errors_have_their_classes() -> None:
         with pytest.raises(openai.BadRequestError) as bad:
             await client.completions.create(model="tiny", prompt="x", temperature=3)
         assert bad.value.param == "temperature"
-    async with client_of(FakeDesk(says(failure(ErrorKind.INTERNAL)))) as client:
+    async with client_of(FakeDesk(scripted(failure(ErrorKind.INTERNAL)))) as client:
         with pytest.raises(openai.InternalServerError):
             await client.completions.create(model="tiny", prompt="x", stream=True)
 
 
 async def test_models() -> None:
-    """The list of models is one that the client can page through."""
+    """The client can page through the list of models."""
     async with client_of(FakeDesk()) as client:
         assert [model.id async for model in client.models.list()] == ["org/tiny", "tiny"]

@@ -1,4 +1,4 @@
-"""`/v1/completions`: what goes to the desk, what comes back, whole and streamed."""
+"""`/v1/completions`: what reaches the desk, and whole and streamed responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quipu.actors.messages.prompts import TextPrompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.web.fakes import Client, FakeDesk, hello, record, says
+from tests.web.fakes import Client, FakeDesk, hello, record, scripted
 
 PATH = "/v1/completions"
 USAGE = {
@@ -65,7 +65,7 @@ async def test_stream_without_usage() -> None:
 
 
 async def test_stream_with_usage() -> None:
-    """Every chunk has null, and a last one without choices the usage of a whole response."""
+    """Usage is null in every chunk but the last, which has no choices and the usage of a whole response."""
     _, chunks = await Client(make_app(FakeDesk())).stream(
         PATH, body(stream=True, stream_options={"include_usage": True})
     )
@@ -83,7 +83,7 @@ async def test_always_include_usage() -> None:
 
 
 async def test_continuous_usage() -> None:
-    """Every chunk has the sums so far, including tokens without text; the last one has the record's."""
+    """Every chunk has the sums so far, including tokens without text; the last one has those of the record."""
     events = [
         Started(16, 0, 16),
         Delta(0, "a", 1, None),
@@ -96,7 +96,7 @@ async def test_continuous_usage() -> None:
     ]
     options = {"continuous_usage_stats": True}
     request = body(prompt=["x", "y"], stream=True, stream_options=options)
-    _, chunks = await Client(make_app(FakeDesk(says(*events)))).stream(PATH, request)
+    _, chunks = await Client(make_app(FakeDesk(scripted(*events)))).stream(PATH, request)
     assert chunks.pop() == "[DONE]"
     seen = [
         (
@@ -111,23 +111,23 @@ async def test_continuous_usage() -> None:
     assert seen == [(16, 0, 16, 1, 17), (40, 32, 16, 4, 44), (40, 32, 16, 5, 45), (40, 32, 16, 5, 45)]
 
     request["stream_options"] = {"include_usage": True, **options}
-    _, chunks = await Client(make_app(FakeDesk(says(*events)))).stream(PATH, request)
+    _, chunks = await Client(make_app(FakeDesk(scripted(*events)))).stream(PATH, request)
     assert chunks[-2]["choices"] == [] and chunks[-2]["usage"]["total_tokens"] == 45
 
 
 async def test_tiers() -> None:
-    """On request cached tokens are split by tier; they add up, and unknown ones are unattributed."""
+    """On request cached tokens are split by tier; the parts add up, and unknown ones are unattributed."""
     closed = Closed(record(cached_by_tier={"device": 16, "host": 8}), None)
-    script = says(*hello()[:-1], closed)
+    script = scripted(*hello()[:-1], closed)
     _, answer = await Client(make_app(FakeDesk(script))).post(PATH, body(return_cached_tokens_details=True))
     tiers = answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
     assert tiers == {"device": 16, "host": 8, "disk": 0, "remote": 0, "unattributed": 8}
 
 
 async def test_zero_is_zero_and_disputed_is_answered() -> None:
-    """No cached token is 0, not null; a disputed account's numbers are reported as they are."""
+    """A miss is 0, not null; a disputed account's numbers are reported as they are."""
     closed = Closed(record(cached_tokens=0, disputed=True), None)
-    exchange, answer = await Client(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(PATH, body())
+    exchange, answer = await Client(make_app(FakeDesk(scripted(*hello()[:-1], closed)))).post(PATH, body())
     assert exchange.status == 200
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
@@ -135,7 +135,7 @@ async def test_zero_is_zero_and_disputed_is_answered() -> None:
 async def test_unknown_is_null() -> None:
     """An unknown count is null, not 0."""
     closed = Closed(record(cached_tokens=None, cache_write_tokens=None), None)
-    _, answer = await Client(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(PATH, body())
+    _, answer = await Client(make_app(FakeDesk(scripted(*hello()[:-1], closed)))).post(PATH, body())
     details = answer["usage"]["prompt_tokens_details"]
     assert details == {"cached_tokens": None, "cache_write_tokens": None, "audio_tokens": 0}
 

@@ -1,4 +1,4 @@
-"""Requests that fail after they were accepted: early with a status, in mid-stream with an event, always released."""
+"""Requests that fail after they were accepted: with a status before the first token, with an event in mid-stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, record, scripted
 
 PATH = "/v1/completions"
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "once"}
@@ -30,8 +30,8 @@ STREAM = {**BODY, "stream": True}
     ],
 )
 async def test_early_error_has_its_status(body: object, kind: ErrorKind, status: int, error_type: str) -> None:
-    """A request that could not start is never answered with 200, streamed or not."""
-    desk = FakeDesk(says(failure(kind, "because", param="prompt", code="why")))
+    """A request that could not start is never answered with a 200, streamed or not."""
+    desk = FakeDesk(scripted(failure(kind, "because", param="prompt", code="why")))
     exchange, answer = await Client(make_app(desk)).post(PATH, body)
     assert exchange.status == status
     assert exchange.headers["content-type"] == "application/json"
@@ -43,7 +43,7 @@ async def test_early_error_has_its_status(body: object, kind: ErrorKind, status:
 
 async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
     """A request that exceeds its deadline gets a 504; one that does not is unaffected."""
-    late = FakeDesk(says())
+    late = FakeDesk(scripted())
     exchange, answer = await Client(make_app(late, AppOptions(request_timeout_s=5.0))).post(PATH, BODY)
     assert exchange.status == 504 and "longer than 5 seconds" in answer["error"]["message"]
     assert trio.current_time() >= 5 and late.ticket.num_leaves == 1
@@ -55,16 +55,16 @@ async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
 async def test_error_in_mid_response() -> None:
     """A whole response that failed midway is an error with a status, without partial output."""
     closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
-    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), closed))
     exchange, answer = await Client(make_app(desk)).post(PATH, BODY)
     assert exchange.status == 500 and answer["error"]["message"] == "engine died" and "choices" not in answer
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
 async def test_error_in_mid_stream(path: str) -> None:
-    """One error event, then [DONE] and a proper end; earlier chunks stand, and no usage follows."""
+    """One error event, then [DONE] and a proper end. Earlier chunks remain valid, and no usage follows."""
     closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
-    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), closed))
     body = {**STREAM, "messages": [{"role": "user", "content": "x"}], "stream_options": {"include_usage": True}}
     exchange, chunks = await Client(make_app(desk)).stream(path, body)
     assert exchange.status == 200 and exchange.ended
@@ -77,8 +77,8 @@ async def test_error_in_mid_stream(path: str) -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.FAILED, Outcome.REJECTED])
 async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
-    """A partial response is never taken for a complete one, even without a reason."""
-    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
+    """A partial response without a finish reason is never taken for a complete one."""
+    desk = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
     client = Client(make_app(desk))
     exchange, _ = await client.post(PATH, BODY)
     assert exchange.status == 500
@@ -87,7 +87,7 @@ async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
 
 
 async def test_closed_desk() -> None:
-    """503 with Retry-After and the desk's message."""
+    """A 503 with Retry-After and the desk's message."""
     exchange, answer = await Client(make_app(FakeDesk(closed="draining"))).post(PATH, BODY)
     assert exchange.status == 503 and exchange.headers["retry-after"] == "1"
     assert answer["error"]["message"] == "draining"
@@ -95,7 +95,7 @@ async def test_closed_desk() -> None:
 
 @pytest.mark.parametrize("body", [BODY, STREAM])
 async def test_unexpected_exception(body: object) -> None:
-    """A bug is 500 in the same shape without details, and the ticket is left."""
+    """A bug is a 500 in the same shape without details, and the ticket is left."""
     desk = FakeDesk(start_error=RuntimeError("a secret"))
     exchange, answer = await Client(make_app(desk)).post(PATH, body)
     assert exchange.status == 500 and answer["error"]["type"] == "server_error"
@@ -105,7 +105,7 @@ async def test_unexpected_exception(body: object) -> None:
 
 async def test_failing_writer_is_contained() -> None:
     """A text that cannot be encoded ends its own stream with an error; the producer sees no exception."""
-    desk = FakeDesk(says(STARTED, Delta(0, "a", 1, None)))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "a", 1, None)))
     async with Client(make_app(desk)).open("POST", PATH, STREAM) as exchange:
         await exchange.wait_started()
         assert b'"a"' in await exchange.read_some()
@@ -117,7 +117,7 @@ async def test_failing_writer_is_contained() -> None:
 
 async def test_tokens_are_written_as_they_come() -> None:
     """Tokens that arrive together are one write, others one each."""
-    desk = FakeDesk(says(STARTED, Delta(0, "a", 1, None), Delta(0, "b", 1, None)))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "a", 1, None), Delta(0, "b", 1, None)))
     async with Client(make_app(desk)).open("POST", PATH, STREAM) as exchange:
         await exchange.wait_started()
         assert (await exchange.read_some()).count(b"data: ") == 2
@@ -132,7 +132,7 @@ async def test_tokens_are_written_as_they_come() -> None:
 @pytest.mark.parametrize("events", [(), (STARTED,), (STARTED, Delta(0, "a", 1, None))])
 async def test_client_disconnects(body: object, events: tuple[Any, ...]) -> None:
     """Whenever the client disconnects, the ticket is left exactly once, and later events do no harm."""
-    desk = FakeDesk(says(*events))
+    desk = FakeDesk(scripted(*events))
     async with Client(make_app(desk)).open("POST", PATH, body) as exchange:
         await trio.testing.wait_all_tasks_blocked()
         assert desk.ticket.num_leaves == 0
@@ -146,7 +146,7 @@ async def test_client_disconnects(body: object, events: tuple[Any, ...]) -> None
 
 async def test_client_that_does_not_read() -> None:
     """A full backlog ends the request: the stream is cut off, and its ticket is left at once."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     app = make_app(desk, AppOptions(sink_limit_bytes=2000))
     async with Client(app, buffer=0).open("POST", PATH, STREAM) as exchange:
         await exchange.wait_started()
@@ -162,7 +162,7 @@ async def test_client_that_does_not_read() -> None:
 
 async def test_heartbeat(autojump_clock: trio.testing.MockClock) -> None:
     """Silence is filled with comments, before the first token and between tokens."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     app = make_app(desk, AppOptions(heartbeat_s=15.0))
     async with Client(app).open("POST", PATH, STREAM) as exchange:
         await exchange.wait_started()

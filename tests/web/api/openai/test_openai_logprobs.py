@@ -1,4 +1,4 @@
-"""Logprobs and echo as completions and chat tell them, from scripted events to the clients' own types."""
+"""Logprobs and echo in completions and chat, from scripted events to the client's own types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelt
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.web.app import make_app
-from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, scripted
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -32,13 +32,15 @@ def scored(token_id: int, text: str, offset: int, logprob: float | None, *top: L
 FIRST = scored(4, "To", 0, None)
 PROMPT = scored(5, " be", 2, -0.5, likely(5, " be", -0.5, 1), likely(6, " go", -1.5, 2))
 HEL = scored(7, "Hel", 5, -3.0, likely(8, "Ho", -0.25, 1), likely(9, "Hu", -2.0, 2))
-# half a character: its text is a stand-in, its bytes are its own
+# half of a character: its text is a replacement character, its bytes are its own
 HALF = ScoredToken(10, "�", b"\xc3", 8, -0.75, 1, (LikelyToken(10, "�", b"\xc3", -0.75, 1),))
 END = scored(11, "<end>", 8, -math.inf, likely(9, "Hu", -0.125, 1), likely(12, "Hu", -2.5, 2))
 
 
 def script(*prompt: ScoredToken, echo: str = "") -> Sequence[OutletEvent]:
-    """The prompt, if it is wanted, then "Hel", half a character, and a stop token that shows what was held back."""
+    """Play the prompt if it is requested, then "Hel", half of a character, and a stop token that releases the held
+    text.
+    """
     first = [ScoredDelta(0, echo, 0, None, prompt_scores=columns(*prompt))] if prompt or echo else []
     return [
         STARTED,
@@ -51,31 +53,31 @@ def script(*prompt: ScoredToken, echo: str = "") -> Sequence[OutletEvent]:
 
 
 async def whole(path: str, events: Sequence[OutletEvent], **fields: Any) -> dict[str, Any]:
-    exchange, answer = await Client(make_app(FakeDesk(says(*events)))).post(path, body(path, **fields))
+    exchange, answer = await Client(make_app(FakeDesk(scripted(*events)))).post(path, body(path, **fields))
     assert exchange.status == 200, answer
     (choice,) = answer["choices"]
-    if not fields.get("echo"):  # the client's type has no room for the null of a prompt's first token
+    if not fields.get("echo"):  # the client's type does not allow the null of a prompt's first token
         (Completion if path == COMPLETIONS else ChatCompletion).model_validate(answer)
     return dict(choice)
 
 
 async def streamed(path: str, events: Sequence[OutletEvent], **fields: Any) -> list[dict[str, Any]]:
-    desk = FakeDesk(says(*events))
+    desk = FakeDesk(scripted(*events))
     _, chunks = await Client(make_app(desk)).stream(path, body(path, stream=True, **fields))
     assert chunks.pop() == "[DONE]"
-    if path == CHAT:  # the client has no type for a chunk of a completion
+    if path == CHAT:  # the client has no type for a completion chunk
         for chunk in chunks:
             ChatCompletionChunk.model_validate(chunk)
     return [chunk["choices"][0] for chunk in chunks]
 
 
 def body(path: str, **fields: Any) -> dict[str, Any]:
-    asked = {"prompt": "To be"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "To be"}]}
-    return {"model": "tiny", **asked, **fields}
+    prompt_field = {"prompt": "To be"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "To be"}]}
+    return {"model": "tiny", **prompt_field, **fields}
 
 
 async def test_completion() -> None:
-    """Parallel lists; the drawn token stands among the likeliest even where it is none; no infinity in JSON."""
+    """Lists are parallel; the sampled token is included even if it is not among the top; JSON has no infinity."""
     choice = await whole(COMPLETIONS, script(), logprobs=2)
     assert choice["text"] == "Hel�"
     assert choice["logprobs"] == {
@@ -84,22 +86,24 @@ async def test_completion() -> None:
         "top_logprobs": [
             {"Ho": -0.25, "Hu": -2.0, "Hel": -3.0},
             {"�": -0.75},
-            {"Hu": -0.125, "<end>": -9999.0},  # two tokens with one text: the likelier one is told
+            {"Hu": -0.125, "<end>": -9999.0},  # two tokens with the same text: the more likely one is shown
         ],
         "text_offset": [5, 8, 8],
     }
     assert "prompt_logprobs" not in choice
 
 
-async def test_as_many_as_were_asked_for() -> None:
-    """Of what the engine told for one use, another shows no more than was asked for it; 0 is the drawn one's own."""
+async def test_no_more_logprobs_than_requested() -> None:
+    """A response has only as many logprobs as requested, even if the engine computed more; 0 is the sampled token's
+    only.
+    """
     choice = await whole(COMPLETIONS, script(FIRST, PROMPT), logprobs=0, prompt_logprobs=1)
     assert choice["logprobs"]["top_logprobs"] == [{"Hel": -3.0}, {"�": -0.75}, {"<end>": -9999.0}]
     assert choice["prompt_logprobs"] == [None, {"5": {"logprob": -0.5, "rank": 1, "decoded_token": " be"}}]
 
 
-async def test_not_asked_for() -> None:
-    """Null without logprobs, whatever the engine says."""
+async def test_logprobs_not_requested() -> None:
+    """Without `logprobs` the field is null, whatever the engine reports."""
     for path in (COMPLETIONS, CHAT):
         choice = await whole(path, script(FIRST, PROMPT))
         assert choice["logprobs"] is None and "prompt_logprobs" not in choice
@@ -119,10 +123,10 @@ async def test_echo() -> None:
     assert alone["text"] == "To beHel�" and alone["logprobs"] is None
 
 
-async def test_echo_of_nothing_else() -> None:
-    """`max_tokens` 0: the prompt's logprobs and nothing more; no token is the client's."""
+async def test_echo_without_output() -> None:
+    """With `max_tokens` 0 there are only the prompt's logprobs, and no completion token."""
     desk = FakeDesk(
-        says(
+        scripted(
             STARTED,
             ScoredDelta(0, "To be", 0, None, prompt_scores=columns(FIRST, PROMPT)),
             Delta(0, "", 0, FinishReason.LENGTH),
@@ -141,7 +145,7 @@ async def test_echo_of_nothing_else() -> None:
 
 
 async def test_chat() -> None:
-    """An object a token: its text alone, its own bytes, and the likeliest, no more than were asked for."""
+    """Each token is an object with its own text and bytes, and as many top tokens as requested."""
     choice = await whole(CHAT, script(), logprobs=True, top_logprobs=1)
     hel, half, end = choice["logprobs"]["content"]
     assert choice["logprobs"]["refusal"] is None
@@ -158,7 +162,9 @@ async def test_chat() -> None:
 
 
 async def test_chat_prompt_logprobs() -> None:
-    """The extension: by token id, null for the first, the prompt's own token with its rank."""
+    """The extension `prompt_logprobs` is keyed by token id: null for the first token, and the prompt's own token with
+    its rank.
+    """
     choice = await whole(CHAT, script(PROMPT), prompt_logprobs=2)
     assert choice["logprobs"] is None
     assert choice["prompt_logprobs"] == [
@@ -171,7 +177,7 @@ async def test_chat_prompt_logprobs() -> None:
 
 
 async def test_streamed_completion() -> None:
-    """The chunks' lists, one after the other, are those of the whole answer; a token without text has its chunk."""
+    """The lists of all chunks concatenated are those of the whole response; a token without text has its own chunk."""
     events = script(FIRST, PROMPT, echo="To be")
     choices = await streamed(COMPLETIONS, events, logprobs=2, echo=True)
     assert [choice["text"] for choice in choices] == ["To be", "Hel", "", "�"]
@@ -183,11 +189,11 @@ async def test_streamed_completion() -> None:
 
 
 async def test_streamed_chat() -> None:
-    """Each token's logprobs ride on a delta with content, empty where nothing can be shown yet."""
+    """Each token's logprobs are in a delta with `content`, which is empty while no text can be released."""
     choices = await streamed(CHAT, script(), logprobs=True, top_logprobs=2)
-    told = [choice for choice in choices if choice["logprobs"] is not None]
-    assert [choice["delta"]["content"] for choice in told] == ["Hel", "", "�"]
-    content = [token for choice in told for token in choice["logprobs"]["content"]]
+    scored_choices = [choice for choice in choices if choice["logprobs"] is not None]
+    assert [choice["delta"]["content"] for choice in scored_choices] == ["Hel", "", "�"]
+    content = [token for choice in scored_choices for token in choice["logprobs"]["content"]]
     assert content == (await whole(CHAT, script(), logprobs=True, top_logprobs=2))["logprobs"]["content"]
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert choices[-1]["delta"] == {} and choices[-1]["finish_reason"] == "stop"
@@ -213,7 +219,7 @@ async def test_streamed_chat() -> None:
 async def test_what_reaches_the_desk(
     path: str, fields: dict[str, Any], logprobs: int | None, prompt_logprobs: int | None, echo: bool
 ) -> None:
-    """Each field arrives as what the engine has to find out; of a prompt only where it is told."""
+    """Each field reaches the desk as the number of logprobs to compute; for prompts only if they are returned."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(path, body(path, **fields))
     assert exchange.status == 200, answer

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: its answer and its events, as the OpenAI client's types know them, and how requests fail."""
+"""`POST /v1/responses`: the response and its events, checked with the OpenAI client's types, and how requests fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, scripted
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "hi"}
@@ -36,12 +36,12 @@ BROKEN = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL,
 
 
 def cut(text: str) -> FakeDesk:
-    """A desk whose answer runs into its limit."""
-    return FakeDesk(says(STARTED, Delta(0, text, 3, FinishReason.LENGTH), Closed(record(), None)))
+    """Return a desk whose response is cut by its limit."""
+    return FakeDesk(scripted(STARTED, Delta(0, text, 3, FinishReason.LENGTH), Closed(record(), None)))
 
 
 async def stream(desk: FakeDesk, **fields: Any) -> list[dict[str, Any]]:
-    """The events of a stream that ended as it should, each under its own name."""
+    """Return the events of a stream that ended properly, each under its own name."""
     async with Client(make_app(desk)).open("POST", PATH, {**STREAM, **fields}) as exchange:
         assert await exchange.wait_started() == 200
         data = await exchange.read()
@@ -59,7 +59,7 @@ def read_events(data: bytes) -> list[dict[str, Any]]:
 
 
 async def test_whole_response() -> None:
-    """One message with its text, completed, and the usage of the record."""
+    """The response is one completed message with its text, and the usage of the record."""
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, BODY)
     assert exchange.status == 200
     assert (answer["id"], answer["object"], answer["status"]) == ("resp_r1", "response", "completed")
@@ -87,13 +87,13 @@ async def test_limit() -> None:
 
 async def test_request_is_echoed() -> None:
     """The object repeats the request with its defaults; `store` is always false."""
-    asked = {
+    echoed = {
         "instructions": "be brief", "max_output_tokens": 9, "metadata": {"a": "b"}, "parallel_tool_calls": False,
         "temperature": 0.5, "top_p": 0.25, "tool_choice": "none", "user": "u", "safety_identifier": "s",
         "prompt_cache_key": "k", "max_tool_calls": 2,
     }  # fmt: skip
-    _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, **asked, "store": True, "service_tier": "flex"})
-    assert asked.items() <= answer.items()
+    _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, **echoed, "store": True, "service_tier": "flex"})
+    assert echoed.items() <= answer.items()
     assert (answer["model"], answer["store"], answer["service_tier"]) == ("tiny", False, "default")
     _, answer = await Client(make_app(FakeDesk())).post(PATH, BODY)
     assert (answer["temperature"], answer["top_p"], answer["metadata"], answer["tool_choice"]) == (1.0, 1.0, {}, "auto")
@@ -101,7 +101,7 @@ async def test_request_is_echoed() -> None:
 
 
 async def test_tiers_on_request() -> None:
-    """Cached tokens by tier and reasons of misses, as on the other endpoints."""
+    """Cached tokens by tier and miss reasons are available, as on the other endpoints."""
     _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, "return_cached_tokens_details": True})
     details = answer["usage"]["input_tokens_details"]
     assert details["cached_tokens_by_tier"]["device"] == details["cached_tokens"] == 32
@@ -109,7 +109,7 @@ async def test_tiers_on_request() -> None:
 
 
 async def test_openai_types_know_every_field() -> None:
-    """The client's own types accept the answer and every event, strictly, and find nothing that they do not know."""
+    """The client's types accept the response and every event strictly, and find no unknown field."""
     for desk in (FakeDesk(), cut("Hel")):
         _, answer = await Client(make_app(desk)).post(PATH, BODY)
         parsed = Response.model_validate(answer, strict=True)
@@ -118,7 +118,7 @@ async def test_openai_types_know_every_field() -> None:
         output: Any = parsed.output[0]
         assert not output.model_extra and not output.content[0].model_extra
         assert parsed.output_text in ("Hello", "Hel")
-    broken = FakeDesk(says(STARTED, Delta(0, "half", 1, None), BROKEN))
+    broken = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), BROKEN))
     for desk in (FakeDesk(), cut("Hel"), broken):
         for event in await stream(desk):
             read = EVENT.validate_python(event, strict=True)
@@ -126,7 +126,9 @@ async def test_openai_types_know_every_field() -> None:
 
 
 async def test_stream() -> None:
-    """The documented events in the documented order, numbered from 0; the object grows, usage stands on the last."""
+    """The documented events come in the documented order, numbered from 0; the object grows, and the last one has
+    usage.
+    """
     events = await stream(FakeDesk())
     assert [event["type"].removeprefix("response.") for event in events] == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
@@ -145,8 +147,8 @@ async def test_stream() -> None:
     assert completed["response"]["usage"] == USAGE
 
 
-async def test_stream_ends_like_the_whole_answer() -> None:
-    """The last event carries what the whole answer would have been, complete or cut."""
+async def test_stream_ends_with_the_whole_response() -> None:
+    """The last event contains the whole response, complete or cut."""
     for desk, name in ((FakeDesk(), "completed"), (cut('"\n\\ü'), "incomplete")):
         _, whole = await Client(make_app(desk)).post(PATH, BODY)
         last = (await stream(desk))[-1]
@@ -158,27 +160,27 @@ async def test_stream_ends_like_the_whole_answer() -> None:
         assert last["response"]["output"][0]["content"] == whole["output"][0]["content"]
 
 
-async def test_no_text_is_an_empty_message() -> None:
-    """An answer of which nothing is shown has a message all the same, whole and streamed."""
-    desk = FakeDesk(says(STARTED, Delta(0, "", 1, FinishReason.STOP), Closed(record(), None)))
+async def test_response_without_text() -> None:
+    """A response without text has a message all the same, whole and streamed."""
+    desk = FakeDesk(scripted(STARTED, Delta(0, "", 1, FinishReason.STOP), Closed(record(), None)))
     _, answer = await Client(make_app(desk)).post(PATH, BODY)
     assert answer["output"][0]["content"][0]["text"] == ""
     events = await stream(desk)
     assert "response.output_text.delta" not in [event["type"] for event in events]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == ""
-    silent = await stream(FakeDesk(says(STARTED, Closed(record(), None))))
+    silent = await stream(FakeDesk(scripted(STARTED, Closed(record(), None))))
     assert [event["type"] for event in silent] == [event["type"] for event in events]
 
 
 async def test_any_split_of_the_text() -> None:
-    """However the text comes in pieces, deltas, done events and whole answer are the same text."""
+    """However the text is split, deltas, done events and the whole response have the same text."""
     chance = random.Random(5)
     for _ in range(50):
         pieces = [
             "".join(chance.choices('ab"\\\n\u2028é€😀<|{}', k=chance.randrange(4))) for _ in range(chance.randrange(9))
         ]
         deltas = [Delta(0, piece, 1, None) for piece in pieces]
-        desk = FakeDesk(says(STARTED, *deltas, Delta(0, "", 0, FinishReason.STOP), Closed(record(), None)))
+        desk = FakeDesk(scripted(STARTED, *deltas, Delta(0, "", 0, FinishReason.STOP), Closed(record(), None)))
         events = await stream(desk)
         text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
         assert (
@@ -188,11 +190,11 @@ async def test_any_split_of_the_text() -> None:
 
 
 async def test_error_in_mid_stream() -> None:
-    """An `error` that clients raise on, then the failed response with what was sent and what was counted."""
-    events = await stream(FakeDesk(says(STARTED, Delta(0, "half", 1, None), BROKEN)))
+    """An `error` event on which clients raise, then the failed response with the text sent and the tokens counted."""
+    events = await stream(FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), BROKEN)))
     error, failed = events[-2:]
-    told = {"type": "server_error", "code": "internal_error", "message": "engine died", "param": None}
-    assert error == {**told, "type": "error", "sequence_number": 5, "error": told}
+    error_fields = {"type": "server_error", "code": "internal_error", "message": "engine died", "param": None}
+    assert error == {**error_fields, "type": "error", "sequence_number": 5, "error": error_fields}
     assert failed["type"] == "response.failed" and failed["sequence_number"] == 6
     response = failed["response"]
     assert response["status"] == "failed" and response["usage"] == USAGE
@@ -208,9 +210,9 @@ async def test_error_in_mid_stream() -> None:
 
 
 async def test_failure_before_the_first_token() -> None:
-    """A stream whose request was admitted and then failed has no item; unknown counts are null, not 0."""
+    """A stream that fails after its admission, before the first token, has no item; unknown counts are null, not 0."""
     unknown = record(outcome=Outcome.FAILED, cached_tokens=None, completion_tokens=0)
-    events = await stream(FakeDesk(says(STARTED, Closed(unknown, RequestError(ErrorKind.TIMEOUT, "too late")))))
+    events = await stream(FakeDesk(scripted(STARTED, Closed(unknown, RequestError(ErrorKind.TIMEOUT, "too late")))))
     kinds = ["response.created", "response.in_progress", "error", "response.failed"]
     assert [event["type"] for event in events] == kinds
     assert events[-1]["response"]["output"] == []
@@ -219,8 +221,8 @@ async def test_failure_before_the_first_token() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.FAILED, Outcome.REJECTED])
 async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
-    """Half an answer is never taken for a whole one, even if nobody said what went wrong."""
-    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
+    """A partial response is never taken for a whole one, even if no error was reported."""
+    desk = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
     exchange, answer = await Client(make_app(desk)).post(PATH, BODY)
     assert exchange.status == 500 and "output" not in answer
     assert [event["type"] for event in await stream(desk)][-2:] == ["error", "response.failed"]
@@ -237,8 +239,8 @@ async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
     ],
 )
 async def test_early_error_has_its_status(body: object, kind: ErrorKind, status: int, error_type: str) -> None:
-    """A request that could not start is never answered with 200, streamed or not."""
-    desk = FakeDesk(says(failure(kind, "because", param="input", code="why")))
+    """A request that could not start is never answered with a 200, streamed or not."""
+    desk = FakeDesk(scripted(failure(kind, "because", param="input", code="why")))
     exchange, answer = await Client(make_app(desk)).post(PATH, body)
     assert exchange.status == status
     param = "input" if kind is ErrorKind.INVALID else None
@@ -246,9 +248,9 @@ async def test_early_error_has_its_status(body: object, kind: ErrorKind, status:
     assert desk.ticket.num_leaves == 1
 
 
-async def test_writer_failure_stays_its_own() -> None:
-    """A text that cannot be encoded fails its own stream, with the text before it; whoever put it sees nothing."""
-    desk = FakeDesk(says(STARTED, Delta(0, "a", 1, None)))
+async def test_writer_failure_affects_only_its_own_stream() -> None:
+    """Text that cannot be encoded fails its own stream, after the text before it; the producer sees no exception."""
+    desk = FakeDesk(scripted(STARTED, Delta(0, "a", 1, None)))
     async with Client(make_app(desk)).open("POST", PATH, STREAM) as exchange:
         await exchange.wait_started()
         data = await exchange.read_some()
@@ -257,13 +259,13 @@ async def test_writer_failure_stays_its_own() -> None:
         events = read_events(data + await exchange.read())
     assert [event["type"] for event in events][-2:] == ["error", "response.failed"]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "a"
-    assert events[-1]["response"]["usage"]["output_tokens"] == 2, "no record has come: what was counted so far"
+    assert events[-1]["response"]["usage"]["output_tokens"] == 2, "without a record, usage must have the counts so far"
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
-    """A response that is not made in time is a 504, and its ticket is left."""
-    late = FakeDesk(says())
+    """A response that is not finished by its deadline is a 504, and its ticket is left."""
+    late = FakeDesk(scripted())
     exchange, answer = await Client(make_app(late, AppOptions(request_timeout_s=5.0))).post(PATH, BODY)
     assert exchange.status == 504 and "longer than 5 seconds" in answer["error"]["message"]
     assert late.ticket.num_leaves == 1
@@ -273,7 +275,7 @@ async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
 @pytest.mark.parametrize("num_events", range(len(hello()) + 1))
 async def test_client_disconnects(body: dict[str, Any], num_events: int) -> None:
     """A client that disconnects at any event leaves its ticket once, and no task remains."""
-    desk = FakeDesk(says(*hello()[:num_events]))
+    desk = FakeDesk(scripted(*hello()[:num_events]))
     num_tasks = trio.lowlevel.current_statistics().tasks_living
     with trio.fail_after(5):
         async with Client(make_app(desk)).open("POST", PATH, body) as exchange:
@@ -302,11 +304,11 @@ async def test_cancellation_at_every_checkpoint() -> None:
             trio.lowlevel.remove_instrument(instrument)
             assert all(ticket.num_leaves == 1 for ticket in desk.tickets), k
             cancelled = scope.cancelled_caught
-        assert 5 < k < 500, "the sweep has to go through a whole request"
+        assert 5 < k < 500, "the sweep must cover a whole request"
 
 
 class CancelAt(trio.abc.Instrument):
-    """Cancels a scope before the k-th time that a task runs."""
+    """Cancels a scope before the k-th task step."""
 
     def __init__(self, k: int) -> None:
         self.count = 0
@@ -320,7 +322,7 @@ class CancelAt(trio.abc.Instrument):
 
 
 async def test_log_line() -> None:
-    """One line at info with the endpoint's route and the record's numbers."""
+    """The request has one log line at info level with the endpoint's route and the record's numbers."""
     with capture_logs() as lines:
         await Client(make_app(FakeDesk())).post(PATH, BODY)
     (line,) = [line for line in lines if line["event"] == "request.done"]

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: what its body becomes, and every way to ask badly."""
+"""`POST /v1/responses`: how its body is read, and every way in which it can be invalid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 async def messages_of(**fields: Any) -> tuple[Any, ...]:
-    """What the desk is given to render."""
+    """Return the messages that reach the desk for rendering."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, body(**fields))
     assert exchange.status == 200, answer
@@ -40,7 +40,7 @@ async def test_string_input() -> None:
 
 
 async def test_messages() -> None:
-    """Messages in their order, with or without a type, their parts joined; ids and states are left behind."""
+    """Messages keep their order, with or without a type; text parts are joined; ids and statuses are dropped."""
     items = [
         {"role": "developer", "content": "or not"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
@@ -121,7 +121,7 @@ async def test_reasoning() -> None:
 
 
 async def test_what_reaches_the_engine() -> None:
-    """Limits, sampling, salt and priority are those of the other endpoints; the key of a prompt cache is not a salt."""
+    """Limits, sampling, salt and priority work as on the other endpoints; `prompt_cache_key` is not a salt."""
     desk = FakeDesk()
     fields = {
         "max_output_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": 3, "seed": 11, "stop": ["x"], "priority": -2,
@@ -248,7 +248,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "param", "message"), BAD)
 async def test_bad_fields(fields: dict[str, Any], param: str, message: str) -> None:
-    """400 with the field's name in `param` and message; no ticket is opened."""
+    """An invalid field is a 400 that names it in `param` and message; no ticket is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, body(**fields))
     assert exchange.status == 400, answer
@@ -260,7 +260,7 @@ async def test_bad_fields(fields: dict[str, Any], param: str, message: str) -> N
 
 
 async def test_unknown_model() -> None:
-    """404 with the code that clients look for."""
+    """A 404 with the code that clients expect."""
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, body(model="huge"))
     assert exchange.status == 404 and answer["error"]["code"] == "model_not_found"
 
@@ -270,7 +270,7 @@ async def test_unknown_model() -> None:
     [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")],
 )
 async def test_nothing_is_stored(method: str, path: str) -> None:
-    """Routes for an earlier response say that nothing is stored, instead of an unknown URL."""
+    """Routes for earlier responses report that nothing is stored, rather than an unknown URL."""
     async with Client(make_app(FakeDesk())).open(method, f"{PATH}/resp_r1{path}") as exchange:
         answer = await exchange.json()
     assert exchange.status == 404

@@ -1,4 +1,4 @@
-"""The OpenAI client's `responses`, talking to the app without a network."""
+"""The OpenAI client's `responses` against the app, without a network."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from tests.web.api.openai.test_openai_client import client_of
-from tests.web.fakes import STARTED, FakeDesk, failure, record, says
+from tests.web.fakes import STARTED, FakeDesk, failure, record, scripted
 
 
 @pytest.fixture(autouse=True)
-def _no_warning_from_a_dump() -> Iterator[None]:
-    """What the client parsed must also serialise as the type that it was taken for."""
+def _fail_on_serialization_warning() -> Iterator[None]:
+    """Fail if the client parsed something that does not serialise as the type that it was parsed as."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         yield
 
 
 async def test_create() -> None:
-    """The whole answer, through the client's own helper for its text and the names of its numbers."""
+    """The whole response works with the client's own helper for its text and names for its numbers."""
     async with client_of(FakeDesk()) as client:
         response = await client.responses.create(model="tiny", input="hi")
         assert response.output_text == "Hello" and response.status == "completed"
@@ -33,7 +33,7 @@ async def test_create() -> None:
 
 
 async def test_stream() -> None:
-    """Every event is one that the client knows; the last one carries the response."""
+    """The client knows every event; the last one carries the response."""
     async with client_of(FakeDesk()) as client:
         whole = await client.responses.create(model="tiny", input="hi")
         events = [event async for event in await client.responses.create(model="tiny", input="hi", stream=True)]
@@ -55,8 +55,8 @@ async def test_stream_helper() -> None:
 
 
 async def test_stream_helper_at_the_limit() -> None:
-    """A response cut by its limit is an event of the helper's; its final response is only ever a completed one."""
-    desk = FakeDesk(says(STARTED, Delta(0, "Hel", 3, FinishReason.LENGTH), Closed(record(), None)))
+    """The helper reports a response cut by its limit as an event; its final response is only ever a completed one."""
+    desk = FakeDesk(scripted(STARTED, Delta(0, "Hel", 3, FinishReason.LENGTH), Closed(record(), None)))
     async with client_of(desk) as client, client.responses.stream(model="tiny", input="hi") as stream:
         events = [event async for event in stream]
         assert events[-1].type == "response.incomplete"
@@ -64,12 +64,12 @@ async def test_stream_helper_at_the_limit() -> None:
             await stream.get_final_response()
 
 
-# The client drops its generator at the error; what trio says of that is said of the client.
+# The client drops its generator at the error, and trio warns about it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 async def test_error_in_mid_stream_is_raised() -> None:
-    """Who only gathers deltas is not left with half an answer: the client raises."""
+    """The client raises, so a program that only collects deltas does not take a partial response for a whole one."""
     closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
-    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), closed))
     async with client_of(desk) as client:
         deltas = []
         with pytest.raises(openai.APIError, match="engine died") as error:
@@ -79,7 +79,7 @@ async def test_error_in_mid_stream_is_raised() -> None:
 
 
 async def test_errors_have_their_classes() -> None:
-    """The client turns each of our errors into the exception that its users catch."""
+    """The client raises its documented exception for each of our errors."""
     async with client_of(FakeDesk()) as client:
         with pytest.raises(openai.BadRequestError) as bad:
             await client.responses.create(model="tiny", input="x", background=True)
@@ -93,13 +93,13 @@ async def test_errors_have_their_classes() -> None:
             await client.responses.cancel("resp_1")
         with pytest.raises(openai.NotFoundError):
             await client.responses.input_items.list("resp_1")
-    async with client_of(FakeDesk(says(failure(ErrorKind.INTERNAL)))) as client:
+    async with client_of(FakeDesk(scripted(failure(ErrorKind.INTERNAL)))) as client:
         with pytest.raises(openai.InternalServerError):
             await client.responses.create(model="tiny", input="x", stream=True)
 
 
-async def test_answer_goes_back_as_input() -> None:
-    """The items of an answer are items of the next request, as clients that keep the history themselves send them."""
+async def test_output_items_are_valid_input() -> None:
+    """The output items of a response are valid input, as sent by clients that keep the history themselves."""
     desk = FakeDesk()
     async with client_of(desk) as client:
         first = await client.responses.create(model="tiny", input="hi")

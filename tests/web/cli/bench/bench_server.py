@@ -1,6 +1,6 @@
 """A scripted OpenAI-compatible server on a real socket, for the tests of `quipu bench serve`.
 
-Each request is kept and answered by the test's own function with a `Reply`, written piece by piece as it says.
+Each request is kept and answered by the test's own function with a `Reply`, whose pieces are written one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Reply:
     is_cut: bool = False
     """Close the connection where the body should end."""
     hangs: bool = False
-    """Write nothing after the pieces, for ever."""
+    """Keep the connection open after the pieces without writing anything."""
 
 
 @attrs.define(eq=False)
@@ -83,7 +83,7 @@ class BenchServer:
                     return None
 
     async def _write(self, connection: h11.Connection, stream: SocketStream, reply: Reply) -> bool:
-        """Whether the connection can go on."""
+        """Write a reply and return whether the connection can continue."""
         headers = [("content-type", reply.content_type), ("transfer-encoding", "chunked")]
         try:
             await stream.send(connection.send(h11.Response(status_code=reply.status, headers=headers)) or b"")
@@ -116,17 +116,17 @@ def event(payload: Any) -> bytes:
 
 
 def text_event(text: str, finish_reason: str | None = None, **fields: Any) -> bytes:
-    """A chunk of `/v1/completions`."""
+    """Return a chunk of `/v1/completions`."""
     return event({"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}], **fields})
 
 
 def chat_event(delta: dict[str, Any], finish_reason: str | None = None, **fields: Any) -> bytes:
-    """A chunk of `/v1/chat/completions`."""
+    """Return a chunk of `/v1/chat/completions`."""
     return event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], **fields})
 
 
 def usage_event(prompt: int, completion: int, **details: Any) -> bytes:
-    """The last chunk; `cached_tokens` among `details` or nothing about the prompt."""
+    """Return the last chunk, with `cached_tokens` in the details of the prompt, or without details."""
     usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
     if details:
         usage["prompt_tokens_details"] = details

@@ -1,4 +1,4 @@
-"""What an answer said and when: times of chunks with output, counts that were sent, and how it ended."""
+"""What a response contained and when: times of chunks with output, reported usage, and how it ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def usage_after(*events: bytes) -> ReportedUsage:
 
 
 def test_times_of_a_whole_answer() -> None:
-    """Times are those of chunks with output; the end is `[DONE]`; `usage: null` on chunks is not a count."""
+    """Times are those of chunks with output; the end is `[DONE]`; `usage: null` in chunks is ignored."""
     outcome = read(
         (1.5, text_event("", usage=None)),
         (1.7, b"data:\n\n: still here\n\n"),
@@ -50,7 +50,7 @@ def test_times_of_a_whole_answer() -> None:
     ],
 )
 def test_what_counts_as_output_of_chat(delta: dict[str, Any]) -> None:
-    """A chunk with a role alone is no output; text, reasoning, a refusal and a tool call are."""
+    """A chunk with only a role is not output; text, reasoning, a refusal and a tool call are."""
     opening = chat_event({"role": "assistant", "content": ""})
     outcome = read((2.0, opening), (3.0, chat_event(delta)), (4.0, chat_event({}, "stop") + DONE))
     assert (outcome.first_token_s, outcome.last_token_s) == (3.0, 3.0)
@@ -74,20 +74,20 @@ def test_unknown_is_not_zero(details: dict[str, Any], cached: int | None) -> Non
 
 
 def test_no_usage_at_all() -> None:
-    """A server that sends none has reported none."""
+    """If a server sends no usage, it is unknown."""
     assert usage_after() == ReportedUsage(None, None, None)
     assert usage_after(event({"choices": [], "usage": None})) == ReportedUsage(None, None, None)
 
 
 def test_running_usage() -> None:
-    """Of counts in every chunk the last stand."""
+    """If every chunk has usage, the last one counts."""
     assert (
         usage_after(usage_event(100, 1, cached_tokens=16), usage_event(100, 2, cached_tokens=16)).completion_tokens == 2
     )
 
 
 def test_end_without_done() -> None:
-    """A stream that ends after its finish reason is complete, and one that ends before is not."""
+    """A stream that ends after its finish reason is complete; one that ends before is not."""
     finished = read((2.0, text_event("one", "stop")))
     assert finished.failure is None
     assert not finished.saw_done
@@ -99,7 +99,7 @@ def test_end_without_done() -> None:
 
 
 def test_cut_off() -> None:
-    """What ended the stream is the failure, unless the answer had said that it was done."""
+    """Whatever ended the stream is the failure, unless the response was complete."""
     cut = Failure("stream_cut", "gone")
     assert read((2.0, text_event("one", "stop")), failure=cut).failure == cut
     assert read((2.0, text_event("one", "stop") + DONE), failure=cut).failure is None
@@ -116,6 +116,6 @@ def test_error_in_mid_stream(error: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("data", [b"data: {\n\n", b"data: []\n\n", b'data: {"choices": 1}\n\n', b"data: \xff\n\n"])
 def test_event_that_is_no_chunk(data: bytes) -> None:
-    """It fails the request and is shown."""
+    """An event that is not a chunk fails the request and is quoted."""
     outcome = read((2.0, data))
     assert outcome.failure is not None and outcome.failure.kind == "bad_event"

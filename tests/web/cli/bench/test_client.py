@@ -1,4 +1,4 @@
-"""One request over a real socket: whatever server and network do, it ends in one outcome of a known kind."""
+"""One request over a real socket: whatever server and network do, it has exactly one outcome of a known kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def target_of(url: str, **settings: Any) -> Target:
 
 
 def ask_of(reply: Reply, num: int = 1, backend: str = "trio", **settings: Any) -> tuple[list[Outcome], BenchServer]:
-    """So many requests, one after another, to a server that answers each with `reply`."""
+    """Send `num` requests, one after another, to a server that answers each with `reply`."""
 
     async def main() -> tuple[list[Outcome], BenchServer]:
         async with bench_server(lambda request: reply, pause_s=0.002) as server:
@@ -36,7 +36,8 @@ def ask_of(reply: Reply, num: int = 1, backend: str = "trio", **settings: Any) -
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_good_answer(backend: str) -> None:
-    """On both loops: times in order, the counts that were sent, and one connection for requests that follow."""
+    """On both event loops times are in order, usage is that of the server, and later requests use the same
+    connection."""
     outcomes, server = ask_of(good_reply(), num=2, backend=backend)
     for outcome in outcomes:
         assert outcome.failure is None
@@ -48,8 +49,9 @@ def test_good_answer(backend: str) -> None:
     assert server.most_open == 1
 
 
-def test_what_is_sent() -> None:
-    """Streaming with usage; the ask's own fields over the common ones, the extra ones over all; headers."""
+def test_request_fields_and_headers() -> None:
+    """Requests stream with usage; fields of a single request override common ones, and extra fields override all;
+    headers are sent."""
     _, server = ask_of(
         good_reply(),
         headers={"Authorization": "Bearer k", "X-Tenant": "a"},
@@ -78,7 +80,7 @@ def split(data: bytes, size: int) -> list[bytes]:
 
 
 def test_pieces_of_any_size() -> None:
-    """Several events in one read, one event and one character in several."""
+    """An event may arrive with others in one read, and a character in several."""
     body = text_event("wörd ") + text_event("🪢", "stop") + usage_event(5, 2, cached_tokens=0) + DONE
     body = body.replace(b"\\u00f6", "ö".encode()).replace(b"\\ud83e\\udea2", "🪢".encode())
     for pieces in ([body], split(body, 7)):
@@ -106,7 +108,7 @@ def test_pieces_of_any_size() -> None:
 )
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_failures_have_kinds(backend: str, reply: Reply, kind: str, message: str) -> None:
-    """Each is an outcome with the server's own words, not an exception; the next request is not harmed."""
+    """Each failure is an outcome with the server's own message, not an exception; the next request is unaffected."""
     outcomes, _ = ask_of(reply, num=2, backend=backend)
     for outcome in outcomes:
         assert outcome.failure is not None
@@ -121,7 +123,7 @@ def test_hanging_server() -> None:
 
 
 def test_server_that_stays_after_done() -> None:
-    """After `[DONE]` an answer is complete, whether or not its body ends, and its time is that of `[DONE]`."""
+    """After `[DONE]` a response is complete, whether or not its body ends, and its end is the time of `[DONE]`."""
     (outcome,), _ = ask_of(Reply(pieces=[text_event("one", "stop"), DONE], hangs=True))
     assert outcome.failure is None
     assert outcome.ended_s - outcome.started_s < 1
@@ -134,7 +136,7 @@ def closed_port() -> str:
 
 
 @pytest.mark.parametrize("url", [closed_port, lambda: "http://name.invalid"], ids=["refused", "unknown"])
-def test_nobody_there(url: Callable[[], str]) -> None:
+def test_no_server(url: Callable[[], str]) -> None:
     """A refused connection and an unknown name fail as `connect`."""
 
     async def main() -> Outcome:

@@ -1,4 +1,4 @@
-"""`quipu bench serve` as it is typed: flags, what goes to which stream and file, exit codes."""
+"""The command `quipu bench serve`: flags, what goes to which stream and file, exit codes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SMALL = ("--num-prompts", "3", "--random-input-len", "5", "--random-output-len",
 
 @contextmanager
 def serving(answer: Callable[[Request], Reply]) -> Iterator[BenchServer]:
-    """A scripted server in a thread, for a command that brings its own loop."""
+    """Run a scripted server in a thread, for a command that brings its own loop."""
     with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(bench_server(answer)) as server:
         yield server
 
 
-def like_a_server(request: Request) -> Reply:
+def quipu_like_reply(request: Request) -> Reply:
     if request.method == "GET":
         known = {"/v1/models": {"data": [{"id": "first"}, {"id": "second"}]}, "/server_info": {"vocab_size": 50}}
         return Reply(200, "application/json", [json.dumps(known[request.path]).encode()])
@@ -37,22 +37,23 @@ def run(*arguments: str) -> int:
     return quipu(["bench", "serve", *arguments])
 
 
-def asks(server: BenchServer) -> list[Request]:
+def completion_requests(server: BenchServer) -> list[Request]:
     return [request for request in server.requests if request.method == "POST"]
 
 
 def test_quick(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three short requests; a flag that follows has the last word."""
-    with serving(like_a_server) as server:
+    """`--quick` sends three short requests; later flags override it."""
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, "--json", "--quick", "--random-output-len", "7") == 0
     assert json.loads(capsys.readouterr().out)["completed"] == 3
-    assert {len(request.body["prompt"]) for request in asks(server)} == {16}
-    assert {request.body["max_tokens"] for request in asks(server)} == {7}
+    assert {len(request.body["prompt"]) for request in completion_requests(server)} == {16}
+    assert {request.body["max_tokens"] for request in completion_requests(server)} == {7}
 
 
-def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard output is one JSON object; the progress bar is on standard error; model and vocabulary are asked for."""
-    with serving(like_a_server) as server:
+def test_stdout_is_only_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output is one JSON object and the progress bar goes to standard error; model and vocabulary are fetched
+    from the server."""
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url + "/v1/", "--json", *SMALL) == 0
     output = capsys.readouterr()
     report = json.loads(output.out)
@@ -60,7 +61,7 @@ def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None
     assert (report["completed"], report["failed"], report["num_prompts"]) == (3, 0, 3)
     assert (report["total_cached_tokens"], report["cache_hit_rate"], report["usage_available"]) == (96, 0.32, True)
     assert (report["model"], report["request_rate"], report["max_concurrency"]) == ("first", "inf", None)
-    for request in asks(server):
+    for request in completion_requests(server):
         assert request.body["model"] == "first"
         assert request.body["temperature"] == 0
         assert "ignore_eos" not in request.body
@@ -69,17 +70,18 @@ def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_flags_send(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Key, headers, sampling and extra fields reach every request and no report; nothing is asked that flags say."""
+    """Key, headers, sampling and extra fields are in every request and in no report; nothing given by flags
+    is fetched."""
     monkeypatch.setenv("OPENAI_API_KEY", "from-env")
     flags = ("--model", "m", "--vocab-size", "4096", "--ignore-eos", "--temperature", "0.7", "--disable-tqdm", "--json")
     extra = ("--header", "X-Tenant=a=b", "--extra-body", '{"cache_salt": "pepper"}')
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, *SMALL, *flags, *extra) == 0
         assert run("--base-url", server.url, *SMALL, *flags, *extra, "--api-key", "from-flag") == 0
     output = capsys.readouterr()
     assert output.err == ""
     assert all(secret not in output.out for secret in ("from-env", "from-flag", "a=b", "pepper"))
-    assert len(asks(server)) == len(server.requests) == 6
+    assert len(completion_requests(server)) == len(server.requests) == 6
     assert [request.headers["authorization"] for request in server.requests[2:4]] == [
         "Bearer from-env",
         "Bearer from-flag",
@@ -92,7 +94,7 @@ def test_what_flags_send(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 def test_table_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
     """The table is the default; CSV is two lines."""
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, *SMALL, "--percentile-metrics", "ttft", "--metric-percentiles", "75") == 0
         table = capsys.readouterr().out
         assert run("--base-url", server.url, *SMALL, "--csv") == 0
@@ -103,8 +105,9 @@ def test_table_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_saved_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file has what JSON on the screen would have, with a row a request on demand, or CSV by its name."""
-    with serving(like_a_server) as server:
+    """The file has the same JSON as standard output, with a row per request on demand; with the suffix .csv
+    it is CSV."""
+    with serving(quipu_like_reply) as server:
         saved = tmp_path / "result.json"
         assert run("--base-url", server.url, *SMALL, "--json", "--save-result", str(saved), "--save-detailed") == 0
         result = json.loads(saved.read_text())
@@ -116,11 +119,11 @@ def test_saved_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert run("--base-url", server.url, *SMALL, "--save-result", str(tmp_path / "none" / "x.json")) == 1
         output = capsys.readouterr()
         assert "--save-result" in output.err
-        assert "Completed requests" in output.out, "a run is not lost with its file"
+        assert "Completed requests" in output.out, "the results must be printed even if the file cannot be written"
 
 
 def test_some_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    """Failures are counted and listed; what completed makes it a success."""
+    """Failures are counted and listed; if anything completed, the exit code is 0."""
     replies = iter([good_reply(), Reply(503, "application/json", [b'{"error": {"message": "full"}}']), good_reply()])
     with serving(lambda request: next(replies)) as server:
         assert run("--base-url", server.url, "--model", "m", "--vocab-size", "50", "--json", *SMALL) == 0
@@ -130,7 +133,7 @@ def test_some_fail(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_all_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    """The report is still printed; the exit code says that it measures nothing."""
+    """The report is still printed; the exit code says that nothing was measured."""
     with serving(lambda request: Reply(pieces=[text_event("x")], is_cut=True)) as server:
         assert run("--base-url", server.url, "--model", "m", "--vocab-size", "50", "--json", *SMALL) == 1
     output = capsys.readouterr()
@@ -139,10 +142,10 @@ def test_all_fail(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
-    """Requests of the warm-up are not reported and are none of the run's; if they fail there is no run."""
-    with serving(like_a_server) as server:
+    """Warm-up requests are not reported and not counted; if they fail, there is no run."""
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, *SMALL, "--num-warmups", "2", "--json") == 0
-        prompts = [tuple(request.body["prompt"]) for request in asks(server)]
+        prompts = [tuple(request.body["prompt"]) for request in completion_requests(server)]
     assert json.loads(capsys.readouterr().out)["completed"] == 3
     assert len(prompts) == len(set(prompts)) == 5
     with serving(lambda request: Reply(500, "text/plain", [b"broken"])) as server:
@@ -162,7 +165,7 @@ def test_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_model_not_found(capsys: pytest.CaptureFixture[str], reply: Reply, complaint: str) -> None:
-    """The message has the server's response and the flag that helps."""
+    """The message has the server's response and names the flag that helps."""
     with serving(lambda request: reply) as server:
         assert run("--base-url", server.url, *SMALL) == 1
     output = capsys.readouterr()
@@ -171,15 +174,15 @@ def test_model_not_found(capsys: pytest.CaptureFixture[str], reply: Reply, compl
     assert output.out == ""
 
 
-def test_foreign_server_without_vocabulary() -> None:
-    """A server that is no quipu gets ids that every vocabulary has."""
+def test_other_server_without_vocabulary() -> None:
+    """A server other than quipu gets token ids that every vocabulary has."""
 
     def answer(request: Request) -> Reply:
         return good_reply() if request.method == "POST" else Reply(404, "text/plain", [b"no"])
 
     with serving(answer) as server:
         assert run("--base-url", server.url, *SMALL, "--model", "m", "--disable-tqdm") == 0
-    assert all(1000 <= id_ < 8000 for request in asks(server) for id_ in request.body["prompt"])
+    assert all(1000 <= id_ < 8000 for request in completion_requests(server) for id_ in request.body["prompt"])
 
 
 @pytest.mark.parametrize(
@@ -193,18 +196,18 @@ def test_foreign_server_without_vocabulary() -> None:
     ],
 )
 def test_names_of_other_benchmarks(flags: str) -> None:
-    """Shared prefixes go by vLLM's and SGLang's names, too."""
-    with serving(like_a_server) as server:
+    """Shared prefixes are also available under vLLM's and SGLang's names."""
+    with serving(quipu_like_reply) as server:
         common = ("--base-url", server.url, "--num-prompts", "4", "--disable-tqdm", "--max-concurrency", "1")
         assert run(*common, "--dataset-name", *flags.split()) == 0
-    prompts = [request.body["prompt"] for request in asks(server)]
+    prompts = [request.body["prompt"] for request in completion_requests(server)]
     assert [len(prompt) for prompt in prompts] == [13] * 4
     assert prompts[0][:9] == prompts[2][:9] != prompts[1][:9]
-    assert {request.body["max_tokens"] for request in asks(server)} == {3}
+    assert {request.body["max_tokens"] for request in completion_requests(server)} == {3}
 
 
 def test_tools_reach_the_server(tmp_path: Path) -> None:
-    """Each row's own tools and choice are in its request."""
+    """Each request has the tools and the tool choice of its row."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     rows: list[dict[str, Any]] = [
         {"prompt": "a", "tools": [tool], "tool_choice": "required"},
@@ -213,9 +216,9 @@ def test_tools_reach_the_server(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     flags = ("--endpoint", "/v1/chat/completions", "--dataset-name", "custom", "--dataset-path", str(path))
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, *flags, "--max-concurrency", "1", "--disable-tqdm") == 0
-    first, second = (request.body for request in asks(server))
+    first, second = (request.body for request in completion_requests(server))
     assert (first["tools"], first["tool_choice"]) == ([tool], "required")
     assert first["messages"] == [{"role": "user", "content": "a"}]
     assert "tools" not in second and "tool_choice" not in second
@@ -260,7 +263,7 @@ def test_conflicting_flags(capsys: pytest.CaptureFixture[str], flags: list[str],
     ],
 )
 def test_invalid_flags(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
-    """The flag is named."""
+    """The error names the flag."""
     with pytest.raises(SystemExit) as ended:
         run(f"{flag}={value}")
     assert ended.value.code == 2
@@ -268,7 +271,7 @@ def test_invalid_flags(capsys: pytest.CaptureFixture[str], flag: str, value: str
 
 
 def test_serving_loads_no_benchmark() -> None:
-    """What `quipu serve` imports holds neither the benchmark nor its HTTP client."""
+    """`quipu serve` imports neither the benchmark nor its HTTP client."""
     code = (
         "import sys, quipu.web.cli.cli as cli; cli.make_parser().parse_args(['serve']);"
         "sys.exit(any(name.startswith(('quipu.web.cli.bench', 'httpx2', 'tqdm')) for name in sys.modules))"

@@ -1,4 +1,4 @@
-"""Server-sent events come out whole, however the bytes were cut."""
+"""Server-sent events are parsed correctly, wherever the bytes are split."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def read(pieces: list[bytes]) -> list[bytes]:
 
 
 def test_all_at_once() -> None:
-    """Comments, other fields, all three line ends and a byte order mark: only data comes out."""
+    """Comments, other fields, all three line endings and a byte order mark are handled; only data is returned."""
     assert read([STREAM]) == EVENTS
 
 
 def test_byte_by_byte() -> None:
-    """Characters of several bytes and CRLF arrive in parts."""
+    """Characters of several bytes and CRLF may arrive in parts."""
     assert read([STREAM[i : i + 1] for i in range(len(STREAM))]) == EVENTS
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
-def test_any_cut(cuts: list[int]) -> None:
-    """Where the network cuts changes nothing."""
+def test_any_split(cuts: list[int]) -> None:
+    """The result does not depend on where the bytes are split."""
     borders = [0, *sorted(cuts), len(STREAM)]
     assert read([STREAM[a:b] for a, b in pairwise(borders)]) == EVENTS
 
 
-def test_an_event_without_its_end() -> None:
-    """It is not given out, and the reader says that something is missing."""
+def test_incomplete_event() -> None:
+    """An incomplete event is not returned, and the reader reports that something is missing."""
     reader = EventReader()
     assert list(reader.feed(b"data: one\n\ndata: tw")) == [b"one"]
     assert not reader.is_between

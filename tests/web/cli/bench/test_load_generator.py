@@ -1,4 +1,4 @@
-"""When conversations begin, how many run at once, and that no ask is lost."""
+"""When conversations begin, how many run at once, and that no request is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quipu.web.cli.bench.workload import Ask, Conversation, Workload
 
 @attrs.define
 class SlowServer:
-    """Answers `text N` after a second; fails the asks that a test names."""
+    """Answers `text N` after a second; fails the requests that a test names."""
 
     fails: Callable[[Ask], bool] = lambda ask: False
     asks: list[Ask] = attrs.field(factory=list)
@@ -38,7 +38,7 @@ class SlowServer:
         return Outcome(started_s, now_s, now_s, now_s, (), text, ReportedUsage(), failure, True)
 
 
-def talks(num: int, num_turns: int) -> Workload:
+def workload_of(num: int, num_turns: int) -> Workload:
     def open_conversation(place: int) -> Conversation:
         def make_ask(answers: Sequence[str]) -> Ask:
             return Ask({"place": place, "answers": list(answers)})
@@ -53,14 +53,15 @@ def starts_s(result: LoadResult) -> list[float]:
 
 
 def test_all_at_once_and_constant() -> None:
-    """An infinite rate waits for nobody; infinite burstiness makes every gap the same."""
+    """An infinite rate starts all at once; infinite burstiness makes all gaps equal."""
     assert arrival_times_s(3, math.inf, 1.0, 0) == [0.0, 0.0, 0.0]
     assert arrival_times_s(4, 2.0, math.inf, 0) == [0.0, 0.5, 1.0, 1.5]
 
 
 @pytest.mark.parametrize(("burstiness", "variation"), [(1.0, 1.0), (4.0, 0.5), (0.25, 2.0)])
 def test_poisson_and_burstiness(burstiness: float, variation: float) -> None:
-    """The mean gap is that of the rate; its variation 1 of a Poisson process, 1/sqrt(burstiness) in general."""
+    """The mean gap follows from the rate; its coefficient of variation is 1 for Poisson, 1/sqrt(burstiness)
+    in general."""
     times_s = arrival_times_s(20_000, 10.0, burstiness, 7)
     gaps_s = np.diff(times_s)
     assert gaps_s.mean() == pytest.approx(0.1, rel=0.05)
@@ -69,38 +70,39 @@ def test_poisson_and_burstiness(burstiness: float, variation: float) -> None:
     assert times_s != arrival_times_s(20_000, 10.0, burstiness, 8)
 
 
-async def test_begins_when_it_is_due(autojump_clock: trio.testing.MockClock) -> None:
+async def test_conversations_begin_on_schedule(autojump_clock: trio.testing.MockClock) -> None:
     """Conversations begin as scheduled, however long answers take."""
     begin_s = trio.current_time()
-    result = await run_load(talks(3, 1), SlowServer().send, [0.0, 0.25, 2.0])
+    result = await run_load(workload_of(3, 1), SlowServer().send, [0.0, 0.25, 2.0])
     assert [at - begin_s for at in starts_s(result)] == pytest.approx([0.0, 0.25, 2.0])
 
 
 async def test_concurrency(autojump_clock: trio.testing.MockClock) -> None:
-    """No more than so many run, and no fewer while others wait; those that wait are known to be late."""
+    """No more than the limit run, and no fewer while others wait; those that wait are recorded as late."""
     server = SlowServer()
     begin_s = trio.current_time()
-    result = await run_load(talks(7, 1), server.send, [0.0] * 7, max_concurrency=3)
+    result = await run_load(workload_of(7, 1), server.send, [0.0] * 7, max_concurrency=3)
     assert server.most_open == 3
     assert [at - begin_s for at in starts_s(result)] == pytest.approx([0, 0, 0, 1, 1, 1, 2])
     assert max(answered.outcome.started_s - answered.due_s for answered in result.answered) == pytest.approx(2)
 
 
 async def test_turns_follow_their_answers(autojump_clock: trio.testing.MockClock) -> None:
-    """A turn is sent when the one before it is answered, with that answer; a conversation keeps its place."""
+    """A turn is sent when the previous one is answered, and contains that answer; a conversation keeps its slot."""
     server = SlowServer()
-    result = await run_load(talks(2, 3), server.send, [0.0, 0.0], max_concurrency=1)
+    result = await run_load(workload_of(2, 3), server.send, [0.0, 0.0], max_concurrency=1)
     assert [ask.fields["place"] for ask in server.asks] == [0, 0, 0, 1, 1, 1]
     assert server.asks[2].fields["answers"] == ["text 1", "text 2"]
     assert server.asks[3].fields["answers"] == []
     assert [(answered.conversation, answered.turn) for answered in result.answered][:3] == [(0, 0), (0, 1), (0, 2)]
 
 
-async def test_a_failed_turn_ends_its_conversation(autojump_clock: trio.testing.MockClock) -> None:
-    """The turns after it are counted as skipped, its place goes to the next, and progress reaches the total."""
+async def test_failed_turn_ends_its_conversation(autojump_clock: trio.testing.MockClock) -> None:
+    """Its remaining turns are counted as skipped, its slot goes to the next conversation, and progress reaches the
+    total."""
     ended: list[int] = []
     server = SlowServer(fails=lambda ask: ask.fields["place"] == 0 and len(ask.fields["answers"]) == 1)
-    workload = talks(2, 4)
+    workload = workload_of(2, 4)
     result = await run_load(workload, server.send, [0.0, 0.0], max_concurrency=1, on_ended=ended.append)
     assert len(result.answered) == 6
     assert result.num_skipped == 2

@@ -1,4 +1,4 @@
-"""`quipu bench latency` and `quipu bench throughput`: flags, numbers, and what a failure says."""
+"""`quipu bench latency` and `quipu bench throughput`: flags, numbers, and error messages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
 
 
 @pytest.fixture(autouse=True)
-def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command says how its whole process logs; in this one other tests follow, when its stderr is closed."""
+def keep_logging_setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore the logging setup, which the command changes for the whole process: later tests have another stderr."""
     monkeypatch.setattr(logs, "configure", lambda level: None)
     structlog.configure(processors=[LogCapture()], cache_logger_on_first_use=False)
     yield
@@ -28,18 +28,18 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_flags_of_both_kinds() -> None:
-    """What a bench does not know is a flag of `quipu serve`; datasets are those of `quipu bench serve`."""
-    asked = parse_offline(
+    """Unknown flags are passed on to `quipu serve`; datasets are those of `quipu bench serve`."""
+    parsed = parse_offline(
         ["latency", "--model", "demo", "--input-len", "7", "--max-num-seqs", "3", "--dtype", "float32"]
     )
-    assert (asked.bench.input_len, asked.bench.output_len, asked.bench.batch_size) == (7, 128, 8)
-    assert (asked.serve.model, asked.serve.max_num_seqs, asked.serve.dtype) == ("demo", 3, "float32")
-    asked = parse_offline(["throughput", "--input-len", "9", "--output-len", "4"])
-    assert (asked.bench.random_input_len, asked.bench.random_output_len) == (9, 4)
-    asked = parse_offline(["throughput", "--dataset", "rows.jsonl"])
-    assert (asked.bench.dataset_name, asked.bench.dataset_path) == ("custom", Path("rows.jsonl"))
-    asked = parse_offline(["throughput"])
-    assert (asked.bench.dataset_name, asked.bench.random_input_len, asked.bench.random_output_len) == (
+    assert (parsed.bench.input_len, parsed.bench.output_len, parsed.bench.batch_size) == (7, 128, 8)
+    assert (parsed.serve.model, parsed.serve.max_num_seqs, parsed.serve.dtype) == ("demo", 3, "float32")
+    parsed = parse_offline(["throughput", "--input-len", "9", "--output-len", "4"])
+    assert (parsed.bench.random_input_len, parsed.bench.random_output_len) == (9, 4)
+    parsed = parse_offline(["throughput", "--dataset", "rows.jsonl"])
+    assert (parsed.bench.dataset_name, parsed.bench.dataset_path) == ("custom", Path("rows.jsonl"))
+    parsed = parse_offline(["throughput"])
+    assert (parsed.bench.dataset_name, parsed.bench.random_input_len, parsed.bench.random_output_len) == (
         "random",
         1024,
         128,
@@ -56,14 +56,14 @@ def test_flags_of_both_kinds() -> None:
     ],
 )
 def test_invalid_flags(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and the flag is named."""
+    """The exit code is 2 and the flag is named."""
     with pytest.raises(SystemExit, match="2"):
         parse_offline(flags)
     assert named in capsys.readouterr().err
 
 
 def test_latency(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """One JSON object with vLLM's names; every batch found nothing cached, and all of it was timed."""
+    """The result is one JSON object with vLLM's names; no batch hit the cache, and every one was timed."""
     flags = (
         "--input-len",
         "40",
@@ -104,7 +104,7 @@ def test_latency(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 def test_latency_in_numbers() -> None:
-    """Percentiles are interpolated, as numpy and vLLM have them."""
+    """Percentiles are interpolated, as in numpy and vLLM."""
     report = summarize_latencies([4.0, 1.0, 2.0, 3.0], batch_size=2, output_len=5)
     assert report["avg_latency"] == 2.5
     assert report["percentiles"]["50"] == 2.5
@@ -114,7 +114,7 @@ def test_latency_in_numbers() -> None:
 
 
 def test_throughput_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Chats of a file, at once: every request and token is counted, answers have the length asked for."""
+    """All chats are sent at once; every request and token is counted, and responses have the requested length."""
     rows = [{"messages": [{"role": "user", "content": f"chat {i} " * 20}], "max_tokens": 2 + i} for i in range(6)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     flags = ("--dataset", str(tmp_path / "rows.jsonl"), "--chat", "--json")
@@ -128,7 +128,7 @@ def test_throughput_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 
 def test_requests_that_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    """Prompts that do not fit are told with their reason, in both commands, and the exit code is 1."""
+    """Prompts that do not fit are reported with the reason, by both commands, and the exit code is 1."""
     short = ("--max-model-len", "64", "--input-len", "60", "--output-len", "30")
     assert quipu(["bench", "throughput", "--num-prompts", "3", *short, *FAKE]) == 1
     assert "failed: 3 x invalid: This model's maximum context length is 64" in capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_requests_that_fail(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_is_not_zero() -> None:
-    """Where a sum is unknown so is what is made of it."""
+    """A sum with an unknown part is unknown, and so is everything derived from it."""
     summary = {"total_input_tokens": None, "total_output_tokens": 3, "total_token_throughput": None, "duration": 1.0}
     summary |= {"completed": 1, "failed": 1, "skipped": 1, "errors": [], "request_throughput": 1.0}
     report = describe_throughput(summary | {"output_throughput": 3.0})

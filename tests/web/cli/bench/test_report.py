@@ -1,4 +1,4 @@
-"""The numbers of a run: right, named as in the field, and null where nobody told them."""
+"""The report of a run: correct numbers under the usual names, and null where the server reported nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_times() -> None:
     report = summary(outcome(10.0, 1.0, 1.5, 3.0), outcome(12.0, 3.0, usage=ReportedUsage(100, 1, 0)))
     assert (report["mean_ttft_ms"], report["median_ttft_ms"], report["std_ttft_ms"]) == (2000, 2000, 1000)
     assert (report["mean_itl_ms"], report["p50_itl_ms"]) == (1000, 1000)
-    assert report["mean_tpot_ms"] == 1000  # two tokens in two seconds; an answer of one token has none
+    assert report["mean_tpot_ms"] == 1000  # two tokens in two seconds; a response of one token has none
     assert report["mean_e2el_ms"] == 3500
     assert report["p99.9_ttft_ms"] == pytest.approx(2998)
     assert report["duration"] == 5.5
@@ -62,7 +62,7 @@ def test_times() -> None:
 
 
 def test_cached_tokens() -> None:
-    """The sum over all requests, and its share of their prompts; 0 of something is a rate of 0."""
+    """The report has the sum over all requests and its share of their prompts; without hits the rate is 0."""
     report = summary(outcome(0, 1), outcome(0, 1, usage=ReportedUsage(60, 3, 0)))
     assert (report["total_input_tokens"], report["total_cached_tokens"]) == (160, 32)
     assert report["cache_hit_rate"] == 0.2
@@ -73,7 +73,7 @@ def test_cached_tokens() -> None:
 
 
 def test_cached_tokens_of_some() -> None:
-    """The rate is over the requests that reported; those that did not are not taken for 0."""
+    """The rate is over the requests that reported; a missing count is not taken for 0."""
     report = summary(outcome(0, 1), outcome(0, 1, usage=ReportedUsage(60, 3, None)))
     assert report["total_cached_tokens"] == 32
     assert report["cache_hit_rate"] == 0.32
@@ -83,7 +83,7 @@ def test_cached_tokens_of_some() -> None:
 
 
 def test_cached_tokens_of_none() -> None:
-    """A server that does not tell leaves null, not 0."""
+    """If the server does not report cached tokens the field is null, not 0."""
     report = summary(outcome(0, 1, usage=ReportedUsage(60, 3, None)))
     assert report["total_cached_tokens"] is None
     assert report["cache_hit_rate"] is None
@@ -92,7 +92,7 @@ def test_cached_tokens_of_none() -> None:
 
 
 def test_no_usage() -> None:
-    """Without usage tokens are unknown, and so is their throughput; requests and times are still known."""
+    """Without usage, tokens and their throughput are unknown; requests and times are still known."""
     report = summary(outcome(0, 1, 2, usage=ReportedUsage()), outcome(0, 1, 2))
     assert report["num_usage_reported"] == 1
     assert report["total_output_tokens"] == 3
@@ -104,7 +104,7 @@ def test_no_usage() -> None:
 
 
 def test_failures_are_counted_by_kind() -> None:
-    """Neither their times nor their tokens count; each kind has a number and its first message."""
+    """Neither their times nor their tokens count; each kind has its number and its first message."""
     report = summary(
         outcome(0, 1),
         outcome(0, 9, failure=Failure("http_503", "full")),
@@ -122,7 +122,7 @@ def test_failures_are_counted_by_kind() -> None:
 
 
 def test_nothing_completed() -> None:
-    """Every number is there, and says 0, null or false."""
+    """Every field is present, and is 0, null or false."""
     report = summary(outcome(0, failure=Failure("connect", "refused")))
     assert (report["completed"], report["request_throughput"]) == (0, 0.0)
     assert report["usage_available"] is False
@@ -137,7 +137,7 @@ def head() -> dict[str, Any]:
 
 
 def test_csv() -> None:
-    """Two lines that a spreadsheet reads: unknown is empty, 0 is 0, errors are by kind."""
+    """There are two lines that a spreadsheet can read: unknown is empty, 0 is 0, errors are by kind."""
     report = head() | summary(
         outcome(0, 1, usage=ReportedUsage(10, 3, None)), outcome(0, failure=Failure("http_503", "x,y"))
     )
@@ -151,7 +151,8 @@ def test_csv() -> None:
 
 
 def test_table() -> None:
-    """People read `unknown` where nothing was told, how many told, and each error with its first message."""
+    """The table shows `unknown` for missing counts, how many requests reported, and each error with its
+    first message."""
     report = head() | summary(
         outcome(0, 1), outcome(0, 1, usage=ReportedUsage(60, 3, None)), outcome(0, failure=Failure("http_503", "full"))
     )
@@ -166,7 +167,7 @@ def test_table() -> None:
 
 
 def test_rows_of_requests() -> None:
-    """In the order of sending, times from the beginning of the schedule."""
+    """Rows are in the order of sending, with times from the beginning of the schedule."""
     rows = describe_requests(result_of(outcome(12.0, 1.0, 2.0), outcome(10.0, 1.0, failure=Failure("connect", "x"))))
     assert [row["start_s"] for row in rows] == [1.0, 3.0]
     assert rows[0]["error"] == {"kind": "connect", "message": "x"}

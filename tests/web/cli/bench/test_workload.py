@@ -1,4 +1,4 @@
-"""What is asked: drawn prompts follow from their seed, files are read or refused by line."""
+"""Workloads: generated prompts depend only on the seed, and invalid lines of a file are refused with their number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAT = Wording(TokenRange(0, len(WORDS)), as_ids=False, is_chat=True)
 
 
 def all_fields(workload: Workload) -> list[dict[str, Any]]:
-    """Of the first ask of every conversation."""
+    """Return the fields of each conversation's first request."""
     return [workload.open(place).make_ask([]).fields for place in range(workload.num_conversations)]
 
 
@@ -33,8 +33,8 @@ def written(path: Path, *rows: Any) -> Path:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 3, 100, 4096, 151_936])
-def test_ids_are_of_the_vocabulary(vocab_size: int) -> None:
-    """Some can be drawn of every vocabulary; of a real one neither the first nor the last, which are special."""
+def test_ids_are_in_the_vocabulary(vocab_size: int) -> None:
+    """Ids can be drawn from any vocabulary; from a real one, never the first or the last, which are special."""
     tokens = TokenRange.of_vocabulary(vocab_size)
     assert 0 <= tokens.low < tokens.high <= vocab_size
     if vocab_size > 4000:
@@ -43,7 +43,8 @@ def test_ids_are_of_the_vocabulary(vocab_size: int) -> None:
 
 
 def test_random_is_exact_and_repeatable() -> None:
-    """Exactly so many ids, the same from the same seed, others from another, in the model's range."""
+    """Prompts have exactly the requested length; the same seed gives the same ids, another seed others, all within the
+    model's range."""
     first = all_fields(random_prompts(IDS).workload(20))
     assert first == all_fields(random_prompts(IDS).workload(20))
     assert first[:5] == all_fields(random_prompts(IDS).workload(5))
@@ -54,14 +55,14 @@ def test_random_is_exact_and_repeatable() -> None:
 
 
 def test_range_ratio() -> None:
-    """Lengths reach from L*(1-r) to L*(1+r), both included, and no further."""
+    """Lengths are from L*(1-r) to L*(1+r), both included."""
     fields = all_fields(random_prompts(IDS, ratio=0.5).workload(600))
     assert {len(field["prompt"]) for field in fields} == set(range(20, 61))
     assert {field["max_tokens"] for field in fields} == set(range(4, 13))
 
 
-def test_words_where_ids_cannot_go() -> None:
-    """As text a prompt has one word a token; a chat's stands in one message of the user."""
+def test_words_instead_of_ids() -> None:
+    """As text a prompt has one word per token; in a chat it is one user message."""
     (text,) = all_fields(random_prompts(TEXT).workload(1))
     assert len(text["prompt"].split()) == 40
     (chat,) = all_fields(random_prompts(CHAT).workload(1))
@@ -69,7 +70,7 @@ def test_words_where_ids_cannot_go() -> None:
 
 
 def test_shared_prefixes_take_turns() -> None:
-    """Each prefix begins every n-th prompt, and no two prompts end alike."""
+    """Each prefix begins every n-th prompt, and no two prompts have the same end."""
     shared = SharedPrefixes(IDS, 0, num_prefixes=3, prefix_len=32, suffix_len=5, output_len=4)
     prompts = [fields["prompt"] for fields in all_fields(shared.workload(9))]
     assert all(len(prompt) == 37 for prompt in prompts)
@@ -79,8 +80,8 @@ def test_shared_prefixes_take_turns() -> None:
     assert len({tuple(prompt[32:]) for prompt in prompts}) == 9
 
 
-def test_turns_carry_the_servers_answers() -> None:
-    """A later turn begins with all of the earlier one and the server's answer to it, as messages or as one text."""
+def test_turns_include_the_servers_answers() -> None:
+    """A later turn begins with the complete previous one and the server's answer, as messages or as one text."""
     turns = MultiTurn(CHAT, 0, 3, Lengths(6, 0.0), Lengths(4, 0.0))
     conversation = turns.workload(2).open(1)
     assert conversation.num_turns == 3
@@ -100,7 +101,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 def test_custom_rows(tmp_path: Path) -> None:
-    """Prompts and messages, each with tools, choice and length of its own; a length that is missing is the flag's."""
+    """Rows have prompts or messages, each with its own tools, choice and length; a missing length is that
+    of the flag."""
     choice = {"type": "function", "function": {"name": "f"}}
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     path = written(
@@ -132,7 +134,7 @@ def test_custom_rows(tmp_path: Path) -> None:
     ],
 )
 def test_custom_row_that_cannot_be_sent(tmp_path: Path, row: Any, wording: Wording, complaint: str) -> None:
-    """It is refused before anything is sent, with its line and the field."""
+    """The row is refused before anything is sent, with its line number and field."""
     path = written(tmp_path / "rows.jsonl", {"prompt": "p"}, row)
     with pytest.raises(WorkloadError) as raised:
         CustomFile(path, wording, 9).workload(None)
@@ -142,7 +144,7 @@ def test_custom_row_that_cannot_be_sent(tmp_path: Path, row: Any, wording: Wordi
 
 @pytest.mark.parametrize("content", ["", "\n\n", None])
 def test_no_rows(tmp_path: Path, content: str | None) -> None:
-    """An empty or missing file is named with its flag."""
+    """An empty or missing file is refused with the name of its flag."""
     path = tmp_path / "rows.jsonl"
     if content is not None:
         path.write_text(content)
@@ -162,7 +164,8 @@ def trace(path: Path, wording: Wording = IDS, **settings: Any) -> Workload:
 
 
 def test_trace(tmp_path: Path) -> None:
-    """Equal hash ids give equal blocks of 512 tokens, others do not; lengths are exact; times count from the first."""
+    """Equal hash ids give equal blocks of 512 tokens, others do not; lengths are exact; times start with
+    the first row."""
     workload = trace(written(tmp_path / "trace.jsonl", *ROWS))
     first, second, third = (fields["prompt"] for fields in all_fields(workload))
     assert (len(first), len(second), len(third)) == (1200, 1536, 512)
@@ -175,7 +178,7 @@ def test_trace(tmp_path: Path) -> None:
 
 
 def test_trace_speed_and_scale(tmp_path: Path) -> None:
-    """Faster means sooner; scaled, whole blocks stay whole and shared."""
+    """A higher speed compresses the schedule; scaling keeps whole blocks whole and shared."""
     path = written(tmp_path / "trace.jsonl", *ROWS)
     workload = trace(path, speed=4.0, scale=1 / 16)
     assert workload.arrivals_s == [0.0, 0.125, 1.5]
@@ -204,7 +207,7 @@ def test_trace_as_text(tmp_path: Path) -> None:
     ],
 )
 def test_trace_row_that_cannot_be_sent(tmp_path: Path, row: dict[str, Any], complaint: str) -> None:
-    """It is refused before anything is sent, with its line."""
+    """The row is refused before anything is sent, with its line number."""
     with pytest.raises(WorkloadError) as raised:
         trace(written(tmp_path / "trace.jsonl", ROWS[0], row))
     assert complaint in str(raised.value)

@@ -1,6 +1,6 @@
-"""Two real processes and a real ledger: after a random run counters, records and what clients were told add up alike.
+"""A real server and a real ledger: after a random load, counters, records and responses have the same sums.
 
-The long run is `tests/web/api/test_sums.py`, in one loop.
+`tests/web/api/test_sums.py` does the same at length, in one event loop.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 
 from quipu.actors.ledger.reading import open_reader
 from quipu.actors.messages.outcomes import Outcome
+from tests.e2e.ledger_command import ledger
 from tests.e2e.servers import PATIENCE_S, Server, serving
-from tests.e2e.test_ledger import ledger
 from tests.web.surfaces import SURFACES, Surface
 
 NUM_REQUESTS = 200
@@ -25,14 +25,14 @@ STEM = "A quipu is a ledger of cords, and each of its knots is a number that som
 
 
 @attrs.frozen
-class Seen:
+class Received:
     surface: Surface
     request_id: str | None
-    """None: its client left before it was answered."""
+    """None: the client disconnected before the response started."""
     data: bytes
 
 
-def ask(server: Server, seed: int) -> Seen:
+def ask(server: Server, seed: int) -> Received:
     rng = random.Random(seed)
     surface = rng.choice(SURFACES)
     body: dict[str, Any] = surface.body(
@@ -51,19 +51,19 @@ def ask(server: Server, seed: int) -> Seen:
         ) as response:
             request_id = response.headers["X-Quipu-Request-Id"]
             if leaves and surface.streamed:
-                return Seen(surface, request_id, next(response.iter_raw()))
-            return Seen(surface, request_id, response.read())
+                return Received(surface, request_id, next(response.iter_raw()))
+            return Received(surface, request_id, response.read())
     except httpx.ReadTimeout:
-        return Seen(surface, None, b"")
+        return Received(surface, None, b"")
 
 
 def test_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With no account open; and `quipu ledger reconcile` says so of the stopped server."""
+    """The sums agree once no account is open, and `quipu ledger reconcile` agrees after the stop."""
     folder = tmp_path_factory.mktemp("sums")
     flags = ("--executor", "fake", "--fake-poison-token-id", str(POISON), "--num-blocks", "40", "--max-num-seqs", "16")
     with serving(folder, *flags, "--fake-step-seconds", "0.003") as server:
         with ThreadPoolExecutor(16) as pool:
-            everybody = list(pool.map(lambda seed: ask(server, seed), range(NUM_REQUESTS)))
+            responses = list(pool.map(lambda seed: ask(server, seed), range(NUM_REQUESTS)))
         counters = server.wait_at_rest()
         with open_reader(data_dir=folder / "data") as reader:
             records = {found.record.request_id: found.record for found in reader.records()}
@@ -84,12 +84,12 @@ def test_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert counters[name] == sum(number or 0 for number in column), name
     assert counters["usage_disputed_total"] == counters["open_accounts"] == 0
     assert counters["prefix_cache_hits_total"] > 0 and counters["num_preemptions_total"] > 0
-    num_told = 0
-    for seen in everybody:
-        for numbers in seen.surface.read(seen.data).finals:
-            record = records[seen.request_id or ""]
-            told = (numbers.prompt, numbers.cached, numbers.completion)
-            assert told == (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
-            num_told += 1
-    assert num_told > NUM_REQUESTS / 3
+    num_compared = 0
+    for received in responses:
+        for numbers in received.surface.read(received.data).finals:
+            record = records[received.request_id or ""]
+            usage = (numbers.prompt, numbers.cached, numbers.completion)
+            assert usage == (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+            num_compared += 1
+    assert num_compared > NUM_REQUESTS / 3
     assert ledger(folder, "reconcile").returncode == 0

@@ -1,4 +1,4 @@
-"""What a server says of what runs, and how it ends when it cannot: sizes, threads, determinism, broken checkpoints."""
+"""What a server reports about sizes, threads and determinism, and how it exits if it cannot serve a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from quipu.actors.shared.checkpoint import DEMO
 from tests.e2e.servers import Server, eventually, run_quipu, serving
+from tests.kernel_markers import needs_kernels
 from tests.kernels.checkpoints.broken_checkpoints import BREAKS, change_config
-from tests.kernels_here import needs_kernels
 
 FAST_BREAK = "NaN in a matrix"
 BLOCK_BYTES = 2 * 4 * 2 * 16 * 32 * 2
-"""Of the demo's cache: keys and values, layers, heads, slots, elements, bytes."""
+"""The demo's: keys and values, layers, heads, slots, elements, bytes."""
 
 
 def server_info(server: Server) -> Any:
@@ -28,9 +28,9 @@ def server_info(server: Server) -> Any:
 
 @needs_kernels
 def test_sized_from_bytes(tmp_path: Path) -> None:
-    """`--kv-cache-memory` makes the blocks; they reach /server_info, the metrics, the log and whoever asks for more."""
+    """`--kv-cache-memory` sets the number of blocks, as /server_info, metrics, log and errors report it."""
     flags = ["--kv-cache-memory", "2MiB", "--determinism", "fast", "--threads", "1", "--log-level", "debug"]
-    with serving(make(tmp_path / "sized"), *flags) as server:
+    with serving(tmp_path / "sized", *flags) as server:
         info = server_info(server)
         num_blocks = (2 << 20) // BLOCK_BYTES
         num_tokens = (num_blocks - 1) * 16
@@ -41,14 +41,14 @@ def test_sized_from_bytes(tmp_path: Path) -> None:
             "num_tokens": num_tokens,
             "max_concurrency": 1.0,
         }
-        # the model's own length has become what there is room for
+        # the context length is limited by the cache
         assert info["max_model_len"] == num_tokens < 16_384
         assert server.get("/v1/models").json()["data"][0]["max_model_len"] == num_tokens
         engine = info["engine"]
         assert (engine["backend"], engine["num_threads"], engine["dtype"]) == ("cpu", 1, "bfloat16")
         assert engine["instruction_set"]
         assert engine["weights_bytes"] > (DEMO / "model.safetensors").stat().st_size * 0.99
-        # there is nothing faster than strict on this backend, and it says what runs
+        # this backend has nothing faster than strict, and reports what it runs
         assert (engine["determinism"], info["settings"]["determinism"]) == ("strict", "fast")
         (ready,) = server.events("engine.ready")
         assert {name: ready[name] for name in engine} == engine
@@ -58,7 +58,7 @@ def test_sized_from_bytes(tmp_path: Path) -> None:
         assert refused.status_code == 400 and str(num_tokens) in refused.json()["error"]["message"]
         answer = server.complete(list(range(300, 340)), 8).json()["choices"]
         server.wait_at_rest()
-        # the next engine finds out the same
+        # the next engine gets the same sizes
         os.kill(server.engine_pid(), signal.SIGKILL)
         eventually(lambda: len(server.events("engine.ready")) == 2, "another engine is ready")
         again = server_info(server)
@@ -69,8 +69,8 @@ def test_sized_from_bytes(tmp_path: Path) -> None:
 
 @needs_kernels
 @pytest.mark.slow
-def test_sized_by_a_profile_run_on_the_threads_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--gpu-memory-utilization` counts weights and the largest pass; one processor in the mask is one thread."""
+def test_sized_by_profile_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--gpu-memory-utilization` accounts for weights and the largest pass; an affinity of one CPU means one thread."""
     model = wide_model(tmp_path / "model")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     mask = os.sched_getaffinity(0)
@@ -78,7 +78,7 @@ def test_sized_by_a_profile_run_on_the_threads_there_are(tmp_path: Path, monkeyp
     try:
         total = int((Path("/proc/meminfo").read_text().split())[1]) << 10
         sizes = ["--gpu-memory-utilization", f"{2e9 / total:.6f}", "--max-model-len", "512"]
-        with serving(make(tmp_path / "masked"), str(model), "--load-format", "dummy", *sizes) as server:
+        with serving(tmp_path / "masked", str(model), "--load-format", "dummy", *sizes) as server:
             info = server_info(server)
             assert info["engine"]["num_threads"] == 1
             assert info["engine"]["workspace_bytes"] > 256 * 4096 * 4, "at least the logits of 256 rows"
@@ -98,31 +98,24 @@ def test_sized_by_a_profile_run_on_the_threads_there_are(tmp_path: Path, monkeyp
 def test_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], environment: str | None, expected: int
 ) -> None:
-    """The flag comes first, then OMP_NUM_THREADS, then what the process may use."""
+    """The flag has priority, then OMP_NUM_THREADS, then the CPU affinity."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if environment is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", environment)
     model = wide_model(tmp_path / "model")
-    with serving(
-        make(tmp_path / "there"), str(model), "--load-format", "dummy", "--num-blocks", "40", *flags
-    ) as server:
+    with serving(tmp_path / "there", str(model), "--load-format", "dummy", "--num-blocks", "40", *flags) as server:
         assert server_info(server)["engine"]["num_threads"] == expected
 
 
 def wide_model(folder: Path) -> Path:
-    """A model that more than one thread is worth it for."""
+    """Copy the demo with a model wide enough for several threads."""
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     change_config(folder, hidden_size=512)
     return folder
 
 
-def make(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
 def refused(folder: Path, *arguments: str) -> str:
-    """The one line that a server that cannot serve has for its operator."""
+    """Start a server that cannot serve and return its one-line error."""
     ended = run_quipu("serve", "--port", "0", *arguments, folder=folder)
     assert ended.returncode == 1, ended.stderr
     assert "Traceback" not in ended.stderr
@@ -135,7 +128,7 @@ def refused(folder: Path, *arguments: str) -> str:
     "way", [pytest.param(way, marks=() if way == FAST_BREAK else pytest.mark.slow) for way in BREAKS]
 )
 def test_broken_checkpoint(tmp_path: Path, way: str) -> None:
-    """One line that names the tensor, an exit code, no traceback, no second try."""
+    """The server exits with one line that names the tensor, without a traceback or a retry."""
     model = Path(shutil.copytree(DEMO, tmp_path / "model"))
     BREAKS[way].spoil(model)
     assert re.search(BREAKS[way].named, refused(tmp_path, str(model)))
@@ -155,15 +148,15 @@ def test_broken_checkpoint(tmp_path: Path, way: str) -> None:
 @needs_kernels
 @pytest.mark.slow
 def test_refused_settings(tmp_path: Path, flags: list[str], named: str) -> None:
-    """Settings that the machine or the kernels cannot serve are refused by name."""
+    """Settings that the machine or the kernels do not support are rejected by name."""
     assert named in refused(tmp_path, *flags)
 
 
 @needs_kernels
 @pytest.mark.slow
-def test_float16_runs_where_it_can(tmp_path: Path) -> None:
-    """Left to itself, a server runs float16 on the reference, and says so once."""
-    with serving(make(tmp_path / "half"), "--dtype", "float16", "--num-blocks", "100") as server:
+def test_float16_falls_back(tmp_path: Path) -> None:
+    """By default a server runs float16 on the reference executor, and logs one warning."""
+    with serving(tmp_path / "half", "--dtype", "float16", "--num-blocks", "100") as server:
         engine = server_info(server)["engine"]
         assert (engine["backend"], engine["dtype"]) == ("reference", "float16")
         warnings = [json.loads(line) for line in server.log_text.splitlines() if '"warning"' in line]

@@ -1,4 +1,4 @@
-"""The books against what clients were told; the log against what they wrote. Bad requests leave no trace in either."""
+"""Counters match the usage in responses; the log has no content. Bad requests leave no trace in the counters."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.e2e.streams import streaming
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hits_total", "prefix_cache_queries_total")
 
 
-def rise(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+def increase(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     return {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
 
 
-def test_counters_are_what_clients_were_told(fake: Server) -> None:
-    """With no account open, the counters have risen by the sums of all usage that was sent, in whatever form."""
+def test_counters_match_responses(fake: Server) -> None:
+    """Once no account is open, the counters have increased by the sums of all usage that was sent."""
     shared = token_prompt("books", 100)
     bodies: list[dict[str, Any]] = [
         *({"prompt": shared[: 20 + 7 * index], "max_tokens": 3 + index} for index in range(8)),
@@ -35,16 +35,16 @@ def test_counters_are_what_clients_were_told(fake: Server) -> None:
         with streaming(fake, shared, 30) as stream:
             stream.read_all()
     assert stream.usage is not None
-    told = [*answers, stream.usage]
+    usages = [*answers, stream.usage]
     after = fake.wait_at_rest()
-    risen = rise(before, after)
-    prompt_tokens = sum(usage["prompt_tokens"] for usage in told)
-    cached_tokens = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in told)
-    assert risen["prompt_tokens_total"] == risen["prefix_cache_queries_total"] == prompt_tokens
-    assert risen['cached_tokens_total{tier="device"}'] == risen["prefix_cache_hits_total"] == cached_tokens > 0
-    assert risen["generation_tokens_total"] == sum(usage["completion_tokens"] for usage in told)
-    assert risen['requests_total{outcome="finished"}'] == len(told)
-    assert risen["request_cached_tokens_sum"] == cached_tokens
+    increased = increase(before, after)
+    prompt_tokens = sum(usage["prompt_tokens"] for usage in usages)
+    cached_tokens = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert increased["prompt_tokens_total"] == increased["prefix_cache_queries_total"] == prompt_tokens
+    assert increased['cached_tokens_total{tier="device"}'] == increased["prefix_cache_hits_total"] == cached_tokens > 0
+    assert increased["generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages)
+    assert increased['requests_total{outcome="finished"}'] == len(usages)
+    assert increased["request_cached_tokens_sum"] == cached_tokens
     assert after["open_accounts"] == after['kv_blocks{state="used"}'] == after["kv_cache_usage_ratio"] == 0
     assert after["usage_disputed_total"] == 0
     stats = fake.events("prefix_cache.stats")[-1]
@@ -52,15 +52,15 @@ def test_counters_are_what_clients_were_told(fake: Server) -> None:
     assert stats["total_cached_tokens"] == after["prefix_cache_hits_total"]
 
 
-def test_client_that_leaves_is_counted(fake: Server) -> None:
-    """A stream that its client drops is cancelled: its tokens are in the books, its blocks come back."""
+def test_disconnect_is_counted(fake: Server) -> None:
+    """A stream dropped by its client is cancelled: its tokens are counted, its blocks are freed."""
     prompt = token_prompt("leaver", 60)
     before = fake.wait_at_rest()
     with streaming(fake, prompt, 4000):
         pass
-    risen = rise(before, fake.wait_at_rest())
-    assert risen['requests_total{outcome="cancelled"}'] == 1
-    assert risen["prompt_tokens_total"] == 60 and risen["generation_tokens_total"] >= 1
+    increased = increase(before, fake.wait_at_rest())
+    assert increased['requests_total{outcome="cancelled"}'] == 1
+    assert increased["prompt_tokens_total"] == 60 and increased["generation_tokens_total"] >= 1
 
 
 def request_lines(server: Server, request_id: str) -> list[dict[str, Any]]:
@@ -68,11 +68,11 @@ def request_lines(server: Server, request_id: str) -> list[dict[str, Any]]:
 
 
 def test_request_ids(fake: Server) -> None:
-    """A client's id is echoed and stands in the log beside the server's own; without one, the server's own is sent."""
+    """A client's request id is echoed and logged with the server's; without one, the server's is sent."""
     answer = fake.complete("ids")
     assert answer.headers["X-Request-Id"] == answer.headers["X-Quipu-Request-Id"] in answer.json()["id"]
     body = {"model": "demo", "prompt": "ids", "max_tokens": 2}
-    for _ in range(2):  # the same one twice: it is no key
+    for _ in range(2):  # the same id twice: it does not have to be unique
         named = fake.post("/v1/completions", body, headers={"X-Request-Id": "trace-7b/42"})
         assert named.headers["X-Request-Id"] == "trace-7b/42"
         own = named.headers["X-Quipu-Request-Id"]
@@ -80,8 +80,8 @@ def test_request_ids(fake: Server) -> None:
         assert [line["client_request_id"] for line in lines] == ["trace-7b/42"]
 
 
-def test_nothing_that_was_said_is_logged(demo: Server) -> None:
-    """In a log of everything there is no word of a prompt, no part of an answer, no list of token ids."""
+def test_no_content_in_log(demo: Server) -> None:
+    """At debug level, the log has no part of a prompt, of an output or of a list of token ids."""
     secret = "Xylophonquarz"
     with demo.client() as client:
         answers = [
@@ -116,7 +116,7 @@ def test_nothing_that_was_said_is_logged(demo: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_bad_requests(fake: Server, stream: bool) -> None:
-    """A request that cannot start has a status and an error that names its field, also where a stream was asked for."""
+    """A request that cannot start gets an error status and an error that names the field, also when streaming."""
     before = fake.wait_at_rest()
     num_context = fake.get("/v1/models").json()["data"][0]["max_model_len"]
     tokens = [7] * num_context
@@ -135,5 +135,5 @@ def test_bad_requests(fake: Server, stream: bool) -> None:
         assert error["code"] in (code, None), error
     answer = httpx.post(fake.url + "/v1/completions", content=b'{"model": "demo", "prompt": ')
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
-    risen = rise(before, fake.wait_at_rest())
-    assert not [name for name in COUNTERS if name in risen]
+    increased = increase(before, fake.wait_at_rest())
+    assert not [name for name in COUNTERS if name in increased]

@@ -1,10 +1,9 @@
-"""A log that cannot be written is no reason to stop serving, to wait, or to lose a record."""
+"""A log that cannot be written does not stop or delay the server, and no record is lost."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +13,15 @@ import httpx
 import pytest
 
 from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually
+from tests.processes import free_ports
 
 KINDS = ("reader gone", "reader that does not read", "partition full", "none")
 
 
 @contextmanager
 def logging_to(kind: str, folder: Path) -> Iterator[Server]:
-    """A server whose standard error is in trouble."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Run a server whose standard error cannot be written."""
+    (port,) = free_ports(1)
     reader = writer = None
     if kind == "partition full":
         writer = os.open("/dev/full", os.O_WRONLY)
@@ -44,7 +42,7 @@ def logging_to(kind: str, folder: Path) -> Iterator[Server]:
         os.close(writer)
     server = Server(process, folder / "none.log", f"http://127.0.0.1:{port}")
     try:
-        eventually(lambda: is_ready(server), "it serves")
+        eventually(lambda: is_ready(server), "the server is ready")
         yield server
     finally:
         process.kill()
@@ -62,8 +60,8 @@ def is_ready(server: Server) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_log_in_trouble(tmp_path: Path, kind: str) -> None:
-    """Answers, streams, records and the end of the server are as ever; what was not logged is counted."""
+def test_unwritable_log(tmp_path: Path, kind: str) -> None:
+    """Responses, streams, counters and shutdown work as usual; dropped lines are counted."""
     with logging_to(kind, tmp_path / "server") as server:
         with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
             body = {"model": "demo", "prompt": "Hi.", "max_tokens": 4, "metadata": {"why": "x" * 400}}
@@ -76,7 +74,7 @@ def test_a_log_in_trouble(tmp_path: Path, kind: str) -> None:
         assert metrics["prompt_tokens_total"] > 0 and metrics['requests_total{outcome="finished"}'] == 61
         dropped = metrics["log_lines_dropped_total"]
         assert dropped == 0 if kind == "reader that does not read" else dropped > 60
-        os.kill(server.engine_pid(), signal.SIGKILL)  # that is logged as an error, and takes nobody along
+        os.kill(server.engine_pid(), signal.SIGKILL)  # logged as an error, with no effect on the web process
         eventually(lambda: is_ready(server) and server.complete("Hi.").status_code == 200, "it serves again")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 0

@@ -1,0 +1,149 @@
+"""What the engine process executes once it is bound to its parent (`processes/engine_process.py`).
+
+`main` gets one end of the socket pair as file descriptor FD, the engine's incarnation, and the configuration as JSON.
+It loads the engine and serves it over the socket until the web process closes the other end.
+
+What must always hold: the exit code tells the supervisor whether another start may succeed; every reason for which an
+engine cannot start reaches the supervisor or, if that is gone, the log.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+
+import msgspec
+import orjson
+import structlog
+import trio
+
+from .channel import FrameReader, FrameWriter, PeerGone
+from .config import EngineConfig
+from .engine import Engine
+from .executor.loading import load_executor
+from .kv_events.event_log import KvEventsError
+from .messages.accountant import StepReport
+from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
+from .processes.heartbeat import HEARTBEAT_INTERVAL_S
+from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
+
+
+async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Engine) -> None:
+    """Serve one incarnation over a socket until the other end closes."""
+    reader, writer = FrameReader(stream, incarnation), FrameWriter(stream, incarnation)
+    writing = trio.Lock()
+
+    async def send(message: StepReport | Heartbeat) -> None:
+        try:
+            writing.acquire_nowait()  # nearly always succeeds, which saves each step a checkpoint
+        except trio.WouldBlock:
+            await writing.acquire()
+        try:
+            await writer.send_all([message])
+        finally:
+            writing.release()
+
+    async def send_heartbeats() -> None:
+        while True:
+            await trio.sleep(HEARTBEAT_INTERVAL_S)
+            await send(engine.heartbeat())
+
+    class Reports:
+        async def send(self, report: StepReport, /) -> None:
+            await send(report)
+
+    async with trio.open_nursery() as nursery:
+        await writer.send_all([engine.ready(incarnation)])
+        nursery.start_soon(engine.run, Reports())
+        nursery.start_soon(send_heartbeats)
+        try:
+            while True:
+                for message in await reader.receive_all():
+                    if isinstance(message, EngineReady | EngineRefused | StepReport | Heartbeat):
+                        raise RuntimeError(f"the engine received {type(message).__name__}, which only the engine sends")
+                    await engine.inbox.send(message)
+        except PeerGone:
+            nursery.cancel_scope.cancel()  # the web process is gone: end, which frees everything
+
+
+def main(argv: list[str]) -> int:
+    """Run the engine process. The exit code tells the supervisor whether another start may succeed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor, incarnation, config_json = argv
+    config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
+    log_writer = _configure_log(config.log_level)
+    connection = socket.socket(fileno=int(descriptor))
+    try:
+        engine = Engine(config, load_executor(config))
+    except (ValueError, OSError, MemoryError) as error:
+        if is_shortage(error):
+            structlog.get_logger().error("engine.shortage", error=str(error) or type(error).__name__)
+            connection.close()
+            log_writer.drain()
+            return os.EX_TEMPFAIL
+        return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}", log_writer)
+    except KvEventsError as error:
+        return refuse(connection, int(incarnation), f"KV events: {error}", log_writer)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 1000)
+
+    async def run() -> None:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        async with stream:
+            await serve_process(stream, int(incarnation), engine)
+
+    try:
+        trio.run(run)
+    except* PeerGone:
+        pass
+    finally:
+        engine.close_events()
+        log_writer.drain()
+    return 0
+
+
+def is_shortage(error: Exception) -> bool:
+    """Return whether an engine failed to load for lack of memory or file descriptors, which may be available later."""
+    shortages = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in shortages)
+
+
+def refuse(connection: socket.socket, incarnation: int, reason: str, log_writer: LogWriter) -> int:
+    """Tell the supervisor, which logs it, why the engine cannot serve. Returns the exit code, EX_CONFIG."""
+
+    async def send() -> None:
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(connection)) as stream:
+            await FrameWriter(stream, incarnation).send_all([EngineRefused(reason)])
+
+    try:
+        trio.run(send)
+    except* PeerGone:
+        log_writer.say(reason)  # the supervisor is gone and cannot log it
+    log_writer.drain()
+    return os.EX_CONFIG
+
+
+def _configure_log(level: str) -> LogWriter:
+    """Log one JSON object per line on stderr, as the web process does unless stderr is a terminal."""
+    writer = LogWriter(standard_error())
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(orjson.dumps),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=LogLines(writer),
+        cache_logger_on_first_use=True,
+    )
+    # the kernels do not use structlog: forward what they log while loading
+    kernels = logging.getLogger("quipu.kernels")
+    kernels.setLevel(level.upper())
+    kernels.addHandler(Relay())
+    return writer
