@@ -27,11 +27,11 @@ def fuse(calls: list[RecordedOp]) -> list[RecordedOp]:
     fused: list[RecordedOp] = []
     for call in calls:
         last = fused[-1] if fused else None
-        joined = None if last is None else _two_in_one(last, call, readers)
-        if joined is None:
+        both = None if last is None else _two_in_one(last, call, readers)
+        if both is None:
             fused.append(call)
         else:
-            fused[-1] = joined
+            fused[-1] = both
     return fused
 
 

@@ -14,19 +14,19 @@ from .program import Op
 from .recorded import RecordedOp
 
 
-def join(calls: list[RecordedOp]) -> None:
+def remove_barriers(calls: list[RecordedOp]) -> None:
     """Remove the barrier between operations in which each thread works on the same rows."""
     for call, following in pairwise(calls):
         kinds = {call.kind, following.kind}
         same_rows = call.fields["on_logits_rows"] == following.fields["on_logits_rows"]
-        call.fields["joined"] = kinds <= program.ROW_WISE and same_rows
+        call.fields["no_barrier"] = kinds <= program.ROW_WISE and same_rows
 
 
 def lay_out(calls: list[RecordedOp], widths: list[int], rows: list[int]) -> dict[int, torch.Tensor]:
     """Allocate memory for every value; later values reuse the memory of those no longer read.
 
-    Not within joined operations: one thread could write its next row where another still reads. And the last value of
-    the trunk is kept, because the head may run again for other tokens.
+    Memory is not reused between operations without a barrier, because one thread could write its next row where another
+    still reads. The last value of the trunk is kept, because the head may run again for other tokens.
     """
     last_read = {value: index for index, call in enumerate(calls) for value in call.read}
     for call in calls:
@@ -41,7 +41,7 @@ def lay_out(calls: list[RecordedOp], widths: list[int], rows: list[int]) -> dict
             slot = _take(widths[value] * rows[value], sizes, held_by)
             held_by[slot] = value
             slot_of[value] = slot
-        if call.fields["joined"]:
+        if call.fields["no_barrier"]:
             continue
         for slot, holder in enumerate(held_by):
             if holder is not None and last_read.get(holder, index) <= index:

@@ -14,7 +14,7 @@ import torch
 from .program import Op
 from .recorder import Program
 
-_NUMBERS = [name for name, kind, *_ in Op._fields_ if kind is not ctypes.c_void_p and name != "joined"]
+_NUMBERS = [name for name, kind, *_ in Op._fields_ if kind is not ctypes.c_void_p and name != "no_barrier"]
 
 
 @torch.inference_mode()
@@ -27,5 +27,5 @@ def each_kernel_once(program: Program) -> Program:
         first.setdefault(tuple(getattr(op, name) for name in _NUMBERS), op)
     kept = (Op * len(first))(*first.values())
     for op in kept:
-        op.joined = 0  # its neighbour has changed
+        op.no_barrier = 0  # another operation may follow now
     return attrs.evolve(program, whole=kept)

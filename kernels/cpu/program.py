@@ -34,7 +34,7 @@ class Op(ctypes.Structure):
     """One operation; csrc/program.h documents the fields."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("kind", "on_logits_rows", "stored", "joined")),
+        *((name, ctypes.c_int32) for name in ("kind", "on_logits_rows", "stored", "no_barrier")),
         *((name, ctypes.c_int64) for name in ("width", "out_width", "num_heads", "num_kv_heads")),
         *((name, ctypes.c_int64) for name in ("x_stride", "y_stride", "z_stride")),
         *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen")),

@@ -22,7 +22,7 @@ from ..models.families import Model
 from ..ops import Experts, RopeTable
 from . import program
 from .fusing import fuse
-from .layout import compile_op, join, lay_out
+from .layout import compile_op, lay_out, remove_barriers
 from .packing import PackedWeights
 from .program import STORED, Bounds, Op
 from .recorded import Place, RecordedOp
@@ -194,7 +194,7 @@ class Recorder:
         # an empty result (write_kv) has no address, and cannot be used
         if result.numel():
             self._values[result.untyped_storage().data_ptr()] = (value, result)
-        fields |= {"kind": kind, "on_logits_rows": self._head, "joined": False, **(also or {})}
+        fields |= {"kind": kind, "on_logits_rows": self._head, "no_barrier": False, **(also or {})}
         self.recorded.append(RecordedOp(fields, self._place(x), self._place(z), Place(value, 0)))
         return result
 
@@ -245,7 +245,7 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
     model.logits(recorder.start_head(x_ND), recorder)
     trunk, head = fuse(recorder.recorded[:num_trunk]), fuse(recorder.recorded[num_trunk:])
     calls = [*trunk, *head]
-    join(calls)
+    remove_barriers(calls)
     rows = [bounds.num_logits if on_logits else bounds.num_tokens for on_logits in recorder.on_logits_rows]
     memory = lay_out(calls, recorder.widths, rows)
     ops = [compile_op(call, recorder.widths, memory) for call in calls]

@@ -1,6 +1,7 @@
 // Element-wise operations other than SiLU: GELU and the soft cap.
 //
-// What must always hold: a thread has the same rows in each of these and in those of rows.cpp, so that they may be joined.
+// What must always hold: a thread has the same rows in each of these and in those of rows.cpp, so that no barrier is
+// needed between them.
 #include "activate.h"
 #include "program.h"
 #include "tanh.h"

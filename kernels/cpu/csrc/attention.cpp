@@ -14,10 +14,10 @@
 
 namespace {
 
-constexpr int64_t kRowsOfWork = 48;  // query rows per piece: each chunk is packed once for all of them
+constexpr int64_t kRowsPerPiece = 48;  // query rows per piece: each chunk is packed once for all of them
 
-constexpr int64_t kTogether = 32;    // keys that are multiplied at a time
-static_assert(kTogether % kPanel == 0);
+constexpr int64_t kKeysAtOnce = 32;  // keys that are multiplied at a time
+static_assert(kKeysAtOnce % kPanel == 0);
 
 PackedF32 packed_keys(const uint32_t* p, int64_t panel_words, const float*) {
     return {reinterpret_cast<const float*>(p), panel_words};
@@ -29,7 +29,7 @@ PackedBf16 packed_keys(const uint32_t* p, int64_t panel_words, const bf16*) {
 // Keys that blocks store transposed: two panels at independent addresses.
 template <class T>
 struct TransposedKeys {
-    const uint32_t* panels[kTogether / kSlots];
+    const uint32_t* panels[kKeysAtOnce / kSlots];
     int64_t first;  // Vec
     static constexpr bool kPaired = sizeof(T) == 2;
     const uint32_t* words(int64_t word, int v) const {
@@ -57,7 +57,7 @@ struct Scratch {
         scores.resize(std::max<size_t>(scores.size(), rows * kChunk));
         maxima.resize(std::max<size_t>(maxima.size(), rows));
         sums.resize(std::max<size_t>(sums.size(), rows));
-        keys.resize(std::max<size_t>(keys.size(), kTogether * width));
+        keys.resize(std::max<size_t>(keys.size(), kKeysAtOnce * width));
         zeros.resize(std::max<size_t>(zeros.size(), width));
     }
 };
@@ -116,11 +116,11 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         }
         for (int64_t i = count; i < padded; i++) keys[i] = scratch.zeros.data();
         // Values are prefetched while keys are multiplied, and the next keys while values are.
-        int64_t key_calls = transposed ? (padded + kTogether - 1) / kTogether * ((width + kStride - 1) / kStride)
+        int64_t key_calls = transposed ? (padded + kKeysAtOnce - 1) / kKeysAtOnce * ((width + kStride - 1) / kStride)
                                        : padded / kTranspose * (words / kTranspose);
         SlotPrefetch value_prefetch(value_slots, chunk, chunk + count, key_calls);
-        for (int64_t group = 0; group < padded; group += kTogether) {
-            int64_t end = std::min(group + kTogether, padded);
+        for (int64_t group = 0; group < padded; group += kKeysAtOnce) {
+            int64_t end = std::min(group + kKeysAtOnce, padded);
             for (int64_t i = group; i < end && !transposed; i += kTranspose)
                 for (int64_t word = 0; word < words; word += kTranspose) {
                     value_prefetch.advance();
@@ -154,7 +154,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             float* results = scratch.results.data() + r * width;
             for (int64_t m = 0; m < together; m++) {
                 int64_t own = position[piece.first + (r + m) / sharing] - chunk;
-                float kept = weigh(scores + m * kChunk, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r + m],
+                float kept = softmax_chunk(scores + m * kChunk, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r + m],
                                    &scratch.sums[r + m]);
                 for (int64_t i = 0; i < width; i++) results[m * width + i] *= kept;
             }
@@ -181,30 +181,30 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
 // See attention_bf16.cpp; null if the instruction set does not support it.
 __attribute__((weak)) void attend_bf16(const Op&, const Pass&, const Worker&);
 
-void attend(const Op& asked, const Pass& pass, const Worker& worker) {
+void attend(const Op& original, const Pass& pass, const Worker& worker) {
     if (pass.num_sequences == 0) return;
-    Op op = asked;
-    bool halves = attend_bf16 && op.stored == kBfloat16;
-    Pieces pieces(op, pass, kRowsOfWork);
+    Op op = original;
+    bool pairs = attend_bf16 && op.stored == kBfloat16;
+    Pieces pieces(op, pass, kRowsPerPiece);
     // A step that only decodes needs no barrier between writing the cache and reading it.
-    bool written_by_reader = op.fused_rope && !halves && pieces.one_each();
+    bool written_by_reader = op.fused_rope && !pairs && pieces.one_piece_per_head();
     if (op.fused_rope) {
         op.x = op.scratch;
         op.x_stride = op.num_heads * op.width;
         if (!written_by_reader) {
             for (Share s(pass.num_tokens * op.num_kv_heads, worker); s.begin < s.end; s.begin++)
-                rotate_and_write(asked, pass, s.begin / op.num_kv_heads, s.begin % op.num_kv_heads);
+                rotate_and_write(original, pass, s.begin / op.num_kv_heads, s.begin % op.num_kv_heads);
             worker.wait();
         }
     }
-    if (halves) return attend_bf16(op, pass, worker);
+    if (pairs) return attend_bf16(op, pass, worker);
     Piece piece, next;
     bool more = pieces.find(worker.thread, &piece);
     while (more) {
         more = pieces.find(worker.num_threads + worker.next(), &next);
         if (written_by_reader)
             for (int64_t i = piece.first; i < piece.last; i++)
-                rotate_and_write(asked, pass, pass.query_start[piece.sequence] + i, piece.head);
+                rotate_and_write(original, pass, pass.query_start[piece.sequence] + i, piece.head);
         if (op.stored == kBfloat16) attend_piece<bf16>(op, pass, piece, more ? &next : nullptr);
         else attend_piece<float>(op, pass, piece, more ? &next : nullptr);
         piece = next;

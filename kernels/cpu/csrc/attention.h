@@ -90,7 +90,7 @@ void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
 
 // Converts a row of scores to weights of keys first..last (inclusive; may lie outside of the row's count), 0 for the others.
 // Returns the factor by which the results of earlier chunks must be multiplied.
-float weigh(float* s, int64_t count, int64_t first, int64_t last, float cap, float* maximum, float* sum) {
+float softmax_chunk(float* s, int64_t count, int64_t first, int64_t last, float cap, float* maximum, float* sum) {
     if (first >= count) {
         std::fill_n(s, count, 0.0f);
         return 1.0f;
@@ -125,7 +125,7 @@ struct Pieces {
     }
     int64_t length() const { return pass.query_start[sequence + 1] - pass.query_start[sequence]; }
     // Whether each head of each sequence is one piece. Then only the piece's own thread reads what it writes to the cache.
-    bool one_each() const {
+    bool one_piece_per_head() const {
         for (int64_t i = 0; i < pass.num_sequences; i++)
             if (pass.query_start[i + 1] - pass.query_start[i] > tokens) return false;
         return true;

@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr int64_t kRowsOfWork = 128;  // query rows per piece: each chunk is packed once for all of them
+constexpr int64_t kRowsPerPiece = 128;  // query rows per piece: each chunk is packed once for all of them
 
 static_assert(kChunk % kPairStep == 0 && kPanel % kPairStep == 0);
 
@@ -53,7 +53,7 @@ void interleave(const bf16* even, const bf16* odd, int64_t width, int64_t k, int
 }
 
 // Rescales the results of earlier chunks to this chunk's maximum.
-void keep(float* results, int64_t width, float kept) {
+void rescale(float* results, int64_t width, float kept) {
     for (int64_t i = 0; i < width; i += kLanes) {
         Vec y = load(results + i) * splat(kept);
         store(results + i, zero_where_below(larger(y, splat(0) - y), FLT_MIN, y));
@@ -117,8 +117,8 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         for (int64_t r = 0; r < rows; r++) {
             int64_t own = position[piece.first + r / sharing] - chunk;
             float* scores = scratch.scores.data() + r * kChunk;
-            float kept = weigh(scores, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r], &scratch.sums[r]);
-            keep(scratch.results.data() + r * padded_width, padded_width, kept);
+            float kept = softmax_chunk(scores, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r], &scratch.sums[r]);
+            rescale(scratch.results.data() + r * padded_width, padded_width, kept);
             for (int64_t i = 0; i < padded; i++) narrow(scores[i], scratch.weights.data() + r * kChunk + i);
         }
 
@@ -145,7 +145,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
 }  // namespace
 
 void attend_bf16(const Op& op, const Pass& pass, const Worker& worker) {
-    Pieces pieces(op, pass, kRowsOfWork);
+    Pieces pieces(op, pass, kRowsPerPiece);
     Pairs pairs;
     Piece piece, next;
     bool more = pieces.find(worker.thread, &piece);

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 128;  // their part of x stays in the second-level cache
+constexpr int64_t kRowsPerChunk = 128;  // their part of x stays in the second-level cache
 constexpr int64_t kFewRows = 8;       // up to this many, each thread norms all rows, which is faster than a barrier
 constexpr int64_t kGroup = 3;         // panels per piece of work: 6 Vecs of columns, divisible by 2 and 3
 
@@ -37,7 +37,7 @@ struct Pieces {
     int64_t num_panels, groups, chunks;
     Pieces(int64_t num_columns, int64_t num_rows, int num_threads) {
         num_panels = (num_columns + kPanel - 1) / kPanel;
-        chunks = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+        chunks = (num_rows + kRowsPerChunk - 1) / kRowsPerChunk;
         int64_t singles = chunks == 1 ? kGroup * num_threads : 0;
         groups = std::max<int64_t>(0, num_columns / kPanel - singles) / kGroup;
     }
@@ -53,12 +53,12 @@ struct Pieces {
 
 // Vecs of columns at a time for this many rows: about twelve sums keep the execution units busy.
 template <int MR>
-constexpr int kWide = MR <= 2 ? 6 : MR <= 4 ? 3 : 2;
+constexpr int kVecsAtOnce = MR <= 2 ? 6 : MR <= 4 ? 3 : 2;
 
 // MR rows by a group of panels or by a single panel.
 template <int MR, class B>
 void multiply_part(PlainRows a, B b, int64_t num_k, int64_t panels, const Target& t, LinePrefetch& ahead) {
-    constexpr int wide = kWide<MR>;
+    constexpr int wide = kVecsAtOnce<MR>;
     if (panels < kGroup) {
         if (t.num_columns >= kPanel) multiply_in_registers<MR, 2, true>(a, b, num_k, t, ahead);
         else multiply_in_registers<MR, 2, false>(a, b, num_k, t, ahead);
@@ -104,7 +104,7 @@ void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
     static thread_local std::vector<float> both;
     int64_t columns = op.activation ? op.out_width / 2 : op.out_width, half = columns / kPanel;
     constexpr int64_t wide = kGroup * kPanel;
-    if (op.activation) both.resize(std::max<size_t>(both.size(), std::min(num_rows, kRowsAtOnce) * 2 * wide));
+    if (op.activation) both.resize(std::max<size_t>(both.size(), std::min(num_rows, kRowsPerChunk) * 2 * wide));
     Pieces pieces(columns, num_rows, worker.num_threads);
     for (int64_t piece = worker.thread, next; piece < pieces.count(); piece = next) {
         next = worker.num_threads + worker.next();
@@ -149,8 +149,8 @@ void norm_rows(Op& op, int64_t num_rows, const Worker& worker) {
 // See linear_bf16.cpp; null if the instruction set does not support it.
 __attribute__((weak)) void linear_bf16(const Op&, int64_t num_rows, const Worker&);
 
-void linear(const Op& asked, const Pass& pass, const Worker& worker) {
-    Op op = asked;
+void linear(const Op& original, const Pass& pass, const Worker& worker) {
+    Op op = original;
     int64_t n = num_rows(op, pass);
     bool pairs = linear_bf16 && op.stored == kBfloat16;
     if (op.norm) norm_rows(op, n, worker);
@@ -162,8 +162,8 @@ void linear(const Op& asked, const Pass& pass, const Worker& worker) {
     else linear_of<float>(op, n, worker);
     if (!later) return;
     worker.wait();
-    op.x = op.raw, op.x_stride = op.out_width, op.width = op.out_width / 2, op.y = asked.y, op.y_stride = asked.y_stride;
-    if (asked.activation == kGeluMul) gelu_mul(op, pass, worker);
+    op.x = op.raw, op.x_stride = op.out_width, op.width = op.out_width / 2, op.y = original.y, op.y_stride = original.y_stride;
+    if (original.activation == kGeluMul) gelu_mul(op, pass, worker);
     else silu_mul(op, pass, worker);
 }
 

@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 128;  // at the full depth of x: they stay in the second-level cache
+constexpr int64_t kRowsPerChunk = 128;  // at the full depth of x: they stay in the second-level cache
 constexpr int64_t kDepth = 512;       // a panel of that depth stays in the first-level cache
 constexpr int64_t kGroup = 4;         // panels per piece of work, at most
 
@@ -64,12 +64,12 @@ void finish(const Op& op, int64_t row, int64_t num_rows, int64_t panel, const fl
 }  // namespace
 
 void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
-    static thread_local std::vector<float> sums(kRowsAtOnce * kPanel);
+    static thread_local std::vector<float> sums(kRowsPerChunk * kPanel);
     const bf16* x = rounded(op, num_rows, worker);
     const bf16* weight = static_cast<const bf16*>(op.weight);
     int64_t depth = padded_depth(op.width), num_k = op.width + op.width % 2;
     int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
-    int64_t chunks = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+    int64_t chunks = (num_rows + kRowsPerChunk - 1) / kRowsPerChunk;
     // pieces of several panels, if there are enough for every thread
     int64_t group = std::max<int64_t>(1, std::min(kGroup, num_panels * chunks / (4 * worker.num_threads)));
     int64_t groups = (num_panels + group - 1) / group;

@@ -20,7 +20,7 @@ struct Logits {
     int64_t end(int64_t block) const { return std::min(size, (block + 1) * kBlock); }
 
     // Returns false for NaN, or if there is no finite maximum.
-    bool look(const float* logits, int64_t count) {
+    bool scan(const float* logits, int64_t count) {
         static_assert(kBlock % kLanes == 0);
         x = logits, size = count;
         maxima.resize((size + kBlock - 1) / kBlock);

@@ -27,7 +27,7 @@ public:
         }
         for (int64_t row = 0; row < num_rows; row += 2 * kTileRows) {
             int64_t count = std::min(2 * kTileRows, num_rows - row);
-            shape(std::min(kTileRows, count), std::max<int64_t>(0, count - kTileRows));
+            configure(std::min(kTileRows, count), std::max<int64_t>(0, count - kTileRows));
             const bf16* at = x + row * x_stride;
             float* to = sums + row * sums_stride;
             if (lower_) add_tiles<true>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to, sums_stride);
@@ -48,11 +48,11 @@ private:
 
     // Compilers' intrinsics for tiles do not declare the memory that they read (GCC 12: 8 of the 64 bytes of a configuration,
     // nothing of a tile): without this barrier, earlier stores might be reordered or eliminated.
-    static void settle(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
+    static void compiler_barrier(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
 
     int64_t upper_ = 0, lower_ = 0;  // rows of the upper tiles (0, 1, 4) and of the lower ones (2, 3, 5)
 
-    void shape(int64_t upper, int64_t lower) {
+    void configure(int64_t upper, int64_t lower) {
         if (upper == upper_ && lower == lower_) return;
         upper_ = upper, lower_ = lower;
         Config config;
@@ -62,7 +62,7 @@ private:
             config.rows[tile] = static_cast<uint8_t>(right ? kTileRows : std::max<int64_t>(1, low ? lower : upper));
             config.bytes_a_row[tile] = 64;
         }
-        settle(&config);
+        compiler_barrier(&config);
         _tile_loadconfig(&config);
     }
 
@@ -72,7 +72,7 @@ private:
                           float* sums, int64_t sums_stride) {
         int64_t sum_bytes = sums_stride * static_cast<int64_t>(sizeof(float));
         float* lower = sums + kTileRows * sums_stride;
-        settle(rest);
+        compiler_barrier(rest);
         if (fresh) {
             _tile_zero(0);
             _tile_zero(1);

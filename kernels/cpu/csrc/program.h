@@ -32,8 +32,8 @@ enum Stored : int32_t { kFloat32 = 0, kBfloat16 = 1 };
 struct Op {
     int32_t kind;
     int32_t on_logits_rows;  // 1: runs on the rows whose logits are needed (Pass::num_logits), 0: on all tokens
-    int32_t stored;  // dtype of `weight`, or of the cache
-    int32_t joined;  // 1: no barrier before the next operation
+    int32_t stored;          // dtype of `weight`, or of the cache
+    int32_t no_barrier;      // 1: no barrier before the next operation
     int64_t width;      // elements of a row, or of a head, of x
     int64_t out_width;  // linear: columns of y; rope: how many elements of a head are rotated, from the first on
     int64_t num_heads;

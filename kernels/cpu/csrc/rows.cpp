@@ -1,7 +1,7 @@
 // Row-wise operations: norms, rotary embedding, writing the cache, SiLU.
 //
 // What must always hold: a thread has the same rows in each of these, so that they may follow one another without a barrier
-// (Op::joined).
+// (Op::no_barrier).
 #include <algorithm>
 #include <vector>
 

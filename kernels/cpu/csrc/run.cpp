@@ -30,7 +30,7 @@ extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
         for (int64_t i = 0; i < num_ops; i++) {
             Worker worker{thread, num_threads, &counters[i * 8], &team};
             kernels[ops[i].kind](ops[i], *pass, worker);
-            if (!ops[i].joined) worker.wait();
+            if (!ops[i].no_barrier) worker.wait();
         }
     }
 }

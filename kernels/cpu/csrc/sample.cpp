@@ -19,10 +19,10 @@ struct Draw {
 
 namespace {
 
-constexpr int64_t kUndecided = -1;    // the oracle must draw
-constexpr int64_t kNoNumbers = -2;    // the oracle reports what is wrong
-constexpr double kDouble = 1e-10;     // error bound of float64 sums of at most 2^18 terms within two ulp: more than 2^18 x 2^-52
-constexpr double kFloat = 1e-5;       // the same for float32: three roundings of a score down to -40, and sums of 8 terms per lane
+constexpr int64_t kUndecided = -1;      // the oracle must draw
+constexpr int64_t kInvalidLogits = -2;  // the oracle reports what is wrong
+constexpr double kDouble = 1e-10;       // error bound of float64 sums of at most 2^18 terms within two ulp: more than 2^18 x 2^-52
+constexpr double kFloat = 1e-5;         // the same for float32: three roundings of a score down to -40, and sums of 8 terms per lane
 
 // Philox4x32-10 (Salmon et al., SC 2011), as in ../../sampling/philox.py.
 double uniform(uint64_t seed, uint64_t position) {
@@ -77,7 +77,7 @@ struct Row : Logits {
     }
 };
 
-enum class Outcome { kDrawn, kMore, kUnsure };
+enum class Outcome { kDrawn, kNeedsMore, kUncertain };
 
 // Draws among row.found; all other tokens have lower scores and this mass in total, with an error of at most `off`.
 Outcome draw_among(Row& row, const Draw& d, double u, double rest, double off, int64_t* id) {
@@ -89,11 +89,11 @@ Outcome draw_among(Row& row, const Draw& d, double u, double rest, double off, i
         double limit = d.top_p * total, mass = 0;
         int64_t kept = 0;
         for (; kept < count; kept++) {
-            if (kept > 0 && std::abs(mass - limit) <= 2 * margin) return Outcome::kUnsure;
+            if (kept > 0 && std::abs(mass - limit) <= 2 * margin) return Outcome::kUncertain;
             if (kept > 0 && mass >= limit) break;
             mass += row.at(kept).mass;
         }
-        if (kept == count && rest > 0 && mass <= limit + 2 * margin) return Outcome::kMore;
+        if (kept == count && rest > 0 && mass <= limit + 2 * margin) return Outcome::kNeedsMore;
         count = kept;
         total = mass;
         margin = kDouble * total;
@@ -102,13 +102,13 @@ Outcome draw_among(Row& row, const Draw& d, double u, double rest, double off, i
     double target = u * total, mass = 0;
     for (int64_t i = 0; i < count; i++) {
         mass += row.at(i).mass;
-        if (std::abs(mass - target) <= 2 * margin) return Outcome::kUnsure;
+        if (std::abs(mass - target) <= 2 * margin) return Outcome::kUncertain;
         if (mass > target) {
             *id = row.at(i).id;
             return Outcome::kDrawn;
         }
     }
-    return rest > 0 ? Outcome::kMore : Outcome::kUnsure;
+    return rest > 0 ? Outcome::kNeedsMore : Outcome::kUncertain;
 }
 
 int64_t draw(Row& row, const Draw& d) {
@@ -139,7 +139,7 @@ int64_t draw(Row& row, const Draw& d) {
         double rest = all ? 0 : row.mass_below(least, d.temperature);
         Outcome outcome = draw_among(row, d, u, rest, kFloat * rest, &id);
         if (outcome == Outcome::kDrawn) return id;
-        if (outcome == Outcome::kUnsure && all) return kUndecided;
+        if (outcome == Outcome::kUncertain && all) return kUndecided;
     }
     return kUndecided;
 }
@@ -152,6 +152,6 @@ extern "C" void quipu_sample(const float* logits, int64_t stride, int64_t vocab_
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(num_threads)) if (num_rows > 1)
     for (int64_t r = 0; r < num_rows; r++) {
         static thread_local Row row;
-        ids[r] = row.look(logits + r * stride, vocab_size) ? draw(row, draws[r]) : kNoNumbers;
+        ids[r] = row.scan(logits + r * stride, vocab_size) ? draw(row, draws[r]) : kInvalidLogits;
     }
 }

@@ -13,7 +13,7 @@ struct Scored {
 
 namespace {
 
-constexpr int64_t kNoNumbers = 0;  // in place of a rank
+constexpr int64_t kInvalidLogits = 0;  // in place of a rank
 
 struct Token {
     float logit;
@@ -25,8 +25,8 @@ struct Row : Logits {
     double log_mass;
     std::vector<Token> found;
 
-    bool weigh(const float* logits, int64_t count) {
-        if (!look(logits, count)) return false;
+    bool load_logits(const float* logits, int64_t count) {
+        if (!scan(logits, count)) return false;
         log_mass = std::log(mass_below(INFINITY, 1));
         return true;
     }
@@ -63,8 +63,8 @@ extern "C" void quipu_score(const float* logits, int64_t stride, int64_t vocab_s
     for (int64_t s = 0; s < num_scored; s++) {
         static thread_local Row row;
         const Scored& one = scored[s];
-        if (!row.weigh(logits + one.row * stride, vocab_size)) {
-            ranks[s] = kNoNumbers;
+        if (!row.load_logits(logits + one.row * stride, vocab_size)) {
+            ranks[s] = kInvalidLogits;
             continue;
         }
         logprobs[s] = row.logprob(row.x[one.target]);

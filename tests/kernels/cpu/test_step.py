@@ -154,15 +154,15 @@ def test_model_that_bypasses_ops_is_refused(checkpoints: dict[str, Path], bypass
         record(bypassing, weights, backend.cache, BOUNDS)
 
 
-def test_joined_operations_do_not_conflict(checkpoints: dict[str, Path]) -> None:
+def test_operations_without_barriers_do_not_conflict(checkpoints: dict[str, Path]) -> None:
     """Between two barriers, no operation writes what an earlier one reads: other threads may still be reading."""
     ops = list(make_cpu_backend(checkpoints["gemma2"])._program.whole)
     written = sorted({place for op in ops for place in (op.y, op.scratch, op.raw) if place})
     group: set[int] = set()
-    num_joined = 0
+    num_without_barrier = 0
     for op in ops:
         assert not {op.y, op.scratch, op.raw} - {None} & group
         places = [written[bisect.bisect(written, place) - 1] for place in (op.x, op.z) if place]
-        group = group | {*places, op.y, op.scratch, op.raw} - {None} if op.joined else set()
-        num_joined += op.joined
-    assert num_joined >= 4
+        group = group | {*places, op.y, op.scratch, op.raw} - {None} if op.no_barrier else set()
+        num_without_barrier += op.no_barrier
+    assert num_without_barrier >= 4

@@ -53,11 +53,11 @@ def test_mixed_batch(backend: ReferenceBackend, cold: torch.Tensor) -> None:
     results, position = [], 0
     for index, size in enumerate([201, 150, 161] + [1] * NUM_COMPARED):
         row = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": mine}
-        others_rows = [
+        other_rows = [
             {"token_ids": tokens, "position": 0, "blocks": table} for tokens, table in zip(OTHERS, others, strict=True)
         ]
         place = index % 5
-        batch = make_batch(*others_rows[:place], row, *others_rows[place:])
+        batch = make_batch(*other_rows[:place], row, *other_rows[place:])
         position += size
         if size == 1:
             results.append(backend.logits(batch, [batch.query_start[place + 1] - 1]))
