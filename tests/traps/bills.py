@@ -1,4 +1,4 @@
-"""Shared by the traps about retries: requests over HTTP into a real ledger, and its reports."""
+"""Helpers of the traps about retries: requests over HTTP that are recorded in a real ledger, and its reports."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ from itertools import pairwise
 import trio
 
 from tests.runtimes import small_runtime
-from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
+from tests.traps.wire import SHARED, TIGHT, run_preempted_requests, samples, settle
 
 
 async def test_counters_never_decrease(autojump_clock: trio.abc.Clock) -> None:
     """A request is readmitted with more cached tokens than its prompt has: no counter decreases, and it is served."""
     async with small_runtime(**TIGHT) as client:
-        result = await crowd(client)
+        result = await run_preempted_requests(client)
         await settle(client)
         again = await client.ask([*SHARED, 300], max_tokens=1)
         history = [*result.counters, samples(client)]

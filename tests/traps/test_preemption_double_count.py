@@ -10,13 +10,13 @@ import trio
 
 from quipu.kernels.fake import continuation
 from tests.runtimes import small_runtime, text_of
-from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
+from tests.traps.wire import SHARED, TIGHT, run_preempted_requests, samples, settle
 
 
 async def test_second_admission_adds_no_hits(autojump_clock: trio.abc.Clock) -> None:
     """Two requests are preempted and find their own blocks again; clients and counters get the first match."""
     async with small_runtime(**TIGHT) as client:
-        result = await crowd(client)
+        result = await run_preempted_requests(client)
         await settle(client)
         after = samples(client)
     for answer, prompt in zip(result.answers, result.prompts, strict=True):

@@ -8,14 +8,14 @@ from __future__ import annotations
 import trio
 
 from tests.runtimes import small_runtime
-from tests.traps.wire import SHARED, TIGHT, crowd, settle
+from tests.traps.wire import SHARED, TIGHT, run_preempted_requests, settle
 
 
 async def test_preempted_request_keeps_its_hit(autojump_clock: trio.abc.Clock) -> None:
     """Requests that computed positions twice report the blocks granted first, like the request that was not
     preempted."""
     async with small_runtime(**TIGHT) as client:
-        result = await crowd(client)
+        result = await run_preempted_requests(client)
         await settle(client)
     preempted = [answer for answer in result.answers if answer.record.recomputed_tokens > 0]
     assert 0 < len(preempted) < len(result.answers)

@@ -15,7 +15,7 @@ from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import StepResult
 from quipu.kernels.fake import continuation
 from tests.runtimes import Client, small_runtime, text_of
-from tests.traps.wire import TIGHT, crowd, prompt_of, samples, settle
+from tests.traps.wire import TIGHT, prompt_of, run_preempted_requests, samples, settle
 
 
 @pytest.mark.parametrize("num_blocks", [11, 12, 13])
@@ -26,7 +26,7 @@ async def test_steps_in_flight_at_a_preemption(
     """However many steps in flight contain a preempted request, each token is emitted once and in order, and every pass
     is booked."""
     async with small_runtime(**{**TIGHT, "num_blocks": num_blocks}, max_steps_in_flight=max_steps_in_flight) as client:
-        result = await crowd(client)
+        result = await run_preempted_requests(client)
         await settle(client)
         after = samples(client)
     for answer, prompt in zip(result.answers, result.prompts, strict=True):

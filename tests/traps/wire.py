@@ -1,4 +1,4 @@
-"""Shared by the traps: the real application over a real runtime, its counters, and a runtime that must preempt."""
+"""Helpers of the traps: the real application over a real runtime, its counters, and a runtime that must preempt."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ async def settle(client: Client) -> None:
 
 
 TIGHT = {"num_blocks": 12, "max_model_len": 11 * BLOCK, "watermark": 0.0}
-"""A runtime for `crowd`: 11 usable blocks."""
+"""A runtime for `run_preempted_requests`: 11 usable blocks."""
 SHARED = prompt_of(2 * BLOCK, seed=99)
-"""How every prompt of `crowd` begins."""
+"""The beginning of every prompt of `run_preempted_requests`."""
 
 
 @attrs.frozen
-class Crowd:
+class PreemptedRun:
     prompts: list[list[int]]
     answers: list[Answer]
     num_tokens: int
@@ -64,11 +64,12 @@ class Crowd:
     """The samples of /metrics before, at every hundredth of a second, and after."""
 
 
-async def crowd(client: Client) -> Crowd:
-    """Three requests that begin with two cached blocks and outgrow a `TIGHT` runtime together.
+async def run_preempted_requests(client: Client) -> PreemptedRun:
+    """Run three requests that begin with two cached blocks and together outgrow a `TIGHT` runtime.
 
-    The first is spared, the others are preempted, one of them several times. When they come back they find as much as
-    at first, or more, up to more than their prompts fill: their own outputs are among it.
+    The first is spared; the others are preempted, one of them several times. When they are admitted again they find at
+    least as many cached tokens as at first, and up to more than their prompts have, since their own outputs are cached
+    as well.
     """
     await client.ask([*SHARED, 300], max_tokens=1)
     prompts = [SHARED + prompt_of(6 + 5 * index, seed=index) for index in range(3)]
@@ -90,4 +91,4 @@ async def crowd(client: Client) -> Crowd:
             nursery.start_soon(one, index)
     counters.append(samples(client))
     assert counters[-1]["num_preemptions_total"] > 0, "the runtime must be too small for all requests"
-    return Crowd(prompts, [answers[index] for index in range(3)], 70, counters)
+    return PreemptedRun(prompts, [answers[index] for index in range(3)], 70, counters)

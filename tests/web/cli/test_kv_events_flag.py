@@ -44,6 +44,7 @@ def test_disabled(text: str) -> None:
 
 
 def test_null_publisher() -> None:
+    """The publisher `null` disables events."""
     assert parse(publisher="null") is None
 
 

@@ -94,7 +94,7 @@ def probe_app(probe: Probe) -> QuartTrio:
     @app.route("/upload", methods=["POST"])
     async def upload() -> str:
         connection = request.scope.get("state", {}).get("connection")
-        if connection is not None:  # by our server; the stock server does not call it
+        if connection is not None:  # set by our server only
             await connection.ask_for_body()
         return str(len(await request.get_data()))
 
