@@ -8,7 +8,7 @@ sequence knows each of its tokens before its first row.
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 from ..messages.executor import StepPlan, ToScore
 from ..messages.sampling import SamplingParams
@@ -22,8 +22,7 @@ _NOTHING: list[int] = []
 """Column entry of a row that gets no block and feeds no token from here. Never changed."""
 
 
-@attrs.frozen
-class DecodeRows:
+class DecodeRows(msgspec.Struct, frozen=True, gc=False):
     """The rows of a step that decode."""
 
     sequences: list[Sequence]

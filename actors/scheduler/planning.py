@@ -14,7 +14,7 @@ Sequences and their places are in `state.py`, plans are made in `plan_builder.py
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 from ..messages.accountant import StepReport
 from ..messages.block_manager import Reserve
@@ -30,8 +30,7 @@ from .sequence import Status
 from .state import SchedulerState
 
 
-@attrs.frozen
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """What to send now: the plan first, then the report of earlier steps."""
 
     plan: StepPlan | None

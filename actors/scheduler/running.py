@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import attrs
+import msgspec
 
 from .config import SchedulerConfig
 from .sequence import Sequence
@@ -25,8 +25,7 @@ MAX_CANDIDATE_KEYS = 1 << 15
 0.4 s."""
 
 
-@attrs.frozen
-class Draft:
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """A step before the block manager has been asked."""
 
     decoding: list[Sequence]
@@ -123,7 +122,7 @@ class RunningSet:
         """
         rank = self._waiting.rank
         served = sorted(zip(draft.rows, draft.counts, strict=True), key=lambda row: rank(row[0]))
-        return attrs.evolve(draft, rows=[s for s, _ in served], counts=[count for _, count in served])
+        return msgspec.structs.replace(draft, rows=[s for s, _ in served], counts=[count for _, count in served])
 
     def _split_by_phase(self) -> None:
         running = sorted(self._running.values(), key=self._waiting.rank)
