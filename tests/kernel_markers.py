@@ -19,4 +19,4 @@ def _missing_reason() -> str:
 
 
 _missing = _missing_reason()
-needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)
+needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)  # no compiler or no AVX2; the reason says which

@@ -117,7 +117,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 250_000.0, "partial_rotary_factor": 0.75},
     ),
     # a dense layer, and one whose experts' width is not divisible by any vector length
-    "qwen3-moe": lambda: Qwen3MoeConfig(  # type: ignore[call-arg]  # takes more than it declares
+    "qwen3-moe": lambda: Qwen3MoeConfig(  # type: ignore[call-arg]  # also accepts undeclared fields
         **_SHARED, intermediate_size=96, moe_intermediate_size=40, num_experts=11, num_experts_per_tok=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, norm_topk_prob=True, mlp_only_layers=[0],
         use_sliding_window=False,

@@ -88,7 +88,7 @@ def test_same_kinds_add_up() -> None:
     assert Known(3) + Known(4) == Known(7)
     assert Known(3) - Known(4) == Known(-1)
     assert Estimate(3) + Estimate(4) == Estimate(7)
-    assert Known(3) != Estimate(3)  # type: ignore[comparison-overlap]  # what mypy finds out of types, this sees at run time
+    assert Known(3) != Estimate(3)  # type: ignore[comparison-overlap]  # checked at run time here
 
 
 RANK = {Known: 0, Estimate: 1, Unknown: 2}

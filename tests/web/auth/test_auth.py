@@ -19,13 +19,9 @@ from quipu.web.auth.auth import OPEN_ROUTES, needs_admin
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
 from quipu.web.http.server import serve
+from tests.openai_httpx import httpx
 from tests.runtimes import BLOCK, small_runtime
 from tests.web.fakes import Client, FakeDesk
-
-try:
-    import httpx2 as httpx  # the HTTP client on which newer releases are built
-except ImportError:
-    import httpx  # type: ignore[no-redef]  # one of them is there
 
 PATIENCE_S = 5.0
 PATH = "/v1/completions"

@@ -10,12 +10,8 @@ import pytest
 
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.web.app import make_app
+from tests.openai_httpx import httpx
 from tests.web.fakes import FakeDesk, failure, scripted
-
-try:
-    import httpx2 as httpx  # the HTTP client on which newer releases are built
-except ImportError:
-    import httpx  # type: ignore[no-redef]  # one of them is there
 
 
 @asynccontextmanager
