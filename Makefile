@@ -41,7 +41,8 @@ $(VENV)/installed-test: $(VENV)/installed
 serve: install ## serve MODEL on HOST:PORT with ARGS
 	@exec $(BIN)/quipu serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-test: install-test lint types layers pytest ## lint, type checks, import contracts and tests
+test: install-test lint ## lint, type checks, import contracts and tests
+	@$(MAKE) --no-print-directory -j 2 layers types pytest
 
 test-long: install-test ## run the property tests with many more examples
 	$(BIN)/python -m pytest --hypothesis-profile long
