@@ -57,14 +57,14 @@ def _add_file(history: ChatHistory, name: str) -> str:
     if not name:
         history.documents.clear()
         return "documents removed"
-    path = Path(name).expanduser()
     try:
+        path = Path(name).expanduser()
         if not path.is_file():  # a device would never end
             raise CommandError(f"{name} is not a file" if path.exists() else f"there is no file {name}")
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise CommandError(f"{name} is not a text file in UTF-8") from error
-    except (OSError, RuntimeError, ValueError) as error:  # also an unknown ~user, a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # the last two for an unknown ~user and for a NUL
         raise CommandError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
     history.documents[name] = text
     return f"{name}: {len(text):,} characters in the system message"
