@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             model = arguments.model or run_until_stopped(partial(find_model, arguments.base_url, headers))
         except DiscoveryError as error:
-            failure = Failure(error.kind, str(error))
+            failure = Failure(error.kind or "", str(error))  # without a kind the message says all
             terminal.complain(describe_failure(failure, arguments.base_url, has_key=bool(key)))
             return EXIT_FAILED
         if model is None:

@@ -39,8 +39,9 @@ def obey(line: str, history: ChatHistory) -> str:
 def help_text() -> str:
     """Return the list of commands and keys."""
     rows = [(command.usage, command.help) for command in COMMANDS.values()]
-    rows += [(QUIT, "leave; also Ctrl-D, or Ctrl-C at the prompt"), ("Ctrl-C", "stop the answer that is streaming")]
-    return "\n".join(["in the chat:", *(f"  {usage:<14}{text}" for usage, text in rows)])
+    rows.append((QUIT, "leave; also Ctrl-D, or Ctrl-C at the prompt"))
+    lines = [f"  {usage:<14}{text}" for usage, text in rows]
+    return "\n".join(["in the chat:", *lines, "While an answer streams, Ctrl-C stops it."])
 
 
 def _reset(history: ChatHistory, rest: str) -> str:

@@ -31,7 +31,7 @@ def describe_failure(failure: Failure, base_url: str, *, has_key: bool) -> str:
                 f"--base-url ({failure.message})"
             )
         case "http_401" if has_key:
-            return f"{base_url} does not accept this key (--api-key or OPENAI_API_KEY): {failure.message}"
+            return f"{base_url} does not accept this key: check --api-key or OPENAI_API_KEY"
         case "http_401":
             return f"{base_url} requires a key: give --api-key or set OPENAI_API_KEY"
         case "http_404":
@@ -44,4 +44,6 @@ def describe_failure(failure: Failure, base_url: str, *, has_key: bool) -> str:
             return f"{base_url} closed the connection without an answer: {failure.message}"
         case "not_a_stream":
             return f"{base_url} did not answer with a stream: {failure.message}"
+        case "":
+            return failure.message
     return f"{failure.kind.replace('http_', 'HTTP ')}: {failure.message}"
