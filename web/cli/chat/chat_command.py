@@ -7,10 +7,11 @@ in the input builds on the answer.
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ import attrs
 from ..bench.answer import Failure, Piece
 from ..bench.client import Target
 from ..bench.discovery import DiscoveryError, find_model
+from ..bench.values import visible
 from ..bench.workload import Ask
 from .chat_flags import make_parser
 from .chat_history import ChatHistory, Turn
@@ -28,6 +30,7 @@ from .terminal import Terminal, silence
 from .wording import describe_counts, describe_failure
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -38,38 +41,44 @@ class ChatError(Exception):
 def main(argv: Sequence[str]) -> int:
     """Run the command; `argv` is without `chat`. Returns the exit code."""
     arguments = make_parser().parse_args(argv)
-    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     terminal = Terminal.of(sys.stdin, sys.stdout, sys.stderr, os.environ)
     try:
-        try:
-            model = arguments.model or run_until_stopped(partial(find_model, arguments.base_url, headers))
-        except DiscoveryError as error:
-            failure = Failure(error.kind or "", str(error))  # without a kind the message says all
-            terminal.complain(describe_failure(failure, arguments.base_url, has_key=bool(key)))
-            return EXIT_FAILED
+        key = arguments.api_key or visible(os.environ.get("OPENAI_API_KEY", ""))
+    except argparse.ArgumentTypeError as error:
+        terminal.complain(f"OPENAI_API_KEY: {error}")
+        return EXIT_USAGE
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        model = arguments.model or run_until_stopped(partial(find_model, arguments.base_url, headers))
         if model is None:
             return EXIT_INTERRUPTED
-        fields: dict[str, Any] = {
-            "model": model,
-            "temperature": arguments.temperature,
-            "max_tokens": arguments.max_tokens,
-            "chat_template_kwargs": None if arguments.thinking is None else {"enable_thinking": arguments.thinking},
-        }
-        target = Target(
-            url=f"{arguments.base_url}/v1/chat/completions",
-            headers=headers,
-            fields={name: value for name, value in fields.items() if value is not None},
-            extra_fields={},
-            timeout_s=math.inf,  # the user can stop it
-        )
-        chat = Chat(arguments.base_url, target, bool(key), terminal, ChatHistory(arguments.system))
-        return chat.run()
+        target = make_target(arguments, model, headers)
+        return Chat(arguments.base_url, target, bool(key), terminal, ChatHistory(arguments.system)).run()
+    except DiscoveryError as error:
+        failure = Failure(error.kind or "", str(error))  # without a kind the message says all
+        terminal.complain(describe_failure(failure, arguments.base_url, has_key=bool(key)))
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         silence(sys.stdout)
         return EXIT_FAILED
+
+
+def make_target(arguments: argparse.Namespace, model: str, headers: Mapping[str, str]) -> Target:
+    fields: dict[str, Any] = {
+        "model": model,
+        "temperature": arguments.temperature,
+        "max_tokens": arguments.max_tokens,
+        "chat_template_kwargs": None if arguments.thinking is None else {"enable_thinking": arguments.thinking},
+    }
+    return Target(
+        url=f"{arguments.base_url}/v1/chat/completions",
+        headers=headers,
+        fields={name: value for name, value in fields.items() if value is not None},
+        extra_fields={},
+        timeout_s=math.inf,  # the user can stop it
+    )
 
 
 @attrs.define(eq=False)

@@ -23,9 +23,9 @@ def make_parser() -> argparse.ArgumentParser:
         default="http://127.0.0.1:8000",
         help="URL of the server, with or without /v1 (default: %(default)s)",
     )
-    add("--model", help="model to request (default: the first that GET /v1/models lists)")
+    add("--model", type=_text, help="model to request (default: the first that GET /v1/models lists)")
     add("--api-key", type=visible, help="sent as a bearer token (default: $OPENAI_API_KEY)")
-    add("--system", default="", metavar="TEXT", help="system message")
+    add("--system", type=_text, default="", metavar="TEXT", help="system message")
     add("--temperature", type=_temperature, metavar="T", help="(default: the server's)")
     add("--max-tokens", type=positive, metavar="N", help="maximum length of an answer (default: the server's)")
     add(
@@ -34,6 +34,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="send `enable_thinking` to the chat template (default: as the template decides)",
     )
     return parser
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes that the locale could not decode
+        raise argparse.ArgumentTypeError("not valid UTF-8") from error
+    return text
 
 
 def _temperature(text: str) -> float:

@@ -243,12 +243,28 @@ def test_no_model(chat: Chat) -> None:
         assert "lists no model; name one with --model" in chat(server.url, ["hi"]).errors
 
 
-@pytest.mark.parametrize("flags", [("--temperature", "nan"), ("--temperature=-1",), ("--max-tokens", "0")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--temperature", "nan"),
+        ("--temperature=-1",),
+        ("--max-tokens", "0"),
+        ("--system", "\udcff"),
+        ("--api-key", "ü"),
+    ],
+)
 def test_invalid_flags(chat: Chat, flags: tuple[str, ...]) -> None:
-    """A value that no server would take is refused at once."""
+    """A value that cannot be sent, or that no server would take, is refused at once."""
     with pytest.raises(SystemExit) as ended:
         chat("http://127.0.0.1:1", ["hi"], *flags)
     assert ended.value.code == 2
+
+
+def test_invalid_key_in_the_environment(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that cannot be sent is an error that does not show it."""
+    monkeypatch.setenv("OPENAI_API_KEY", "schlüssel")
+    ended = chat("http://127.0.0.1:1", ["hi"])
+    assert (ended.code, ended.errors) == (2, "quipu: OPENAI_API_KEY: a header must be printable ASCII\n")
 
 
 def test_interrupt_stops_an_answer() -> None:
