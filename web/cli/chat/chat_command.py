@@ -60,8 +60,10 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except OSError as error:
         silence(sys.stdout)
+        if not isinstance(error, BrokenPipeError):  # its reader wants no more
+            terminal.complain(f"cannot write the answer: {error.strerror or error}")
         return EXIT_FAILED
 
 

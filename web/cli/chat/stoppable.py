@@ -21,13 +21,30 @@ T = TypeVar("T")
 
 
 def ask_until_stopped(target: Target, ask: Ask, on_piece: Callable[[Piece], object]) -> Outcome | None:
-    """Return the outcome, or None if the user stopped the answer. `on_piece` is called with its text as it arrives."""
+    """Return the outcome, or None if the user stopped the answer. `on_piece` is called with its text as it arrives.
 
-    async def work() -> Outcome:
-        async with Client.of(target) as client:
-            return await client.ask(ask, on_piece)
+    Raises the OSError of an `on_piece` that cannot print.
+    """
+    errors: list[OSError] = []
 
-    return run_until_stopped(work)
+    async def work() -> Outcome | None:
+        with trio.CancelScope() as scope:
+
+            def take(piece: Piece) -> None:
+                try:
+                    on_piece(piece)
+                except OSError as error:  # raised here, it would leave the response's generators unfinished
+                    errors.append(error)
+                    scope.cancel()
+
+            async with Client.of(target) as client:
+                return await client.ask(ask, take)
+        return None
+
+    outcome = run_until_stopped(work)
+    if errors:
+        raise errors[0]
+    return outcome
 
 
 def run_until_stopped(work: Callable[[], Awaitable[T]]) -> T | None:

@@ -8,14 +8,10 @@ import pytest
 
 from quipu.web.cli.bench.answer import Piece
 from quipu.web.cli.chat.terminal import Terminal
+from tests.web.cli.chat.scripted_chats import Screen
 
 HOSTILE = "a\x1b[2Jb\x07\x9b1m\r\n\tü 🪢"
 DIM, NORMAL = "\x1b[2m", "\x1b[22m"
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def terminal_on(output: io.StringIO, errors: io.StringIO, term: str = "xterm") -> Terminal:
