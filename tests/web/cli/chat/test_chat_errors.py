@@ -149,7 +149,7 @@ def test_output_that_cannot_be_written(chat: Chat, monkeypatch: pytest.MonkeyPat
     if what == "full":
         os.close(writing)
         writing = os.open("/dev/full", os.O_WRONLY)
-    endless = Reply(pieces=[chat_event({"content": "x"})] * 100_000)
+    endless = Reply(pieces=[chat_event({"content": "x\n"})] * 100_000)
     with os.fdopen(writing, "w") as output, serving(answering(endless), pause_s=0.001) as server:
         monkeypatch.setattr("sys.stdout", output)
         ended = chat(server.url, ["hi", "never sent"])
