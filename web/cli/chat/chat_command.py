@@ -129,7 +129,7 @@ class Chat:
             self.terminal.show(piece)
 
         outcome = ask_until_stopped(self.target, Ask({"messages": self.history.messages(question)}), take)
-        self.terminal.end_answer()
+        self.terminal.end_answer(is_stopped=outcome is None)
         if outcome is not None and outcome.failure is not None:
             raise ChatError(describe_failure(outcome.failure, self.base_url, has_key=self.has_key))
         if outcome is None and not self.terminal.is_interactive:

@@ -72,10 +72,11 @@ class Terminal:
         else:
             self._write(self._output, _harmless(piece.text) if self._output.isatty() else piece.text)
 
-    def end_answer(self) -> None:
-        """End the line of an answer."""
-        if self._shown is not None and not self._shown.text.endswith("\n"):
-            self._write(self._errors if self._shown.is_reasoning else self._output, "\n")
+    def end_answer(self, *, is_stopped: bool = False) -> None:
+        """End the line of an answer; of a stopped one also if it is empty, since the terminal has shown `^C`."""
+        shown = self._shown
+        if (is_stopped and self.is_interactive) or (shown is not None and not shown.text.endswith("\n")):
+            self._write(self._errors if shown is not None and shown.is_reasoning else self._output, "\n")
         self._shown = None
 
     def note(self, text: str) -> None:
