@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def make_tokenizer(size: int) -> dict[str, Any]:
     """Return `tokenizer.json`: the demo's entries and merges, then pairs of its entries, each with its merge."""
     tokenizer: dict[str, Any] = json.loads((DEMO / "tokenizer.json").read_text("utf-8"))
     vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
-    added = {token["content"] for token in tokenizer["added_tokens"]}
+    added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    vocabulary.update(added)  # those that the model lacks have the ids after its own
     # of whole characters only: a stream shows an incomplete character with the next token, or never
     whole = [entry for entry in vocabulary if entry not in added and all("!" <= c <= "~" or c in SPACES for c in entry)]
     for left, right in pairs(whole):
@@ -107,7 +109,8 @@ def make_checkpoint(folder: Path, **changes: Any) -> Path:
     shape = SHAPE | changes
     (folder / "config.json").write_text(json.dumps(shape, indent=2))
     (folder / "tokenizer.json").write_text(json.dumps(make_tokenizer(shape["vocab_size"])))
-    (folder / "tokenizer_config.json").write_text((DEMO / "tokenizer_config.json").read_text())
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(DEMO / name, folder / name)
     save_file(dict(make_weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
     done.write_text(json.dumps({"eos_token_id": 2, "pad_token_id": 0, "do_sample": False}))
     return folder
