@@ -17,12 +17,12 @@ from quipu.actors.shared.token_decoding import byte_alphabet
 from quipu.actors.shared.tokenizers_library import Library
 from quipu.actors.tokenizer import text_bound
 from quipu.actors.tokenizer.text_bound import SLICE_MARGIN_BYTES, TextBound, find_bound
-from tests.actors.tokenizer.tokenizer_kinds import BASES, CORPUS, END, START, TOKENS, demo, make
+from tests.actors.tokenizer.tokenizer_kinds import BASES, CORPUS, END, START, TOKENS, make, tiny
 
 
 def normalizing(*kinds: normalizers.Normalizer) -> Callable[[], Tokenizer]:
     def make_one() -> Tokenizer:
-        tokenizer = demo()
+        tokenizer = tiny()
         tokenizer.normalizer = normalizers.Sequence(list(kinds))
         return tokenizer
 
@@ -31,7 +31,7 @@ def normalizing(*kinds: normalizers.Normalizer) -> Callable[[], Tokenizer]:
 
 def dropping(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Callable[[], Tokenizer]:
     def make_one() -> Tokenizer:
-        tokenizer = demo()
+        tokenizer = tiny()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, pre_tokenizers.ByteLevel()])
         return tokenizer
 
@@ -54,7 +54,7 @@ def without_unknown() -> Tokenizer:
 
 def stripping(**flags: bool) -> Callable[[], Tokenizer]:
     def make_one() -> Tokenizer:
-        tokenizer = demo()
+        tokenizer = tiny()
         tokenizer.add_tokens([AddedToken(START, normalized=False, special=True, **flags)])
         return tokenizer
 
@@ -115,7 +115,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "single bytes, stripping": single_bytes(lstrip=True),
     "unigram": unigram_of_bytes,
 }
-BOUND = ("demo, plain", "qwen, plain", "roberta, plain", "llama 2, plain", "NFKC", "strips", "bytes", "unigram")
+BOUND = ("tiny, plain", "qwen, plain", "roberta, plain", "llama 2, plain", "NFKC", "strips", "bytes", "unigram")
 """Kinds used by real models: they must have a bound."""
 UNBOUND = ("metaspace first, plain", "bert, plain", "some bytes, fused", "unknown", "splits away", "delimiters")
 """Kinds that fuse or drop unknown characters, or drop more than whitespace."""
