@@ -15,13 +15,13 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
+from typing import TYPE_CHECKING, Any
 
 from bench.shapes import QWEN3_06B, TINY
 from quipu.actors.shared.checkpoint import DEMO
+
+if TYPE_CHECKING:  # it takes a second, and most of those who import this find the checkpoint already made
+    import torch
 
 SHAPE: dict[str, Any] = {
     **QWEN3_06B,
@@ -70,6 +70,8 @@ def pairs(entries: list[str]) -> Iterator[tuple[str, str]]:
 
 def make_weights(shape: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of the checkpoint; each is seeded by its name."""
+    import torch
+
     hidden, mlp, width = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     query, key_value = shape["num_attention_heads"] * width, shape["num_key_value_heads"] * width
     yield "model.embed_tokens.weight", draw("embedding", shape["vocab_size"], hidden)
@@ -96,12 +98,16 @@ def make_weights(shape: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def draw(name: str, rows: int, columns: int) -> torch.Tensor:
+    import torch
+
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1)
     return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(0, STD, generator=generator)
 
 
 def make_checkpoint(folder: Path, **changes: Any) -> Path:
     """Write the checkpoint unless it exists. `changes` override fields of the shape."""
+    from safetensors.torch import save_file
+
     done = folder / "generation_config.json"
     if done.exists():
         return folder
