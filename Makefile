@@ -16,7 +16,7 @@ PEERS := .peers/vllm
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve test test-long stalls test-triton gpu gpu-wheels kill-ledger mutants lint types layers pytest format peers dist clean
+.PHONY: help install install-test serve chat test test-long stalls test-triton gpu gpu-wheels kill-ledger mutants lint types layers pytest format peers dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ $(VENV)/installed-test: $(VENV)/installed
 
 serve: install ## serve MODEL on HOST:PORT with ARGS
 	@exec $(BIN)/quipu serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+chat: install ## talk to the model that is served on HOST:PORT, with ARGS
+	@exec $(BIN)/quipu chat --base-url http://$(HOST):$(PORT) $(ARGS)
 
 test: install-test lint ## lint, type checks, import contracts and tests
 	@$(MAKE) --no-print-directory -j 2 layers types pytest

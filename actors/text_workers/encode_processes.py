@@ -173,7 +173,8 @@ class EncodeProcesses:
             process.load(self._source)
         except (OSError, LibraryPanic) as error:
             self._end(process)
-            log.error("encode_worker.not_started", error=type(error).__name__)
+            if not self._is_closed:  # otherwise `close` has ended it
+                log.error("encode_worker.not_started", error=type(error).__name__)
             raise WorkerUnavailable from error
         except WorkerUnavailable:
             self._end(process)

@@ -22,6 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .bench.command import main as bench
 
         return bench(argv[1:])
+    if argv[:1] == ["chat"]:  # another client
+        from .chat.chat_command import main as chat
+
+        return chat(argv[1:])
     arguments = make_parser().parse_args(argv)
     match arguments.command:
         case "keys":
@@ -43,6 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     add_serve_flags(commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs"))
     commands.add_parser("bench", help="measure a server or an engine: `quipu bench --help`")
+    commands.add_parser("chat", help="talk to a served model: `quipu chat --help`")
     add_ledger_actions(commands.add_parser("ledger", help="verify, export or reconcile the usage ledger"))
     add_usage_flags(commands.add_parser("usage", help="show usage by model, key or tenant"))
     add_key_actions(commands.add_parser("keys", help="create API keys for a key file"))

@@ -6,6 +6,7 @@ synchronous. Unknown is not 0: a count that the server did not send stays None.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -52,6 +53,15 @@ class Outcome:
     failure: Failure | None
     saw_done: bool
     """Whether the stream ended with `[DONE]`."""
+    finish_reason: str | None = None
+
+
+@attrs.frozen
+class Piece:
+    """Some output, as it arrives."""
+
+    text: str
+    is_reasoning: bool = False
 
 
 class _PromptDetails(msgspec.Struct):
@@ -90,13 +100,14 @@ _decoder = msgspec.json.Decoder(_Chunk)
 @attrs.define(eq=False)
 class AnswerReader:
     started_s: float
+    _on_piece: Callable[[Piece], object] | None = None
+    """Called with each piece of text."""
     _events: EventReader = attrs.field(factory=EventReader)
     _times_s: list[float] = attrs.field(factory=list)
     _texts: list[str] = attrs.field(factory=list)
     _usage: ReportedUsage = ReportedUsage()
     _failure: Failure | None = None
-    _is_finished: bool = False
-    """A finish reason has arrived."""
+    _finish_reason: str | None = None
     _done_s: float | None = None
     has_begun: bool = False
     """Some of the body has arrived."""
@@ -121,7 +132,7 @@ class AnswerReader:
         saw_done = self.is_done and self._failure is None
         if not self.is_done:
             self._failure = failure
-            if failure is None and not (self._is_finished and self._events.is_between):
+            if failure is None and not (self._finish_reason is not None and self._events.is_between):
                 self._failure = Failure("stream_ended_early", "the stream ended without a finish reason or [DONE]")
         times_s = self._times_s
         return Outcome(
@@ -134,6 +145,7 @@ class AnswerReader:
             usage=self._usage,
             failure=self._failure,
             saw_done=saw_done,
+            finish_reason=self._finish_reason,
         )
 
     def _take(self, data: bytes, now_s: float) -> None:
@@ -158,15 +170,19 @@ class AnswerReader:
 
     def _take_choice(self, choice: _Choice) -> bool:
         """Return whether the choice carried output."""
-        self._is_finished |= choice.finish_reason is not None
+        if choice.finish_reason is not None:
+            self._finish_reason = choice.finish_reason
         delta = choice.delta
+        thought = (delta.reasoning_content or delta.reasoning) if delta is not None else None
+        if thought and self._on_piece is not None:
+            self._on_piece(Piece(thought, is_reasoning=True))
         text = choice.text or (delta.content if delta is not None else None)
         if text:
             self._texts.append(text)
+            if self._on_piece is not None:
+                self._on_piece(Piece(text))
             return True
-        return delta is not None and bool(
-            delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls
-        )
+        return delta is not None and bool(thought or delta.refusal or delta.tool_calls)
 
     def _fail(self, kind: str, message: str, now_s: float) -> None:
         self._failure = Failure(kind, message[:MAX_MESSAGE])

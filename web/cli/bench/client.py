@@ -7,7 +7,7 @@ no retries, redirects or proxies: exactly the given server is measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +16,7 @@ import attrs
 import httpx2
 import orjson
 
-from .answer import MAX_MESSAGE, AnswerReader, Failure, Outcome, message_of
+from .answer import MAX_MESSAGE, AnswerReader, Failure, Outcome, Piece, message_of
 from .workload import Ask
 
 DRAIN_S = 1.0
@@ -71,9 +71,10 @@ class Client:
     ) -> None:
         await self._http.__aexit__(kind, error, trace)
 
-    async def ask(self, ask: Ask) -> Outcome:
+    async def ask(self, ask: Ask, on_piece: Callable[[Piece], object] | None = None) -> Outcome:
+        """Send a request and return its outcome. `on_piece` is called with its output as it arrives."""
         body = self.target.body(ask)
-        reader = AnswerReader(anyio.current_time())
+        reader = AnswerReader(anyio.current_time(), on_piece)
         failure: Failure | None = None
         with anyio.move_on_after(self.target.timeout_s) as scope:
             try:

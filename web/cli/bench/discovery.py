@@ -17,6 +17,11 @@ ASSUMED_VOCABULARY = 8000
 class DiscoveryError(Exception):
     """The server does not report what is needed. The message names the flag that provides it."""
 
+    def __init__(self, message: str, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """As in `Failure`, if there was no usable response: `connect`, `http_401`."""
+
 
 class _Model(msgspec.Struct):
     id: str
@@ -57,7 +62,9 @@ async def _get(url: str, headers: Mapping[str, str]) -> bytes:
         try:
             response = await http.get(url, timeout=PATIENCE_S)
         except httpx2.HTTPError as error:
-            raise DiscoveryError(f"GET {url}: {str(error) or type(error).__name__}") from error
+            kind = "connect" if isinstance(error, httpx2.ConnectError) else None
+            raise DiscoveryError(f"GET {url}: {str(error) or type(error).__name__}", kind) from error
     if response.status_code != httpx2.codes.OK:
-        raise DiscoveryError(f"GET {url} was answered {response.status_code}; name a model with --model")
+        message = f"GET {url} was answered {response.status_code}; name a model with --model"
+        raise DiscoveryError(message, f"http_{response.status_code}")
     return response.content

@@ -1,4 +1,4 @@
-"""A scripted OpenAI-compatible server on a real socket, for the tests of `quipu bench serve`.
+"""A scripted OpenAI-compatible server on a real socket, for the tests of `quipu bench serve` and `quipu chat`.
 
 Each request is kept and answered by the test's own function with a `Reply`, whose pieces are written one by one.
 """
@@ -6,14 +6,15 @@ Each request is kept and answered by the test's own function with a `Reply`, who
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
 import attrs
 import h11
 from anyio.abc import SocketStream
+from anyio.from_thread import start_blocking_portal
 
 
 @attrs.frozen
@@ -109,6 +110,16 @@ async def bench_server(answer: Callable[[Request], Reply], pause_s: float = 0.0)
         serving.start_soon(listener.serve, server.serve)
         yield server
         serving.cancel_scope.cancel()
+
+
+@contextmanager
+def serving(answer: Callable[[Request], Reply], pause_s: float = 0.0) -> Iterator[BenchServer]:
+    """Run a scripted server in a thread, for a command that brings its own loop."""
+    with (
+        start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(bench_server(answer, pause_s)) as server,
+    ):
+        yield server
 
 
 def event(payload: Any) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quipu.web.cli.bench.answer import AnswerReader, Failure, Outcome, ReportedUsage
+from quipu.web.cli.bench.answer import AnswerReader, Failure, Outcome, Piece, ReportedUsage
 from tests.web.cli.bench.bench_server import DONE, chat_event, event, text_event, usage_event
 
 
@@ -119,3 +119,18 @@ def test_event_that_is_no_chunk(data: bytes) -> None:
     """An event that is not a chunk fails the request and is quoted."""
     outcome = read((2.0, data))
     assert outcome.failure is not None and outcome.failure.kind == "bad_event"
+
+
+def test_pieces_are_passed_on_as_they_arrive() -> None:
+    """Each piece of text is passed on by the call that completes its event, reasoning as such and not in the text."""
+    pieces: list[Piece] = []
+    reader = AnswerReader(1.0, pieces.append)
+    first = chat_event({"reasoning_content": "hm"})
+    reader.feed(first[:20], 1.1)
+    assert pieces == []
+    reader.feed(first[20:] + chat_event({"reasoning": "m", "content": "wörd"}), 1.2)
+    assert pieces == [Piece("hm", is_reasoning=True), Piece("m", is_reasoning=True), Piece("wörd")]
+    reader.feed(text_event(" two", "length"), 1.3)
+    assert pieces[3:] == [Piece(" two")]
+    outcome = reader.end(2.0)
+    assert (outcome.text, outcome.finish_reason, outcome.failure) == ("wörd two", "length", None)

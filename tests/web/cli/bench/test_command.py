@@ -5,25 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from quipu.web.cli.cli import main as quipu
-from tests.web.cli.bench.bench_server import BenchServer, Reply, Request, bench_server, good_reply, text_event
+from tests.web.cli.bench.bench_server import BenchServer, Reply, Request, good_reply, serving, text_event
 
 SMALL = ("--num-prompts", "3", "--random-input-len", "5", "--random-output-len", "2")
-
-
-@contextmanager
-def serving(answer: Callable[[Request], Reply]) -> Iterator[BenchServer]:
-    """Run a scripted server in a thread, for a command that brings its own loop."""
-    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(bench_server(answer)) as server:
-        yield server
 
 
 def quipu_like_reply(request: Request) -> Reply:

@@ -1,0 +1,108 @@
+"""Reading lines and printing answers, with a terminal and without.
+
+Standard output gets the answers and nothing else. Reasoning, counts, notices and errors go to standard error, dimmed if
+that is a terminal; both are the same screen then. What must always hold: no control character of a server reaches a
+terminal, which would obey it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import Final, TextIO
+
+import attrs
+
+from ..bench.answer import Piece
+
+PROMPT: Final = "> "
+_DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
+_HARMLESS: Final = dict.fromkeys((*range(32), *range(127, 160)), "�") | {
+    ord("\n"): "\n",
+    ord("\t"): "\t",
+    ord("\r"): None,
+}
+
+
+@attrs.define(eq=False)
+class Terminal:
+    _input: TextIO
+    _output: TextIO
+    _errors: TextIO
+    _can_dim: bool
+    is_interactive: bool
+    """Whether somebody types and reads."""
+    _shown: Piece | None = None
+    """The last piece of an answer that has not ended."""
+
+    @classmethod
+    def of(cls, stdin: TextIO, stdout: TextIO, stderr: TextIO, environment: Mapping[str, str]) -> Terminal:
+        """Return a terminal on the process's streams, which from now on replace what they cannot encode or decode."""
+        for stream in (stdin, stdout, stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        is_interactive = stdin.isatty() and stdout.isatty()
+        if is_interactive:
+            with suppress(ImportError):
+                import_module("readline")  # from now on `input` edits lines and recalls them
+        can_dim = stderr.isatty() and environment.get("TERM", "dumb") != "dumb"
+        return cls(stdin, stdout, stderr, can_dim, is_interactive)
+
+    def read_line(self) -> str | None:
+        """Return the next line without its end, or None if there is none. Prompts if somebody types."""
+        if not self.is_interactive:
+            line = self._input.readline()
+            return line.rstrip("\r\n") if line else None
+        try:
+            return input(PROMPT)
+        except EOFError:
+            self._write(self._output, "\n")
+            return None
+
+    def show(self, piece: Piece) -> None:
+        """Print a piece of an answer at once."""
+        if self._shown is not None and self._shown.is_reasoning and not piece.is_reasoning:
+            self.end_answer()
+        self._shown = piece
+        if piece.is_reasoning:
+            self._write(self._errors, self._dimmed(piece.text))
+        else:
+            self._write(self._output, _harmless(piece.text) if self._output.isatty() else piece.text)
+
+    def end_answer(self) -> None:
+        """End the line of an answer."""
+        if self._shown is not None and not self._shown.text.endswith("\n"):
+            self._write(self._errors if self._shown.is_reasoning else self._output, "\n")
+        self._shown = None
+
+    def note(self, text: str) -> None:
+        """Print counts or a notice."""
+        self._write(self._errors, self._dimmed(text) + "\n")
+
+    def complain(self, message: str) -> None:
+        """Print an error on one line."""
+        self._write(self._errors, f"quipu: {_harmless(' '.join(message.split()))}\n")
+
+    def leave_prompt(self) -> None:
+        """End the line of a prompt that was interrupted."""
+        if self.is_interactive:
+            self._write(self._output, "\n")
+
+    def _dimmed(self, text: str) -> str:
+        return f"{_DIM}{_harmless(text)}{_NORMAL}" if self._can_dim else _harmless(text)
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        stream.write(text)
+        stream.flush()  # two streams may be one screen
+
+
+def silence(stream: TextIO) -> None:
+    """Discard what a stream whose reader has gone still holds, so that its flush at exit does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _harmless(text: str) -> str:
+    return text.translate(_HARMLESS)
