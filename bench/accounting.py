@@ -66,11 +66,11 @@ class Work(NamedTuple):
 def make_work(num_requests: int, seed: int, lengths: tuple[int, int] = (64, 192)) -> list[Work]:
     """Make greedy streams: prompts of two cached blocks and one of their own; output lengths within `lengths`."""
     rng = random.Random(seed)
-    shared = rng.choices(range(300, 4000), k=SHARED_TOKENS)
+    shared = rng.choices(range(300, 3000), k=SHARED_TOKENS)
     work = []
     for _ in range(num_requests):
         num_tokens = rng.randint(*lengths)
-        prompt = shared + rng.choices(range(300, 4000), k=PROMPT_TOKENS - SHARED_TOKENS)
+        prompt = shared + rng.choices(range(300, 3000), k=PROMPT_TOKENS - SHARED_TOKENS)
         fields = {"model": "demo", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
         work.append(Work(json.dumps(fields | {"stream": True}).encode(), num_tokens))
     return work

@@ -52,8 +52,10 @@ TEXT = st.one_of(
     st.sampled_from(["Hello.", "A quipu is a ledger of knotted cords.", " " * 300, "a" * 1000, "é漢😀" * 50]),
     st.builds(lambda piece, count: piece * count, st.text(min_size=1, max_size=5), st.sampled_from([1, 10, 100])),
 )
-TOKEN = st.integers(0, 4095) | st.sampled_from([-1, 4096, 2**40])
-TOKENS = mostly(st.lists(st.integers(0, 4095), min_size=1, max_size=80), st.lists(TOKEN, max_size=5))
+LAST_TOKEN = 3071
+"""The last of the demo's vocabulary, which is smaller than that of the tests' checkpoint."""
+TOKEN = st.integers(0, LAST_TOKEN) | st.sampled_from([-1, LAST_TOKEN + 1, 4096, 2**40])
+TOKENS = mostly(st.lists(st.integers(0, LAST_TOKEN), min_size=1, max_size=80), st.lists(TOKEN, max_size=5))
 PART = st.fixed_dictionaries({"type": mostly(st.just("text"), st.just("image_url")), "text": TEXT})
 ID = st.sampled_from(["c1", "c2", "c3", ""])
 OBJECT: Strategy[Any] = st.dictionaries(st.text(max_size=8), JUNK, max_size=3)
@@ -82,11 +84,11 @@ _VALUES: Mapping[str, Strategy[Any]] = {
     "boolean": st.booleans(),
     "seed": st.integers(-5, 5) | st.sampled_from([2**63, 2**64, -(2**63)]),
     "biases": mostly(
-        st.dictionaries(st.integers(0, 4095).map(str), st.floats(-100, 100), max_size=4),
+        st.dictionaries(st.integers(0, LAST_TOKEN).map(str), st.floats(-100, 100), max_size=4),
         st.dictionaries(st.integers(-1, 4097).map(str) | st.text(max_size=3), st.floats(-101, 101), max_size=4),
     ),
-    "some_token_ids": mostly(st.lists(st.integers(0, 4095), min_size=1, max_size=6), st.lists(TOKEN, max_size=6)),
-    "token_ids": mostly(st.lists(st.integers(0, 4095), max_size=4), st.lists(TOKEN, max_size=4)),
+    "some_token_ids": mostly(st.lists(st.integers(0, LAST_TOKEN), min_size=1, max_size=6), st.lists(TOKEN, max_size=6)),
+    "token_ids": mostly(st.lists(st.integers(0, LAST_TOKEN), max_size=4), st.lists(TOKEN, max_size=4)),
     "words": st.lists(TEXT.map(lambda text: text[:300]), max_size=4),
 }
 """By the parser that reads them (`web/api/sampling.py`)."""

@@ -44,7 +44,7 @@ PARTS = {
     "elsewhere": "HTTP, hops between actors and processes, waiting for the processor",
 }
 WORDS = [f"{what}{number}" for what in ("knot", "cord", "day") for number in range(10)]
-TOKENS_A_WORD = 2.9
+TOKENS_A_WORD = 2.5
 CHAT = "/v1/chat/completions"
 MAX_TOKENS = 4
 

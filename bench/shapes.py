@@ -34,4 +34,4 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
-"""Overrides of `QWEN3_06B`; the vocabulary is that of the demo's tokenizer."""
+"""Overrides of `QWEN3_06B`; the vocabulary is a little larger than the demo's."""

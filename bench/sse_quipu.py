@@ -24,7 +24,7 @@ from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import ServingInfo
-from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO, read_info
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.web.app import make_app
 from quipu.web.http.server import serve
@@ -136,7 +136,7 @@ def runtime_config() -> RuntimeConfig:
         max_num_batched_tokens=2048,
         eos_token_ids=(),
     )
-    return RuntimeConfig(engine=engine, model_names=("demo",), vocab_size=4096, kv_dtype="none")
+    return RuntimeConfig(engine=engine, model_names=("demo",), vocab_size=read_info(DEMO).vocab_size, kv_dtype="none")
 
 
 async def run(control_socket: socket.socket, *, detokenize: bool) -> None:

@@ -11,7 +11,7 @@ class TokenSource:
 
     def __init__(self) -> None:
         library = load_library(DEMO)
-        texts = {i: library.tokenizer.decode([i]) for i in range(300, 3900)}
+        texts = {i: library.tokenizer.decode([i]) for i in range(300, library.tokenizer.get_vocab_size())}
         self._ids = [i for i, text in texts.items() if text.isascii() and text.strip().isalpha()]
 
     def of_step(self, step: int, num_streams: int) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import httpcore2
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
@@ -44,6 +45,7 @@ def shared_tls_context() -> Iterator[None]:
     """Load the certificates only once: it takes 20 ms per HTTP client, and no test uses TLS."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
         yield
 
 

@@ -32,12 +32,12 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import ServingInfo
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
 from quipu.actors.tokenizer.encoder import load_encoder
 from quipu.actors.wiring import Runtime, open_runtime
 from quipu.kernels.fake import Dials, FakeBackend
+from tests.tiny import TINY
 
 BLOCK = 16
 
@@ -52,7 +52,7 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
     """Make the config of a small runtime, with 63 usable blocks of 16 tokens by default; `changes` by field name."""
     engine_fields = {field.name for field in attrs.fields(EngineConfig)}
     engine = {
-        "model_path": str(DEMO),
+        "model_path": str(TINY),
         "executor": "fake",
         "dtype": "auto",
         "load_format": "auto",
@@ -188,13 +188,13 @@ async def read_answer(ticket: RequestTicket) -> Answer:
 
 
 kept_library, kept_encoder, kept_decoder = cache(load_library), cache(load_encoder), cache(Decoder)
-"""Kept because the demo model's takes as long to load as the rest of a small runtime, and is immutable."""
+"""Kept because the tiny model's takes as long to load as the rest of a small runtime, and is immutable."""
 
 
 @asynccontextmanager
 async def open_with_kept_vocabulary(*arguments: Any, **options: Any) -> AsyncIterator[Runtime]:
-    """Open a runtime; the vocabulary of the demo model is loaded once for all of them."""
-    if arguments[0].engine.model_path == str(DEMO):
+    """Open a runtime; the vocabulary of the tiny model is loaded once for all of them."""
+    if arguments[0].engine.model_path == str(TINY):
         kept = {"load_library": kept_library, "load_encoder": kept_encoder, "Decoder": kept_decoder}
     else:
         kept = {}
@@ -246,5 +246,5 @@ async def small_runtime(
 
 def text_of(token_ids: list[int]) -> str:
     """Return the complete text that a client sees for token ids."""
-    decoder = kept_decoder(kept_library(DEMO)).make_decoder(skip_special_tokens=True, prompt_tail=())
+    decoder = kept_decoder(kept_library(TINY)).make_decoder(skip_special_tokens=True, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import attrs
 
-DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo"
+DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo" / "checkpoint"
 """The checkpoint that ships with the package."""
 
 _DTYPES = ("bfloat16", "float16", "float32")

@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
+from typing import TYPE_CHECKING, Any
 
 from bench.shapes import QWEN3_06B, TINY
 from quipu.actors.shared.checkpoint import DEMO
+
+if TYPE_CHECKING:  # it takes a second, and most of those who import this find the checkpoint already made
+    import torch
 
 SHAPE: dict[str, Any] = {
     **QWEN3_06B,
@@ -47,7 +48,8 @@ def make_tokenizer(size: int) -> dict[str, Any]:
     """Return `tokenizer.json`: the demo's entries and merges, then pairs of its entries, each with its merge."""
     tokenizer: dict[str, Any] = json.loads((DEMO / "tokenizer.json").read_text("utf-8"))
     vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
-    added = {token["content"] for token in tokenizer["added_tokens"]}
+    added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    vocabulary.update(added)  # those that the model lacks have the ids after its own
     # of whole characters only: a stream shows an incomplete character with the next token, or never
     whole = [entry for entry in vocabulary if entry not in added and all("!" <= c <= "~" or c in SPACES for c in entry)]
     for left, right in pairs(whole):
@@ -68,6 +70,8 @@ def pairs(entries: list[str]) -> Iterator[tuple[str, str]]:
 
 def make_weights(shape: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of the checkpoint; each is seeded by its name."""
+    import torch
+
     hidden, mlp, width = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     query, key_value = shape["num_attention_heads"] * width, shape["num_key_value_heads"] * width
     yield "model.embed_tokens.weight", draw("embedding", shape["vocab_size"], hidden)
@@ -94,12 +98,16 @@ def make_weights(shape: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def draw(name: str, rows: int, columns: int) -> torch.Tensor:
+    import torch
+
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1)
     return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(0, STD, generator=generator)
 
 
 def make_checkpoint(folder: Path, **changes: Any) -> Path:
     """Write the checkpoint unless it exists. `changes` override fields of the shape."""
+    from safetensors.torch import save_file
+
     done = folder / "generation_config.json"
     if done.exists():
         return folder
@@ -107,7 +115,8 @@ def make_checkpoint(folder: Path, **changes: Any) -> Path:
     shape = SHAPE | changes
     (folder / "config.json").write_text(json.dumps(shape, indent=2))
     (folder / "tokenizer.json").write_text(json.dumps(make_tokenizer(shape["vocab_size"])))
-    (folder / "tokenizer_config.json").write_text((DEMO / "tokenizer_config.json").read_text())
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(DEMO / name, folder / name)
     save_file(dict(make_weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
     done.write_text(json.dumps({"eos_token_id": 2, "pad_token_id": 0, "do_sample": False}))
     return folder

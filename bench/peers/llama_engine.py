@@ -169,7 +169,7 @@ def convert(model: Path) -> Path:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     tokenizer = json.loads((model / "tokenizer.json").read_text("utf-8"))
-    special = {token["content"] for token in tokenizer["added_tokens"]}
+    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
     vocabulary = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")

@@ -21,13 +21,10 @@ from typing import Any
 
 import attrs
 
-import quipu.kernels
 from bench.stalls.monitor import health_of
+from quipu.actors.shared.checkpoint import DEMO
 
 PATIENCE_S = 60.0
-QWEN_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _LETTER_A = "67"
 """The token of every stream, in the demo's vocabulary."""
 _COMMON = ("--executor", "fake", "--fake-step-seconds", "0.01", "--fake-token-id", _LETTER_A)
@@ -90,7 +87,7 @@ def serving(kind: str, folder: Path) -> Iterator[Server]:
     """Run a server of this kind until the block is left."""
     folder.mkdir()
     checkpoint = folder / "demo"
-    shutil.copytree(Path(str(next(iter(quipu.kernels.__path__)))) / "demo", checkpoint)
+    shutil.copytree(DEMO, checkpoint)
     how = KINDS[kind]
     how.change(checkpoint)
 
@@ -145,25 +142,28 @@ def _long(folder: Path) -> None:
     _edit(folder / "config.json", lambda config: config.update(max_position_embeddings=_LONG))
 
 
-def _qwen(folder: Path) -> None:
+def _gpt2(folder: Path) -> None:
+    """Split text as GPT-2 does, where the demo splits as Qwen does."""
     _long(folder)
-    split = {"type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, byte_level]}
-    _edit(folder / "tokenizer.json", lambda parts: parts.update(pre_tokenizer=pre_tokenizer))
+    pre_tokenizer = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    _edit(folder / "tokenizer.json", lambda parts: parts.update(normalizer=None, pre_tokenizer=pre_tokenizer))
 
 
 def _template(source: str) -> Callable[[Path], None]:
     # behaves normally when tried at start-up: only a client's message triggers it
-    return lambda folder: _edit(folder / "tokenizer_config.json", lambda config: config.update(chat_template=source))
+    return lambda folder: _write(folder / "chat_template.jinja", source)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8")
 
 
 _FLAGS_LONG = ("--num-blocks", "80000")
 KINDS: dict[str, Kind] = {
     "demo": Kind(),
     "small": Kind(flags=("--max-model-len", "1024")),
-    "long": Kind(_long, _FLAGS_LONG),
-    "qwen": Kind(_qwen, _FLAGS_LONG),
+    "long": Kind(_gpt2, _FLAGS_LONG),
+    "qwen": Kind(_long, _FLAGS_LONG),
     "looping": Kind(_template(("{% for a in range(99999) %}" * 3) + ("{% endfor %}" * 3))),
     "writing": Kind(_template("{% for a in range(99999) %}{{ 'a' * 99999 }}{% endfor %}")),
     "recursing": Kind(_template("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}")),

@@ -1,4 +1,4 @@
-"""The whole of quipu on one event loop, over HTTP, with the reference backend and the demo checkpoint."""
+"""The whole of quipu on one event loop, over HTTP, with the reference backend and the tiny checkpoint."""
 
 from __future__ import annotations
 

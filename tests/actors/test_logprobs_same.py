@@ -1,6 +1,6 @@
 """The same prompt cold, warm, in chunks, beside 30 others: the same text and the same logprobs, to the bit.
 
-The tests run the whole of quipu on one event loop, over HTTP, on the reference backend with the demo checkpoint.
+The tests run the whole of quipu on one event loop, over HTTP, on the reference backend with the tiny checkpoint.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ void step or another token would be noticed. `prompt_scores` and `continuation_s
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ from quipu.actors.messages.accountant import Completed, Refused
 from quipu.actors.messages.detokenizer import Tokens, Track
 from quipu.actors.messages.handler import ScoredDelta
 from quipu.actors.messages.scores import Scores, StepScores
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.kernels.fake import Dials, continuation, continuation_scores, prompt_scores
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
+from tests.tiny import TINY
 from tests.traps.wire import CHAT, COMPLETIONS, TIGHT, body, over_http, prompt_of, samples, settle
 from tests.vocabularies import Vocabulary
 
@@ -84,7 +83,7 @@ def one_by_one(token_id: int) -> str:
 
 @cache
 def vocabulary() -> Vocabulary:
-    return Vocabulary(Path(DEMO))
+    return Vocabulary(TINY)
 
 
 async def test_outputs_cold_warm_and_streamed(autojump_clock: trio.abc.Clock) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import trio
 
-from quipu.actors.shared.checkpoint import DEMO
 from tests.actors.reference_runtime import Server, cached, reference_runtime
 from tests.runtimes import value_of
+from tests.tiny import TINY
 from tests.traps.wire import COMPLETIONS, body, prompt_of
 from tests.vocabularies import Vocabulary
 
@@ -29,7 +29,7 @@ EVERYTHING = {
     "stop_token_ids": [510, 520],
 }
 """With these, each sample depends on every token before it."""
-vocabulary = Vocabulary(DEMO)
+vocabulary = Vocabulary(TINY)
 
 
 def text_of(answer: dict[str, Any], index: int = 0) -> str:

@@ -16,7 +16,7 @@ from bench.engine_overhead import describe, period_of
 from bench.http_load import Answer
 from bench.request_budget import PARTS, budget_of, make_chat
 from bench.spans import FOLDER, Span, own_seconds, read_spans
-from quipu.actors.shared.checkpoint import DEMO
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
 
@@ -149,10 +149,10 @@ def run_with_spans(code: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [("engine_overhead", "--quick"), ("request_budget", "--rounds", "2")])
 def test_commands_run(command: tuple[str, ...]) -> None:
-    """With the demo model every row is printed, and no part of a budget is negative."""
+    """With the tiny model every row is printed, and no part of a budget is negative."""
     root = Path(__file__).resolve().parents[2]
     name, *flags = command
-    arguments = [sys.executable, "-m", f"bench.{name}", *flags, "--json", "--model", "kernels/demo"]
+    arguments = [sys.executable, "-m", f"bench.{name}", *flags, "--json", "--model", str(TINY)]
     ended = subprocess.run(arguments, cwd=root, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == 0, ended.stderr
     rows = {row["name"]: row["value"] for row in json.loads(ended.stdout)["rows"]}
@@ -166,7 +166,7 @@ def test_commands_run(command: tuple[str, ...]) -> None:
 
 def test_growing_chat_tokens() -> None:
     """The three ways give the same ids, and each is timed."""
-    vocabulary = Vocabulary(DEMO)
+    vocabulary = Vocabulary(TINY)
     assert vocabulary.template is not None
     row = measure_row(vocabulary.library, vocabulary.template, 4, 80, 1)
     assert row["num_tokens"] > 4 * 80

@@ -25,6 +25,7 @@ from bench.peers.checkpoint import SHAPE, make_tokenizer, make_weights
 from bench.peers.servers import PEERS, PeerFailed, Server
 from bench.peers.thin_server import run_engine, serve
 from tests.processes import free_ports
+from tests.tiny import TINY
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
@@ -216,7 +217,7 @@ def test_paused_server(tmp_path: Path) -> None:
     peer = attrs.evolve(
         PEERS[0], command=lambda model, port: ["-m", "quipu.web.cli.cli", "serve", model, "--port", str(port), *flags]
     )
-    server = Server(peer, Path("kernels/demo"), tmp_path / "log")
+    server = Server(peer, TINY, tmp_path / "log")
     try:
         assert server.wait() == {"weights": "bfloat16", "kv": "bfloat16"}
         assert len(ask_all(server.port, [completion("m", [5, 6], 4)])[0].tokens_s) == 4

@@ -14,15 +14,15 @@ TIGHT_BLOCKS = 25
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model with a large block pool, logging at debug level."""
-    with serving(tmp_path_factory.mktemp("demo"), "--log-level", "debug", "--num-blocks", "1200") as server:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The tiny model with a large block pool, logging at debug level."""
+    with serving(tmp_path_factory.mktemp("tiny"), "--log-level", "debug", "--num-blocks", "1200") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model with a block pool so small that requests are preempted."""
+    """The tiny model with a block pool so small that requests are preempted."""
     with serving(tmp_path_factory.mktemp("tight"), "--num-blocks", str(TIGHT_BLOCKS)) as server:
         yield server
 
@@ -35,9 +35,9 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(demo: Server) -> Iterator[openai.OpenAI]:
-    """The official client of the demo server."""
-    with demo.client() as client:
+def client(tiny: Server) -> Iterator[openai.OpenAI]:
+    """The official client of the tiny model's server."""
+    with tiny.client() as client:
         yield client
 
 
@@ -45,7 +45,7 @@ def client(demo: Server) -> Iterator[openai.OpenAI]:
 def _leave_shared_servers_at_rest(request: pytest.FixtureRequest) -> Iterator[None]:
     """Check after each test that no account is open, no block is held and no account is disputed."""
     yield
-    for name in ("demo", "tight", "fake"):
+    for name in ("tiny", "tight", "fake"):
         if name in request.fixturenames:
             metrics = request.getfixturevalue(name).wait_at_rest()
             assert metrics["usage_disputed_total"] == 0

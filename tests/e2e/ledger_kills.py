@@ -28,7 +28,7 @@ from quipu.actors.ledger.folder import LedgerFolder
 from quipu.actors.ledger.reading import entries_after, open_reader
 from quipu.actors.ledger.segment_files import BEGINNING
 from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import Server, eventually, has_ended, start_quipu
+from tests.e2e.servers import Server, eventually, has_ended, serve_command, start_quipu
 
 NUM_CLIENTS = 10
 START_S = 100.0
@@ -60,7 +60,7 @@ def kill_repeatedly(folder: Path, *, num_kills: int, seed: int, flags: list[str]
     data_dir = folder / "data"
     for life in range(num_kills + 1):
         admitted_before = _admitted(data_dir)
-        process, log_path = start_quipu(folder, "serve", "--port", "0", *flags)
+        process, log_path = start_quipu(folder, *serve_command("--port", "0", *flags))
         server = Server(process, log_path)
         is_last = life == num_kills
         try:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.kernels.fake import continuation
 from tests.runtimes import text_of
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
 _WORDS = "the list method returns a new object that sorts every item in place when its key is given as second argument"
 
-vocabulary = Vocabulary(Path(DEMO))
-"""The demo model's, which is also used with the fake executor."""
+vocabulary = Vocabulary(TINY)
+"""The tiny model's, which is also used with the fake executor."""
 
 
 def text_prompt(tag: str, num_words: int) -> str:

@@ -26,12 +26,19 @@ import openai
 from quipu.web.auth.key_file import hash_key
 from tests.e2e.launcher import Launched, launch
 from tests.processes import PATIENCE_S, eventually, has_ended
+from tests.tiny import TINY
 
 NAMED = os.environ.get("QUIPU_COMMAND")
 QUIPU = Path(NAMED or Path(sys.executable).with_name("quipu"))
 """The command under test; `test_wheel.py` sets that of an installed wheel."""
 Process = subprocess.Popen[bytes] | Launched
 BLOCK = 16
+
+
+def serve_command(*flags: str) -> list[str]:
+    """Return the arguments of `quipu serve` with `flags`. Unless they begin with a model, it is `TINY`."""
+    named = bool(flags) and not flags[0].startswith("-")
+    return ["serve", *flags] if named else ["serve", str(TINY), "--served-model-name", "demo", *flags]
 
 
 def start_quipu(folder: Path, *arguments: str) -> tuple[Process, Path]:
@@ -181,8 +188,8 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
-    """Run `quipu serve FLAGS` until the block is left; it must then exit with `exit_code` and leave no process."""
-    process, log_path = start_quipu(folder, "serve", "--port", "0", *flags)
+    """Run `serve_command(*flags)` until the block is left; it must then exit with `exit_code` and leave no process."""
+    process, log_path = start_quipu(folder, *serve_command(*flags), "--port", "0")
     server = Server(process, log_path)
     try:
         server.wait_listening()

@@ -16,9 +16,9 @@ USER = {"role": "user", "content": "What is tied into a quipu?"}
 
 
 @pytest.fixture
-def claude(demo: Server) -> Iterator[anthropic.Anthropic]:
+def claude(tiny: Server) -> Iterator[anthropic.Anthropic]:
     """The official client, without retries and with strict type validation."""
-    with demo.anthropic_client() as client:
+    with tiny.anthropic_client() as client:
         yield client
 
 
@@ -161,19 +161,19 @@ def test_models(claude: anthropic.Anthropic) -> None:
     assert model.id == "demo" and claude.models.retrieve("demo") == model
 
 
-def test_abandoned_stream(claude: anthropic.Anthropic, demo: Server) -> None:
+def test_abandoned_stream(claude: anthropic.Anthropic, tiny: Server) -> None:
     """Closing a stream early is not an error, and the server comes to rest (checked by this folder's fixture)."""
     with claude.messages.stream(**ask(max_tokens=2000)) as stream:
         assert next(iter(stream)).type == "message_start"
 
 
-def test_billing_header(demo: Server) -> None:
+def test_billing_header(tiny: Server) -> None:
     """Two sessions of Claude Code, whose first system block differs, share the rest of their prompts."""
     hits = []
     for cch in ("00a", "00b"):
         header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={cch};"}
         rest = {"type": "text", "text": text_prompt("billing", 80), "cache_control": {"type": "ephemeral"}}
         body = {"model": "demo", "max_tokens": 2, "system": [header, rest], "messages": [USER]}
-        usage = demo.post("/v1/messages?beta=true", body).json()["usage"]
+        usage = tiny.post("/v1/messages?beta=true", body).json()["usage"]
         hits.append(usage["cache_read_input_tokens"])
     assert hits[0] == 0 < hits[1]

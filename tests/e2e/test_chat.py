@@ -78,9 +78,9 @@ def answered(server: Server) -> list[dict[str, Any]]:
     return [record for record in server.events("request.done") if record["endpoint"] == "/v1/chat/completions"]
 
 
-def test_counts_are_those_of_the_responses(demo: Server) -> None:
+def test_counts_are_those_of_the_responses(tiny: Server) -> None:
     """The second turn begins with the first one's prompt; every count shown is the one in that response's usage."""
-    with relaying(demo) as relay:
+    with relaying(tiny) as relay:
         flags = ("--max-tokens", "24", "--temperature", "0", "--system", "Twelve knots are tied into the first cord.")
         chat = start_chat(f"{relay.url}/v1", *flags)
         _, errors = chat.communicate(f"{QUESTION}\nAnd read by whom?\n", timeout=PATIENCE_S)

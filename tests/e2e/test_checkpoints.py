@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 
-from quipu.actors.shared.checkpoint import DEMO, resolve
+from quipu.actors.shared.checkpoint import resolve
 from tests.e2e.servers import serving
+from tests.tiny import TINY
 
 PROMPT = list(range(300, 340))
 CLEAR_MARGIN = 1e-3
@@ -21,7 +22,7 @@ SIZES = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 256, "num_
 
 
 def save_checkpoint(folder: Path, config: PreTrainedConfig) -> list[int]:
-    """Save random weights in several files, and the demo's tokenizer; return transformers' greedy output for PROMPT.
+    """Save random weights in several files, and `TINY`'s tokenizer; return transformers' greedy output for PROMPT.
 
     The weights are chosen so that every top token leads by a clear margin, because other sums round differently.
     """
@@ -44,7 +45,7 @@ def save_checkpoint(folder: Path, config: PreTrainedConfig) -> list[int]:
     model.save_pretrained(folder, max_shard_size="500KB")
     assert (folder / "model.safetensors.index.json").exists()
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, folder)
+        shutil.copy(TINY / name, folder)
     return [int(token_id) for token_id in generated.sequences[0][len(PROMPT) :]]
 
 

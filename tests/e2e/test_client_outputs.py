@@ -107,11 +107,11 @@ def test_end_of_sequence(client: openai.OpenAI) -> None:
     assert usage_of(ended)["completion_tokens"] < usage_of(beyond)["completion_tokens"] == 24
 
 
-def test_preempted(demo: Server, tight: Server) -> None:
+def test_preempted(tiny: Server, tight: Server) -> None:
     """In a pool that cannot hold all requests, some are preempted, with the same texts and correct usage."""
     prompts = [token_prompt(f"preempted {index}", 40 + 7 * index) for index in range(8)]
     before = tight.metrics()
-    with demo.client() as roomy, tight.client() as crowded, ThreadPoolExecutor(8) as pool:
+    with tiny.client() as roomy, tight.client() as crowded, ThreadPoolExecutor(8) as pool:
         expected = list(pool.map(lambda prompt: complete(roomy, prompt, max_tokens=70), prompts))
         answers = list(pool.map(lambda prompt: complete(crowded, prompt, max_tokens=70), prompts))
     after = tight.wait_at_rest()

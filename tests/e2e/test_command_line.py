@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 import quipu
-from quipu.actors.shared.checkpoint import DEMO
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch, run_quipu
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch, run_quipu, serve_command, serving
+from tests.tiny import TINY
 
 
 def test_version_and_help(tmp_path: Path) -> None:
@@ -30,16 +30,24 @@ def test_empty_folder(fake: Server) -> None:
     assert fake.get("/v1/models").json()["data"][0]["id"] == "demo"
 
 
-def test_only_engine_loads_torch(demo: Server) -> None:
+def test_only_engine_loads_torch(tiny: Server) -> None:
     """With a real model, the engine has loaded torch and the web process has not."""
-    assert demo.complete("torch").status_code == 200
-    assert not has_torch(demo.pid)
-    assert has_torch(demo.engine_pid())
+    assert tiny.complete("torch").status_code == 200
+    assert not has_torch(tiny.pid)
+    assert has_torch(tiny.engine_pid())
+
+
+def test_bundled_model(tmp_path: Path) -> None:
+    """The model that is part of the package is served under the name `demo`, with its chat template."""
+    with serving(tmp_path, "demo", "--num-blocks", "100", "--max-model-len", "512") as server:
+        assert server.complete("One, two,", 4).json()["usage"]["completion_tokens"] == 4
+        chat = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+        assert server.post("/v1/chat/completions", chat).json()["choices"][0]["message"]["role"] == "assistant"
 
 
 def bad_checkpoint(folder: Path, what: str) -> Path:
-    """Copy the demo checkpoint with one defect."""
-    shutil.copytree(DEMO, folder / "model")
+    """Copy the tiny checkpoint with one defect."""
+    shutil.copytree(TINY, folder / "model")
     model = folder / "model"
     if what == "architecture":
         config = json.loads((model / "config.json").read_text())
@@ -73,14 +81,14 @@ def test_invalid_checkpoint(tmp_path: Path, what: str, message: str) -> None:
 def test_port_in_use(fake: Server, tmp_path: Path) -> None:
     """If the port is in use, the command exits with an error that names it."""
     port = fake.address[1]
-    ended = run_quipu("serve", "--executor", "fake", "--port", str(port), folder=tmp_path)
+    ended = run_quipu(*serve_command("--executor", "fake", "--port", str(port)), folder=tmp_path)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert f"cannot listen on 127.0.0.1 port {port}" in ended.stderr and "in use" in ended.stderr
 
 
 def test_context_exceeds_cache(tmp_path: Path) -> None:
     """A context that the KV cache cannot hold is rejected at once, naming the flags."""
-    ended = run_quipu("serve", "--max-model-len", "4096", "--num-blocks", "10", folder=tmp_path)
+    ended = run_quipu(*serve_command("--max-model-len", "4096", "--num-blocks", "10"), folder=tmp_path)
     assert ended.returncode == 2 and "--max-model-len 4096" in ended.stderr and "Traceback" not in ended.stderr
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quipu.actors.shared.checkpoint import DEMO
-from tests.e2e.servers import PATIENCE_S, Server, eventually, has_ended, serving, start_quipu
+from tests.e2e.servers import PATIENCE_S, Server, eventually, has_ended, serve_command, serving, start_quipu
+from tests.tiny import TINY
 
 TEMPLATE = (
     "{% set said = messages[0].content %}"
@@ -28,8 +28,8 @@ TIMEOUT_S = 1.0
 
 
 def checkpoint(folder: Path, template: str) -> str:
-    """Copy the demo model with another template."""
-    shutil.copytree(DEMO, folder)
+    """Copy the tiny model with another template."""
+    shutil.copytree(TINY, folder)
     (folder / "chat_template.jinja").write_text(template)
     return str(folder)
 
@@ -99,8 +99,8 @@ def is_busy(pid: int) -> bool:
 def test_invalid_template(tmp_path: Path) -> None:
     """The server reports it and exits."""
     model = checkpoint(tmp_path / "hostile", "{% if %}")
-    flags = ("serve", model, "--port", "0", "--executor", "fake", "--chat-template-timeout", "0.5")
-    process, log_path = start_quipu(tmp_path / "server", *flags)
+    flags = ("--port", "0", "--executor", "fake", "--chat-template-timeout", "0.5")
+    process, log_path = start_quipu(tmp_path / "server", *serve_command(model, *flags))
     try:
         assert process.wait(PATIENCE_S) == 1
     finally:

@@ -9,7 +9,7 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
-from tests.e2e.servers import BLOCK, Server, eventually, run_quipu, serving
+from tests.e2e.servers import BLOCK, Server, eventually, run_quipu, serve_command, serving
 from tests.kv_mirror import Subscriber
 from tests.processes import free_ports
 
@@ -60,7 +60,7 @@ def test_address_in_use(tmp_path: Path) -> None:
     """A server that cannot bind the configured address exits with an error that says why."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flag = {"enable_kv_cache_events": True, "endpoint": f"tcp://127.0.0.1:{taken.getsockname()[1]}"}
-        serve = ("serve", "--executor", "fake", "--port", "0", "--kv-events-config", json.dumps(flag))
+        serve = serve_command("--executor", "fake", "--port", "0", "--kv-events-config", json.dumps(flag))
         ended = run_quipu(*serve, folder=tmp_path)
     assert ended.returncode == 1
     assert f"quipu: KV events: cannot bind {flag['endpoint']}: Address already in use" in ended.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, serve_command
 from tests.processes import free_ports
 
 KINDS = ("reader gone", "reader that does not read", "partition full", "none")
@@ -30,7 +30,7 @@ def logging_to(kind: str, folder: Path) -> Iterator[Server]:
     if kind == "reader gone" and reader is not None:
         os.close(reader)
     folder.mkdir()
-    command = [str(QUIPU), "serve", "demo", "--executor", "fake", "--port", str(port), "--log-level", "debug"]
+    command = [str(QUIPU), *serve_command("--executor", "fake", "--port", str(port), "--log-level", "debug")]
     process = subprocess.Popen(
         command if kind != "none" else ["sh", "-c", 'exec "$@" 2>&-', "sh", *command],
         cwd=folder,

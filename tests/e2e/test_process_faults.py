@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.ledger_command import ledger
 from tests.e2e.prompts import expected_text, token_prompt
-from tests.e2e.servers import Server, eventually, has_ended, serving, start_quipu
+from tests.e2e.servers import Server, eventually, has_ended, serve_command, serving, start_quipu
 from tests.e2e.streams import streaming
 
 POISON = 299
@@ -204,7 +204,7 @@ def test_web_process_killed(tmp_path: Path) -> None:
 
 def test_web_process_killed_during_load(tmp_path: Path) -> None:
     """The engine also exits within a second while it loads torch and weights and does not read its socket yet."""
-    process, log_path = start_quipu(tmp_path, "serve", "--port", "0")
+    process, log_path = start_quipu(tmp_path, *serve_command("--port", "0"))
     server = Server(process, log_path)
     try:
         engine = server.engine_pid()

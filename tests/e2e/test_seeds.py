@@ -43,24 +43,24 @@ def record_of(server: Server, response: httpx.Response) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_recorded_seed_reproduces_text(demo: Server, name: str) -> None:
+def test_recorded_seed_reproduces_text(tiny: Server, name: str) -> None:
     """The recorded seed reproduces every choice on every API; another request without a seed differs."""
     path, body = REQUESTS[name]
-    first, other = ask(demo, path, body), ask(demo, path, body)
-    seed = record_of(demo, first)["seed"]
+    first, other = ask(tiny, path, body), ask(tiny, path, body)
+    seed = record_of(tiny, first)["seed"]
     assert isinstance(seed, int) and 0 <= seed < 2**53
-    assert seed != record_of(demo, other)["seed"]
+    assert seed != record_of(tiny, other)["seed"]
     texts = texts_of(first.json())
     assert len(set(texts)) == len(texts) and texts_of(other.json()) != texts
-    again = ask(demo, path, {**body, "seed": seed})
+    again = ask(tiny, path, {**body, "seed": seed})
     assert texts_of(again.json()) == texts
-    assert record_of(demo, again)["seed"] == seed
+    assert record_of(tiny, again)["seed"] == seed
 
 
 @pytest.mark.parametrize(("seed", "recorded"), [(7, 7), (-7, -7), (2**63 - 1, 2**63 - 1), (2**64 - 1, -1)])
-def test_given_seed_is_recorded(demo: Server, seed: int, recorded: int) -> None:
+def test_given_seed_is_recorded(tiny: Server, seed: int, recorded: int) -> None:
     """A given seed is recorded as a signed 64-bit integer, which gives the same output."""
     path, body = REQUESTS["completions"]
-    first = ask(demo, path, {**body, "seed": seed})
-    assert record_of(demo, first)["seed"] == recorded
-    assert texts_of(ask(demo, path, {**body, "seed": recorded}).json()) == texts_of(first.json())
+    first = ask(tiny, path, {**body, "seed": seed})
+    assert record_of(tiny, first)["seed"] == recorded
+    assert texts_of(ask(tiny, path, {**body, "seed": recorded}).json()) == texts_of(first.json())

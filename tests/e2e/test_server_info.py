@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from quipu.actors.shared.checkpoint import DEMO
-from tests.e2e.servers import Server, eventually, run_quipu, serving
+from tests.e2e.servers import Server, eventually, run_quipu, serve_command, serving
 from tests.kernel_markers import needs_kernels
 from tests.kernels.checkpoints.broken_checkpoints import BREAKS, change_config
+from tests.tiny import TINY
 
 FAST_BREAK = "NaN in a matrix"
 BLOCK_BYTES = 2 * 4 * 2 * 16 * 32 * 2
-"""The demo's: keys and values, layers, heads, slots, elements, bytes."""
+"""The tiny model's: keys and values, layers, heads, slots, elements, bytes."""
 
 
 def server_info(server: Server) -> Any:
@@ -47,7 +47,7 @@ def test_sized_from_bytes(tmp_path: Path) -> None:
         engine = info["engine"]
         assert (engine["backend"], engine["num_threads"], engine["dtype"]) == ("cpu", 1, "bfloat16")
         assert engine["instruction_set"]
-        assert engine["weights_bytes"] > (DEMO / "model.safetensors").stat().st_size * 0.99
+        assert engine["weights_bytes"] > (TINY / "model.safetensors").stat().st_size * 0.99
         # this backend has nothing faster than strict, and reports what it runs
         assert (engine["determinism"], info["settings"]["determinism"]) == ("strict", "fast")
         (ready,) = server.events("engine.ready")
@@ -108,15 +108,15 @@ def test_threads(
 
 
 def wide_model(folder: Path) -> Path:
-    """Copy the demo with a model wide enough for several threads."""
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    """Copy the tiny model's files with a config wide enough for several threads."""
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     change_config(folder, hidden_size=512)
     return folder
 
 
 def refused(folder: Path, *arguments: str) -> str:
     """Start a server that cannot serve and return its one-line error."""
-    ended = run_quipu("serve", "--port", "0", *arguments, folder=folder)
+    ended = run_quipu(*serve_command(*arguments), "--port", "0", folder=folder)
     assert ended.returncode == 1, ended.stderr
     assert "Traceback" not in ended.stderr
     (line,) = (line for line in ended.stderr.splitlines() if not line.startswith("{"))
@@ -129,7 +129,7 @@ def refused(folder: Path, *arguments: str) -> str:
 )
 def test_broken_checkpoint(tmp_path: Path, way: str) -> None:
     """The server exits with one line that names the tensor, without a traceback or a retry."""
-    model = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    model = Path(shutil.copytree(TINY, tmp_path / "model"))
     BREAKS[way].spoil(model)
     assert re.search(BREAKS[way].named, refused(tmp_path, str(model)))
 

@@ -31,6 +31,29 @@ class Traced:
         assert span is not None
         return span
 
+    def span_in(self, trace: str) -> tuple[Any, dict[str, Any]]:
+        """Wait for the only span of a trace; return it with its attributes."""
+
+        def found() -> list[tuple[Any, dict[str, Any]]]:
+            spans = self.collector.by_request().values()
+            return [(span, attributes) for span, attributes in spans if span.trace_id.hex() == trace]
+
+        ((span, attributes),) = eventually(found, "its span comes")
+        return span, attributes
+
+
+PARENT = "b7ad6b7169203331"
+IDS = [surface.name for surface in SURFACES]
+
+
+def trace_of(surface: Surface, digit: str) -> str:
+    """Return a trace id of the surface's own."""
+    return f"{digit * 30}{IDS.index(surface.name):02x}"
+
+
+def parent_of(trace: str) -> dict[str, str]:
+    return {"traceparent": f"00-{trace}-{PARENT}-01"}
+
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
@@ -41,15 +64,24 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
             yield Traced(server, collector)
 
 
-@pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
-def test_served(traced: Traced, surface: Surface) -> None:
+@pytest.fixture(scope="module")
+def served(traced: Traced) -> dict[str, httpx.Response]:
+    """The responses of one request per surface; the exporter waits a second for further spans."""
+    return {
+        surface.name: traced.server.post(
+            surface.path, surface.body(WORDS, max_tokens=6), headers=parent_of(trace_of(surface, "a"))
+        )
+        for surface in SURFACES
+    }
+
+
+@pytest.mark.parametrize("surface", SURFACES, ids=IDS)
+def test_served(traced: Traced, served: dict[str, httpx.Response], surface: Surface) -> None:
     """A response has one span, a child of the client's, with the same token counts as the response."""
-    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    headers = {"traceparent": f"00-{trace}-{parent}-01"}
-    response = traced.server.post(surface.path, surface.body(WORDS, max_tokens=6), headers=headers)
+    response = served[surface.name]
     (usage,) = surface.read(response.content).finals
     span, attributes = traced.span_of(response)
-    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, parent)
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace_of(surface, "a"), PARENT)
     assert span.end_time_unix_nano > span.start_time_unix_nano > 1_600_000_000 * 10**9
     assert attributes["gen_ai.usage.input_tokens"] == usage.prompt == len(prompt_ids(WORDS))
     assert attributes["gen_ai.usage.cache_read.input_tokens"] == usage.cached
@@ -64,21 +96,27 @@ def test_served(traced: Traced, surface: Surface) -> None:
     assert traced.collector.resources[0]["service.name"] == "quipu"
 
 
-@pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
+@pytest.fixture(scope="module")
+def left(traced: Traced) -> None:
+    """Send one request per surface and disconnect: a stream after its first bytes, another one while it waits."""
+    for surface in SURFACES:
+        body, headers = surface.body(WORDS, max_tokens=2000), parent_of(trace_of(surface, "b"))
+        url = traced.server.url + surface.path
+        with httpx.Client(timeout=PATIENCE_S, headers=headers) as client:
+            if surface.streamed:
+                with client.stream("POST", url, json=body) as response:
+                    next(response.iter_raw())
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    client.post(url, json=body, timeout=0.4)
+    traced.server.wait_at_rest()
+
+
+@pytest.mark.usefixtures("left")
+@pytest.mark.parametrize("surface", SURFACES, ids=IDS)
 def test_client_disconnects(traced: Traced, surface: Surface) -> None:
     """A request whose client disconnects also has a span, with the work done for it."""
-    before = set(traced.collector.by_request())
-    body = surface.body(WORDS, max_tokens=2000)
-    with httpx.Client(timeout=PATIENCE_S) as client:
-        if surface.streamed:
-            with client.stream("POST", traced.server.url + surface.path, json=body) as response:
-                next(response.iter_raw())
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                client.post(traced.server.url + surface.path, json=body, timeout=0.4)
-    traced.server.wait_at_rest()
-    new = eventually(lambda: set(traced.collector.by_request()) - before, "its span comes")
-    (_, attributes) = traced.collector.by_request()[new.pop()]
+    (_, attributes) = traced.span_in(trace_of(surface, "b"))
     assert attributes["quipu.outcome"] == "cancelled"
     assert attributes["gen_ai.usage.input_tokens"] == len(prompt_ids(WORDS))
     assert attributes["gen_ai.usage.output_tokens"] >= (1 if surface.streamed else 0)

@@ -80,10 +80,10 @@ def test_request_ids(fake: Server) -> None:
         assert [line["client_request_id"] for line in lines] == ["trace-7b/42"]
 
 
-def test_no_content_in_log(demo: Server) -> None:
+def test_no_content_in_log(tiny: Server) -> None:
     """At debug level, the log has no part of a prompt, of an output or of a list of token ids."""
     secret = "Xylophonquarz"
-    with demo.client() as client:
+    with tiny.client() as client:
         answers = [
             client.completions.create(model="demo", prompt=f"{secret} and more", max_tokens=40, seed=3).choices[0].text,
             client.chat.completions.create(
@@ -94,18 +94,18 @@ def test_no_content_in_log(demo: Server) -> None:
             or "",
         ]
     refused = [
-        demo.complete(secret, temperature=9),
-        demo.complete(secret, max_tokens=10**6),
-        demo.complete([secret, 7]),
-        demo.post("/v1/completions", {"model": secret, "prompt": "x"}),
-        httpx.post(demo.url + "/v1/completions", content=f'{{"prompt": "{secret}'.encode()),
-        demo.get(f"/v1/{secret}?q={secret}"),
+        tiny.complete(secret, temperature=9),
+        tiny.complete(secret, max_tokens=10**6),
+        tiny.complete([secret, 7]),
+        tiny.post("/v1/completions", {"model": secret, "prompt": "x"}),
+        httpx.post(tiny.url + "/v1/completions", content=f'{{"prompt": "{secret}'.encode()),
+        tiny.get(f"/v1/{secret}?q={secret}"),
     ]
     assert all(400 <= answer.status_code < 500 for answer in refused)
     ids = token_prompt("ids in the log", 12)
-    demo.complete(ids)
-    eventually(lambda: len(demo.events("account.closed")) >= 4, "the accounts' lines are written")
-    log_text = demo.log_text
+    tiny.complete(ids)
+    eventually(lambda: len(tiny.events("account.closed")) >= 4, "the accounts' lines are written")
+    log_text = tiny.log_text
     assert secret not in log_text
     assert f"{ids[3]},{ids[4]}" not in log_text and f"{ids[3]}, {ids[4]}" not in log_text
     for answer in answers:

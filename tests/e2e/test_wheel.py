@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from quipu.actors.shared.checkpoint import DEMO
 from quipu.kernels.cpu.compiling import find_compiler
 from quipu.kernels.cpu.instruction_sets import INSTRUCTION_SETS, CannotBuild, choose_instruction_set, processor_flags
 
@@ -41,7 +42,8 @@ def test_contents(distribution: Path) -> None:
                 assert f"quipu/{path.relative_to(ROOT)}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"quipu", "quipu_llm"}
-    assert sum(info.file_size for info in zipfile.ZipFile(wheel).infolist() if "/demo/" in info.filename) <= 6_000_000
+    assert {f"quipu/kernels/demo/checkpoint/{path.name}" for path in DEMO.iterdir()} <= names
+    assert sum(info.file_size for info in zipfile.ZipFile(wheel).infolist() if "/demo/" in info.filename) <= 12_000_000
     with tarfile.open(sdist) as archive:
         assert any(name.endswith("/actors/wiring.py") for name in archive.getnames())
 
@@ -117,13 +119,14 @@ def test_installed_kernels_load(environment: Path, tmp_path: Path) -> None:
 
 
 def test_installed_wheel_serves(environment: Path, tmp_path: Path) -> None:
-    """In a clean environment with the dependencies and the wheel, the end-to-end usage tests pass."""
+    """In a clean environment with the dependencies and the wheel, the end-to-end usage tests and its own model pass."""
     (packages,) = environment.glob("lib/python*/site-packages")
     where = [str(environment / "bin" / "python"), "-P", "-c", "import quipu.web.cli.cli as m; print(m.__file__)"]
     found = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert Path(found).is_relative_to(packages)
+    tests = ["tests/e2e/test_client_usage.py", "tests/e2e/test_command_line.py::test_bundled_model"]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/e2e/test_client_usage.py"],
+        [sys.executable, "-m", "pytest", "-q", *tests],
         cwd=ROOT,
         env={**os.environ, "QUIPU_COMMAND": str(environment / "bin" / "quipu")},
         capture_output=True,

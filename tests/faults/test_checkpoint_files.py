@@ -17,13 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.shared.checkpoint import DEMO, CheckpointError
+from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.kernels.checkpoints.files import find_tensors
 from quipu.kernels.models.config import check_length, read_config
 from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config
 from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
 JUNK = st.one_of(
@@ -87,7 +88,7 @@ ALL = {name: config_of(name) for name in CONFIGS}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(DEMO, tmp_path_factory.mktemp("checkpoints") / "model"))
+    return Path(shutil.copytree(TINY, tmp_path_factory.mktemp("checkpoints") / "model"))
 
 
 def read_on_the_web_side(folder: Path) -> None:
@@ -152,7 +153,7 @@ def test_refused_by_the_name_of_the_entry(folder: Path, name: str, data: st.Data
 @given(eos=JUNK)
 def test_generation_config(folder: Path, eos: Any) -> None:
     """End tokens are ids or are refused by name."""
-    shutil.copy(DEMO / "config.json", folder)
+    shutil.copy(TINY / "config.json", folder)
     path = folder / "generation_config.json"
     try:
         path.write_text(json.dumps({"eos_token_id": eos}))
@@ -181,7 +182,7 @@ def test_tokenizer_config(folder: Path, config: dict[str, Any]) -> None:
             isinstance(text, str) for text in (template.source, *template.variables.values())
         )
     finally:
-        shutil.copy(DEMO / "tokenizer_config.json", folder)
+        shutil.copy(TINY / "tokenizer_config.json", folder)
 
 
 @given(index=JUNK | st.fixed_dictionaries({"weight_map": JUNK | st.dictionaries(st.text(max_size=3), JUNK)}))
@@ -209,7 +210,7 @@ def test_any_depth(tmp_path: Path, kind: str, depth: int) -> None:
     """Excessive nesting is refused in every file, both as the whole file and as the value of an entry."""
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"):
         for text in (DEEP[kind](depth), '{"dtype": %b, "chat_template": %b}'.replace("%b", DEEP[kind](depth))):
-            folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
+            folder = Path(shutil.copytree(TINY, tmp_path / "model"))
             (folder / name).write_text(text)
             read_on_the_web_side(folder)
             read_in_the_engine(folder)
@@ -225,7 +226,7 @@ def test_files_that_are_not_text(tmp_path: Path) -> None:
     """Bytes that are not UTF-8, and a folder in place of a file."""
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"):
         for spoil in (lambda path: path.write_bytes(b'{"a": "\xff"}'), Path.mkdir):
-            folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
+            folder = Path(shutil.copytree(TINY, tmp_path / "model"))
             (folder / name).unlink(missing_ok=True)
             spoil(folder / name)
             with pytest.raises(CheckpointError, match=name):
@@ -237,7 +238,7 @@ def test_files_that_are_not_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("token_id", [2**24, 2**31, 2**32 - 1])
 def test_vocabulary_with_a_huge_id(tmp_path: Path, token_id: int) -> None:
     """A single id far beyond all others uses no memory for the ids between."""
-    folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    folder = Path(shutil.copytree(TINY, tmp_path / "model"))
     parts = json.loads((folder / "tokenizer.json").read_text())
     parts["model"]["vocab"]["far away"] = token_id
     (folder / "tokenizer.json").write_text(json.dumps(parts))

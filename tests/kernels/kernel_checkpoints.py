@@ -30,7 +30,6 @@ from quipu.kernels.backend import BackendConfig
 from quipu.kernels.batch import RowSampling, StepBatch
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 
-DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo"
 VOCAB_SIZE = 320
 
 _SHARED = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 2048}

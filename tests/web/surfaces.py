@@ -11,11 +11,11 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
-from quipu.actors.shared.checkpoint import DEMO
 from tests.chats import encode_chat
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
-VOCABULARY = Vocabulary(DEMO)
+VOCABULARY = Vocabulary(TINY)
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 

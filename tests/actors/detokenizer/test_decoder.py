@@ -10,36 +10,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.detokenizer.decoder import WindowDecoder
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library
 from tests.actors.tokenizer.tokenizer_kinds import byte_tokens, save
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
-DEMO_VOCABULARY = Vocabulary(DEMO)
+TINY_VOCABULARY = Vocabulary(TINY)
 
 
 def decode(token_ids: list[int], *, skip: bool = True) -> str:
-    decoder = DEMO_VOCABULARY.decoder.make_decoder(skip_special_tokens=skip, prompt_tail=())
+    decoder = TINY_VOCABULARY.decoder.make_decoder(skip_special_tokens=skip, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()
 
 
 @given(st.text(max_size=200))
 def test_round_trip(text: str) -> None:
     """Any text that is encoded and decoded token by token is unchanged."""
-    assert decode(DEMO_VOCABULARY.encode(text), skip=False) == text
+    assert decode(TINY_VOCABULARY.encode(text), skip=False) == text
 
 
 @given(st.lists(st.integers(0, 4095), max_size=60))
 def test_byte_table_decodes_like_the_library(token_ids: list[int]) -> None:
     """Any ids decode to what the library returns, broken characters included."""
-    assert decode(token_ids) == DEMO_VOCABULARY.tokenizer.decode(token_ids, skip_special_tokens=True)
+    assert decode(token_ids) == TINY_VOCABULARY.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 def test_no_partial_characters() -> None:
     """A character that spans tokens is returned with the token that completes it."""
-    token_ids = DEMO_VOCABULARY.encode("🦙")
+    token_ids = TINY_VOCABULARY.encode("🦙")
     assert len(token_ids) > 1
-    decoder = DEMO_VOCABULARY.decoder.make_decoder(skip_special_tokens=True, prompt_tail=())
+    decoder = TINY_VOCABULARY.decoder.make_decoder(skip_special_tokens=True, prompt_tail=())
     pieces = [decoder.push(token_id) for token_id in token_ids]
     assert "".join(pieces) == "🦙"
     assert pieces[:-1] == [""] * (len(token_ids) - 1)
@@ -47,7 +47,7 @@ def test_no_partial_characters() -> None:
 
 def test_skip_special_tokens() -> None:
     """`skip_special_tokens` decides whether an end marker is text."""
-    ids = DEMO_VOCABULARY.encode("<|im_end|>")
+    ids = TINY_VOCABULARY.encode("<|im_end|>")
     assert len(ids) == 1
     assert decode(ids) == ""
     assert decode(ids, skip=False) == "<|im_end|>"
@@ -84,7 +84,7 @@ def test_window_decoder_keeps_spaces_and_bytes() -> None:
 @given(st.text(max_size=100))
 def test_bytes_of_tokens_are_the_text(text: str) -> None:
     """The bytes of the tokens add up to the text; each token's text is its bytes decoded."""
-    texts = [DEMO_VOCABULARY.decoder.token_text(token_id) for token_id in DEMO_VOCABULARY.encode(text)]
+    texts = [TINY_VOCABULARY.decoder.token_text(token_id) for token_id in TINY_VOCABULARY.encode(text)]
     assert b"".join(one.utf8 for one in texts) == text.encode()
     for one in texts:
         assert one.text == one.utf8.decode("utf-8", "replace")
@@ -93,7 +93,7 @@ def test_bytes_of_tokens_are_the_text(text: str) -> None:
 def test_id_without_a_token() -> None:
     """A model's head may have more rows than the vocabulary: such an id has an empty text."""
     assert (
-        DEMO_VOCABULARY.decoder.token_text(10**6).text == "" and DEMO_VOCABULARY.decoder.token_text(10**6).utf8 == b""
+        TINY_VOCABULARY.decoder.token_text(10**6).text == "" and TINY_VOCABULARY.decoder.token_text(10**6).utf8 == b""
     )
 
 

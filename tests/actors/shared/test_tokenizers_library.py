@@ -18,10 +18,10 @@ from tokenizers import Regex, pre_tokenizers
 from quipu.actors.detokenizer.decoder import Decoder, WindowDecoder
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library, LibraryPanic, catching_panics, load_library
-from tests.actors.tokenizer.tokenizer_kinds import demo, qwen_like, save
+from tests.actors.tokenizer.tokenizer_kinds import qwen_like, save, tiny
 from tests.runtimes import Client, small_runtime
+from tests.tiny import TINY
 
 PANICKING = "a" * 64
 """A text for `backtracking`: there are more ways to split it than the library's regular expressions try."""
@@ -33,7 +33,7 @@ class PanicException(BaseException):
 
 def backtracking() -> tokenizers.Tokenizer:
     """Return a tokenizer whose pattern soon gives up on `PANICKING`."""
-    tokenizer = demo()
+    tokenizer = tiny()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r"(a+)+b"), "isolated"),
@@ -47,8 +47,8 @@ def backtracking_model(folder: Path) -> str:
     """Write a checkpoint with that tokenizer and return its folder."""
     save(backtracking(), folder, "{% for m in messages %}{{ m.content }}{% endfor %}")
     for name in ("config.json", "generation_config.json"):
-        if (DEMO / name).exists():
-            (folder / name).write_bytes((DEMO / name).read_bytes())
+        if (TINY / name).exists():
+            (folder / name).write_bytes((TINY / name).read_bytes())
     return str(folder)
 
 
@@ -105,7 +105,7 @@ def test_panics_in_decoding_are_errors(tmp_path: Path, monkeypatch: pytest.Monke
     library = Library(PanickingTokenizer())
     with pytest.raises(LibraryPanic):
         WindowDecoder(library, [1], skip_special_tokens=True).push(2)
-    tokenizer = demo()
+    tokenizer = tiny()
     tokenizer.decoder = tokenizers.decoders.Fuse()
     save(tokenizer, tmp_path, "")
     library = load_library(tmp_path)
@@ -171,7 +171,7 @@ async def test_panic_in_decoding_fails_one_request(
 @pytest.mark.parametrize("name", ["encode", "encode_with_starts"])
 def test_gil_is_released(name: str) -> None:
     """While a long text is encoded, another thread keeps running."""
-    library = Library(demo())
+    library = Library(tiny())
     text = "It's a knotted cord; they kept books. " * 20_000
     encode = getattr(library, name)
     began = threading.Event()
@@ -192,7 +192,7 @@ def test_gil_is_released(name: str) -> None:
 
 def test_parallelism_is_off() -> None:
     """Batches run in the calling thread: with a thread pool, a short text would wait for long ones."""
-    library = Library(demo())
+    library = Library(tiny())
     before = _num_tasks()
     library.encode("a text " * 1000, max_tokens=10_000)
     assert _num_tasks() <= before and os.environ["TOKENIZERS_PARALLELISM"] == "false"

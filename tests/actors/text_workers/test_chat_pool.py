@@ -108,7 +108,7 @@ async def test_same_result_as_in_this_process() -> None:
         ("{% if messages[0].content == 'x' %}{{ 'a' * (10 ** 11 * messages|length) }}{% endif %}", "MemoryError"),
         (
             "{% if messages[0].content == 'x' %}{% set n = namespace(x='a') %}{% for i in range(60) %}"
-            "{% set n.x = n.x + n.x %}{% endfor %}{% endif %}",
+            "{% set n.x = n.x * 16 %}{% endfor %}{% endif %}",
             "MemoryError",
         ),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
@@ -285,7 +285,7 @@ async def test_endless_templates_compile(source: str) -> None:
 async def test_every_waiting_chat_gets_its_turn() -> None:
     """With one slow chat more than its tenant may have workers, each gets its answer, even if no other chat arrives."""
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    async with pool_of(endless, timeout_s=2.0) as pool:
+    async with pool_of(endless, timeout_s=0.5) as pool:
         reasons: list[str] = []
 
         async def ask() -> None:

@@ -20,7 +20,6 @@ import trio
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.prompts import CacheTtl, ChatPrompt, ContentMark, TextPrompt
 from quipu.actors.processes import child
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import LibraryPanic
 from quipu.actors.text_workers import encode_process, encode_processes
 from quipu.actors.text_workers.encode_process import EncodeProcess
@@ -32,9 +31,10 @@ from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
 from tests.actors.shared.test_tokenizers_library import PANICKING, backtracking_model
 from tests.processes import PATIENCE_S, eventually, has_ended
 from tests.runtimes import Client, small_runtime
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
-VOCABULARY = Vocabulary(DEMO)
+VOCABULARY = Vocabulary(TINY)
 WORDS = "It's a knotted cord; they kept bøøks ✓ 🦙🦙.\n\n  "
 LONG = WORDS * (2 * SHORT_BYTES // len(WORDS))
 FOREVER = WORDS * 80_000
@@ -103,7 +103,7 @@ def test_panic_does_not_end_the_process(tmp_path: Path) -> None:
 def test_tokenizer_that_changes_on_disk(tmp_path: Path) -> None:
     """A process that is started later uses the tokenizer that the server loaded."""
     folder = tmp_path / "model"
-    shutil.copytree(DEMO, folder)
+    shutil.copytree(TINY, folder)
     vocabulary = Vocabulary(folder)
     pool = processes_of(vocabulary)
     (folder / "tokenizer.json").write_text("{}")

@@ -11,13 +11,13 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.text_workers.lanes import Lane, Lanes, LaneSlot
 from quipu.actors.tokenizer.encoding_errors import QueueFull
 from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
-ENCODER = Vocabulary(DEMO).encoder
+ENCODER = Vocabulary(TINY).encoder
 PATIENCE_S = 20.0
 
 

@@ -20,15 +20,15 @@ from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
 from quipu.actors.shared.block_keys import chain_keys
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library
 from quipu.actors.text_workers.lanes import MAX_THREADS
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError
 from quipu.actors.tokenizer.encoding_errors import QueueFull
 from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
-from tests.actors.tokenizer.tokenizer_kinds import demo, save
+from tests.actors.tokenizer.tokenizer_kinds import save, tiny
 from tests.runtimes import Answer, Client, read_answer, small_runtime
+from tests.tiny import TINY
 
 PATIENCE_S = 30.0
 LONG = "It's a knotted cord. " * (SHORT_BYTES // 20)
@@ -84,7 +84,7 @@ def forbid_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["x" * 200_000, "é" * 200_000, "🦙 " * 100_000])
 async def test_too_long_text_is_not_tokenized(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A text, a chat and a count get a 400 with a lower bound on the number of tokens."""
-    num_tokens = len(demo().encode_batch_fast([text])[0])
+    num_tokens = len(tiny().encode_batch_fast([text])[0])
     async with small_runtime() as client:
         forbid_encoding(monkeypatch)
         longest = client.config.engine.max_model_len
@@ -132,8 +132,8 @@ async def test_vocabulary_without_a_bound(tmp_path: Path) -> None:
     tokenizer = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, "[UNK]"))
     save(tokenizer, tmp_path, "{{ messages[0].content }}")
     for name in ("config.json", "generation_config.json"):
-        if (DEMO / name).exists():
-            (tmp_path / name).write_bytes((DEMO / name).read_bytes())
+        if (TINY / name).exists():
+            (tmp_path / name).write_bytes((TINY / name).read_bytes())
     async with small_runtime(model_path=str(tmp_path)) as client:
         answer = await client.ask(TextPrompt("x" * 500_000))
         assert answer.error is None and answer.record.prompt_tokens == 1
@@ -145,7 +145,7 @@ async def test_counting_beyond_the_context() -> None:
         longest = client.config.engine.max_model_len
         text = "a cord " * longest
         counted = await client.runtime.desk.count_tokens(TextPrompt(text), "messages")
-        assert counted == len(demo().encode(text).ids) > longest
+        assert counted == len(tiny().encode(text).ids) > longest
 
 
 # ---------------------------------------------------------------- waiting

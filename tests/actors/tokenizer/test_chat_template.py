@@ -1,6 +1,6 @@
 """Rendering chats: tools, calls, reasoning, continued messages, and the positions of cache breakpoints.
 
-`QWEN_LIKE` supports every field and trims what it prints; the demo's template supports role and content only.
+`QWEN_LIKE` supports every field and trims what it prints; the tiny model's template supports role and content only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from quipu.actors.shared.checkpoint import DEMO, CheckpointError
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import ChatTemplate, TemplateError
 from tests.chats import encode_chat
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
-DEMO_TEMPLATE = (
+PLAIN_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
@@ -89,7 +90,7 @@ def test_template_with_all_fields() -> None:
 def test_template_without_tools_gets_text() -> None:
     """Nothing is lost: tools go before the system prompt, calls into their turn, results into user messages, reasoning
     before the content."""
-    text = render(DEMO_TEMPLATE, ChatPrompt(HISTORY, tools=(tool("weather"), tool("time"))))
+    text = render(PLAIN_TEMPLATE, ChatPrompt(HISTORY, tools=(tool("weather"), tool("time"))))
     system, user, assistant, results, last = text.split("<|im_start|>")[1:]
     assert system.startswith("system\nThese tools") and system.endswith("\n\nBe brief.<|im_end|>\n")
     assert system.index('"weather"') < system.index('"time"') < system.index("Be brief.")
@@ -100,16 +101,16 @@ def test_template_without_tools_gets_text() -> None:
     )
     assert results == "user\n<tool_response>\nRain.\n</tool_response>\nAnd?<|im_end|>\n"
     assert last == "assistant\n"
-    without_system = render(DEMO_TEMPLATE, ChatPrompt(HISTORY[1:2], tools=(tool("time"),)))
+    without_system = render(PLAIN_TEMPLATE, ChatPrompt(HISTORY[1:2], tools=(tool("time"),)))
     assert without_system.startswith("<|im_start|>system\nThese tools")
 
 
 def test_plain_chats_are_not_converted() -> None:
     """An unusual role is passed to the template unchanged."""
-    assert "<|im_start|>tool\nx<|im_end|>" in render(DEMO_TEMPLATE, ChatPrompt((message("tool", "x"),)))
+    assert "<|im_start|>tool\nx<|im_end|>" in render(PLAIN_TEMPLATE, ChatPrompt((message("tool", "x"),)))
 
 
-@pytest.mark.parametrize("source", [DEMO_TEMPLATE, QWEN_LIKE])
+@pytest.mark.parametrize("source", [PLAIN_TEMPLATE, QWEN_LIKE])
 @pytest.mark.parametrize("begun", ["The answer is", "", "\ufdd0 odd \ufdd0"])
 def test_last_message_is_continued(source: str, begun: str) -> None:
     """The prompt is the one without the last message, followed by that message's text."""
@@ -139,7 +140,7 @@ def test_marks_in_text() -> None:
     assert render(QWEN_LIKE, chat) == render(QWEN_LIKE, ChatPrompt(messages))
 
 
-@pytest.mark.parametrize("source", [DEMO_TEMPLATE, QWEN_LIKE])
+@pytest.mark.parametrize("source", [PLAIN_TEMPLATE, QWEN_LIKE])
 def test_marks_on_tools(source: str) -> None:
     """A tool's mark is at the end of its definition, except for the last brace."""
     chat = ChatPrompt(HISTORY, tools=(tool("weather"), tool("time")), marks=(ToolMark(SHORT, 0), ToolMark(SHORT, 1)))
@@ -180,14 +181,14 @@ def test_positions_never_decrease() -> None:
 def test_marks_on_calls_and_results() -> None:
     """Marks on calls and results work in both kinds of template."""
     marks = (CallMark(SHORT, 2, 0), ContentMark(SHORT, 3, 5))
-    for source, end in ((QWEN_LIKE, "[tool]Rain."), (DEMO_TEMPLATE, "<tool_response>\nRain.")):
+    for source, end in ((QWEN_LIKE, "[tool]Rain."), (PLAIN_TEMPLATE, "<tool_response>\nRain.")):
         of_call, of_result = before(source, ChatPrompt(HISTORY, marks=marks))
         assert of_call.endswith('"Cusco"') and of_result.endswith(end)
 
 
 def test_positions_in_tokens(tmp_path: Path) -> None:
     """A breakpoint counts the tokens that end before it, also within a character of several tokens."""
-    vocabulary = Vocabulary(DEMO)
+    vocabulary = Vocabulary(TINY)
     text = "hé🌍 wörld, once more"
     for num_chars in range(len(text) + 1):
         chat = ChatPrompt((message("user", text),), marks=(ContentMark(SHORT, 0, num_chars),))
@@ -200,12 +201,12 @@ def test_positions_in_tokens(tmp_path: Path) -> None:
         assert encoded.token_ids == encode_chat(vocabulary, ChatPrompt(chat.messages)).token_ids
 
 
-def test_demo_uses_the_template_tested_here(tmp_path: Path) -> None:
-    """The demo checkpoint has the same template as `DEMO_TEMPLATE`."""
-    shutil.copytree(DEMO, tmp_path / "demo")
-    (tmp_path / "demo" / "chat_template.jinja").write_text(DEMO_TEMPLATE)
+def test_tiny_model_uses_the_template_tested_here(tmp_path: Path) -> None:
+    """The tiny checkpoint has the same template as `PLAIN_TEMPLATE`."""
+    shutil.copytree(TINY, tmp_path / "tiny")
+    (tmp_path / "tiny" / "chat_template.jinja").write_text(PLAIN_TEMPLATE)
     chat = ChatPrompt(HISTORY, tools=(tool("time"),))
-    assert encode_chat(Vocabulary(tmp_path / "demo"), chat) == encode_chat(Vocabulary(DEMO), chat)
+    assert encode_chat(Vocabulary(tmp_path / "tiny"), chat) == encode_chat(Vocabulary(TINY), chat)
 
 
 MESSAGES = (
@@ -216,16 +217,17 @@ MESSAGES = (
 )
 
 
-def test_chat_template_renders_like_transformers() -> None:
+@pytest.mark.parametrize("folder", [TINY, DEMO], ids=["tiny", "demo"])
+def test_chat_template_renders_like_transformers(folder: Path) -> None:
     """The ids are those of transformers' `apply_chat_template`."""
-    reference = AutoTokenizer.from_pretrained(DEMO)
+    reference = AutoTokenizer.from_pretrained(folder)
     for prompt in (True, False):
         expected = reference.apply_chat_template(list(MESSAGES), add_generation_prompt=prompt, return_dict=False)
-        assert encode_chat(Vocabulary(DEMO), ChatPrompt(MESSAGES, prompt)).token_ids == expected
+        assert encode_chat(Vocabulary(folder), ChatPrompt(MESSAGES, prompt)).token_ids == expected
 
 
 def write_template(folder: Path, template: str | None) -> Vocabulary:
-    shutil.copy(DEMO / "tokenizer.json", folder)
+    shutil.copy(TINY / "tokenizer.json", folder)
     config = {} if template is None else {"chat_template": template, "bos_token": "<s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return Vocabulary(folder)

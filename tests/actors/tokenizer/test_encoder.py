@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quipu.actors.messages.prompts import PromptText
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.tokenizer.encoder import EncodedText, decode_prompt
 from tests.actors.tokenizer.tokenizer_kinds import byte_tokens, save
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
-VOCABULARY = Vocabulary(DEMO)
+VOCABULARY = Vocabulary(TINY)
 
 
 def decoded(token_ids: list[int], *, skip_special_tokens: bool) -> PromptText:

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from quipu.actors.messages.prompts import ChatPrompt, ContentMark
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library
 from quipu.actors.tokenizer.segment_cache import ENTRY_BYTES, SegmentCache
 from tests.actors.tokenizer.tokenizer_kinds import BASES, TEXTS, TOKENS, make, save
 from tests.chats import encode_chat, render_chat
 from tests.runtimes import small_runtime
+from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
 TEMPLATE = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant\n"
@@ -76,7 +76,7 @@ def tokens_before(whole: Any, end: int, length: int) -> int:
 
 def test_only_the_new_turn_is_tokenized() -> None:
     """A second turn finds the ids of the first in the cache; another owner finds none."""
-    vocabulary, segments = Vocabulary(DEMO), SegmentCache(1 << 20)
+    vocabulary, segments = Vocabulary(TINY), SegmentCache(1 << 20)
     words = " ".join(f"word{i}" for i in range(200))
     first = ({"role": "user", "content": words},)
     second = (*first, {"role": "assistant", "content": words[::-1]}, {"role": "user", "content": "Why?"})

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from quipu.actors.shared.tokenizers_library import Library
 from quipu.actors.tokenizer.split_points import MIN_CHARACTERS, SplitPoints, find_split_points
-from tests.actors.tokenizer.tokenizer_kinds import BASES, END, START, TEXTS, TOKENS, demo, make, plain
+from tests.actors.tokenizer.tokenizer_kinds import BASES, END, START, TEXTS, TOKENS, make, plain, tiny
 
 
 @cache
@@ -33,7 +33,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 @given(st.sampled_from(list(BASES)), st.sampled_from(list(TOKENS)), TEXTS, st.integers(1, 12))
 @settings(max_examples=settings().max_examples * 5)
 @example("metaspace first", "plain", f"a{START}a", 1)
-@example("demo", "whitespace", f"a{START} \n\n  \n{END}\n\n{START}", 1)
+@example("tiny", "whitespace", f"a{START} \n\n  \n{END}\n\n{START}", 1)
 def test_segments_have_the_ids_of_the_whole_text(base: str, tokens: str, text: str, min_characters: int) -> None:
     """For every kind of tokenizer, the concatenated ids of the segments are those of the text."""
     tokenizer = tokenizer_of(base, tokens)
@@ -55,14 +55,14 @@ def test_every_kind_of_tokenizer_is_split(base: str, tokens: str) -> None:
 
 def test_tokenizers_without_split_points() -> None:
     """With whole words only, dropout, or tokens nested too deeply, texts are never split."""
-    single_word = demo()
+    single_word = tiny()
     single_word.add_tokens([AddedToken("end", single_word=True, normalized=False), *plain(START)])
-    dropping = demo()
+    dropping = tiny()
     dropping.model.dropout = 0.1
-    spelling = demo()
+    spelling = tiny()
     spelling.encode_special_tokens = True
     bare = Tokenizer(models.BPE())
-    nested = demo()
+    nested = tiny()
     nested.add_tokens(plain(START, *("a" * length for length in range(1, 100))))
     for tokenizer in (single_word, dropping, spelling, bare, nested):
         assert split_points_of(tokenizer).starts(f"{START}<|im_start|>{'a' * 300}" * 3) == [0]

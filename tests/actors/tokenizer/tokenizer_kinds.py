@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from quipu.actors.shared.checkpoint import DEMO
+from tests.tiny import TINY
 
 CORPUS = [
     "A quipu is a knotted cord; it's how the Inca kept books, and they didn't lose any.",
@@ -46,14 +46,14 @@ def plain(*contents: str, **flags: bool) -> list[AddedToken]:
     return [AddedToken(content, normalized=False, special=True, **flags) for content in contents]
 
 
-def demo() -> Tokenizer:
-    """Return the demo's byte-level BPE with GPT-2's pattern."""
-    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+def tiny() -> Tokenizer:
+    """Return the tiny model's byte-level BPE with GPT-2's pattern."""
+    return Tokenizer.from_file(str(TINY / "tokenizer.json"))
 
 
 def qwen_like() -> Tokenizer:
     """Return byte-level BPE after NFC and another pattern."""
-    tokenizer = demo()
+    tokenizer = tiny()
     tokenizer.normalizer = normalizers.NFC()
     pattern = Regex(r"'s|'t|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -64,7 +64,7 @@ def qwen_like() -> Tokenizer:
 
 def roberta_like() -> Tokenizer:
     """Return byte-level BPE that puts a space before each part, and special tokens around a text."""
-    tokenizer = demo()
+    tokenizer = tiny()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.post_processor = processors.RobertaProcessing(("<|im_end|>", 2), ("<|im_start|>", 1))
     return tokenizer
@@ -123,7 +123,7 @@ def byte_tokens() -> Tokenizer:
 
 
 BASES: dict[str, Callable[[], Tokenizer]] = {
-    "demo": demo,
+    "tiny": tiny,
     "qwen": qwen_like,
     "roberta": roberta_like,
     "llama 2": llama_2_like,

@@ -1,7 +1,7 @@
 """Ways to corrupt a checkpoint, each with the error that it must cause. Used by `test_broken_checkpoints.py` and by a
 test of the server.
 
-Each takes a folder with a `model.safetensors` (the demo model's, or the tests' small Llama) and corrupts it.
+Each takes a folder with a `model.safetensors` (the tiny model's, or the tests' small Llama) and corrupts it.
 """
 
 from __future__ import annotations

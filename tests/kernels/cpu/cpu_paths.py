@@ -1,13 +1,19 @@
 """The kernels for every instruction set: native if the processor supports it, otherwise emulated.
 
 Emulated kernels are the same sources, compiled with the headers in `emulation/` in place of intrinsics, so that the
-algorithm is tested on any machine with AVX2. They are compiled at first use, unless an earlier run has done so.
+algorithm is tested on any machine with AVX2. Whatever is missing is compiled at first use, in one process of a test run
+while the others wait for it.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import attrs
 import pytest
@@ -75,14 +81,28 @@ def _kernels_of(path: CpuPath) -> Kernels | str:
     reason = why_not_native("avx2" if path.is_emulated else path.name)
     if reason:
         return reason
+    with _one_process():
+        try:
+            if not path.is_emulated:
+                return Kernels(path.name, load(_BY_NAME[path.name]))
+            if not any((folder / _SIMDE).is_file() for folder in _INCLUDE_FOLDERS):
+                return "no SIMDe headers to emulate it with (Debian package: libsimde-dev)"
+            # where a compiler finds headers; in its options, checkouts would compile the same file anew
+            with mock.patch.dict(os.environ, CPATH=str(_EMULATION)):
+                return Kernels(str(path), open_library(build(_emulated(_BY_NAME[path.name]))))
+        except CannotBuild as error:
+            return str(error)
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    """Let only one process of this checkout compile at a time: the next one finds the result."""
+    descriptor = os.open(_EMULATION, os.O_RDONLY)
     try:
-        if not path.is_emulated:
-            return Kernels(path.name, load(_BY_NAME[path.name]))
-        if not any((folder / _SIMDE).is_file() for folder in _INCLUDE_FOLDERS):
-            return "no SIMDe headers to emulate it with (Debian package: libsimde-dev)"
-        return Kernels(str(path), open_library(build(_emulated(_BY_NAME[path.name]))))
-    except CannotBuild as error:
-        return str(error)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _emulated(native: InstructionSet) -> InstructionSet:
@@ -102,7 +122,7 @@ def _emulated(native: InstructionSet) -> InstructionSet:
             "-DUNROLL=",
             "-Wno-psabi",
             "-include",
-            str(_EMULATION / "instructions.h"),
+            "instructions.h",
         ),
         product_flags=definitions(native.product_flags),
         headers=tuple(sorted(_EMULATION.glob("*.h"))),

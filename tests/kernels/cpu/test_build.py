@@ -25,7 +25,8 @@ from quipu.kernels.cpu.instruction_sets import (
 from quipu.kernels.load import load_backend
 from quipu.kernels.triton import availability
 from tests.kernels.cpu.cpu_backends import needs_kernels
-from tests.kernels.kernel_checkpoints import DEMO, backend_config
+from tests.kernels.kernel_checkpoints import backend_config
+from tests.tiny import TINY
 
 AVX2 = frozenset({"sse2", "avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
@@ -97,7 +98,7 @@ def test_forced_instruction_set_never_falls_back(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(FORCED, "sse9")
     for name in ("auto", "cpu"):
         with pytest.raises(ValueError, match=f"{FORCED} is 'sse9'"):
-            load_backend(name, backend_config(DEMO))
+            load_backend(name, backend_config(TINY))
 
 
 @needs_kernels
@@ -177,7 +178,7 @@ def test_sources_name_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_auto_chooses_cpu_if_it_can_run(caplog: pytest.LogCaptureFixture) -> None:
     """Load the kernels for `auto` and `cpu` without a warning, and report the instruction set."""
     for name in ("auto", "cpu"):
-        capabilities = load_backend(name, backend_config(DEMO)).capabilities
+        capabilities = load_backend(name, backend_config(TINY)).capabilities
         best = choose_instruction_set(processor_flags()).name
         assert (capabilities.name, capabilities.instruction_set, capabilities.invariant) == ("cpu", best, True)
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
@@ -191,18 +192,18 @@ def test_auto_without_a_compiler(
     monkeypatch.setattr(building, "PACKAGED", tmp_path)  # the kernels of a wheel
     # as if on a processor that can run them, so that only the library is missing
     monkeypatch.setattr(building, "usable_instruction_sets", lambda flags: [INSTRUCTION_SETS[-1]])
-    assert load_backend("auto", backend_config(DEMO)).capabilities.name == "reference"
+    assert load_backend("auto", backend_config(TINY)).capabilities.name == "reference"
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "no-such-compiler" in warnings[0] and "times slower" in warnings[0]
     with pytest.raises(ValueError, match="no-such-compiler"):
-        load_backend("cpu", backend_config(DEMO))
+        load_backend("cpu", backend_config(TINY))
 
 
 @needs_kernels
 def test_auto_falls_back_for_unsupported_dtype(caplog: pytest.LogCaptureFixture) -> None:
     """Fall back to the reference for a dtype that the kernels lack, and name it in the warning."""
-    config = attrs.evolve(backend_config(DEMO), dtype="float16")
+    config = attrs.evolve(backend_config(TINY), dtype="float16")
     assert load_backend("auto", config).capabilities.name == "reference"
     assert "float16" in caplog.text
     with pytest.raises(ValueError, match="float16"):

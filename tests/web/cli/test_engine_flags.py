@@ -6,6 +6,7 @@ import pytest
 
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config
+from tests.tiny import TINY
 
 
 @pytest.mark.parametrize(
@@ -13,7 +14,7 @@ from quipu.web.cli.settings import resolve_config
 )
 def test_share_pending_prefixes(flags: list[str], expected: bool) -> None:
     """Sharing is on unless the operator turns it off."""
-    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.engine.share_pending_prefixes is expected
     assert info.settings["share_pending_prefixes"] is expected
 
@@ -21,7 +22,7 @@ def test_share_pending_prefixes(flags: list[str], expected: bool) -> None:
 @pytest.mark.parametrize(("flags", "expected"), [([], 0.5), (["--max-pinned-share", "0"], 0.0)])
 def test_max_pinned_share(flags: list[str], expected: float) -> None:
     """Half of the blocks may be pinned unless configured otherwise."""
-    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.engine.max_pinned_share == info.settings["max_pinned_share"] == expected
 
 
@@ -38,7 +39,7 @@ def test_max_pinned_share(flags: list[str], expected: float) -> None:
 def test_limits_on_waiting(flags: list[str], requests: int, tokens: int, share: float) -> None:
     """Waiting is limited unless the limit is 0; with a key file, which may have several tenants, one tenant may use
     half."""
-    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     engine = config.engine
     assert (engine.max_waiting_requests, engine.max_waiting_tokens, engine.max_waiting_share) == (
         requests,
@@ -52,7 +53,7 @@ def test_limits_on_waiting(flags: list[str], requests: int, tokens: int, share: 
 @pytest.mark.parametrize(("flags", "expected"), [([], 300.0), (["--step-timeout", "0"], 0.0)])
 def test_step_timeout(flags: list[str], expected: float) -> None:
     """The default is long enough for compiling kernels."""
-    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.step_timeout_s == info.settings["step_timeout"] == expected
 
 
@@ -99,5 +100,5 @@ def test_valid_times() -> None:
 @pytest.mark.parametrize(("flags", "expected"), [([], 5.0), (["--chat-template-timeout", "0.5"], 0.5)])
 def test_chat_template_timeout(flags: list[str], expected: float) -> None:
     """The default is five seconds."""
-    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.chat_template_timeout_s == info.settings["chat_template_timeout"] == expected

@@ -6,6 +6,7 @@ import pytest
 
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config
+from tests.tiny import TINY
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from quipu.web.cli.settings import resolve_config
 @pytest.mark.parametrize("flag", ["--kv-cache-memory", "--kv-cache-memory-bytes"])
 def test_sizes(text: str, num_bytes: int, flag: str) -> None:
     """Powers of 1024 and of 1000 are accepted, by quipu's flag and vLLM's; the engine computes the number of blocks."""
-    config, info = resolve_config(make_parser().parse_args(["serve", "demo", flag, text]))
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), flag, text]))
     assert config.engine.kv_cache_bytes == info.settings["kv_cache_memory"] == num_bytes
     assert config.engine.num_blocks is info.num_blocks is None
 
@@ -51,7 +52,7 @@ def test_invalid_values(flag: str, text: str, capsys: pytest.CaptureFixture[str]
 def test_values_reach_the_engine() -> None:
     """Utilization, mode and threads reach the engine, and so does vLLM's flag for the number of blocks."""
     flags = ["--gpu-memory-utilization", "0.5", "--determinism", "strict", "--threads", "3"]
-    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert (config.engine.memory_utilization, config.engine.determinism, config.engine.num_threads) == (
         0.5,
         "strict",
@@ -59,12 +60,12 @@ def test_values_reach_the_engine() -> None:
     )
     shown = {name: info.settings[name] for name in ("gpu_memory_utilization", "determinism", "threads")}
     assert shown == {"gpu_memory_utilization": 0.5, "determinism": "strict", "threads": 3}
-    config, info = resolve_config(make_parser().parse_args(["serve", "demo", "--num-gpu-blocks-override", "40"]))
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), "--num-gpu-blocks-override", "40"]))
     assert config.engine.num_blocks == info.num_blocks == 40
 
 
 @pytest.mark.parametrize(("flags", "may"), [([], True), (["--max-model-len", "1024"], False)])
 def test_only_a_default_length_may_be_shortened(flags: list[str], may: bool) -> None:
     """A configured length is kept or refused, never shortened."""
-    config, _ = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    config, _ = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.engine.may_shorten is may

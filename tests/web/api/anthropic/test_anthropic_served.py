@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import trio
 
-from quipu.actors.shared.checkpoint import DEMO
 from quipu.kernels.fake import Dials
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.runtimes import BLOCK, Client, small_runtime
+from tests.tiny import TINY
 from tests.traps.wire import COMPLETIONS, over_http, samples, settle
 from tests.vocabularies import Vocabulary
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, parse_events, stream, text, total
 from tests.web.fakes import Client as HttpClient
 
-VOCABULARY = Vocabulary(DEMO)
+VOCABULARY = Vocabulary(TINY)
 LONG = "A quipu is a ledger of cords, and each of its knots is a number that somebody has counted. "
 MARK = {"cache_control": {"type": "ephemeral"}}
 LONG_MARK = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

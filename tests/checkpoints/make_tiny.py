@@ -1,11 +1,11 @@
-"""Make the demo checkpoint: a tiny Qwen3 with random weights and a real tokenizer, in the Hugging Face layout.
+"""Make the tests' checkpoint: a tiny Qwen3 with random weights and a real tokenizer, in the Hugging Face layout.
 
-    python scripts/make_demo_model.py [folder]
+    python tests/checkpoints/make_tiny.py [folder]
 
-It lets the whole server and its tests run without a download. The model is untrained and its output is meaningless. Its
-tokenizer is trained on text that comes with Python: the language reference in `pydoc_data.topics` and the docstrings of
-some standard library modules (copyright Python Software Foundation; the PSF licence permits this). Two runs with the
-same versions of Python, numpy and tokenizers produce the same bytes; another Python version has different text.
+Whole servers run on it in tests. The model is untrained and its output is meaningless. Its tokenizer is trained on text
+that comes with Python: the language reference in `pydoc_data.topics` and the docstrings of some standard library
+modules (copyright Python Software Foundation; the PSF licence permits this). Two runs with the same versions of Python,
+numpy and tokenizers produce the same bytes; another Python version has different text.
 """
 
 from __future__ import annotations
@@ -181,4 +181,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "kernels" / "demo")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "tiny")
