@@ -36,6 +36,7 @@ $(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/shared/nativ
 $(VENV)/installed-test: $(VENV)/installed
 	@echo "installing what the tests need"
 	@$(PIP) --no-build-isolation -e '.[test,bench]'
+	@$(BIN)/python -m tests.kernels.cpu.cpu_paths
 	@touch $@
 
 serve: install ## serve MODEL on HOST:PORT with ARGS

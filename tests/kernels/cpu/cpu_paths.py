@@ -1,8 +1,12 @@
 """The kernels for every instruction set: native if the processor supports it, otherwise emulated.
 
 Emulated kernels are the same sources, compiled with the headers in `emulation/` in place of intrinsics, so that the
-algorithm is tested on any machine with AVX2. Whatever is missing is compiled at first use, in one process of a test run
-while the others wait for it.
+algorithm is tested on any machine with AVX2.
+
+    python -m tests.kernels.cpu.cpu_paths
+
+compiles whatever is missing, as `make install-test` does. Otherwise it is compiled at first use, in one process of a
+test run while the others wait for it.
 """
 
 from __future__ import annotations
@@ -82,16 +86,20 @@ def _kernels_of(path: CpuPath) -> Kernels | str:
     if reason:
         return reason
     with _one_process():
-        try:
-            if not path.is_emulated:
-                return Kernels(path.name, load(_BY_NAME[path.name]))
-            if not any((folder / _SIMDE).is_file() for folder in _INCLUDE_FOLDERS):
-                return "no SIMDe headers to emulate it with (Debian package: libsimde-dev)"
-            # where a compiler finds headers; in its options, checkouts would compile the same file anew
-            with mock.patch.dict(os.environ, CPATH=str(_EMULATION)):
-                return Kernels(str(path), open_library(build(_emulated(_BY_NAME[path.name]))))
-        except CannotBuild as error:
-            return str(error)
+        return _compiled(path)
+
+
+def _compiled(path: CpuPath) -> Kernels | str:
+    try:
+        if not path.is_emulated:
+            return Kernels(path.name, load(_BY_NAME[path.name]))
+        if not any((folder / _SIMDE).is_file() for folder in _INCLUDE_FOLDERS):
+            return "no SIMDe headers to emulate it with (Debian package: libsimde-dev)"
+        # where a compiler finds headers; in its options, checkouts would compile the same file anew
+        with mock.patch.dict(os.environ, CPATH=str(_EMULATION)):
+            return Kernels(str(path), open_library(build(_emulated(_BY_NAME[path.name]))))
+    except CannotBuild as error:
+        return str(error)
 
 
 @contextmanager
@@ -127,3 +135,15 @@ def _emulated(native: InstructionSet) -> InstructionSet:
         product_flags=definitions(native.product_flags),
         headers=tuple(sorted(_EMULATION.glob("*.h"))),
     )
+
+
+def main() -> None:
+    """Compile the kernels of every instruction set, and print which of them cannot be had here."""
+    for path in PATHS:
+        kernels = _kernels_of(path)
+        if isinstance(kernels, str):
+            print(f"{path} will not be tested: {kernels}")
+
+
+if __name__ == "__main__":
+    main()
