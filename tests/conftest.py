@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import ssl
 from collections.abc import Iterator
 from functools import cache
@@ -27,6 +28,13 @@ settings.register_profile(
     "long", max_examples=2000, stateful_step_count=120, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
+
+
+def pytest_configure() -> None:
+    """Replace ignored signals by handlers that do nothing: children inherit the former, under `nohup` for example."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_xdist_auto_num_workers() -> int:
