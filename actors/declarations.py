@@ -186,6 +186,8 @@ class SamplingField:
     is_clamped: bool
     """A number beyond the vocabulary's size means all of it."""
     at_most_max_tokens: bool
+    from_checkpoint: bool
+    """A checkpoint's generation_config.json may suggest another default."""
 
     def on(self, endpoint: str) -> SamplingField:
         """Return the field as an endpoint takes it."""
@@ -209,6 +211,7 @@ def sampling_field(
     same_as_off: float | None = None,
     is_clamped: bool = False,
     at_most_max_tokens: bool = False,
+    from_checkpoint: bool = False,
 ) -> T:
     """Declare a sampling field as the value of an attrs field: see `SamplingField`. The default is off unless said."""
     bounds = Bounds(minimum=minimum, above=above, maximum=maximum)
@@ -226,6 +229,7 @@ def sampling_field(
         same_as_off=same_as_off,
         is_clamped=is_clamped,
         at_most_max_tokens=at_most_max_tokens,
+        from_checkpoint=from_checkpoint,
     )
     return attrs.field(default=default, metadata={_KEY: declaration})
 

@@ -72,7 +72,9 @@ def _field_default(field: SamplingField) -> str:
     if field.reader not in ("number", "integer", "boolean"):
         return "random" if field.reader == "seed" else "none"
     default = str(field.default).lower() if field.reader == "boolean" else number(field.default)
-    return default if field.same_as_off is None else f"{default} (or {number(field.same_as_off)})"
+    if field.same_as_off is not None:
+        default = f"{default} (or {number(field.same_as_off)})"
+    return f"the checkpoint's, else {default}" if field.from_checkpoint else default
 
 
 def _values(kind: str, bounds: Bounds) -> str:

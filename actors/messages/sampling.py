@@ -27,6 +27,7 @@ class LogitRules:
         1.0,
         "divides the positive and multiplies the negative logits of tokens in the prompt or the output",
         above=0,
+        from_checkpoint=True,
     )
     bias: Mapping[int, float] = sampling_field(
         attrs.Factory(dict),
@@ -70,10 +71,21 @@ class SamplingParams:
     max_tokens: int
     """Maximum number of output tokens, at least 1."""
     temperature: float = sampling_field(
-        1.0, "0 is greedy", apis=EVERY_API, minimum=0, maximum=2, messages_bounds=Bounds(minimum=0, maximum=1)
+        1.0,
+        "0 is greedy",
+        apis=EVERY_API,
+        minimum=0,
+        maximum=2,
+        messages_bounds=Bounds(minimum=0, maximum=1),
+        from_checkpoint=True,
     )
     top_p: float = sampling_field(
-        1.0, "keeps the most likely tokens whose probabilities add up to this", apis=EVERY_API, above=0, maximum=1
+        1.0,
+        "keeps the most likely tokens whose probabilities add up to this",
+        apis=EVERY_API,
+        above=0,
+        maximum=1,
+        from_checkpoint=True,
     )
     top_k: int = sampling_field(
         0,
@@ -83,9 +95,14 @@ class SamplingParams:
         messages_bounds=Bounds(minimum=0),
         same_as_off=-1,
         is_clamped=True,
+        from_checkpoint=True,
     )
     min_p: float = sampling_field(
-        0.0, "drops tokens less likely than this share of the most likely token's probability", minimum=0, maximum=1
+        0.0,
+        "drops tokens less likely than this share of the most likely token's probability",
+        minimum=0,
+        maximum=1,
+        from_checkpoint=True,
     )
     seed: int = sampling_field(
         0,

@@ -9,7 +9,7 @@ Submit of the request is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -81,6 +81,8 @@ class ServingInfo:
     vocab_size: int
     settings: dict[str, object]
     """Every resolved setting that the server was started with."""
+    sampling_defaults: Mapping[str, float] = attrs.field(factory=dict)
+    """Defaults of sampling fields, by name, where the checkpoint suggests others than the server's own."""
     engine: EngineReady | None = None
     """What the last engine that became ready has found out."""
 

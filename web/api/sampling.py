@@ -24,6 +24,10 @@ from ..request.errors import bad_value, unknown_parameter
 from .fields import Fields, token_ids, wrong_type
 from .generation import NO_SCORES, WantedScores
 
+_FROM_CHECKPOINT: Mapping[type[attrs.AttrsInstance], Mapping[str, str]] = {
+    message: {field.name: field.attribute for field in sampling_fields_of(message) if field.from_checkpoint}
+    for message in (SamplingParams, LogitRules)
+}
 SAMPLING_NAMES = frozenset(field.name for field in SAMPLING_FIELDS)
 """What every endpoint reads or refuses."""
 MAX_WORD_CHARS = 256
@@ -65,8 +69,8 @@ def read_sampling(
     """Read every sampling field of a body. Raises APIError."""
     context = _Context(info, max_tokens, max_tokens_param)
     _refuse(fields, _REFUSED[endpoint])
-    given = _read(fields, _PARAMS[endpoint], context)
-    rules = _read(fields, _RULES[endpoint], context)
+    given = _suggested(info, SamplingParams) | _read(fields, _PARAMS[endpoint], context)
+    rules = _suggested(info, LogitRules) | _read(fields, _RULES[endpoint], context)
     bad_words: tuple[str, ...] = rules.pop(_WORDS.attribute, ())
     changed = LogitRules(**rules) if rules else _NO_RULES
     params = SamplingParams(
@@ -77,6 +81,12 @@ def read_sampling(
         **given,
     )
     return Sampling(params, tuple(dict.fromkeys(bad_words)))
+
+
+def _suggested(info: ServingInfo, message: type[attrs.AttrsInstance]) -> dict[str, Any]:
+    """Return the checkpoint's defaults for the fields of a message; they hold on every endpoint."""
+    attributes = _FROM_CHECKPOINT[message]
+    return {attributes[name]: value for name, value in info.sampling_defaults.items() if name in attributes}
 
 
 _Reader = Callable[[SamplingField, Any, _Context], Any]

@@ -11,6 +11,7 @@ from quipu.actors.declarations import Bounds
 
 from ..auth.browser_rules import parse_hosts, parse_origins
 from ..options import AppOptions
+from .generation_config import AUTO
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
 from .setting_flags import add_settings, integer, number, parse_size
@@ -36,6 +37,13 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="port to listen on; 0 takes a free one (default: %(default)s)",
     )
     add("--served-model-name", nargs="+", metavar="NAME", help="names that clients may ask for (default: the model's)")
+    add(
+        "--generation-config",
+        default=AUTO,
+        metavar="auto|vllm|FOLDER",
+        help="where defaults of sampling fields come from: the checkpoint's generation_config.json (auto, the "
+        "default), nowhere (vllm), or that file in a folder",
+    )
     add_settings(command, "engine")
     add(
         "--max-connections",

@@ -19,6 +19,8 @@ from quipu.actors.declarations import settings_of
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
+from .generation_config import read_sampling_defaults
+
 log = structlog.get_logger("quipu.cli")
 
 WAITING_PER_RUNNING = 4
@@ -37,6 +39,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
     """Return every size of the server, and what clients are told of it. Raises CheckpointError."""
     path = resolve(arguments.model)
     checkpoint = read_info(path, name=_model_name(arguments.model), dtype=arguments.dtype)
+    sampling_defaults = read_sampling_defaults(arguments.generation_config, path, checkpoint.vocab_size)
     names = tuple(arguments.served_model_name or [checkpoint.name])
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)
     engine_settings = _given(arguments, EngineConfig)
@@ -68,8 +71,11 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
         block_size=engine.block_size,
         num_blocks=num_blocks,
         vocab_size=checkpoint.vocab_size,
+        sampling_defaults=sampling_defaults,
         settings={
             "model": arguments.model,
+            "generation_config": arguments.generation_config,
+            "sampling_defaults": sampling_defaults,
             **_shown(engine),
             **_shown(config),
             "max_waiting_share": engine.max_waiting_share,

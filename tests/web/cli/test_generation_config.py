@@ -1,0 +1,99 @@
+"""`--generation-config`: which sampling defaults a checkpoint may suggest, and what requests get."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from quipu.actors.messages.sampling import LogitRules
+from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.web.app import make_app
+from quipu.web.cli.cli import make_parser
+from quipu.web.cli.generation_config import read_sampling_defaults
+from quipu.web.cli.settings import resolve_config
+from tests.tiny import TINY
+from tests.web.fakes import INFO, Client, FakeDesk
+
+SUGGESTED = {
+    "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05,
+    "max_new_tokens": 2048, "eos_token_id": 2,
+}  # fmt: skip
+DEFAULTS = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "p"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "p"}]},
+    "/v1/responses": {"input": "p"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "p"}], "max_tokens": 4},
+}
+
+
+def write(folder: Path, **values: Any) -> Path:
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_where_defaults_come_from(tmp_path: Path) -> None:
+    """The checkpoint's file is read, another folder's if one is given, and none for `vllm` or where there is none."""
+    checkpoint = shutil.copytree(TINY, tmp_path / "checkpoint")
+    write(checkpoint, **SUGGESTED)
+    (tmp_path / "other").mkdir()
+    other = write(tmp_path / "other", temperature=0.1)
+
+    def shown(*flags: str) -> object:
+        _, info = resolve_config(make_parser().parse_args(["serve", str(checkpoint), *flags]))
+        assert info.sampling_defaults == info.settings["sampling_defaults"]
+        return info.sampling_defaults
+
+    assert shown() == shown("--generation-config", "auto") == DEFAULTS
+    assert shown("--generation-config", "vllm") == {}
+    assert shown("--generation-config", str(other)) == {"temperature": 0.1}
+    (checkpoint / "generation_config.json").unlink()
+    assert shown() == {}
+    with pytest.raises(CheckpointError, match=r"generation_config\.json does not exist"):
+        shown("--generation-config", str(tmp_path))
+
+
+def test_neutral_values_are_no_defaults(tmp_path: Path) -> None:
+    """What a checkpoint says like the server is left out; a `top_k` beyond the vocabulary means all of it."""
+    neutral = {"temperature": 1, "top_p": 1.0, "top_k": -1, "min_p": None, "repetition_penalty": 1.0}
+    assert read_sampling_defaults("auto", write(tmp_path, **neutral), 100) == {}
+    assert read_sampling_defaults("auto", write(tmp_path, temperature=0, top_k=500), 100) == {
+        "temperature": 0.0, "top_k": 100,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", -1, "temperature must be between 0 and 2, not -1"),
+        ("temperature", "warm", "temperature must be a number, not 'warm'"),
+        ("temperature", True, "temperature must be a number, not True"),
+        ("top_p", 0, "top_p must be greater than 0 and at most 1, not 0"),
+        ("top_k", 1.5, "top_k must be an integer, not 1.5"),
+        ("repetition_penalty", float("nan"), "repetition_penalty must be greater than 0, not nan"),
+    ],
+)
+def test_impossible_suggestions(tmp_path: Path, field: str, value: Any, message: str) -> None:
+    """A value that no request could send stops the server at start; the error names the way out."""
+    with pytest.raises(CheckpointError, match="--generation-config vllm ignores the file") as caught:
+        read_sampling_defaults("auto", write(tmp_path, **{field: value}), 100)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_requests_get_the_defaults(path: str) -> None:
+    """A request without the fields gets the defaults on every endpoint; what it sends itself, 0 included, is kept."""
+    desk = FakeDesk(info=attrs.evolve(INFO, sampling_defaults=DEFAULTS))
+    client = Client(make_app(desk))
+    for sent in ({}, {"temperature": 0, "top_p": 1, "top_k": 0}):
+        exchange, answer = await client.post(path, {"model": "tiny", **BODIES[path], **sent})
+        assert exchange.status == 200, answer
+    without, given = (ticket.encode.sampling for ticket in desk.tickets)
+    assert (without.temperature, without.top_p, without.top_k, without.min_p) == (0.6, 0.95, 20, 0.05)
+    assert without.rules == given.rules == LogitRules(repetition_penalty=1.05)
+    assert (given.temperature, given.top_p, given.top_k, given.min_p) == (0.0, 1.0, 0, 0.05)
