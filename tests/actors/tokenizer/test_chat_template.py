@@ -226,6 +226,19 @@ def test_chat_template_renders_like_transformers(folder: Path) -> None:
         assert encode_chat(Vocabulary(folder), ChatPrompt(MESSAGES, prompt)).token_ids == expected
 
 
+@pytest.mark.parametrize("enable_thinking", [True, False])
+def test_demo_template_renders_tools_like_transformers(enable_thinking: bool) -> None:
+    """Tools, calls, results and the switch for reasoning give the ids of transformers' `apply_chat_template`."""
+    tools, fields = (tool("weather"), tool("time")), {"enable_thinking": enable_thinking}
+    reference, vocabulary = AutoTokenizer.from_pretrained(DEMO), Vocabulary(DEMO)
+    for length in range(2, len(HISTORY) + 1):
+        expected = reference.apply_chat_template(
+            list(HISTORY[:length]), tools=list(tools), add_generation_prompt=True, return_dict=False, **fields
+        )
+        chat = ChatPrompt(HISTORY[:length], tools=tools, template_kwargs=fields)
+        assert encode_chat(vocabulary, chat).token_ids == expected
+
+
 def write_template(folder: Path, template: str | None) -> Vocabulary:
     shutil.copy(TINY / "tokenizer.json", folder)
     config = {} if template is None else {"chat_template": template, "bos_token": "<s>"}
