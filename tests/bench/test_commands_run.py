@@ -33,6 +33,7 @@ COMMANDS = {
     "bench.beside": (),
     "bench.commits": ("--jobs", "engine_core"),
     "bench.chat_tokens": (),
+    "bench.demo_model": (),
     "bench.engine_overhead": (),
     "bench.execution": (),
     "bench.peers": ("--peers",),  # quipu only: transformers takes ten seconds to load
