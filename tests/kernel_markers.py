@@ -18,5 +18,6 @@ def _missing_reason() -> str:
     return ""
 
 
-_missing = _missing_reason()
-needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)  # no compiler or no AVX2; the reason says which
+MISSING = _missing_reason()
+"""Why there are no CPU kernels here; empty if there are."""
+needs_kernels = pytest.mark.skipif(bool(MISSING), reason=MISSING)  # no compiler or no AVX2; the reason says which
