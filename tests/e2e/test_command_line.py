@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import quipu
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch, run_quipu, serve_command, serving
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch, run_quipu, serve_command
 from tests.tiny import TINY
 
 
@@ -35,14 +35,6 @@ def test_only_engine_loads_torch(tiny: Server) -> None:
     assert tiny.complete("torch").status_code == 200
     assert not has_torch(tiny.pid)
     assert has_torch(tiny.engine_pid())
-
-
-def test_bundled_model(tmp_path: Path) -> None:
-    """The model that is part of the package is served under the name `demo`, with its chat template."""
-    with serving(tmp_path, "demo", "--num-blocks", "100", "--max-model-len", "512") as server:
-        assert server.complete("One, two,", 4).json()["usage"]["completion_tokens"] == 4
-        chat = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
-        assert server.post("/v1/chat/completions", chat).json()["choices"][0]["message"]["role"] == "assistant"
 
 
 def bad_checkpoint(folder: Path, what: str) -> Path:

@@ -16,6 +16,7 @@ import pytest
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.kernels.cpu.compiling import find_compiler
 from quipu.kernels.cpu.instruction_sets import INSTRUCTION_SETS, CannotBuild, choose_instruction_set, processor_flags
+from tests.e2e import servers
 
 pytestmark = pytest.mark.timeout(300)  # the first build compiles the kernels of every instruction set
 
@@ -118,20 +119,26 @@ def test_installed_kernels_load(environment: Path, tmp_path: Path) -> None:
     assert library.name == f"quipu-cpu-{best}.so"
 
 
-def test_installed_wheel_serves(environment: Path, tmp_path: Path) -> None:
-    """In a clean environment with the dependencies and the wheel, the end-to-end usage tests and its own model pass."""
+def test_installed_wheel_serves(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a clean environment with the dependencies and the wheel, its own model answers about a text, then cached."""
     (packages,) = environment.glob("lib/python*/site-packages")
     where = [str(environment / "bin" / "python"), "-P", "-c", "import quipu.web.cli.cli as m; print(m.__file__)"]
     found = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert Path(found).is_relative_to(packages)
-    tests = ["tests/e2e/test_client_usage.py", "tests/e2e/test_command_line.py::test_bundled_model"]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *tests],
-        cwd=ROOT,
-        env={**os.environ, "QUIPU_COMMAND": str(environment / "bin" / "quipu")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert result.returncode == 0, result.stdout
+    monkeypatch.setattr(servers, "NAMED", str(environment / "bin" / "quipu"))
+    text = " ".join(("Otto keeps an owl.", "The river passed the old mill.", "Mira lives in Ashford.") * 5)
+    messages = [
+        {"role": "system", "content": f"Answer questions about this text.\n\n{text}"},
+        {"role": "user", "content": "Where does Mira live?"},
+    ]
+    with servers.serving(tmp_path / "served", "demo") as server:
+        assert bytes(environment) in Path(f"/proc/{server.pid}/cmdline").read_bytes()
+        first, second = (
+            server.post("/v1/chat/completions", {"model": "demo", "temperature": 0, "messages": messages}).json()
+            for _ in range(2)
+        )
+    assert first["choices"] == second["choices"]
+    assert first["choices"][0]["message"]["content"] == "Mira lives in Ashford."
+    usage = second["usage"]
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert usage["prompt_tokens_details"]["cached_tokens"] == servers.full_blocks(usage["prompt_tokens"] - 1)
