@@ -37,6 +37,7 @@ $(VENV)/installed-test: $(VENV)/installed
 	@echo "installing what the tests need"
 	@$(PIP) --no-build-isolation -e '.[test,bench]'
 	@$(BIN)/python -m tests.kernels.cpu.cpu_paths
+	@$(BIN)/python -m scripts.check_dependencies
 	@touch $@
 
 serve: install ## serve MODEL on HOST:PORT with ARGS
