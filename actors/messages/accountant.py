@@ -148,6 +148,8 @@ class Completed:
     num_completion_tokens: int
     finish_reason: FinishReason | None
     """None: the detokenizer was told to forget the sequence before it had stopped."""
+    num_reasoning_tokens: int = 0
+    """How many of them are reasoning, its delimiters included."""
 
 
 @attrs.frozen

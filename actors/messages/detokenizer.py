@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from .handler import Outlet
+from .output import OutputRules
 from .prompts import PromptText
 from .scores import StepScores
 
@@ -35,6 +38,10 @@ class Track:
     """Discard the output: the engine sampled one token only because computing a prompt includes that."""
     min_tokens: int = 0
     """Ignore stop strings that complete within the first `min_tokens` tokens."""
+    output: OutputRules | None = None
+    """How reasoning and calls are told from text. None: all of the output is text."""
+    prompt_token_ids: Sequence[int] | None = None
+    """The prompt, if the client wants the ids of its prompts' and its output's tokens."""
 
 
 @attrs.frozen

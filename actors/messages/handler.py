@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import attrs
 import msgspec
 
 from .outcomes import FinishReason, RequestError
+from .output import OutputEvent
 from .scores import ScoredToken, TokenScores
 from .usage_record import UsageRecord
 
@@ -51,6 +52,12 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None
     stop_match: str | None = None
     """The stop string that ended it."""
+    events: tuple[OutputEvent, ...] = ()
+    """What the output means, in order, if it is not all text; `text` is empty then."""
+    num_reasoning_tokens: int = 0
+    """How many of `num_tokens` are reasoning, its delimiters included."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens that `num_tokens` counts, if the client asked for them."""
 
 
 class ScoredDelta(Delta, frozen=True, gc=False):
@@ -61,6 +68,8 @@ class ScoredDelta(Delta, frozen=True, gc=False):
     prompt_scores: TokenScores | None = None
     """Scores of the whole prompt, sent once, before anything else. The prompt's text and first token are included only
     if it is echoed. The same for all choices of a prompt."""
+    prompt_token_ids: Sequence[int] | None = None
+    """The whole prompt, sent once, before anything else, if the client asked for token ids."""
 
 
 @attrs.frozen

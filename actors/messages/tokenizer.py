@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from .handler import CountOutlet
+from .output import OutputRules
 from .prompts import Prompt
 from .sampling import SamplingParams
 
@@ -36,6 +37,12 @@ class Encode:
     """Each choice's text begins with its prompt. `max_tokens` may then be 0."""
     bad_words: tuple[str, ...] = ()
     """Strings that no output may contain. The tokenizer adds them to the sampling rules."""
+    output: OutputRules | None = None
+    """How reasoning and calls are told from text. None: all of the output is text."""
+    with_token_ids: bool = False
+    """The client wants the ids of its prompts' and its output's tokens."""
+    thinking_budget: int | None = None
+    """After this many tokens of reasoning, the model is made to close it. None: no limit."""
     system_param: str = ""
     """The field with a chat's system message, if that is a separate field."""
 

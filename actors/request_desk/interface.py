@@ -17,6 +17,7 @@ import attrs
 
 from ..messages.accountant import Caller
 from ..messages.outcomes import RequestError
+from ..messages.output import OutputFormat
 from ..messages.prompts import Prompt
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
@@ -83,6 +84,8 @@ class ServingInfo:
     """Every resolved setting that the server was started with."""
     sampling_defaults: Mapping[str, float] = attrs.field(factory=dict)
     """Defaults of sampling fields, by name, where the checkpoint suggests others than the server's own."""
+    output: OutputFormat = attrs.field(factory=OutputFormat)
+    """How the model writes reasoning and calls."""
     engine: EngineReady | None = None
     """What the last engine that became ready has found out."""
 

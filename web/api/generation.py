@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import attrs
 
+from quipu.actors.messages.output import OutputRules
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
@@ -62,6 +63,14 @@ class GenerationRequest:
     scores: WantedScores = NO_SCORES
     bad_words: tuple[str, ...] = ()
     system_param: str = ""
+    output: OutputRules | None = None
+    """How reasoning and calls are told from text. None: all of the output is text."""
+    include_reasoning: bool = True
+    """Reasoning is part of the response; it is counted in any case."""
+    with_token_ids: bool = False
+    """The response has the ids of its prompts' and its output's tokens."""
+    thinking_budget: int | None = None
+    """After this many tokens of reasoning, the model is made to close it. None: no limit."""
     num_prompts: int = attrs.field(default=attrs.Factory(lambda self: len(self.prompts), takes_self=True))
 
     @property
@@ -91,6 +100,9 @@ class GenerationRequest:
             echo=self.scores.echo,
             bad_words=self.bad_words,
             system_param=self.system_param,
+            output=self.output,
+            with_token_ids=self.with_token_ids,
+            thinking_budget=self.thinking_budget,
         )
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: its body, its response, and the chunks of its stream.
+"""`POST /v1/chat/completions`: its body. `chat_response.py` has its response.
 
 Messages hold text: a string, or a list of text parts, which are joined. They are passed on to the checkpoint's chat
 template unchanged; how a role is rendered is up to the template.
@@ -6,24 +6,18 @@ template unchanged; how a role is rendered is up to the template.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
-from quipu.actors.messages.handler import Delta, ScoredDelta
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ...http.sse import json_for_line
 from ...request.errors import bad_value, unsupported_parameter, unsupported_value
 from ..fields import Fields, missing, wrong_type
-from ..generation import GenerationRequest, WantedScores, read_model
+from ..generation import GenerationRequest, read_model
 from ..pace import Pace
-from ..stream import Transcript
-from .chunks import ChunkWriter
 from .common_fields import read_generation, read_limit
-from .logprobs import chat_logprobs, chat_logprobs_pieces, prompt_logprobs_pieces, read_chat_scores
+from .logprobs import read_chat_scores
 from .unsupported import CHAT, refuse_unsupported
 
 ENDPOINT = "/v1/chat/completions"
@@ -131,50 +125,3 @@ def read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
     if not _RESERVED_TEMPLATE_KWARGS.isdisjoint(kwargs):
         raise bad_value("chat_template_kwargs", f"must not set {', '.join(sorted(_RESERVED_TEMPLATE_KWARGS))}")
     return kwargs
-
-
-def chat_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Iterator[bytes]:
-    """Yield one choice of a whole response, as JSON."""
-    outputs = transcript.scores.get(index)
-    yield b'{"index":%d,"message":{"role":"assistant","content":' % index
-    yield orjson.dumps(transcript.text(index))
-    yield b',"refusal":null},"logprobs":'
-    if wanted.output is None:
-        yield b"null"
-    else:
-        yield from chat_logprobs_pieces(() if outputs is None else (outputs,), wanted.output)
-    yield b',"finish_reason":' + orjson.dumps(transcript.finish_reasons.get(index))
-    if wanted.prompt is not None:
-        yield b',"prompt_logprobs":'
-        yield from prompt_logprobs_pieces(transcript.prompt_scores.get(index), wanted.prompt)
-    yield b"}"
-
-
-class ChatWriter(ChunkWriter):
-    """Chunks of a chat completion: the role, the text, and last an empty delta with the finish reason."""
-
-    OBJECT_NAME = "chat.completion.chunk"
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._heads: dict[int, bytes] = {}
-        """Everything before the contents of a delta, for each choice whose role has been sent."""
-
-    def render(self, delta: Delta) -> bytes:
-        role = b""
-        head = self._heads.get(delta.index)
-        if head is None:
-            head = self._heads[delta.index] = self._choice_head + b'%d,"delta":{' % delta.index
-            role = head + b'"role":"assistant","content":""}' + self._tail(None)
-        self._tally.add(delta)
-        text = b""
-        if self._num_top is not None:
-            tail = self._scored_tail(delta, self._num_top, None)
-            text = head + b'"content":' + json_for_line(delta.text) + b"}" + tail
-        elif delta.text:
-            text = head + b'"content":' + json_for_line(delta.text) + b"}" + self._tail(None)
-        end = head + b"}" + self._tail(delta.finish_reason) if delta.finish_reason is not None else b""
-        return role + text + end
-
-    def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
-        return chat_logprobs(delta.scores, num_top) if delta.scores else None

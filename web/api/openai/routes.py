@@ -24,7 +24,7 @@ from ..generation import GenerationRequest, WantedScores
 from ..json_structure import MAX_VALUES
 from ..stream import Transcript
 from ..usage import openai_usage
-from . import chat, completions
+from . import chat, chat_response, completions
 from .chunks import ChunkWriter, Envelope
 from .common_fields import Delivery, read_delivery
 from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
@@ -55,8 +55,8 @@ CHAT = Dialect(
     id_prefix=chat.ID_PREFIX,
     object_name=chat.OBJECT_NAME,
     read=chat.read_chat,
-    choice=chat.chat_choice,
-    writer=chat.ChatWriter,
+    choice=chat_response.chat_choice,
+    writer=chat_response.ChatWriter,
 )
 
 
