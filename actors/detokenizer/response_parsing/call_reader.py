@@ -1,0 +1,59 @@
+"""What the reader of one call does, in whatever format the call is written.
+
+The parser creates a reader where a call's opening delimiter ends. Until the call has begun, the reader holds back the
+opening; if that turns out to be no call, it is text, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from enum import Enum, auto
+from typing import Protocol
+
+from ...messages.output import CallBegin, OutputEvent
+
+
+class Progress(Enum):
+    OPENING = auto()
+    """The name is not complete."""
+    BEGUN = auto()
+    ENDED = auto()
+    REJECTED = auto()
+    """It is no call of one of the request's tools."""
+
+
+class CallReader(Protocol):
+    progress: Progress
+
+    @property
+    def opening(self) -> str:
+        """What is held back while the call has not begun."""
+        ...
+
+    @property
+    def in_string(self) -> bool:
+        """Whether a closing delimiter, here, would be part of a string."""
+        ...
+
+    def feed(self, text: str, events: list[OutputEvent]) -> int:
+        """Read `text`. Return how much belongs to the call: less than all only if it has ended or is rejected."""
+        ...
+
+    def close(self, source: str, events: list[OutputEvent]) -> None:
+        """End the call at its closing delimiter."""
+        ...
+
+
+class Opening:
+    """A call's beginning, held back until its name is known."""
+
+    __slots__ = ("index", "text", "tools")
+
+    def __init__(self, text: str, index: int, tools: Container[str]) -> None:
+        self.text = text
+        self.index = index
+        self.tools = tools
+
+    def begin(self, name: str) -> CallBegin:
+        source, self.text = self.text, ""
+        return CallBegin(self.index, name, source)

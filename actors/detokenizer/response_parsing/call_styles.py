@@ -1,0 +1,15 @@
+"""Which reader reads a call, by the style of its format."""
+
+from __future__ import annotations
+
+from .call_reader import CallReader, Opening
+from .json_calls import JsonArgumentsReader, JsonObjectReader
+from .response_template import CallFormat, CallStyle
+
+
+def make_reader(call: CallFormat, opening: Opening, name: str | None, *, is_bare: bool) -> CallReader:
+    """Return the reader of a call that `opening` announces; `name` is what the delimiter captured."""
+    has_close = call.close is not None
+    if call.style is CallStyle.OBJECT:
+        return JsonObjectReader(opening, has_close=has_close, is_bare=is_bare)
+    return JsonArgumentsReader(opening, name or "", has_close=has_close)

@@ -1,0 +1,104 @@
+"""Choose how the model's output is read: by name, by the checkpoint's own template, or by its chat template.
+
+Called once, at start. What must always hold: calls and reasoning are chosen independently, and a template that is not
+supported is never fatal: the reason says so, and the next source is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from .output_patterns import UnsupportedPattern
+from .response_template import ResponseTemplate
+from .shipped_templates import REASONING, TOOL_CALLS
+from .template_building import Fields, build_template, read_fields
+
+AUTO = "auto"
+NONE = "none"
+OWN = "response_template"
+"""The name of the checkpoint's own format."""
+
+
+class UnknownParser(ValueError):
+    """No parser has this name. The message lists the known ones."""
+
+
+@attrs.frozen
+class Chosen:
+    template: ResponseTemplate | None
+    """None: all output is text."""
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    reason: str
+
+
+def choose(
+    tool_call_parser: str,
+    reasoning_parser: str,
+    own_template: dict[str, Any] | None,
+    chat_template: str | None,
+    special_ids: Mapping[str, int],
+) -> Chosen:
+    """Choose the formats of calls and of reasoning.
+
+    `own_template` is the checkpoint's `response_template`, `special_ids` the ids of special tokens by text. Raises
+    UnknownParser.
+    """
+    for kind, name, known in (
+        ("tool-call", tool_call_parser, TOOL_CALLS),
+        ("reasoning", reasoning_parser, REASONING),
+    ):
+        if name not in known and name not in (AUTO, NONE):
+            names = ", ".join((AUTO, NONE, *sorted(known)))
+            raise UnknownParser(f"there is no {kind} parser {name[:80]!r}; known are {names}")
+    reasons: list[str] = []
+    own: Fields | None = None
+    if own_template is not None and AUTO in (tool_call_parser, reasoning_parser):
+        try:
+            own = read_fields(own_template)
+            build_template(own, own, special_ids)
+        except UnsupportedPattern as error:
+            own = None
+            reasons.append(f"the checkpoint's response_template is not used: {error}")
+    calls_name, calls, why = _half(
+        tool_call_parser, own if own and own.calls else None, TOOL_CALLS, _calls_in(chat_template or "")
+    )
+    reasons.append(f"tool calls: {why}")
+    reasoning_name, reasoning, why = _half(
+        reasoning_parser, own if own and own.reasoning else None, REASONING, _reasoning_in(chat_template or "")
+    )
+    reasons.append(f"reasoning: {why}")
+    template = None
+    if calls is not None or reasoning is not None:
+        template = build_template(calls, reasoning, special_ids)
+    return Chosen(template, calls_name, reasoning_name, "; ".join(reasons))
+
+
+def _half(
+    name: str, own: Fields | None, shipped: Mapping[str, Mapping[str, Any]], found: str | None
+) -> tuple[str | None, Fields | None, str]:
+    """Return a format's name, the format, and where it comes from."""
+    if name == NONE:
+        return None, None, "off"
+    if name != AUTO:
+        return name, read_fields(shipped[name]), f"{name}, as configured"
+    if own is not None:
+        return OWN, own, "the checkpoint's response_template"
+    if found is not None:
+        return found, read_fields(shipped[found]), f"{found}, by the chat template"
+    return None, None, "none, the chat template shows no known format"
+
+
+def _calls_in(chat_template: str) -> str | None:
+    if "<tool_call>" in chat_template:
+        return "hermes"
+    return None
+
+
+def _reasoning_in(chat_template: str) -> str | None:
+    if "<think>" in chat_template or "</think>" in chat_template:
+        return "qwen3"
+    return None

@@ -1,0 +1,297 @@
+"""One sequence's output as events: text, reasoning and calls.
+
+The detokenizer pushes each completion token with the text that it released. What must always hold: the sources of all
+events, joined, are all pieces, joined; the same output gives the same events however it is cut into pieces; text is
+held back only while it may be part of a delimiter, or of a call's opening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+
+from ...messages.output import ArgumentTypes, Markup, OutputEvent, ReasoningDelta, TextDelta
+from .call_reader import CallReader, Opening, Progress
+from .call_styles import make_reader
+from .delimiter_programs import Meaning
+from .delimiter_scanner import DelimiterScanner, Found, Hold, Scan
+from .prompt_reasoning import PromptEnd, read_prompt
+from .reasoning_count import ReasoningCount
+from .response_template import ResponseTemplate
+from .special_tokens import is_special
+
+_SEPARATORS = " \t\n\r,;]"
+"""What may stand between two calls of a list, or after its last one."""
+
+
+class _Region(Enum):
+    TEXT = auto()
+    REASONING = auto()
+    CALL = auto()
+
+
+class _Skip(Enum):
+    """What is no content where a region begins."""
+
+    NOTHING = auto()
+    SPACE = auto()
+    SEPARATORS = auto()
+
+
+class ResponseParser:
+    """Parse the output of one sequence."""
+
+    def __init__(
+        self,
+        template: ResponseTemplate,
+        tool_types: Mapping[str, ArgumentTypes],
+        prompt_tail: Sequence[tuple[int, str]],
+    ) -> None:
+        """`tool_types`: the tools that may be called. `prompt_tail`: the prompt's last tokens, and the text of each."""
+        self._template = template
+        self._tool_types = tool_types
+        self._default_programs = template.tool_programs if tool_types else template.text_programs
+        self._events: list[OutputEvent] = []
+        self._count = ReasoningCount()
+        self._has_special = False
+        self._num_calls = 0
+        self._reader: CallReader | None = None
+        self._number = 0
+        """The format of the current call, or of the last one."""
+        self._doubtful: Found | None = None
+        """A closing delimiter inside a string: it counts if the string turns out to be unfinished."""
+        self._bare = template.bare_number if tool_types else None
+        """The format in which a call may begin here without a delimiter."""
+        self._skip = _Skip.NOTHING if self._bare is None else _Skip.SPACE
+        self._begin_text()
+        self._begin_after(read_prompt(template, prompt_tail))
+
+    @property
+    def in_reasoning(self) -> bool:
+        return self._region is _Region.REASONING
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the tokens pushed so far are reasoning, delimiters included."""
+        return self._count.num_tokens
+
+    @property
+    def open_call(self) -> int | None:
+        """The index of the call that has begun and not ended."""
+        is_open = self._reader is not None and self._reader.progress is Progress.BEGUN
+        return self._num_calls - 1 if is_open else None
+
+    def push(self, token_id: int, piece: str) -> Sequence[OutputEvent]:
+        """Take one completion token and the text that it released. Return what is certain now.
+
+        A token whose text is not shown, such as a stop token, comes with an empty piece.
+        """
+        self._count.tokens += 1
+        stand = self._template.specials.by_id.get(token_id)
+        if stand is None:
+            if not piece:
+                return ()
+            if self._is_plain and not self._trigger(piece) and (not self._holds_space or not piece[-1].isspace()):
+                return (ReasoningDelta(piece) if self._region is _Region.REASONING else TextDelta(piece),)
+            self._has_special = self._has_special and not self._is_plain
+        else:
+            piece = stand.replace(piece)
+            self._has_special = True
+        return self._take(piece)
+
+    def finish(self, piece: str = "") -> Sequence[OutputEvent]:
+        """Take the decoder's last piece, and return everything that was held back."""
+        events = list(self._take(piece)) if piece else []
+        self._end()
+        return [*events, *self._released()]
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether text that holds no beginning of a delimiter is content, at once."""
+        return self._skip is _Skip.NOTHING and self._region is not _Region.CALL and not self._scanner.held
+
+    def _take(self, piece: str) -> Sequence[OutputEvent]:
+        self._count.extend(len(piece))
+        self._run(piece)
+        if not self._scanner.held:
+            self._count.forget()
+        return self._released()
+
+    def _released(self) -> Sequence[OutputEvent]:
+        events, self._events = self._events, []
+        return [self._template.specials.shown(event) for event in events] if self._has_special else events
+
+    def _run(self, rest: str) -> None:
+        """Take `rest`, region by region."""
+        while rest:
+            if self._region is _Region.CALL:
+                rest = self._run_call(rest)
+                continue
+            if self._skip is not _Skip.NOTHING:
+                rest = self._run_skip(rest)
+                continue
+            scan = self._scanner.feed(rest)
+            rest = self._take_scan(scan)
+
+    def _run_skip(self, rest: str) -> str:
+        content = rest.lstrip() if self._skip is _Skip.SPACE else rest.lstrip(_SEPARATORS)
+        self._say_markup(rest[: len(rest) - len(content)])
+        if content:
+            self._skip = _Skip.NOTHING
+            if self._bare is not None and content[0] in "{[" and self._region is _Region.TEXT:
+                self._begin_call(self._bare, "", None, is_bare=True)
+            self._bare = None
+        return content
+
+    def _take_scan(self, scan: Scan) -> str:
+        self._say(scan.text)
+        if scan.found is not None:
+            self._take_delimiter(scan.found, len(scan.rest))
+        return scan.rest
+
+    def _take_delimiter(self, found: Found, num_after: int) -> None:
+        delimiter = found.delimiter
+        match delimiter.meaning:
+            case Meaning.CALL_OPEN:
+                self._begin_call(delimiter.number, found.space + found.text, found.capture, is_bare=False)
+                return
+            case Meaning.REASONING_OPEN:
+                self._count.open(num_after + len(found.text))
+                self._begin_reasoning()
+            case Meaning.REASONING_CLOSE:
+                self._count.close(num_after + 1)
+                self._begin_text()
+                if self._tool_types:
+                    self._bare = self._template.bare_number
+            case _:
+                self._begin_text()
+        self._say_markup(found.space + found.text)
+        self._skip = _Skip.SPACE if self._strips or self._bare is not None else _Skip.NOTHING
+
+    def _begin_text(self) -> None:
+        self._region, self._reader = _Region.TEXT, None
+        self._strips = self._template.strips
+        self._use(DelimiterScanner(self._default_programs, self._hold))
+
+    def _begin_reasoning(self) -> None:
+        reasoning = self._template.reasoning
+        self._region = _Region.REASONING
+        self._strips = reasoning is not None and reasoning.strips
+        self._use(DelimiterScanner(self._template.reasoning_programs, self._hold))
+
+    def _begin_call(self, number: int, opening: str, capture: str | None, *, is_bare: bool) -> None:
+        self._region, self._number = _Region.CALL, number
+        self._reader = make_reader(
+            self._template.calls[number],
+            Opening(opening, self._num_calls, self._tool_types),
+            capture,
+            is_bare=is_bare,
+        )
+        self._use(DelimiterScanner(self._template.close_programs[number], Hold.NOTHING))
+
+    @property
+    def _hold(self) -> Hold:
+        return Hold.SPACE if self._strips else Hold.NOTHING
+
+    def _use(self, scanner: DelimiterScanner) -> None:
+        self._scanner = scanner
+        self._trigger: Callable[[str], object] = scanner.trigger
+        self._holds_space = self._strips
+
+    def _run_call(self, rest: str) -> str:
+        """Take `rest` up to the end of the call at most. Return what follows."""
+        reader = self._reader
+        assert reader is not None
+        if self._doubtful is not None:
+            doubtful, self._doubtful = self._doubtful, None
+            if rest[0] < " ":
+                self._close(reader, doubtful.text)
+                return rest
+            if (after := self._read(reader, doubtful.text, rest)) is not None:
+                return after
+        scan = self._scanner.feed(rest)
+        found = scan.found
+        following = self._scanner.held if found is None else found.space + found.text + scan.rest
+        if (after := self._read(reader, scan.text, following)) is not None:
+            return after
+        if found is None:
+            return ""
+        if reader.in_string and not is_special(found.text):
+            self._doubtful = found
+        else:
+            self._close(reader, found.text)
+        return scan.rest
+
+    def _read(self, reader: CallReader, text: str, following: str) -> str | None:
+        """Have the reader read `text`. Return what follows the call, if it ends there."""
+        was_open = reader.progress is Progress.OPENING
+        consumed = reader.feed(text, self._events)
+        if was_open and reader.progress in (Progress.BEGUN, Progress.ENDED):
+            self._num_calls += 1
+        if reader.progress is Progress.REJECTED:
+            self._reject(reader)
+        elif reader.progress is Progress.ENDED:
+            self._end_call(is_closed=False)
+        else:
+            return None
+        return text[consumed:] + following
+
+    def _close(self, reader: CallReader, source: str) -> None:
+        was_open = reader.progress is Progress.OPENING
+        reader.close(source, self._events)
+        if reader.progress is Progress.REJECTED:
+            self._reject(reader)
+            self._say(source)
+            return
+        self._num_calls += was_open
+        self._end_call(is_closed=True)
+
+    def _reject(self, reader: CallReader) -> None:
+        """Take a call's opening that turned out to be none as text."""
+        self._begin_text()
+        self._say(reader.opening)
+
+    def _end_call(self, *, is_closed: bool) -> None:
+        self._begin_text()
+        self._skip = _Skip.SPACE if self._strips else _Skip.NOTHING
+        if not is_closed:
+            self._use(DelimiterScanner(self._template.programs_after_call[self._number], self._hold))
+            if self._template.calls[self._number].is_list:
+                self._bare, self._skip = self._number, _Skip.SEPARATORS
+
+    def _end(self) -> None:
+        reader = self._reader
+        if reader is not None and self._doubtful is not None:
+            self._close(reader, self._doubtful.text)
+            return
+        rest = " "
+        while rest:
+            scan = self._scanner.finish()
+            rest = scan.rest
+            if self._region is not _Region.CALL:
+                self._take_scan(scan)
+            elif (reader := self._reader) is not None:
+                after = self._read(reader, scan.text, scan.rest)
+                if after is not None:
+                    rest = after
+                elif scan.found is not None:
+                    self._close(reader, scan.found.text)
+            self._run(rest)
+            rest = self._scanner.held
+        if self._reader is not None and self._reader.progress is Progress.OPENING:
+            self._reject(self._reader)
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._events.append(ReasoningDelta(text) if self._region is _Region.REASONING else TextDelta(text))
+
+    def _say_markup(self, text: str) -> None:
+        if text:
+            self._events.append(Markup(text))
+
+    def _begin_after(self, end: PromptEnd) -> None:
+        if end.is_open:
+            self._begin_reasoning()
+            self._count.open_before()
+        if end.is_at_delimiter and self._strips:
+            self._skip = _Skip.SPACE
