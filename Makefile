@@ -36,6 +36,8 @@ $(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/shared/nativ
 $(VENV)/installed-test: $(VENV)/installed
 	@echo "installing what the tests need"
 	@$(PIP) --no-build-isolation -e '.[test,bench]'
+# without its dependencies: it forbids the jiter that openai requires, and works with it
+	@$(PIP) --no-deps instructor
 	@$(BIN)/python -m tests.kernels.cpu.cpu_paths
 	@$(BIN)/python -m scripts.check_dependencies
 	@touch $@

@@ -175,6 +175,8 @@ class EngineConfig:
     """Fake executor: a step with this token as input raises."""
     fake_token_id: int | None = setting(None, "--fake-token-id", group="executor")
     """Fake executor: sample only this token without reading any KV, so that a step costs nothing."""
+    fake_replies: str | None = setting(None, "--fake-replies", group="executor")
+    """Fake executor: a JSON file with the token ids to sample, by a token that the sequence contains, -1 being any."""
     eos_token_ids: tuple[int, ...]
     may_shorten: bool = False
     """Whether `max_model_len` may be reduced to what the KV cache has room for: the operator did not set it."""
@@ -215,6 +217,22 @@ class RuntimeConfig:
         above=0,
         metavar="SECONDS",
         help="time limit for compiling the chat template, and for rendering one request, which gets a 400 beyond it",
+        group="text",
+    )
+    tool_call_parser: str = setting(
+        "auto",
+        "--tool-call-parser",
+        metavar="NAME",
+        help="how the model writes tool calls (docs/tool-calls.md); `auto`: as its checkpoint says; `none`: calls are "
+        "text",
+        group="text",
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        "--reasoning-parser",
+        metavar="NAME",
+        help="how the model writes what it thinks before it answers; `auto`: as its checkpoint says; `none`: that is "
+        "text",
         group="text",
     )
     report_slots: int = 16

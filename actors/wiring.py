@@ -40,6 +40,7 @@ from .channel import Channel
 from .config import RuntimeConfig
 from .detokenizer.actor import Detokenizer, DetokenizerMessage
 from .detokenizer.decoder import Decoder
+from .detokenizer.output_format import choose_format
 from .processes.process_host import ProcessHost
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane, EngineMessage
@@ -101,9 +102,12 @@ async def open_runtime(
     folder = Path(config.engine.model_path)
     library = load_library(folder)
     encoder, decoder = load_encoder(library), Decoder(library)
+    chat_template = read_template(folder)
+    template_text = None if chat_template is None else chat_template.source
+    chosen = choose_format(folder, template_text, config.tool_call_parser, config.reasoning_parser)
     metrics = Metrics(config.model_names[0])
     desk = RequestDesk(
-        info,
+        attrs.evolve(info, output=chosen.output),
         encoder=encodes,
         lane=lane,
         accountant=accounts,
@@ -113,13 +117,13 @@ async def open_runtime(
         show_pool=lambda num_blocks: metrics.set_blocks(total=num_blocks, free=num_blocks, cached=0),
         max_open_requests=config.max_open_requests,
     )
-    renderer = make_renderer(read_template(folder), config.chat_template_timeout_s)
+    renderer = make_renderer(chat_template, config.chat_template_timeout_s)
     processes = EncodeProcesses(encoder, library.source) if encode_apart else None
     lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
     segments = SegmentCache(config.token_cache_bytes)
     prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
     tokenizer = TokenizerActor(config, encoder, desk, accounts, prompt_encoder)
-    detokenizer = Detokenizer(decoder, accounts, lane.abort)
+    detokenizer = Detokenizer(decoder, accounts, lane.abort, chosen.template)
     entry_store = EntryStore()
 
     async def run_accountant() -> None:

@@ -12,7 +12,7 @@ faults.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -45,6 +45,9 @@ class Dials:
     eos_after: int | None = None
     """Draw `eos_token_id` as this output (counted from 0)."""
     eos_token_id: int = 0
+    replies: Mapping[int, Sequence[int]] = attrs.field(factory=dict)
+    """What is drawn, and `eos_token_id` after it, where the sequence contains the token that is its key; the last of
+    several that fit. -1 fits every sequence. Empty: drawn tokens are hashes."""
     only_token_id: int | None = None
     """Always draw this token, without reading KV: a pass then costs almost nothing."""
 
@@ -169,10 +172,21 @@ def slot_value(token_id: int, position: int) -> int:
 
 def draw(values: list[int], seed: int, output_position: int, dials: Dials) -> int:
     """Draw the token that follows KV slots `values`."""
+    if dials.replies:
+        tokens = _reply(values, dials)
+        return tokens[output_position] if output_position < len(tokens) else dials.eos_token_id
     if dials.eos_after == output_position:
         return dials.eos_token_id
     mixed = hash((seed & _MASK, output_position, *values))
     return dials.first_token_id + (mixed & _MASK) % dials.num_token_ids
+
+
+def _reply(values: list[int], dials: Dials) -> Sequence[int]:
+    found: Sequence[int] = ()
+    for token_id, tokens in dials.replies.items():
+        if token_id < 0 or any(value == slot_value(token_id, position) for position, value in enumerate(values)):
+            found = tokens
+    return found
 
 
 def score(values: list[int], token_id: int, num_top: int, dials: Dials) -> Scores:

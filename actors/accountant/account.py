@@ -11,9 +11,9 @@ frozen numbers.
 
 from __future__ import annotations
 
-from ..messages.accountant import Caller, Side
+from ..messages.accountant import Caller, Completed, Side
 from ..messages.counts import UNKNOWN, Count, Known, total
-from ..messages.outcomes import Fault, FinishReason, Outcome, RequestError
+from ..messages.outcomes import Fault, Outcome, RequestError
 from ..messages.prompts import Breakpoint, CacheTtl
 from ..messages.usage_record import UsageRecord
 from .account_entries import Admission, Ended, Entry, Estimation, FirstToken, Gap, Pinned, Revision, Span, Written
@@ -131,11 +131,12 @@ class Account:
         if sequence.choice_index == 0:
             prompt.revise(revision.tier, revision.num_tokens)
 
-    def complete(self, sequence_id: int, num_completion_tokens: int, finish_reason: FinishReason | None) -> None:
+    def complete(self, completed: Completed) -> None:
         """Set what the client was given of a sequence."""
-        sequence = self.sequences[sequence_id]
-        sequence.num_completion_tokens = num_completion_tokens
-        sequence.finish_reason = finish_reason
+        sequence = self.sequences[completed.sequence_id]
+        sequence.num_completion_tokens = completed.num_completion_tokens
+        sequence.num_reasoning_tokens = completed.num_reasoning_tokens
+        sequence.finish_reason = completed.finish_reason
 
     def withdraw(self) -> None:
         """Treat its prompts as never admitted, since the journal had no room for the record."""
@@ -229,6 +230,7 @@ class Account:
             created_5m_tokens=self.created(CacheTtl.FIVE_MINUTES),
             created_1h_tokens=self.created(CacheTtl.ONE_HOUR),
             completion_tokens=sum(sequence.num_completion_tokens for sequence in sequences),
+            reasoning_tokens=sum(sequence.num_reasoning_tokens for sequence in sequences),
             computed_tokens=sum(sequence.computed_first for sequence in sequences),
             restored_tokens=sum(sequence.restored_first for sequence in sequences),
             recomputed_tokens=sum(sequence.recomputed for sequence in sequences),

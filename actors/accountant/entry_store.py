@@ -174,7 +174,7 @@ class RequestEntries:
             for entry in entries:
                 account.apply(sequence_id, entry)
         for completed in self.completed.values():
-            account.complete(completed.sequence_id, completed.num_completion_tokens, completed.finish_reason)
+            account.complete(completed)
         account.error, account.fault = self.error, self.fault
         if self.applied.is_withdrawn:
             account.withdraw()
@@ -198,6 +198,7 @@ class RequestEntries:
             cached=total(prompt.cached for prompt in counted),
             cache_write=UNKNOWN if written is None else Known(written),
             completion_tokens=sum(c.num_completion_tokens for c in self.completed.values()),
+            reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completed.values()),
             retry_of=applied.retry_of,
             disputed=True,
         )

@@ -45,6 +45,8 @@ class SequenceAccount:
     has_ended: bool = False
     mismatches: list[str] = attrs.field(factory=list)
     num_completion_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    """Those of them that are reasoning."""
     finish_reason: FinishReason | None = None
 
     def admit(self, admission: Admission) -> bool:

@@ -20,21 +20,21 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from weakref import WeakValueDictionary
 
-import attrs
 import structlog
 import trio
 
 from ..channel import Poster, Receiver
 from ..messages.accountant import Completed, Refused
 from ..messages.detokenizer import Forget, Tokens, Track
-from ..messages.handler import Delta, Outlet, ScoredDelta
+from ..messages.handler import Delta, ScoredDelta
 from ..messages.outcomes import ErrorKind, FinishReason, RequestError
 from ..messages.scores import ScoredToken, Scores, StepScores
 from ..shared.tokenizers_library import LibraryPanic
 from .decoder import Decoder
 from .logprob_assembler import LogprobAssembler, PromptAssembler
+from .response_parsing.response_template import ResponseTemplate
 from .stop_strings import StopStrings
-from .text_stream import StopMatcher, TextStream
+from .tracked_sequence import TrackedSequence, make_stream
 
 log = structlog.get_logger()
 
@@ -46,34 +46,22 @@ MAX_CACHED_TEXTS = 1 << 16
 """Tokens whose text is cached for logprobs: a whole vocabulary, or its common part."""
 
 
-@attrs.define(eq=False)
-class TrackedSequence:
-    request_id: str
-    sequence_id: int
-    index: int
-    stream: TextStream
-    include_stop: bool
-    outlet: Outlet
-    logprobs: LogprobAssembler | None = None
-    """None if no logprobs were requested."""
-    leader_id: int = 0
-    """The sequence with which its prompt is scored."""
-    prompt: PromptAssembler | None = None
-    """Its prompt, which is sent first. None if it is not wanted, or has been sent or deferred."""
-    waiting: list[Delta] | None = None
-    """Deltas that wait for an incomplete prompt."""
-    prompt_only: bool = False
-    num_tokens: int = 0
-
-
 class Detokenizer:
     def __init__(
-        self, decoder: Decoder, accountant: Poster[Completed | Refused], end_sequence: Callable[[int], None]
+        self,
+        decoder: Decoder,
+        accountant: Poster[Completed | Refused],
+        end_sequence: Callable[[int], None],
+        template: ResponseTemplate | None = None,
     ) -> None:
-        """`end_sequence(sequence_id)` has the engine end a sequence; it never blocks."""
+        """`end_sequence(sequence_id)` has the engine end a sequence; it never blocks.
+
+        `template`: how the model writes reasoning and calls. None: all of its output is text.
+        """
         self._decoder = decoder
         self._accountant = accountant
         self._end_sequence = end_sequence
+        self._template = template
         self._tracked: dict[int, TrackedSequence] = {}
         self._stops: WeakValueDictionary[str, StopStrings] = WeakValueDictionary()
         """By request: all its sequences share one."""
@@ -119,16 +107,15 @@ class Detokenizer:
             request_id=message.request_id,
             sequence_id=message.sequence_id,
             index=message.index,
-            stream=TextStream(
-                make_decoder(),
-                StopMatcher(self._stops_of(message), include=message.include_stop, num_ignored=message.min_tokens),
-            ),
+            stream=make_stream(message, make_decoder(), self._stops_of(message), self._template, self._token_text),
             include_stop=message.include_stop,
             outlet=message.outlet,
             logprobs=logprobs,
             leader_id=message.sequence_id if message.scores_from is None else message.scores_from,
             prompt=prompt,
             prompt_only=message.prompt_only,
+            prompt_token_ids=message.prompt_token_ids,
+            with_token_ids=message.prompt_token_ids is not None,
         )
 
     def _prompt_of(self, message: Track) -> PromptAssembler | None:
@@ -178,6 +165,9 @@ class Detokenizer:
         scored: deque[tuple[Scores, int]] | None,
     ) -> None:
         """Send one token of a sequence, after the prompt if it begins with one."""
+        if sequence.prompt_token_ids is not None:
+            ids, sequence.prompt_token_ids = sequence.prompt_token_ids, None
+            sequence.outlet.put(ScoredDelta(sequence.index, "", 0, None, prompt_token_ids=ids))
         if sequence.prompt is not None:
             self._begin(sequence, sequence.prompt)
         if sequence.prompt_only:
@@ -240,22 +230,22 @@ class Detokenizer:
     ) -> None:
         """Send one token's text; with the last token, everything that was held back."""
         sequence.num_tokens += 1
-        match: str | None = None
-        text = ""
-        if reason is not FinishReason.STOP or sequence.include_stop:  # a stop token is counted, not shown
-            piece = sequence.stream.push(token_id)
-            match, text = piece.match, piece.text
-        if reason is not None and match is None:
-            rest = sequence.stream.flush()
-            match, text = rest.match, text + rest.text
-        if match is not None:
+        is_shown = reason is not FinishReason.STOP or sequence.include_stop  # a stop token is counted, not shown
+        piece = sequence.stream.push(token_id) if is_shown else sequence.stream.push_hidden(token_id)
+        if reason is not None and not piece.is_complete:
+            piece = piece.joined(sequence.stream.flush())
+        if piece.is_complete:
             if reason is None:
                 self._end_sequence(sequence.sequence_id)
             reason = FinishReason.STOP
+        num_reasoning = sequence.stream.num_reasoning_tokens - sequence.num_reasoning_tokens
+        sequence.num_reasoning_tokens += num_reasoning
+        told = (sequence.index, piece.text, 1, reason, piece.match, piece.events, num_reasoning)
+        token_ids = (token_id,) if sequence.with_token_ids else ()
         if scores:
-            self._send(sequence, ScoredDelta(sequence.index, text, 1, reason, match, scores))
+            self._send(sequence, ScoredDelta(*told, token_ids, scores))
         else:
-            self._send(sequence, Delta(sequence.index, text, 1, reason, match))
+            self._send(sequence, Delta(*told, token_ids))
         if reason is not None:
             self._complete(sequence, reason)
 
@@ -275,4 +265,8 @@ class Detokenizer:
 
     def _complete(self, sequence: TrackedSequence, reason: FinishReason | None) -> None:
         del self._tracked[sequence.sequence_id]
-        self._accountant.post(Completed(sequence.request_id, sequence.sequence_id, sequence.num_tokens, reason))
+        self._accountant.post(
+            Completed(
+                sequence.request_id, sequence.sequence_id, sequence.num_tokens, reason, sequence.num_reasoning_tokens
+            )
+        )

@@ -9,31 +9,44 @@ from __future__ import annotations
 
 import msgspec
 
+from ..messages.output import OutputEvent, TextDelta
 from ..shared.token_decoding import TokenDecoder
 from .stop_strings import ROOT, StopStrings
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """The text that one token released."""
+    """What one token released."""
 
     text: str
     match: str | None = None
-    """The stop string that is complete; no text after it is released."""
+    """The stop string that is complete."""
+    is_complete: bool = False
+    """Nothing after this is released."""
+    events: tuple[OutputEvent, ...] = ()
+    """What was released, in order, if it is not all text; `text` is empty then."""
 
-    @property
-    def stopped(self) -> bool:
-        return self.match is not None
+    def joined(self, rest: Piece) -> Piece:
+        """Return this piece, which is not complete, and what was released after it."""
+        if not self.events and not rest.events:
+            return Piece(self.text + rest.text, rest.match, rest.is_complete)
+        return Piece("", rest.match, rest.is_complete, (*self._as_events(), *rest._as_events()))
+
+    def _as_events(self) -> tuple[OutputEvent, ...]:
+        return (TextDelta(self.text),) if self.text else self.events
+
+
+NOTHING = Piece("")
 
 
 class StopMatcher:
     """Hold back text while it could be the beginning of a stop string."""
 
-    __slots__ = ("_include", "_node", "_num_held", "_num_ignored", "_num_ignored_chars", "_stops")
+    __slots__ = ("_ignores", "_include", "_node", "_num_held", "_num_ignored", "_num_ignored_chars", "_stops")
 
     def __init__(self, stops: StopStrings | None, *, include: bool = False, num_ignored: int = 0) -> None:
         """`stops` may be shared with other matchers; None: there are none. `include` releases the stop string, too.
 
-        Stop strings that complete within the first `num_ignored` pushes are ignored.
+        Stop strings that complete within the first `num_ignored` tokens are ignored.
         """
         self._stops = stops
         self._include = include
@@ -41,15 +54,19 @@ class StopMatcher:
         """The node whose prefix is held back."""
         self._num_held = 0
         self._num_ignored = num_ignored
+        self._ignores = False
         self._num_ignored_chars = 0  # of those held back: stop strings that complete within them are ignored
 
-    def push(self, text: str) -> Piece:
+    def push(self, text: str, *, is_new_token: bool = True) -> Piece:
+        """Search more text: that of the next token, or more of the same one's."""
         stops = self._stops
         if stops is None:
             return Piece(text)
         before, num_held = self._node, self._num_held
-        if self._num_ignored:
-            self._num_ignored -= 1
+        if is_new_token:
+            self._ignores = self._num_ignored > 0
+            self._num_ignored -= self._ignores
+        if self._ignores:
             self._num_ignored_chars = num_held + len(text)
         ignored, node, step = self._num_ignored_chars, before, stops.step
         for end, character in enumerate(text, num_held + 1):
@@ -57,7 +74,8 @@ class StopMatcher:
             # the stop string that completes first; of several, the one that begins first
             if node != ROOT and end > ignored and (match := stops.ended_at(node)) is not None:
                 self._node, self._num_held = ROOT, 0
-                return Piece(self._first(before, text, end if self._include else end - len(match)), match=match)
+                shown = self._first(before, text, end if self._include else end - len(match))
+                return Piece(shown, match, is_complete=True)
         self._node = stops.unfinished(node)
         self._num_held = stops.depth(self._node)
         num_out = num_held + len(text) - self._num_held
@@ -84,6 +102,9 @@ class TextStream:
 
     __slots__ = ("_decoder", "_matcher")
 
+    num_reasoning_tokens = 0
+    """Nothing is told from text."""
+
     def __init__(self, decoder: TokenDecoder, matcher: StopMatcher) -> None:
         self._decoder = decoder
         self._matcher = matcher
@@ -91,7 +112,11 @@ class TextStream:
     def push(self, token_id: int) -> Piece:
         return self._matcher.push(self._decoder.push(token_id))
 
+    def push_hidden(self, token_id: int) -> Piece:
+        """Take the token that ends the output and is not shown."""
+        return NOTHING
+
     def flush(self) -> Piece:
         """Release everything at the end. Even an incomplete character can complete a stop string."""
         piece = self._matcher.push(self._decoder.flush())
-        return piece if piece.stopped else Piece(piece.text + self._matcher.flush())
+        return piece if piece.is_complete else Piece(piece.text + self._matcher.flush())

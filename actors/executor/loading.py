@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from quipu.kernels.backend import BackendConfig, KVMemory
@@ -32,4 +33,8 @@ def load_executor(config: EngineConfig) -> Executor:
         backend.dials.step_seconds = config.fake_step_seconds
         backend.dials.poison_token_id = config.fake_poison_token_id
         backend.dials.only_token_id = config.fake_token_id
+        if config.fake_replies is not None:
+            replies = json.loads(Path(config.fake_replies).read_text("utf-8"))
+            backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}
+            backend.dials.eos_token_id = config.eos_token_ids[0]
     return Executor(backend, max_num_seqs=config.max_num_seqs)

@@ -23,8 +23,10 @@ from ..shared.seeds import sequence_seed
 from .prompt_encoder import EncodedPrompt
 from .prompt_scoring import prompt_scoring
 
-PROMPT_TAIL = 8
+DECODER_TAIL = 8
 """Prompt ids that a decoder may need as context for the first output."""
+PARSER_TAIL = 64
+"""Prompt ids in which reasoning may have been opened: more than a template writes after the question."""
 
 
 def root_key_of(request: Encode, config: RuntimeConfig) -> bytes:
@@ -77,6 +79,7 @@ class Submission:
         """Yield the messages of each sequence, for the scheduler and the detokenizer."""
         request, sampling, engine = self.request, self.sampling, self.config.engine
         places = self._places()
+        tail_length = DECODER_TAIL if request.output is None else PARSER_TAIL
         tokens_to_come = sum(len(self.prompts[prompt].token_ids) for prompt, _ in places)
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             encoded, budget = self.prompts[prompt], self.budgets[prompt]
@@ -106,7 +109,7 @@ class Submission:
                 request_id=request.request_id,
                 sequence_id=sequence_id,
                 index=index,
-                prompt_tail=tuple(token_ids[-PROMPT_TAIL:]),
+                prompt_tail=tuple(token_ids[-tail_length:]),
                 stop=request.stop,
                 include_stop=request.include_stop,
                 skip_special_tokens=request.skip_special_tokens,
@@ -117,5 +120,7 @@ class Submission:
                 echo=encoded.echo,
                 prompt_only=budget == 0,
                 min_tokens=0 if sampling.rules is None else sampling.rules.min_tokens,
+                output=request.output,
+                prompt_token_ids=token_ids if request.with_token_ids else None,
             )
             yield submit, track

@@ -17,7 +17,7 @@ from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Pinned, Span, Written
 from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.executor.step_runner import Executor
-from quipu.actors.messages.accountant import Caller, Side, StepReport
+from quipu.actors.messages.accountant import Caller, Completed, Side, StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.counts import shown
 from quipu.actors.messages.executor import StepPlan
@@ -397,7 +397,7 @@ class EngineBench:
             submission = self.submissions[sequence_id]
             assert submission.reason is None
             submission.reason = reason
-            submission.account.complete(sequence_id, len(submission.tokens), FinishReason(reason))
+            submission.account.complete(Completed("", sequence_id, len(submission.tokens), FinishReason(reason)))
         for sequence_id, error, kind in zip(
             report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
         ):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Span, Written
-from quipu.actors.messages.accountant import Caller, Side
+from quipu.actors.messages.accountant import Caller, Completed, Side
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.outcomes import FinishReason
 
@@ -72,4 +72,4 @@ def first_token(account: Account, sequence_id: int, at: float = 12.0) -> None:
 def finish(account: Account, *sequence_ids: int, num_tokens: int = 1) -> None:
     for sequence_id in sequence_ids:
         account.apply(sequence_id, Ended())
-        account.complete(sequence_id, num_tokens, FinishReason.LENGTH)
+        account.complete(Completed("", sequence_id, num_tokens, FinishReason.LENGTH))

@@ -12,7 +12,7 @@ from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Admission, Ended, Entry, FirstToken, Revision, Span, Written
 from quipu.actors.accountant.entry_store import EntryStore, RequestEntries
 from quipu.actors.accountant.sequence_account import SequenceAccount
-from quipu.actors.messages.accountant import OpenAccount, Prompted
+from quipu.actors.messages.accountant import Completed, OpenAccount, Prompted
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.request_desk.mailbox import Mailbox
 from tests.actors.accountant.accounts import admission
@@ -87,7 +87,7 @@ def test_first_coverage_and_recomputation(entries: list[Entry], finished: bool) 
         account.apply(1, entry)
         oracle.book(entry)
     if finished:
-        account.complete(1, 3, FinishReason.LENGTH)
+        account.complete(Completed("", 1, 3, FinishReason.LENGTH))
     sequence = sequence_of(account)
     counted = [sequence.read, sequence.computed_first, sequence.restored_first, sequence.recomputed]
     assert counted == [*map(oracle.count, ("read", "computed", "restored")), oracle.num_recomputed]

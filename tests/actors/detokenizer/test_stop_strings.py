@@ -33,7 +33,7 @@ class Searching:
         if found:
             at, stop = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
             self.held = ""
-            return Piece(buffer[: at + len(stop)] if self._include else buffer[:at], match=stop)
+            return Piece(buffer[: at + len(stop)] if self._include else buffer[:at], match=stop, is_complete=True)
         keep = max(
             length
             for stop in self._stops
@@ -55,7 +55,7 @@ def test_same_pieces_as_a_search(stops: list[str], texts: list[str], include: bo
     for text in texts:
         piece = expected.push(text)
         assert matcher.push(text) == piece
-        if piece.stopped:
+        if piece.is_complete:
             assert matcher.flush() == ""
             return
     assert matcher.flush() == expected.held

@@ -49,10 +49,10 @@ def run(
     for token_id in range(len(pieces)):
         piece = stream.push(token_id)
         texts.append(piece.text)
-        if piece.stopped:
+        if piece.is_complete:
             return texts, True
     last = stream.flush()
-    return [*texts, last.text], last.stopped
+    return [*texts, last.text], last.is_complete
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 5), max_size=20), st.booleans())
@@ -84,7 +84,7 @@ def test_no_more_is_held_back_than_needed(text: str, stops: list[str], lengths: 
     for token_id, piece in enumerate(pieces):
         fed += piece
         out = stream.push(token_id)
-        if out.stopped:
+        if out.is_complete:
             return
         handed += out.text
         certain = fed.decode(errors="ignore")
@@ -125,8 +125,8 @@ def test_ignored_stop_within_the_beginning_of_another() -> None:
 
 def test_first_complete_stop_string_counts() -> None:
     """The stop string that is complete first counts, not the one that begins or is listed first."""
-    assert stop_matcher(["abcd", "c"]).push("xabcdy") == Piece("xab", match="c")
-    assert stop_matcher(["c", "bc", "xc"]).push("abcd") == Piece("a", match="bc")
+    assert stop_matcher(["abcd", "c"]).push("xabcdy") == Piece("xab", match="c", is_complete=True)
+    assert stop_matcher(["c", "bc", "xc"]).push("abcd") == Piece("a", match="bc", is_complete=True)
 
 
 def test_stop_string_across_tokens() -> None:
@@ -135,7 +135,7 @@ def test_stop_string_across_tokens() -> None:
     assert matcher.push("xa") == Piece("x")
     assert matcher.push("a") == Piece("")
     assert matcher.push("a") == Piece("a")
-    assert matcher.push("bz") == Piece("", match="aab")
+    assert matcher.push("bz") == Piece("", match="aab", is_complete=True)
 
 
 def test_partial_match_is_released_at_the_end() -> None:

@@ -13,6 +13,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 import quipu
+from quipu.actors.messages.output import OutputFormat
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import Desk, Health, describe_pool
 
@@ -53,6 +54,7 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
             "incarnation": state.incarnation,
             "kv_cache": {"num_blocks": info.num_blocks, "block_size": info.block_size, **describe_cache(info.engine)},
             "engine": describe_engine(info.engine),
+            "output": describe_output(info.output),
             "keys": keys.describe(),
             "settings": info.settings,
         }
@@ -72,6 +74,15 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
     async def ping() -> Response:
         state = desk.health()
         return _probe(state, state.is_healthy)
+
+
+def describe_output(output: OutputFormat) -> dict[str, Any]:
+    """Return how the model's reasoning and tool calls are recognized, and why so."""
+    return {
+        "tool_call_parser": output.tool_call_parser,
+        "reasoning_parser": output.reasoning_parser,
+        "reason": output.reason,
+    }
 
 
 def describe_cache(engine: EngineReady | None) -> dict[str, Any]:

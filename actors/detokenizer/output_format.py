@@ -1,0 +1,51 @@
+"""Choose at start how the model's output is read, from the server's flags and the checkpoint's files.
+
+Called by `wiring.py`: the detokenizer gets the template, the web layer what requests may ask for.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+
+from ..messages.output import OutputFormat
+from ..shared.checkpoint import CheckpointError
+from .response_parsing.parser_choice import UnknownParser, choose
+from .response_parsing.parser_files import read_parser_files
+from .response_parsing.response_template import ResponseTemplate
+
+_SWITCHES = ("developer", "documents", "enable_thinking", "reasoning_effort", "thinking")
+_SHORT_IDS = re.compile(r"tool_call\.id\s*\|\s*length\s*!=\s*9|length 9")
+"""How templates of Mistral's models refuse other ids."""
+
+
+@attrs.frozen
+class ChosenFormat:
+    template: ResponseTemplate | None
+    """None: all of the output is text."""
+    output: OutputFormat
+
+
+def choose_format(
+    folder: Path, chat_template: str | None, tool_call_parser: str, reasoning_parser: str
+) -> ChosenFormat:
+    """Return how the output of the checkpoint in `folder` is read. Raises CheckpointError for an unknown parser."""
+    files = read_parser_files(folder)
+    source = chat_template or ""
+    try:
+        chosen = choose(tool_call_parser, reasoning_parser, files.own_template, chat_template, files.special_ids)
+    except UnknownParser as error:
+        raise CheckpointError(str(error)) from None
+    return ChosenFormat(
+        chosen.template,
+        OutputFormat(
+            tool_call_parser=chosen.tool_call_parser,
+            reasoning_parser=chosen.reasoning_parser,
+            reason=chosen.reason,
+            reasoning_tags=None if chosen.template is None else chosen.template.reasoning_tags,
+            template_variables=frozenset(name for name in _SWITCHES if re.search(rf"\b{name}\b", source)),
+            has_short_call_ids=_SHORT_IDS.search(source) is not None,
+        ),
+    )

@@ -1,0 +1,176 @@
+"""Agents as people write them: a tool is called, carried out, and its result used, with each official client and with
+frameworks on top of them. The model's part is written by the test: a call, and an answer once there is a result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import instructor
+import openai
+import pydantic
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from tests.e2e.servers import Server, serving
+from tests.runtimes import kept_library
+from tests.tools.scripted_model import CHAT_TOOLS, QUESTION, RESPONSES_TOOLS, call, demo_folder
+
+ANSWER = "It is sunny in Oslo."
+RESULT = '{"weather": "sunny"}'
+OTHERS = '{"city": "Oslo", "days": 3}'
+AS_JSON = f"```json\n{OTHERS}\n```"
+
+
+class Weather(pydantic.BaseModel):
+    """Where to look, and how far ahead."""
+
+    city: str
+    days: int
+
+
+def token_ids(text: str) -> list[int]:
+    ids = kept_library(demo_folder()).encode(text, max_tokens=1 << 20, add_special_tokens=False)
+    assert not isinstance(ids, int)
+    return list(ids)
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose model calls `get_weather`, and answers once there is a result."""
+    folder = tmp_path_factory.mktemp("agents")
+    (result,) = token_ids("<tool_response>")
+    replies = {-1: token_ids(call()), result: token_ids(ANSWER)}
+    (folder / "replies.json").write_text(json.dumps(replies))
+    flags = ("--executor", "fake", "--fake-step-seconds", "0", "--fake-replies", str(folder / "replies.json"))
+    with serving(folder / "server", "demo", *flags) as server:
+        yield server
+        server.wait_at_rest()
+
+
+def test_openai_chat(agents: Server) -> None:
+    """The loop of every chat agent: the call, its result, the answer; the second prompt begins with the first."""
+    messages: list[Any] = list(QUESTION)
+    with agents.client() as client:
+        for stream in (False, True):
+            first = _chat(client, messages, stream=stream)
+            assert first.finish_reason == "tool_calls" and first.message.content is None
+            (one,) = first.message.tool_calls
+            assert (one.function.name, json.loads(one.function.arguments)) == ("get_weather", {"city": "Oslo"})
+            result = {"role": "tool", "tool_call_id": one.id, "content": RESULT}
+            last = _chat(client, [*messages, first.message, result], stream=stream)
+            assert (last.finish_reason, last.message.content) == ("stop", ANSWER)
+
+
+def _chat(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> Any:
+    fields: dict[str, Any] = {"model": "demo", "messages": messages, "tools": CHAT_TOOLS}
+    if not stream:
+        return client.chat.completions.create(**fields).choices[0]
+    with client.chat.completions.stream(**fields) as events:
+        return events.get_final_completion().choices[0]
+
+
+def test_openai_responses(agents: Server) -> None:
+    """The same with items: the output of the first response is part of the second one's input."""
+    items: list[Any] = list(QUESTION)
+    with agents.client() as client:
+        first = client.responses.create(model="demo", input=items, tools=RESPONSES_TOOLS)
+        (one,) = first.output
+        assert one.type == "function_call" and json.loads(one.arguments) == {"city": "Oslo"}
+        result = {"type": "function_call_output", "call_id": one.call_id, "output": RESULT}
+        with client.responses.stream(
+            model="demo",
+            input=[*items, one.model_dump(exclude_none=True), result],
+            tools=RESPONSES_TOOLS,
+        ) as events:
+            assert events.get_final_response().output_text == ANSWER
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropic_tool_runner(agents: Server, stream: bool) -> None:
+    """Anthropic's tool runner carries out the call by itself, and ends with the answer."""
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Tell the weather.
+
+        Args:
+            city: Name of the town
+        """
+        asked.append(city)
+        return RESULT
+
+    fields: dict[str, Any] = {"model": "demo", "max_tokens": 200, "messages": QUESTION, "tools": [get_weather]}
+    with agents.anthropic_client() as client:
+        if stream:
+            messages = [part.get_final_message() for part in client.beta.messages.tool_runner(**fields, stream=True)]
+            final = messages[-1]
+        else:
+            final = client.beta.messages.tool_runner(**fields).until_done()
+    assert asked == ["Oslo"]
+    assert final.stop_reason == "end_turn"
+    assert "".join(block.text for block in final.content if block.type == "text") == ANSWER
+
+
+def _models(server: Server) -> dict[str, Any]:
+    provider = OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
+    anthropic_provider = AnthropicProvider(base_url=server.url, api_key="none")
+    return {
+        "chat": OpenAIChatModel("demo", provider=provider),
+        "responses": OpenAIResponsesModel("demo", provider=provider),
+        "messages": AnthropicModel("demo", provider=anthropic_provider),
+    }
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_pydantic_ai(agents: Server, api: str) -> None:
+    """An agent of pydantic-ai calls its tool and answers, over each API, and knows the tokens."""
+    agent = Agent(_models(agents)[api])
+    asked = []
+
+    def get_weather(city: str) -> str:
+        """Tell the weather."""
+        asked.append(city)
+        return RESULT
+
+    agent.tool_plain(get_weather)
+    run = agent.run_sync(str(QUESTION[0]["content"]))
+    assert run.output == ANSWER and asked == ["Oslo"]
+    assert run.usage().input_tokens > 0 and run.usage().requests == 2
+
+
+def test_instructor(agents: Server, tmp_path: Path) -> None:
+    """Instructor's modes that force nothing: calls the model chooses to make, and JSON within an answer."""
+    calls = call(OTHERS, name="Weather")
+    replies = tmp_path / "replies.json"
+    flags = ("--executor", "fake", "--fake-step-seconds", "0", "--fake-replies", str(replies))
+    wanted = Weather(city="Oslo", days=3)
+    question: list[Any] = list(QUESTION)
+    for output in (calls, AS_JSON):
+        replies.write_text(json.dumps({-1: token_ids(output)}))
+        with serving(tmp_path / "server", "demo", *flags) as server, server.client() as plain:
+            if output is calls:
+                parallel = instructor.from_openai(plain, mode=instructor.Mode.PARALLEL_TOOLS)
+                found = parallel.chat.completions.create(
+                    model="demo", messages=question, response_model=list[Weather], max_retries=0
+                )
+                assert list(found) == [wanted]
+                with server.anthropic_client() as theirs:
+                    reasoning = instructor.from_anthropic(theirs, mode=instructor.Mode.ANTHROPIC_REASONING_TOOLS)
+                    assert wanted == reasoning.messages.create(
+                        model="demo", max_tokens=200, messages=question, response_model=Weather, max_retries=0
+                    )
+            else:
+                markdown = instructor.from_openai(plain, mode=instructor.Mode.MD_JSON)
+                assert wanted == markdown.chat.completions.create(
+                    model="demo", messages=question, response_model=Weather, max_retries=0
+                )
