@@ -45,7 +45,7 @@ def test_added_tokens_are_one_id(flags: dict[str, bool], tmp_path: Path) -> None
     tokenizer = BASES["qwen"]()
     tokenizer.add_tokens([AddedToken(tag, normalized=False, **flags) for tag in TAGS])
     save(tokenizer, tmp_path, "")
-    opening, closing = (tokenizer.token_to_id(tag) for tag in TAGS)
+    opening, closing = (tokenizer.get_vocab()[tag] for tag in TAGS)
     encoder = Vocabulary(tmp_path).encoder
     assert encode_delimiters(TAGS, encoder, closing + 1) == ReasoningDelimiters((opening,), (closing,))
     assert encode_delimiters(TAGS, encoder, closing) is None, "the model has no such token"
