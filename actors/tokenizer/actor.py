@@ -203,7 +203,9 @@ class TokenizerActor:
         config = self._config
         sampling = complete_rules(request.sampling, words, config.engine.eos_token_ids, config.vocab_size)
         budget, tags = request.thinking_budget, self._desk.info.output.reasoning_tags
-        return sampling if budget is None or tags is None else limit_reasoning(sampling, budget, self._delimiters(tags))
+        if budget is None or tags is None:
+            return sampling
+        return limit_reasoning(sampling, budget, self._delimiters(tags), self._max_model_len)
 
     async def _submit(
         self, request: Encode, prompts: list[EncodedPrompt], budgets: list[int], sampling: SamplingParams

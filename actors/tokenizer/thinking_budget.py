@@ -35,10 +35,10 @@ def encode_delimiters(tags: tuple[str, str], encoder: TextEncoder, vocab_size: i
 
 
 def limit_reasoning(
-    sampling: SamplingParams, num_tokens: int, delimiters: ReasoningDelimiters | None
+    sampling: SamplingParams, num_tokens: int, delimiters: ReasoningDelimiters | None, max_model_len: int
 ) -> SamplingParams:
-    """Add a budget of `num_tokens` to the rules, unless there are no delimiters."""
-    if delimiters is None:
+    """Add a budget of `num_tokens` to the rules, unless there are no delimiters or no output can be so long."""
+    if delimiters is None or num_tokens >= max_model_len:
         return sampling
     rules = attrs.evolve(
         sampling.rules or LogitRules(),

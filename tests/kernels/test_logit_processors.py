@@ -254,7 +254,7 @@ def with_budget(num_tokens: int, **rules: Any) -> LogitRules:
         {"bias": {2: -100.0, 3: 100.0}, "presence_penalty": 2.0, "repetition_penalty": 9.0},
     ],
 )
-@pytest.mark.parametrize("mask", [None, {0, 3}])
+@pytest.mark.parametrize("mask", [None, {0, 3}, {2}])
 def test_nothing_prevents_a_forced_token(rules: dict[str, Any], mask: set[int] | None) -> None:
     """Leave the forced token alone, whatever the other rules, a bit mask and the model say of it."""
     for logits in (row_of(5, 1, 0, 7), row_of(5, 1, OFF, 7)):

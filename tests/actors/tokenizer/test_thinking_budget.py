@@ -58,11 +58,12 @@ def test_empty_delimiters(tags: tuple[str, str]) -> None:
 
 
 def test_budget_becomes_a_rule() -> None:
-    """A budget is added to the request's other rules; without delimiters, the parameters are unchanged."""
-    assert limit_reasoning(PLAIN, 3, DELIMITERS).rules == RULES
+    """A budget is added to the request's other rules; one that can have no effect is not."""
+    assert limit_reasoning(PLAIN, 3, DELIMITERS, 100).rules == RULES
     others = attrs.evolve(PLAIN, rules=LogitRules(min_tokens=4))
-    assert limit_reasoning(others, 3, DELIMITERS).rules == attrs.evolve(RULES, min_tokens=4)
-    assert limit_reasoning(PLAIN, 3, None) is PLAIN
+    assert limit_reasoning(others, 3, DELIMITERS, 100).rules == attrs.evolve(RULES, min_tokens=4)
+    assert limit_reasoning(PLAIN, 3, None, 100) is PLAIN, "no delimiters"
+    assert limit_reasoning(PLAIN, 1 << 70, DELIMITERS, 100) is PLAIN, "no output is so long"
 
 
 @pytest.mark.parametrize(
