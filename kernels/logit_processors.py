@@ -1,9 +1,10 @@
-"""Changes to one sequence's logits before a token is drawn from them: bans, biases, penalties.
+"""Changes to one sequence's logits before a token is drawn from them: bans, biases, penalties, a forced token.
 
 The executor makes one `LogitProcessor` for each sequence that uses any of them, from its rules and its tokens, and adds
 every drawn token to it; a backend changes the rows of a step within `edited`, draws, and has the raw logits back. The
 order is vLLM's: bit mask, allowed tokens, bad words, minimum of tokens, bias, then the penalties (repetition,
-frequency, presence). Temperature and the filters follow in `sampling/oracle.py`.
+frequency, presence). Temperature and the filters follow in `sampling/oracle.py`. Where the thinking budget forces a
+token (`reasoning_budget.py`), none of these apply.
 
 It stands below `batch.py`, whose batches carry processors to the backends.
 
@@ -14,17 +15,17 @@ is ignored, so that one client's request never fails the step that it shares wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from .reasoning_budget import ReasoningBudget
+from .seen_tokens import Ids, SeenTokens, distinct_ids
+
 Row = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
-_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 _NEVER = np.float32(-np.inf)
 _BY_BIT = np.array([-np.inf, 0], dtype=np.float32)
@@ -50,6 +51,23 @@ class LogitRules:
     min_tokens: int = 0
     held_back_token_ids: tuple[int, ...] = ()
     """Not drawn before there are `min_tokens` outputs: the tokens that would end the sequence."""
+    thinking_budget: int | None = None
+    """After this many tokens of reasoning, `reasoning_closing_ids` are drawn, whatever the other rules say."""
+    reasoning_opening_ids: tuple[int, ...] = ()
+    reasoning_closing_ids: tuple[int, ...] = ()
+    """Not empty if there is a budget, nor are `reasoning_opening_ids`."""
+    prompt_opens_reasoning: bool = False
+    """The first output is reasoning already."""
+
+    def without_budget(self) -> LogitRules:
+        """Return the rules that remain once reasoning has ended."""
+        return attrs.evolve(
+            self,
+            thinking_budget=None,
+            reasoning_opening_ids=(),
+            reasoning_closing_ids=(),
+            prompt_opens_reasoning=False,
+        )
 
 
 @attrs.frozen
@@ -57,7 +75,7 @@ class Processing:
     """Rows whose logits are changed before a token is drawn from them. All of them have `samples`."""
 
     rows: list[int]
-    """Rows of sequences with rules, ascending."""
+    """Rows of sequences with rules that can change the next token, ascending."""
     processors: list[LogitProcessor]
     """The processor of each of these rows."""
     masked_rows: list[int]
@@ -113,6 +131,14 @@ class Edit:
         self.logits_V[ids] = kept
         self._undo_if_none_left()
 
+    def force(self, token_id: int) -> None:
+        """Ban all other tokens, and undo what was done to this one. A row that no token can be drawn from stays so."""
+        self.undo()
+        if np.isfinite(self.logits_V.max()):
+            self._replaced.append((slice(None), self.logits_V.copy()))
+            self.logits_V.fill(_NEVER)
+            self.logits_V[token_id] = 0
+
     def mask(self, words: bytes) -> None:
         """Ban the tokens whose bit is 0."""
         num_words = -(-len(self.logits_V) // 32)
@@ -147,30 +173,48 @@ class LogitProcessor:
         self.rules = rules
         self.outputs = list(output_token_ids)
         """All tokens drawn so far."""
-        self._allowed = _ids(rules.allowed_token_ids)
-        self._held_back = _ids(rules.held_back_token_ids)
-        self._bias = _ids(rules.bias)
+        self._allowed = distinct_ids(rules.allowed_token_ids)
+        self._held_back = distinct_ids(rules.held_back_token_ids)
+        self._bias = distinct_ids(rules.bias)
         self._bias_values = np.array([rules.bias[int(token_id)] for token_id in self._bias], dtype=np.float32)
         self._always_bad = [word[0] for word in rules.bad_words if len(word) == 1]
         self._bad_after: dict[int, list[tuple[int, ...]]] = {}
         for word in rules.bad_words:
             if len(word) > 1:
                 self._bad_after.setdefault(word[-2], []).append(word)
+        self._budget = _budget_of(rules)
+        self._only_budget = rules.thinking_budget is not None and rules.without_budget() == LogitRules()
         self._penalises = bool(rules.frequency_penalty or rules.presence_penalty or rules.repetition_penalty != 1)
         # the prompt counts for the repetition penalty only
         self.seen = SeenTokens(prompt_token_ids if rules.repetition_penalty != 1 else ())
-        if self._penalises:
-            for token_id in output_token_ids:
-                self.seen.count(token_id)
+        for token_id in output_token_ids:
+            self._note(token_id)
 
     def add_output(self, token_id: int) -> None:
         """Record a token that the sequence has drawn."""
         self.outputs.append(token_id)
+        self._note(token_id)
+
+    def _note(self, token_id: int) -> None:
         if self._penalises:
             self.seen.count(token_id)
+        if self._budget is not None:
+            self._budget.add_output(token_id)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next token is drawn from unchanged logits because a thinking budget, its only rule, lasts."""
+        return self._only_budget and self._forced_token_id is None
+
+    @property
+    def _forced_token_id(self) -> int | None:
+        return None if self._budget is None else self._budget.forced_token_id
 
     def apply(self, edit: Edit) -> None:
         """Edit the row from which the next token is drawn."""
+        if (forced := self._forced_token_id) is not None:
+            edit.force(forced)
+            return
         if len(self._allowed):
             edit.ban_all_but(self._allowed)
         bad = self._bad_now()
@@ -190,7 +234,7 @@ class LogitProcessor:
         last = self.outputs[-1] if self.outputs else None
         words = self._bad_after.get(last, ()) if last is not None else ()
         completing = [word[-1] for word in words if tuple(self.outputs[1 - len(word) :]) == word[:-1]]
-        return _ids(self._always_bad + completing)
+        return distinct_ids(self._always_bad + completing)
 
     def _repeated(self, logits_T: Row) -> Row:
         """Apply the repetition penalty, as in CTRL (Keskar et al. 2019)."""
@@ -206,58 +250,17 @@ class LogitProcessor:
         return _bounded(logits_O - (rules.frequency_penalty * counts_O + rules.presence_penalty), logits_O)
 
 
-class SeenTokens:
-    """Distinct tokens of a prompt; distinct outputs, and how often each was drawn. Adding an output is O(1).
-
-    P: tokens of the prompt, O: outputs.
-    """
-
-    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
-        self._prompt = frozenset(prompt_token_ids)
-        self.prompt_ids = _ids(self._prompt)
-        """P, ascending."""
-        self._place: dict[int, int] = {}
-        self._ids: Ids = np.zeros(64, dtype=np.int64)
-        self._counts: npt.NDArray[np.float64] = np.zeros(64, dtype=np.float64)
-        self._are_new: npt.NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
-
-    @property
-    def output_ids(self) -> Ids:
-        """O."""
-        return self._ids[: len(self._place)]
-
-    @property
-    def counts(self) -> npt.NDArray[np.float64]:
-        """O. At least 1."""
-        return self._counts[: len(self._place)]
-
-    @property
-    def are_new(self) -> npt.NDArray[np.bool_]:
-        """O. Whether the prompt lacks the token."""
-        return self._are_new[: len(self._place)]
-
-    def count(self, token_id: int) -> None:
-        place = self._place.get(token_id)
-        if place is None:
-            place = self._place[token_id] = len(self._place)
-            if place == len(self._ids):
-                self._ids = _doubled(self._ids)
-                self._counts = _doubled(self._counts)
-                self._are_new = _doubled(self._are_new)
-            self._ids[place] = token_id
-            self._are_new[place] = token_id not in self._prompt
-        self._counts[place] += 1
+def _budget_of(rules: LogitRules) -> ReasoningBudget | None:
+    if rules.thinking_budget is None:
+        return None
+    return ReasoningBudget(
+        rules.thinking_budget,
+        rules.reasoning_opening_ids,
+        rules.reasoning_closing_ids,
+        prompt_opens=rules.prompt_opens_reasoning,
+    )
 
 
 def _bounded(new_T: npt.NDArray[np.floating], old_T: Row) -> Row:
     """Keep finite logits finite: a penalty must not ban a token, and an infinity would fail the step."""
     return np.where(np.isfinite(old_T), new_T.clip(-_LARGEST, _LARGEST), old_T).astype(np.float32)
-
-
-def _doubled(values: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
-    return np.concatenate((values, np.zeros_like(values)))
-
-
-def _ids(token_ids: Iterable[int]) -> Ids:
-    """Return the distinct ids, ascending."""
-    return np.array(sorted(set(token_ids)), dtype=np.int64)

@@ -243,7 +243,7 @@ class Detokenizer:
         told = (sequence.index, piece.text, 1, reason, piece.match, piece.events, num_reasoning)
         token_ids = (token_id,) if sequence.with_token_ids else ()
         if scores:
-            self._send(sequence, ScoredDelta(*told, token_ids, scores))
+            self._send(sequence, ScoredDelta(*told, token_ids, scores=scores))
         else:
             self._send(sequence, Delta(*told, token_ids))
         if reason is not None:

@@ -146,11 +146,11 @@ def _make_scoring(plan: StepPlan, states: Sequence[SequenceState], query_start: 
 
 
 def _make_processing(plan: StepPlan, states: Sequence[SequenceState]) -> Processing | None:
-    """Return the processors and masks of the rows that sample, or None."""
+    """Return the processors and masks that can change what is sampled, or None."""
     processors = [
         (row, processor)
         for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
-        if samples and (processor := state.logit_processor()) is not None
+        if samples and (processor := state.logit_processor()) is not None and not processor.is_idle
     ]
     masks = plan.masks
     if not processors and masks is None:

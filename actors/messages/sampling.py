@@ -62,6 +62,14 @@ class LogitRules:
     )
     held_back_token_ids: tuple[int, ...] = ()
     """Not sampled before `min_tokens` outputs: every token that ends the sequence, filled in by the tokenizer."""
+    thinking_budget: int | None = None
+    """After this many tokens of reasoning, `reasoning_closing_ids` are sampled, whatever the other rules say. This and
+    the following are filled in by the tokenizer."""
+    reasoning_opening_ids: tuple[int, ...] = ()
+    reasoning_closing_ids: tuple[int, ...] = ()
+    """Not empty if there is a budget, nor are `reasoning_opening_ids`."""
+    prompt_opens_reasoning: bool = False
+    """The first output is reasoning already."""
 
 
 @attrs.frozen

@@ -15,6 +15,7 @@ nothing here holds its prompts, and the request desk has been told.
 from __future__ import annotations
 
 from collections import deque
+from functools import cache
 
 import attrs
 import structlog
@@ -39,6 +40,7 @@ from .prompt_scoring import too_many_scores
 from .prompt_sizes import exceeds_context, is_short, num_bytes_to_encode
 from .sampling_rules import complete_rules, contradiction
 from .submission import Submission, root_key_of
+from .thinking_budget import encode_delimiters, limit_reasoning
 
 log = structlog.get_logger()
 
@@ -67,9 +69,13 @@ class TokenizerActor:
         accountant: Poster[Prompted | Refused],
         prompt_encoder: PromptEncoder,
     ) -> None:
-        """`encoder` recognizes texts that are too long by their length; `prompt_encoder` encodes."""
+        """`encoder` encodes the delimiters of reasoning; it recognizes texts that are too long by their length.
+
+        `prompt_encoder` encodes what clients send.
+        """
         self._config = config
         self._lengths = encoder
+        self._delimiters = cache(lambda tags: encode_delimiters(tags, encoder, config.vocab_size))
         self._desk = desk
         self._accountant = accountant
         self._encoder = prompt_encoder
@@ -192,9 +198,14 @@ class TokenizerActor:
         await self._submit(request, prompts, budgets, sampling)
 
     async def _complete_sampling(self, request: Encode, slot: EncodingSlot) -> SamplingParams:
-        """Return the request's sampling parameters, with bad words and suppressed end tokens as ids."""
+        """Return the request's sampling parameters, with all that its rules name as ids."""
         words = await self._encoder.encode_bad_words(request.bad_words, slot) if request.bad_words else []
-        return complete_rules(request.sampling, words, self._config.engine.eos_token_ids, self._config.vocab_size)
+        config = self._config
+        sampling = complete_rules(request.sampling, words, config.engine.eos_token_ids, config.vocab_size)
+        budget, tags = request.thinking_budget, self._desk.info.output.reasoning_tags
+        if budget is None or tags is None:
+            return sampling
+        return limit_reasoning(sampling, budget, self._delimiters(tags), self._max_model_len)
 
     async def _submit(
         self, request: Encode, prompts: list[EncodedPrompt], budgets: list[int], sampling: SamplingParams

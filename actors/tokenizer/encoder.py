@@ -165,6 +165,12 @@ class TextEncoder:
         # if the second ends with the first, banning the first bans both
         return [ids for ids in (plain, spaced) if ids and (ids is plain or spaced[-len(plain) :] != plain)]
 
+    def encode_within_text(self, part: str) -> tuple[int, ...]:
+        """Return the ids that a short part of a text has at the beginning of a line."""
+        before, both = self._ids_of_part("\n"), self._ids_of_part(f"\n{part}")
+        # an added token may absorb the line break; alone, it has the same id
+        return both[len(before) :] if both[: len(before)] == before else self._ids_of_part(part)
+
     def _ids_of_part(self, text: str) -> tuple[int, ...]:
         ids = self.backend.encode(text, max_tokens=NO_LIMIT, add_special_tokens=False)
         return () if isinstance(ids, int) else tuple(ids)

@@ -22,6 +22,7 @@ from ..shared.breakpoints import in_whole_blocks, pins_of
 from ..shared.seeds import sequence_seed
 from .prompt_encoder import EncodedPrompt
 from .prompt_scoring import prompt_scoring
+from .thinking_budget import rules_after
 
 DECODER_TAIL = 8
 """Prompt ids that a decoder may need as context for the first output."""
@@ -97,6 +98,7 @@ class Submission:
                     sampling,
                     max_tokens=max(1, budget),
                     seed=sequence_seed(sampling.seed, prompt, choice),
+                    rules=rules_after(token_ids, sampling.rules, engine.eos_token_ids),
                     prompt_logprobs=scoring.prompt_logprobs,
                 ),
                 reads_cache=scoring.reads_cache,

@@ -91,8 +91,8 @@ class Sampler:
     def _draw_on_host(
         self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int], ids: torch.Tensor
     ) -> None:
-        """Replace the draws of rows that the device cannot draw: with penalties, biases, bans, masks, or a sampling
-        field that `draw_kernel` does not apply."""
+        """Replace the draws of rows that the device cannot draw: with penalties, biases, bans, masks, a forced token,
+        or a sampling field that `draw_kernel` does not apply."""
         wanted: set[int] = set()
         if batch.processing is not None:
             wanted.update(batch.processing.rows, batch.processing.masked_rows)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing, edited
+from quipu.kernels.sampling.oracle import draw
+from tests.kernels.kernel_checkpoints import make_batch
 
 Row = npt.NDArray[np.float32]
 Ids = Sequence[int]
@@ -227,3 +230,75 @@ def test_many_distinct_tokens() -> None:
     outputs = [*range(3000), *range(1000)]
     left = seen(row, LogitRules(frequency_penalty=1.0, repetition_penalty=1.2), [4999, 1], outputs)
     assert left == [-2.0] * 1000 + [-1.0] * 2000 + [0.0] * 2000
+
+
+def with_budget(num_tokens: int, **rules: Any) -> LogitRules:
+    """Return rules whose sequence is reasoning from its first output on; token 2 ends that."""
+    return LogitRules(
+        thinking_budget=num_tokens,
+        reasoning_opening_ids=(1,),
+        reasoning_closing_ids=(2,),
+        prompt_opens_reasoning=True,
+        **rules,
+    )
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"bad_words": ((2,),)},
+        {"bad_words": ((0, 2),)},
+        {"allowed_token_ids": (0, 1)},
+        {"min_tokens": 5, "held_back_token_ids": (2,)},
+        {"bias": {2: -100.0, 3: 100.0}, "presence_penalty": 2.0, "repetition_penalty": 9.0},
+    ],
+)
+@pytest.mark.parametrize("mask", [None, {0, 3}, {2}])
+def test_nothing_prevents_a_forced_token(rules: dict[str, Any], mask: set[int] | None) -> None:
+    """Leave the forced token alone, whatever the other rules, a bit mask and the model say of it."""
+    for logits in (row_of(5, 1, 0, 7), row_of(5, 1, OFF, 7)):
+        assert seen(logits, with_budget(1, **rules), [2], [0], mask) == [OFF, OFF, 0, OFF]
+
+
+def test_other_rules_apply_while_nothing_is_forced() -> None:
+    """A budget that is not used up yet, or no longer needed, changes nothing of what the other rules do."""
+    for outputs in ([0], [2, 0, 0, 0]):
+        assert seen(row_of(5, 1, 0, 7), with_budget(2, bias={0: 1.0}), [2], outputs) == [6, 1, 0, 7]
+
+
+@pytest.mark.parametrize("logits", [row_of(1, math.nan, 0), row_of(OFF, OFF, OFF), row_of(1, math.inf, 0)])
+def test_forcing_does_not_hide_broken_logits(logits: Row) -> None:
+    """Leave a row as it is if no token could be drawn from it, so that the step fails as it would without a budget."""
+    with edited(Processing([0], [LogitProcessor(with_budget(0), [], [])], [], []), [0], logits[None, :]):
+        assert not np.isfinite(logits.max())
+
+
+def test_idle_processor() -> None:
+    """A processor with only a budget need not be asked until it forces a token; one with other rules always must."""
+    alone, with_others = (LogitProcessor(with_budget(2, **rules), [], [0]) for rules in ({}, {"min_tokens": 9}))
+    idle = []
+    for token_id in (0, 2, 0):
+        idle.append(alone.is_idle)
+        assert not with_others.is_idle
+        alone.add_output(token_id)
+        with_others.add_output(token_id)
+    assert idle == [True, False, True] and alone.is_idle
+    assert not LogitProcessor(LogitRules(), [], []).is_idle
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_draws_after_a_forced_token_are_the_same(temperature: float) -> None:
+    """A forced token takes the place of one draw: from the same logits, all others are what they are without."""
+    logits = np.random.default_rng(7).normal(size=(12, 6)).astype(np.float32)
+    logits[:, 2] = OFF  # the model never ends its reasoning by itself
+    processor = LogitProcessor(with_budget(4), [], [])
+    processing = Processing([0], [processor], [], [])
+    plain, drawn = [], []
+    for position, row in enumerate(logits):
+        fields = {"temperature": temperature, "seed": 3, "output_position": position}
+        batch = make_batch({"token_ids": [1], "position": position, "blocks": [1], **fields})
+        plain += draw(batch, [0], row[None, :])
+        drawn += draw(attrs.evolve(batch, processing=processing), [0], row[None, :])
+        processor.add_output(drawn[-1])
+    assert drawn == [*plain[:4], 2, *plain[5:]]

@@ -189,15 +189,20 @@ def scored(backend: TritonBackend | ReferenceBackend, batch: StepBatch) -> tuple
 
 
 def test_scores_and_rules(checkpoints: dict[str, Path]) -> None:
-    """Match the reference's logprobs, and its tokens sampled with a ban, a bias and a bit mask."""
+    """Match the reference's logprobs, and its tokens sampled with a ban, a bias, a bit mask and a thinking budget."""
     rules = LogitRules(bias={7: 50.0}, allowed_token_ids=(5, 7, 9))
+    budget = LogitRules(
+        thinking_budget=0, reasoning_opening_ids=(1,), reasoning_closing_ids=(11,), prompt_opens_reasoning=True
+    )
     mask = bytearray(VOCAB_SIZE // 8)
     mask[2] = 1  # token 16 alone
 
     def batch() -> StepBatch:
         return attrs.evolve(
             make_batch(row(0), row(1, temperature=1.0), row(2, samples=False), row(3)),
-            processing=Processing([1], [LogitProcessor(rules, prompt(4, seed=1), [])], [3], [bytes(mask)]),
+            processing=Processing(
+                [0, 1], [LogitProcessor(which, prompt(4, seed=1), []) for which in (budget, rules)], [3], [bytes(mask)]
+            ),
             scoring=Scoring([0, 3], [3, 0], [8, 9, 10], prompt(4, seed=2)[1:], [0, 2, 1]),
         )
 
@@ -205,4 +210,4 @@ def test_scores_and_rules(checkpoints: dict[str, Path]) -> None:
     theirs, their_logprobs = scored(make_backend(checkpoints["llama"]), batch())
     assert reported == theirs
     assert logprobs == pytest.approx(their_logprobs, abs=1e-4)
-    assert reported[0][1:] == [7, 16]
+    assert reported[0] == [11, 7, 16]

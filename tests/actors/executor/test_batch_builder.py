@@ -1,12 +1,16 @@
-"""What a sequence's state takes from the sampling parameters of its request."""
+"""What a sequence's state takes from the sampling parameters of its request, and what its rows pass on."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
-from quipu.actors.executor.batch_builder import SequenceState
-from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.executor.batch_builder import SequenceState, make_batch
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.sampling import LogitRules, SamplingParams
 from quipu.kernels.batch import RowSampling
+from quipu.kernels.logit_processors import Processing
 
 
 def test_every_field_of_row_sampling_is_copied_by_name() -> None:
@@ -16,3 +20,32 @@ def test_every_field_of_row_sampling_is_copied_by_name() -> None:
     copied, defaults = attrs.asdict(state.row_sampling), attrs.asdict(RowSampling())
     assert copied == {name: getattr(params, name) for name in defaults}
     assert all(copied[name] != default for name, default in defaults.items()), "give the new field a value here"
+
+
+def test_budget_is_processed_only_where_it_forces_a_token() -> None:
+    """Rows of a sequence with only a thinking budget have no processor until it is used up, also after a preemption."""
+    rules = LogitRules(
+        thinking_budget=2, reasoning_opening_ids=(6,), reasoning_closing_ids=(7, 8), prompt_opens_reasoning=True
+    )
+    sampling, prompt, outputs = SamplingParams(max_tokens=9, rules=rules), [1, 2, 3], [4, 5, 7, 8, 4]
+    state = SequenceState(slot=0, sampling=sampling, num_outputs=0, keys=[b""], tokens=list(prompt))
+    processed = []
+    for num_outputs, token_id in enumerate(outputs):
+        tokens = [*prompt, *outputs[:num_outputs]]
+        resumed = SequenceState(slot=0, sampling=sampling, num_outputs=num_outputs, keys=[b""], tokens=tokens)
+        processed.append([processing_of(kept) is not None for kept in (state, resumed)])
+        state.append_output(token_id)
+    assert processed == [[False] * 2, [False] * 2, [True] * 2, [True] * 2, [False] * 2]
+
+
+def processing_of(state: SequenceState) -> Processing | None:
+    """Return what the batch of a step that samples for this sequence alone changes of its logits."""
+    admitted: dict[str, Any] = {
+        f"admitted_{name}": [] for name in ("ids", "sampling", "root_keys", "keys", "tokens", "num_outputs")
+    }
+    row: dict[str, Any] = {
+        f"row_{name}": [value]
+        for name, value in {"ids": 1, "epochs": 0, "starts": 0, "counts": 1, "new_blocks": [], "token_ids": [1]}.items()
+    }
+    plan = StepPlan(step=1, generation=0, released_ids=[], row_samples=[True], **admitted, **row)
+    return make_batch(plan, [state], some_are_scored=False, some_have_rules=True).processing

@@ -19,7 +19,8 @@ from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.backend import Backend
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation
-from quipu.kernels.logit_processors import Processing, SeenTokens
+from quipu.kernels.logit_processors import Processing
+from quipu.kernels.seen_tokens import SeenTokens
 from tests.actors.engine_bench import EngineBench, Submission
 
 RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)

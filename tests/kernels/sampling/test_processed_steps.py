@@ -19,11 +19,11 @@ MAKERS: list[Any] = [
     pytest.param(make_backend, id="reference"),
     pytest.param(make_cpu_backend, id="cpu", marks=needs_kernels),
 ]
-FORCED, MASKED = 200, {33, 70, 319}
+PREFERRED, FORCED, MASKED = 200, 201, {33, 70, 319}
 
 
 def batch_of(*, processing: Processing | None, start: int = 0, carried: bool = False) -> StepBatch:
-    """Make a batch of three sequences of 20 tokens, or of their next tokens; all rows are scored."""
+    """Make a batch of four sequences of 20 tokens, or of their next tokens; all rows are scored."""
     rows = [
         {
             "token_ids": [0] if carried else prompt(20, seed=row),
@@ -31,11 +31,11 @@ def batch_of(*, processing: Processing | None, start: int = 0, carried: bool = F
             "blocks": [2 * row + 1, 2 * row + 2],
             "carried": carried,
             "output_position": int(carried),
-            **({"temperature": 0.9, "seed": 5} if row == 0 else {}),
+            **({"temperature": 0.9, "seed": 5} if row in (0, 3) else {}),
         }
-        for row in range(3)
+        for row in range(4)
     ]
-    scoring = Scoring([0, 1, 2], [4, 4, 4], [], [], [])
+    scoring = Scoring([0, 1, 2, 3], [4, 4, 4, 4], [], [], [])
     return attrs.evolve(make_batch(*rows), scoring=scoring, processing=processing)
 
 
@@ -44,8 +44,12 @@ def processing() -> Processing:
     bits[list(MASKED)] = 1
     words = np.packbits(bits, bitorder="little").view("<i4")
     assert len(words) == -(-VOCAB_SIZE // 32)
-    rules = LogitRules(bias={FORCED: 100.0}, frequency_penalty=2.0)
-    return Processing([1], [LogitProcessor(rules, prompt(20, seed=1), [])], [2], [words.tobytes()])
+    rules = LogitRules(bias={PREFERRED: 100.0}, frequency_penalty=2.0)
+    budget = LogitRules(
+        thinking_budget=0, reasoning_opening_ids=(1,), reasoning_closing_ids=(FORCED,), prompt_opens_reasoning=True
+    )
+    processors = [LogitProcessor(rules, prompt(20, seed=row), []) for row, rules in ((1, rules), (3, budget))]
+    return Processing([1, 3], processors, [2, 3], [words.tobytes()] * 2)
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -54,16 +58,17 @@ def test_rules_and_masks_in_a_step(make: Callable[..., Any], checkpoints: dict[s
     plain: Drawn = make(checkpoints["llama"]).step(batch_of(processing=None))
     backend = make(checkpoints["llama"])
     drawn = backend.step(batch_of(processing=processing()))
-    first, second, third = drawn.token_ids
-    assert (first, second) == (plain.token_ids[0], FORCED) and third in MASKED
+    first, second, third, fourth = drawn.token_ids
+    assert (first, second) == (plain.token_ids[0], PREFERRED) and third in MASKED and fourth == FORCED
     assert plain.scores is not None and drawn.scores is not None
     assert drawn.scores.top_ids == plain.scores.top_ids and drawn.scores.top_logprobs == plain.scores.top_logprobs
     assert drawn.scores.logprobs[0] == plain.scores.logprobs[0]
     assert drawn.scores.logprobs[1] < plain.scores.logprobs[1]
+    assert -np.inf < drawn.scores.logprobs[3] < 0
     # the next step is fed the sampled tokens
     after = backend.step(batch_of(processing=None, start=20, carried=True))
     fed = attrs.evolve(
-        batch_of(processing=None, start=20, carried=True), carried=[False] * 3, token_ids=drawn.token_ids
+        batch_of(processing=None, start=20, carried=True), carried=[False] * 4, token_ids=drawn.token_ids
     )
     again = make(checkpoints["llama"])
     again.step(batch_of(processing=None))

@@ -1,0 +1,74 @@
+"""Adds a request's thinking budget to its sampling rules: the delimiters of reasoning as ids, and where it begins.
+
+Used by the tokenizer. `kernels/reasoning_budget.py` defines how outputs are counted. What must always hold: without
+delimiters that the model can draw, there is no budget; nothing here grows with a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import attrs
+
+from ..messages.sampling import LogitRules, SamplingParams
+from .encoder import TextEncoder
+
+TokenIds = tuple[int, ...]
+
+END_OF_PROMPT = 64
+"""Last tokens of a prompt that are searched for reasoning that it leaves open."""
+
+
+@attrs.frozen
+class ReasoningDelimiters:
+    opening_ids: TokenIds
+    closing_ids: TokenIds
+
+
+def encode_delimiters(tags: tuple[str, str], encoder: TextEncoder, vocab_size: int) -> ReasoningDelimiters | None:
+    """Return what opens and closes reasoning as ids. None: the model cannot draw them. Raises LibraryPanic."""
+    opening, closing = (encoder.encode_within_text(tag) for tag in tags)
+    # a tokenizer may have ids that the model does not
+    if not opening or not closing or max(opening + closing) >= vocab_size:
+        return None
+    return ReasoningDelimiters(opening, closing)
+
+
+def limit_reasoning(
+    sampling: SamplingParams, num_tokens: int, delimiters: ReasoningDelimiters | None, max_model_len: int
+) -> SamplingParams:
+    """Add a budget of `num_tokens` to the rules, unless there are no delimiters or no output can be so long."""
+    if delimiters is None or num_tokens >= max_model_len:
+        return sampling
+    rules = attrs.evolve(
+        sampling.rules or LogitRules(),
+        thinking_budget=num_tokens,
+        reasoning_opening_ids=delimiters.opening_ids,
+        reasoning_closing_ids=delimiters.closing_ids,
+    )
+    return attrs.evolve(sampling, rules=rules)
+
+
+def rules_after(
+    prompt_token_ids: list[int], rules: LogitRules | None, end_token_ids: Collection[int]
+) -> LogitRules | None:
+    """Return the rules of a sequence with this prompt. `end_token_ids` are those that end a message."""
+    if rules is None or rules.thinking_budget is None:
+        return rules
+    return attrs.evolve(rules, prompt_opens_reasoning=_leaves_open(prompt_token_ids, rules, end_token_ids))
+
+
+def _leaves_open(prompt_token_ids: list[int], rules: LogitRules, end_token_ids: Collection[int]) -> bool:
+    """Return whether an opening delimiter near the end of a prompt is followed by neither a closing one nor an end."""
+    last = tuple(prompt_token_ids[-END_OF_PROMPT:])
+    opening, closing = rules.reasoning_opening_ids, rules.reasoning_closing_ids
+    begin = _find_last(last, opening)
+    if begin is None:
+        return False
+    after = last[begin + len(opening) :]
+    return _find_last(after, closing) is None and not any(token_id in end_token_ids for token_id in after)
+
+
+def _find_last(token_ids: TokenIds, ids: TokenIds) -> int | None:
+    places = range(len(token_ids) - len(ids), -1, -1)
+    return next((at for at in places if token_ids[at : at + len(ids)] == ids), None)

@@ -1,0 +1,95 @@
+"""Thinking budgets in sampling rules: delimiters as the ids that they have in a text, and where reasoning begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import pytest
+from tokenizers import AddedToken
+
+from quipu.actors.messages.sampling import LogitRules, SamplingParams
+from quipu.actors.tokenizer.thinking_budget import (
+    END_OF_PROMPT,
+    ReasoningDelimiters,
+    encode_delimiters,
+    limit_reasoning,
+    rules_after,
+)
+from tests.actors.tokenizer.tokenizer_kinds import BASES, save
+from tests.tiny import TINY
+from tests.vocabularies import Vocabulary
+
+TAGS = ("<think>", "</think>")
+PLAIN = SamplingParams(max_tokens=8)
+DELIMITERS = ReasoningDelimiters((7, 8), (7, 9))
+RULES = LogitRules(thinking_budget=3, reasoning_opening_ids=(7, 8), reasoning_closing_ids=(7, 9))
+END = 2
+
+
+@pytest.mark.parametrize("base", ["tiny", "qwen", "roberta", "llama 2", "metaspace first", "metaspace always"])
+def test_delimiters_as_in_a_text(base: str, tmp_path: Path) -> None:
+    """A delimiter's ids are those that it has at the beginning of a line, not of a text."""
+    save(BASES[base](), tmp_path, "")
+    vocabulary = Vocabulary(tmp_path)
+    delimiters = encode_delimiters(TAGS, vocabulary.encoder, 1 << 20)
+    assert delimiters is not None
+    for tag, ids in zip(TAGS, attrs.astuple(delimiters), strict=True):
+        before, whole = (list(vocabulary.encoder.encode_bad_word(text)[0]) for text in ("a\n", f"a\n{tag}"))
+        assert whole == [*before, *ids]
+
+
+@pytest.mark.parametrize("flags", [{}, {"lstrip": True, "rstrip": True}, {"special": True}])
+def test_added_tokens_are_one_id(flags: dict[str, bool], tmp_path: Path) -> None:
+    """A delimiter that the tokenizer has as an added token is that token, also if it absorbs white space."""
+    tokenizer = BASES["qwen"]()
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, **flags) for tag in TAGS])
+    save(tokenizer, tmp_path, "")
+    opening, closing = (tokenizer.get_vocab()[tag] for tag in TAGS)
+    encoder = Vocabulary(tmp_path).encoder
+    assert encode_delimiters(TAGS, encoder, closing + 1) == ReasoningDelimiters((opening,), (closing,))
+    assert encode_delimiters(TAGS, encoder, closing) is None, "the model has no such token"
+
+
+@pytest.mark.parametrize("tags", [("", "</think>"), ("<think>", "")])
+def test_empty_delimiters(tags: tuple[str, str]) -> None:
+    """Without both delimiters, there is nothing to count from or to force."""
+    assert encode_delimiters(tags, Vocabulary(TINY).encoder, 4096) is None
+
+
+def test_budget_becomes_a_rule() -> None:
+    """A budget is added to the request's other rules; one that can have no effect is not."""
+    assert limit_reasoning(PLAIN, 3, DELIMITERS, 100).rules == RULES
+    others = attrs.evolve(PLAIN, rules=LogitRules(min_tokens=4))
+    assert limit_reasoning(others, 3, DELIMITERS, 100).rules == attrs.evolve(RULES, min_tokens=4)
+    assert limit_reasoning(PLAIN, 3, None, 100) is PLAIN, "no delimiters"
+    assert limit_reasoning(PLAIN, 1 << 70, DELIMITERS, 100) is PLAIN, "no output is so long"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ([], False),
+        ([5, 5], False),
+        ([5, 7, 8], True),
+        ([5, 7, 8, 5, 5], True),
+        ([7, 8, 5, 7], True),  # the closing delimiter is not complete
+        ([7, 8, 5, 7, 9], False),
+        ([7, 8, 7, 9, 7, 8, 5], True),
+        ([7, 9], False),
+        ([7, 8, 5, END, 5], False),  # somebody's message mentions the delimiter
+        ([5, END, 5, 7, 8, 5], True),
+        ([7, 8, *[5] * (END_OF_PROMPT - 2)], True),
+        ([7, 8, *[5] * (END_OF_PROMPT - 1)], False),
+    ],
+)
+def test_reasoning_that_a_prompt_leaves_open(prompt: list[int], *, is_open: bool) -> None:
+    """It is open after the last opening delimiter, unless it was closed or the message has ended."""
+    assert rules_after(prompt, RULES, {END}) == attrs.evolve(RULES, prompt_opens_reasoning=is_open)
+
+
+def test_rules_without_a_budget_are_unchanged() -> None:
+    """Only budgets depend on the prompt."""
+    rules = LogitRules(min_tokens=4)
+    assert rules_after([7, 8], rules, {END}) is rules
+    assert rules_after([7, 8], None, {END}) is None
