@@ -72,6 +72,8 @@ class ChatPrompt:
     """The last message is the beginning of the output: the prompt ends with its last character."""
     marks: tuple[Mark, ...] = ()
     """Cache breakpoints, in the order of the prompt."""
+    documents: tuple[Mapping[str, str], ...] = ()
+    """Texts for templates that show documents."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

@@ -98,9 +98,10 @@ def pack_chat(chat: ChatPrompt, max_characters: int) -> Iterator[bytes]:
             batch, num_characters, frames = [], 0, b""
     if batch:
         frames += _frame("messages", batch)
-    for tool in chat.tools:
-        yield frames + _frame("tools", [dict(tool)])
-        frames = b""
+    for kind, values in (("tools", chat.tools), ("documents", chat.documents)):
+        for value in values:
+            yield frames + _frame(kind, [dict(value)])
+            frames = b""
     yield frames + _frame("end")
 
 
@@ -135,6 +136,7 @@ def read_chat(read: Read) -> tuple[ChatPrompt, int]:
     pieces: dict[int, list[str]] = {}
     """Content that was sent in pieces, by message."""
     tools: list[dict[str, Any]] = []
+    documents: list[dict[str, str]] = []
     while True:
         match _read_frame(read):
             case ("messages", some):
@@ -143,6 +145,8 @@ def read_chat(read: Read) -> tuple[ChatPrompt, int]:
                 pieces.setdefault(len(messages) - 1, []).append(piece)
             case ("tools", some):
                 tools += some
+            case ("documents", some):
+                documents += some
             case _:
                 break
     for index, parts in pieces.items():
@@ -154,6 +158,7 @@ def read_chat(read: Read) -> tuple[ChatPrompt, int]:
         tools=tuple(tools),
         continue_final=continue_final,
         marks=tuple(_MARKS[name](CacheTtl(ttl), *place) for name, ttl, *place in marks),
+        documents=tuple(documents),
     )
     return chat, max_characters
 

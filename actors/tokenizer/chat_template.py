@@ -3,7 +3,8 @@
 It runs in processes of its own (`text_workers/chat_worker.py`): a template ships with a checkpoint and may never end or
 write without end. Templates support different fields: one that never looks at `tools`, `tool_calls` or
 `reasoning_content` would drop them silently, so a chat with such fields is converted to plain text first
-(`plain_chat.py`).
+(`plain_chat.py`); one that does not know the role `developer`, or refuses system messages after the first, gets a chat
+without them (`system_messages.py`).
 
 A mark is located without knowledge of the template: the chat is rendered again with something added right after the
 marked block, and the position is where that rendering begins to differ from the first.
@@ -27,6 +28,7 @@ import jinja2.sandbox
 
 from ..messages.prompts import CallMark, ChatPrompt, ContentMark, Mark, ToolMark
 from .plain_chat import as_json, plain_calls, plain_reasoning, plain_tools
+from .system_messages import merge_upward, without_developer
 
 _END = "\ufdd0"
 _MARK = "\ufdd1"
@@ -70,7 +72,24 @@ class ChatTemplate:
         self._names = _names_in(tree)
 
     def render(self, chat: ChatPrompt, max_characters: int = sys.maxsize) -> RenderedChat:
-        """Render a chat. Raises TemplateError, and ChatTooLong beyond `max_characters`."""
+        """Render a chat. Raises TemplateError, and ChatTooLong beyond `max_characters`.
+
+        Where a template refuses a chat that has system messages after its beginning, they are merged into one first.
+        """
+        if "developer" not in self._names:
+            chat = without_developer(chat)
+        try:
+            return self._render_as_is(chat, max_characters)
+        except TemplateError as refused:
+            merged = merge_upward(chat)
+            if merged is None:
+                raise
+            try:
+                return self._render_as_is(merged, max_characters)
+            except TemplateError:
+                raise refused from None
+
+    def _render_as_is(self, chat: ChatPrompt, max_characters: int) -> RenderedChat:
         try:
             return self._render(chat, max_characters)
         except (TemplateError, ChatTooLong):
@@ -113,6 +132,7 @@ class ChatTemplate:
             messages=messages,
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
             **({"tools": tools} if tools else {}),
+            **({"documents": chat.documents} if chat.documents else {}),
             **{**self._variables, **chat.template_kwargs},
         )
         text = _join(written, max_characters)

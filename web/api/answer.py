@@ -133,7 +133,7 @@ async def _prepare(
     data, share = await take_body()
     body = await parse_object(data, share.grow, max_values)
     reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
-    context.ignored_fields = await ignored_fields(body, shape)
+    context.ignored_fields = await ignored_fields(body, shape, reply.wanted.unused_fields)
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
     caller = await caller_of(context, data, str(body.get("model") or desk.info.model_names[0]))
     encode = reply.wanted.encode(context.request_id, caller.tenant)

@@ -2,7 +2,8 @@
 
 Each API has a `Shape` of the fields that its readers know (`api/openai/shapes.py`, `api/anthropic/shapes.py`). A body
 that has been read is compared with its shape, and the fields that are not in it go into the response header
-`X-Quipu-Ignored-Fields`: paths as in the `param` of an error, percent-encoded and comma-separated.
+`X-Quipu-Ignored-Fields`, after those that a reader knows but this model cannot honour: paths as in the `param` of an
+error, percent-encoded and comma-separated.
 
 What must always hold: the header is ASCII and at most `MAX_HEADER_BYTES` long; the comparison is linear in the body and
 has checkpoints, like the readers.
@@ -10,7 +11,7 @@ has checkpoints, like the readers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
@@ -40,9 +41,14 @@ class Shape:
     """How an index of such a list is written in a path."""
 
 
-async def ignored_fields(body: Mapping[str, Any], shape: Shape) -> str | None:
-    """Return the header's value for a body that has been read, None if every field is known."""
+async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable[str] = ()) -> str | None:
+    """Return the header's value for a body that has been read, None if every field is known and has an effect.
+
+    `unused` are the paths of fields that are known and had no effect.
+    """
     names = _Names()
+    for path in islice(unused, MAX_NAMES + 1):
+        names.add(path)
     async with Pace() as pace:
         await _compare(body, shape, "", names, pace)
     return names.header()

@@ -120,6 +120,14 @@ def test_last_message_is_continued(source: str, begun: str) -> None:
     assert render(source, chat) == prompt + begun
 
 
+def test_documents() -> None:
+    """A template sees documents where there are any."""
+    source = "{% for d in documents or [] %}{{ d.title }}={{ d.text }};{% endfor %}{{ messages[0].content }}"
+    chat = ChatPrompt((message("user", "Why?"),), documents=({"title": "t", "text": "x"}, {"title": "u", "text": "y"}))
+    assert render(source, chat) == "t=x;u=y;Why?"
+    assert render(source, ChatPrompt(chat.messages)) == "Why?"
+
+
 def test_hidden_last_message_cannot_be_continued() -> None:
     """If the template does not show the last message, the client gets an error."""
     with pytest.raises(TemplateError, match="cannot be continued"):

@@ -18,9 +18,13 @@ from quipu.actors.request_desk.interface import ServingInfo
 from ...request.errors import bad_value, unknown_parameter, unsupported_value
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest, read_model
-from .chat import read_template_kwargs
+from ..pace import Pace
+from ..thinking import Thinking
 from .common_fields import TokenLimit, read_delivery, read_generation
 from .responses_input import read_input
+from .responses_tools import ResponseTools, echoed_tools
+from .template_fields import read_switch_and_budget, read_template_kwargs
+from .tool_choice import read_tool_choice
 from .unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
 
 ENDPOINT = "/v1/responses"
@@ -52,7 +56,15 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     model = read_model(fields, info)
     _refuse(fields)
     limit = TokenLimit(fields.integer("max_output_tokens", 1), "max_output_tokens")
-    prompt = ChatPrompt(messages=await read_input(fields), template_kwargs=read_template_kwargs(fields))
+    thinking = Thinking(info.output)
+    thinking.read_effort(_read_reasoning(fields), "effort")
+    read_switch_and_budget(fields, thinking)
+    async with Pace() as pace:
+        tools = ResponseTools(pace)
+        await tools.read(fields)
+        messages = await read_input(fields, tools, pace)
+        choice = await read_tool_choice(fields, pace)
+    prompt = ChatPrompt(messages=messages, template_kwargs=read_template_kwargs(fields, thinking), tools=tools.shown)
     wanted = read_generation(
         fields,
         info,
@@ -63,8 +75,15 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         limit=limit,
         max_sequences=max_sequences,
     )
-    if fields.get("instructions"):
-        wanted = attrs.evolve(wanted, system_param="instructions")
+    wanted = attrs.evolve(
+        wanted,
+        system_param="instructions" if fields.get("instructions") else "",
+        output=tools.output(choice, one_call=not fields.flag("parallel_tool_calls", default=True)),
+        rules=tools.rules(),
+        include_reasoning=fields.flag("include_reasoning", default=True),
+        thinking_budget=thinking.budget,
+        unused_fields=(*thinking.unused, *_unused_verbosity(fields), *tools.unused),
+    )
     fields.flag("store")  # checked, although nothing is stored
     delivery = read_delivery(fields)
     return ResponseRequest(wanted, delivery.stream, delivery.with_tiers, _read_echo(fields, wanted))
@@ -98,17 +117,34 @@ def _read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
         "parallel_tool_calls": fields.flag("parallel_tool_calls", default=True),
         "previous_response_id": None,
         **{name: fields.text(name) if fields.get(name) is not None else None for name in _ECHOED_TEXTS},
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {name: _read_reasoning(fields).get(name) for name in ("effort", "summary")},
         "service_tier": _read_service_tier(fields),
         "store": False,
         "temperature": wanted.sampling.temperature,
         "text": {"format": {"type": "text"}},
         "tool_choice": fields.get("tool_choice") or "auto",
-        "tools": [],
+        "tools": echoed_tools(fields.get("tools")),
         "top_logprobs": 0,
         "top_p": wanted.sampling.top_p,
         "truncation": "disabled",
     }
+
+
+def _read_reasoning(fields: Fields) -> Fields:
+    """Check `reasoning`, and return it. The reasoning itself is sent, not a summary, so no kind of summary matters."""
+    reasoning = fields.fields("reasoning")
+    for name in ("summary", "generate_summary"):
+        if reasoning.get(name) is not None:
+            reasoning.text(name)
+    return reasoning
+
+
+def _unused_verbosity(fields: Fields) -> tuple[str, ...]:
+    """Check `text.verbosity`, of which only the usual one has an effect. Raises APIError."""
+    text = fields.fields("text")
+    if text.get("verbosity") is None or text.text("verbosity") == "medium":
+        return ()
+    return (text.param("verbosity"),)
 
 
 def _read_service_tier(fields: Fields) -> str:

@@ -1,7 +1,8 @@
 """The `input` of a response: items of a conversation, read into the messages of a chat prompt.
 
-A string is one user message. Supported items are messages, tool calls (`function_call`), their results
-(`function_call_output`) and reasoning (`reasoning`); every other type is refused by name.
+A string is one user message. Items are messages, calls of tools, their results, and reasoning. What OpenAI's server
+does by itself (searches, images, compacted histories) is skipped and reported to the client; every other type is
+refused by name.
 
 Items are flat where chat messages are nested: calls and reasoning next to an assistant message become part of it
 (`tool_calls`, `reasoning_content`), in the form that chat templates expect.
@@ -14,155 +15,172 @@ from typing import Any
 
 from ...request.errors import bad_value, unsupported_value
 from ..fields import Fields, missing, wrong_type
-from ..json_body import parse_json
-from ..json_structure import InvalidJson, TooComplex
 from ..pace import Pace
+from .call_arguments import read_arguments
+from .responses_tools import ResponseTools
+from .tool_choice import read_flat_name
 
 ROLES = ("user", "assistant", "system", "developer")
+SKIPPED = frozenset(
+    {
+        "agent_message",
+        "code_interpreter_call",
+        "compaction",
+        "compaction_summary",
+        "compaction_trigger",
+        "context_compaction",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
 _TEXT_PARTS = ("input_text", "output_text")
+_REASONING_PARTS = {"content": ("reasoning_text", "text"), "summary": ("summary_text",)}
 _MAX_TYPE_CHARS = 40
-_HALF_A_CHARACTER = "surrogate"
-"""In orjson's message about an escaped lone surrogate, which no tokenizer can encode."""
 
-Messages = list[dict[str, Any]]
+Message = dict[str, Any]
 
 
-async def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    """Return the messages of `instructions` and `input`. Raises APIError."""
-    messages: Messages = []
+async def read_input(fields: Fields, tools: ResponseTools, pace: Pace) -> tuple[Mapping[str, Any], ...]:
+    """Return the messages of `instructions` and `input`. Raises APIError.
+
+    Tools and items that are skipped are added to `tools`.
+    """
+    reader = _Reader(tools, pace)
     instructions = fields.get("instructions")
     if instructions is not None and type(instructions) is not str:
         raise wrong_type("instructions", "a string")
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
     items = fields.get("input")
     if items is None:
         raise missing("input")
     if type(items) is str:
-        messages.append({"role": "user", "content": items})
+        reader.messages.append({"role": "user", "content": items})
     elif type(items) is not list:
         raise wrong_type("input", "a string or a list of items")
-    elif not items:
-        raise bad_value("input", "must not be empty")
     else:
-        async with Pace() as pace:
-            pace.check_messages(items, "input")
-            for index, item in enumerate(items):
-                await pace.tick()
-                await _read_item(item, f"input[{index}]", messages, pace)
-    return tuple(messages)
+        pace.check_messages(items, "input")
+        for index, item in enumerate(items):
+            await reader.read(item, f"input[{index}]")
+    if not reader.messages:
+        reader.messages.append({"role": "user", "content": ""})  # agents send an empty input to see who answers
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    return (*system, *reader.messages)
 
 
-async def _read_item(item: Any, where: str, messages: Messages, pace: Pace) -> None:
-    if type(item) is not dict:
-        raise wrong_type(where, "an object")
-    fields = Fields(item, where)
-    if fields.get("type") is None and fields.get("role") is None:
-        raise missing(f"{where}.type")
-    # A message may omit its type.
-    item_type = "message" if fields.get("type") is None else fields.text("type")
-    read = _READERS.get(item_type)
-    if read is None:
-        named = item_type[:_MAX_TYPE_CHARS]
-        raise unsupported_value(fields.param("type"), f"items of type `{named}` are not supported by this server")
-    await read(fields, messages, pace)
+class _Reader:
+    def __init__(self, tools: ResponseTools, pace: Pace) -> None:
+        self.messages: list[Message] = []
+        self._tools = tools
+        self._pace = pace
+        self._readers: Mapping[str, Callable[[Fields], Awaitable[None]]] = {
+            "additional_tools": self._read_tools,
+            "custom_tool_call": self._read_custom_call,
+            "custom_tool_call_output": self._read_call_output,
+            "function_call": self._read_call,
+            "function_call_output": self._read_call_output,
+            "local_shell_call": self._read_shell_call,
+            "local_shell_call_output": self._read_call_output,
+            "message": self._read_message,
+            "reasoning": self._read_reasoning,
+        }
 
-
-async def _read_message(fields: Fields, messages: Messages, pace: Pace) -> None:
-    role = fields.text("role")
-    if role not in ROLES:
-        raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
-    text = await _read_text(fields, "content", pace)
-    last = messages[-1] if messages else {}
-    if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
-        last["content"] = text  # the preceding reasoning belongs to this message
-    else:
-        messages.append({"role": role, "content": text})
-
-
-async def _read_call(fields: Fields, messages: Messages, pace: Pace) -> None:
-    arguments = await _parsed(fields.text("arguments"), fields.param("arguments"), pace)
-    call = {
-        "id": fields.text("call_id"),
-        "type": "function",
-        "function": {"name": fields.text("name"), "arguments": arguments},
-    }
-    _last_of_assistant(messages).setdefault("tool_calls", []).append(call)
-
-
-async def _parsed(arguments: str, param: str, pace: Pace) -> Any:
-    """Return arguments as the object that templates expect. Invalid JSON of a model stays a string."""
-    pace.check_json_text(arguments, param)
-    pace.rest()
-    try:
-        value = await parse_json(arguments.encode())
-    except (InvalidJson, TooComplex) as error:
-        if _HALF_A_CHARACTER in str(error):
-            raise bad_value(param, f"not valid JSON: {error}", "invalid_json") from None
-        return arguments
-    return value if isinstance(value, dict) else arguments
-
-
-async def _read_call_output(fields: Fields, messages: Messages, pace: Pace) -> None:
-    message = {"role": "tool", "content": await _read_text(fields, "output", pace)}
-    for name, key in (("call_id", "tool_call_id"), ("name", "name")):
-        if fields.get(name) is not None:
-            message[key] = fields.text(name)
-    messages.append(message)
-
-
-async def _read_reasoning(fields: Fields, messages: Messages, pace: Pace) -> None:
-    if fields.get("encrypted_content"):
-        param = fields.param("encrypted_content")
-        raise unsupported_value(param, "encrypted reasoning is not supported by this server")
-    if not fields.get("content"):
-        if fields.get("summary"):
-            problem = "reasoning without its text is not supported by this server"
-            raise unsupported_value(fields.param("content"), problem)
-        return
-    text = await _read_text(fields, "content", pace, ("reasoning_text",))
-    messages.append({"role": "assistant", "content": "", "reasoning_content": text})
-
-
-def _last_of_assistant(messages: Messages) -> dict[str, Any]:
-    """Return the current assistant message, or begin one."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
-
-
-async def _read_text(fields: Fields, name: str, pace: Pace, part_types: tuple[str, ...] = _TEXT_PARTS) -> str:
-    """Return a string, or the joined texts of a list of parts."""
-    value = fields.get(name)
-    param = fields.param(name)
-    if value is None:
-        raise missing(param)
-    if type(value) is str:
-        return value
-    if type(value) is not list:
-        raise wrong_type(param, "a string or a list of text parts")
-    if not value:
-        raise bad_value(param, "must not be empty")
-    pace.check_parts(value, param)
-    texts = []
-    for index, part in enumerate(value):
-        where = f"{param}[{index}]"
-        await pace.tick()
-        if type(part) is not dict:
+    async def read(self, item: Any, where: str) -> None:
+        await self._pace.tick()
+        if type(item) is not dict:
             raise wrong_type(where, "an object")
-        part_fields = Fields(part, where)
-        part_type = part_fields.text("type")
-        if part_type not in part_types:
-            allowed, named = " or ".join(part_types), part_type[:_MAX_TYPE_CHARS]
-            problem = f"must be {allowed}; parts of type `{named}` are not supported by this server"
-            raise unsupported_value(f"{where}.type", problem)
-        texts.append(part_fields.text("text"))
-    return "".join(texts)
+        fields = Fields(item, where)
+        if fields.get("type") is None and fields.get("role") is None:
+            raise missing(f"{where}.type")
+        # A message may omit its type.
+        item_type = "message" if fields.get("type") is None else fields.text("type")
+        if item_type in SKIPPED:
+            self._tools.unused.append(where)
+            return
+        read = self._readers.get(item_type)
+        if read is None:
+            named = item_type[:_MAX_TYPE_CHARS]
+            raise unsupported_value(fields.param("type"), f"items of type `{named}` are not supported by this server")
+        await read(fields)
 
+    async def _read_message(self, fields: Fields) -> None:
+        role = fields.text("role")
+        if role not in ROLES:
+            raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
+        text = await self._read_text(fields, "content")
+        last = self.messages[-1] if self.messages else {}
+        if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
+            last["content"] = text  # the preceding reasoning belongs to this message
+        else:
+            self.messages.append({"role": role, "content": text})
 
-_READERS: Mapping[str, Callable[[Fields, Messages, Pace], Awaitable[None]]] = {
-    "message": _read_message,
-    "function_call": _read_call,
-    "function_call_output": _read_call_output,
-    "reasoning": _read_reasoning,
-}
+    async def _read_tools(self, fields: Fields) -> None:
+        await self._tools.read(fields, skip_known=True)
+
+    async def _read_call(self, fields: Fields) -> None:
+        self._call(fields.text("call_id"), read_flat_name(fields), await read_arguments(fields, self._pace))
+
+    async def _read_custom_call(self, fields: Fields) -> None:
+        self._call(fields.text("call_id"), read_flat_name(fields), {"input": fields.text("input")})
+
+    async def _read_shell_call(self, fields: Fields) -> None:
+        action = fields.get("action")
+        if type(action) is not dict:
+            raise wrong_type(fields.param("action"), "an object")
+        self._call(fields.text("call_id"), "local_shell", action)
+
+    def _call(self, call_id: str, name: str, arguments: Any) -> None:
+        """Add a call to the current assistant message, or begin one."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+
+    async def _read_call_output(self, fields: Fields) -> None:
+        content = "" if fields.get("output") == [] else await self._read_text(fields, "output")
+        message = {"role": "tool", "content": content}
+        for name, key in (("call_id", "tool_call_id"), ("name", "name")):
+            if fields.get(name) is not None:
+                message[key] = fields.text(name)
+        self.messages.append(message)
+
+    async def _read_reasoning(self, fields: Fields) -> None:
+        """Read the text of the reasoning, or else its summary. What is encrypted only its issuer can read."""
+        name = next((name for name in _REASONING_PARTS if fields.get(name)), None)
+        if name is not None:
+            text = await self._read_text(fields, name, _REASONING_PARTS[name])
+            self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+        elif fields.get("encrypted_content"):
+            self._tools.unused.append(fields.param("encrypted_content"))
+
+    async def _read_text(self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS) -> str:
+        """Return a string, or the joined texts of a list of parts."""
+        value, param = fields.get(name), fields.param(name)
+        if value is None:
+            raise missing(param)
+        if type(value) is str:
+            return value
+        if type(value) is not list:
+            raise wrong_type(param, "a string or a list of text parts")
+        if not value:
+            raise bad_value(param, "must not be empty")
+        self._pace.check_parts(value, param)
+        texts = []
+        for index, part in enumerate(value):
+            where = f"{param}[{index}]"
+            await self._pace.tick()
+            if type(part) is not dict:
+                raise wrong_type(where, "an object")
+            part_fields = Fields(part, where)
+            part_type = part_fields.text("type")
+            if part_type not in part_types:
+                allowed, named = " or ".join(part_types), part_type[:_MAX_TYPE_CHARS]
+                problem = f"must be {allowed}; parts of type `{named}` are not supported by this server"
+                raise unsupported_value(f"{where}.type", problem)
+            texts.append(part_fields.text("text"))
+        return "".join(texts)

@@ -34,9 +34,26 @@ COMPLETIONS_SHAPE = Shape(
 )
 
 _CHAT_PART = Shape(known=frozenset({"type", "text"}))
+_CHAT_FUNCTION_CALL = Shape(known=frozenset({"arguments", "name"}))
+_CHAT_CALL = Shape(known=frozenset({"function", "id", "index", "type"}), objects={"function": _CHAT_FUNCTION_CALL})
 _CHAT_MESSAGE = Shape(
-    known=frozenset({"audio", "content", "function_call", "name", "refusal", "role", "tool_call_id", "tool_calls"}),
-    lists={"content": _CHAT_PART},
+    known=frozenset(
+        {
+            "annotations",
+            "audio",
+            "content",
+            "function_call",
+            "name",
+            "reasoning",
+            "reasoning_content",
+            "refusal",
+            "role",
+            "tool_call_id",
+            "tool_calls",
+        }
+    ),
+    objects={"function_call": _CHAT_FUNCTION_CALL},
+    lists={"content": _CHAT_PART, "tool_calls": _CHAT_CALL},
 )
 CHAT_SHAPE = Shape(
     known=_GENERATION
@@ -44,9 +61,21 @@ CHAT_SHAPE = Shape(
     | {
         "add_generation_prompt",
         "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "enable_thinking",
+        "function_call",
+        "functions",
+        "include_reasoning",
         "logprobs",
         "messages",
+        "parallel_tool_calls",
         "prompt_logprobs",
+        "reasoning_effort",
+        "return_token_ids",
+        "thinking_token_budget",
+        "tool_choice",
+        "tools",
         "top_logprobs",
     },
     objects={"stream_options": _STREAM_OPTIONS},
@@ -57,27 +86,35 @@ _RESPONSE_PART = Shape(known=frozenset({"annotations", "logprobs", "text", "type
 _RESPONSE_ITEM = Shape(
     known=frozenset(
         {
+            "action",
             "arguments",
             "call_id",
             "content",
             "encrypted_content",
             "id",
+            "input",
             "name",
+            "namespace",
             "output",
+            "phase",
             "role",
             "status",
             "summary",
+            "tools",
             "type",
         }
     ),
-    lists={"content": _RESPONSE_PART, "output": _RESPONSE_PART},
+    lists={"content": _RESPONSE_PART, "output": _RESPONSE_PART, "summary": _RESPONSE_PART},
 )
 RESPONSES_SHAPE = Shape(
     known=_GENERATION
     | unsupported.RESPONSES.keys()
     | {
         "chat_template_kwargs",
+        "client_metadata",
+        "enable_thinking",
         "include",
+        "include_reasoning",
         "input",
         "instructions",
         "max_output_tokens",
@@ -86,16 +123,21 @@ RESPONSES_SHAPE = Shape(
         "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_options",
+        "reasoning",
         "safety_identifier",
         "service_tier",
         "store",
         "text",
+        "thinking_token_budget",
+        "tool_choice",
+        "tools",
         "user",
     },
     objects={
         "prompt_cache_options": Shape(known=frozenset(unsupported.RESPONSES_CACHE)),
+        "reasoning": Shape(known=frozenset({"effort", "generate_summary", "summary"})),
         "stream_options": _STREAM_OPTIONS,
-        "text": Shape(known=frozenset(unsupported.RESPONSES_TEXT)),
+        "text": Shape(known=frozenset({"verbosity", *unsupported.RESPONSES_TEXT})),
     },
     lists={"input": _RESPONSE_ITEM},
 )

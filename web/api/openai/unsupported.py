@@ -42,10 +42,6 @@ def _never(value: Any) -> bool:
     return False
 
 
-def _asks_no_reasoning(value: Any) -> bool:
-    return isinstance(value, dict) and all(part in (None, "none") for part in value.values())
-
-
 def _is_text_format(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
@@ -63,12 +59,10 @@ _EITHER: Mapping[str, Neutral] = {
     "regex": _empty,
     "repetition_detection": _never,
     "response_format": _is_text_format,
-    "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,
     "spaces_between_special_tokens": _true,
     "structural_tag": _empty,
     "structured_outputs": _empty,
-    "thinking_token_budget": _among(-1),
     "truncate_prompt_tokens": _empty,
     "use_beam_search": _empty,
     "vllm_xargs": _empty,
@@ -78,7 +72,9 @@ COMPLETIONS: Mapping[str, Neutral] = {
     **_EITHER,
     "add_special_tokens": _true,
     "prompt_embeds": _empty,
+    "return_token_ids": _empty,
     "suffix": _empty,
+    "thinking_token_budget": _among(-1),
     "top_logprobs": _empty,
 }
 
@@ -88,17 +84,10 @@ CHAT: Mapping[str, Neutral] = {
     "audio": _empty,
     "best_of": _one,
     "chat_template": _empty,
-    "continue_final_message": _empty,
-    "documents": _empty,
     "echo": _empty,
-    "function_call": _among("none", "auto"),
-    "functions": _empty,
     "mm_processor_kwargs": _empty,
     "modalities": _among([], ["text"]),
     "prediction": _empty,
-    "reasoning_effort": _among("none"),
-    "tool_choice": _among("none", "auto"),
-    "tools": _empty,
     "verbosity": _among("medium"),
     "web_search_options": _never,  # even an empty object requests a search
 }
@@ -120,16 +109,14 @@ RESPONSES: Mapping[str, Neutral] = {
     "previous_response_id": _never,
     "prompt": _never,
     "prompt_logprobs": _false,
-    "reasoning": _asks_no_reasoning,
     "reasoning_effort": _among("none"),
-    "tool_choice": _among("none", "auto"),
-    "tools": _empty,
+    "return_token_ids": _empty,
     "top_logprobs": _empty,
     "truncation": _among("disabled"),
     "verbosity": _among("medium"),
 }
 
-RESPONSES_TEXT: Mapping[str, Neutral] = {"format": _is_text_format, "verbosity": _among("medium")}
+RESPONSES_TEXT: Mapping[str, Neutral] = {"format": _is_text_format}
 """Fields within `text`."""
 
 RESPONSES_CACHE: Mapping[str, Neutral] = {"prewarm": _empty}

@@ -72,7 +72,6 @@ EITHER: list[tuple[dict[str, Any], str, str]] = [
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
     ({"best_of": 2}, "best_of", "supported"),
     ({"repetition_detection": {"min_count": 3}}, "repetition_detection", "not supported"),
-    ({"thinking_token_budget": 0}, "thinking_token_budget", "not supported"),
     ({"vllm_xargs": {"penalty": 1}}, "vllm_xargs", "not supported"),
     ({"cache_salt": 7}, "cache_salt", "a string"),
     ({"cache_salt": "s" * 257}, "cache_salt", "at most 256"),
@@ -110,6 +109,8 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 2, "best_of": 3}, "best_of", "must equal `n`"),
     ({"best_of": 2}, "best_of", "must equal `n`"),
     ({"suffix": "x"}, "suffix", "not supported"),
+    ({"thinking_token_budget": 0}, "thinking_token_budget", "not supported"),
+    ({"return_token_ids": True}, "return_token_ids", "not supported"),
 ]
 ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": 5}, "logprobs", "a boolean"),
@@ -137,16 +138,8 @@ ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "`image_url`",
     ),
     ({"messages": [{"role": "user", "content": "x", "name": 1}]}, "messages[0].name", "a string"),
-    (
-        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-        "messages[0].tool_calls",
-        "not supported",
-    ),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
     ({"max_completion_tokens": 4, "max_tokens": 0}, "max_tokens", "at least 1"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-    ({"tool_choice": "required"}, "tool_choice", "not supported"),
-    ({"functions": [{}]}, "functions", "not supported"),
     ({"audio": {"voice": "x"}}, "audio", "not supported"),
     ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
     ({"prediction": {"type": "content"}}, "prediction", "not supported"),
@@ -155,7 +148,6 @@ ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template_kwargs": []}, "chat_template_kwargs", "an object"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "must not set"),
     ({"add_generation_prompt": "x"}, "add_generation_prompt", "a boolean"),
-    ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
 ]
 CASES = (
     [(COMPLETIONS, *case) for case in EITHER + ONLY_COMPLETIONS]

@@ -1,0 +1,136 @@
+"""The messages of a chat completion, in the form that chat templates expect.
+
+Messages hold text: a string, or a list of text parts, which are joined. Calls of earlier turns get their arguments as
+objects; the `function_call` and the role `function` of older clients are read as a call and its result. How a role is
+rendered is up to the template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...request.errors import bad_value, unsupported_parameter, unsupported_value
+from ..fields import Fields, missing, wrong_type
+from ..pace import Pace
+from .call_arguments import read_arguments
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_UNSUPPORTED = ("audio", "refusal")
+_MAY_BE_EMPTY = ("assistant", "function")
+"""Roles whose messages may have no content."""
+_MAX_TYPE_CHARS = 40
+
+
+async def read_messages(fields: Fields, pace: Pace) -> tuple[Mapping[str, Any], ...]:
+    """Return `messages`. Raises APIError."""
+    messages = fields.get("messages")
+    if messages is None:
+        raise missing("messages")
+    if type(messages) is not list:
+        raise wrong_type("messages", "a list of messages")
+    if not messages:
+        raise bad_value("messages", "must not be empty")
+    pace.check_messages(messages, "messages")
+    reader = _Reader(pace)
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if type(message) is not dict:
+            raise wrong_type(where, "an object")
+        await reader.read(Fields(message, where))
+    return tuple(reader.messages)
+
+
+class _Reader:
+    def __init__(self, pace: Pace) -> None:
+        self.messages: list[Mapping[str, Any]] = []
+        self._pace = pace
+        self._num_function_calls = 0
+
+    async def read(self, fields: Fields) -> None:
+        await self._pace.tick()
+        role = fields.text("role")
+        if role not in ROLES:
+            raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
+        for name in _UNSUPPORTED:
+            if fields.get(name):
+                raise unsupported_parameter(fields.param(name))
+        message: dict[str, Any] = {"role": role, "content": await _read_content(fields, role, self._pace)}
+        if fields.get("name") is not None:
+            message["name"] = fields.text("name")
+        match role:
+            case "assistant":
+                await self._read_assistant(fields, message)
+            case "tool":
+                message["tool_call_id"] = fields.text("tool_call_id")
+            case "function":
+                fields.text("name")
+                message |= {"role": "tool", "tool_call_id": self._function_call_id}
+        self.messages.append(message)
+
+    async def _read_assistant(self, fields: Fields, message: dict[str, Any]) -> None:
+        for name in ("reasoning", "reasoning_content"):
+            if fields.get(name):
+                message["reasoning_content"] = fields.text(name)
+        calls = await self._read_calls(fields)
+        if fields.get("function_call") is not None:
+            self._num_function_calls += 1
+            calls.append(await self._read_call(fields.fields("function_call"), self._function_call_id))
+        if calls:
+            message["tool_calls"] = calls
+
+    @property
+    def _function_call_id(self) -> str:
+        """Stands for the id that a `function_call` does not have. Some templates insist on nine characters."""
+        return f"call{self._num_function_calls:05}"
+
+    async def _read_calls(self, fields: Fields) -> list[dict[str, Any]]:
+        calls, param = fields.get("tool_calls"), fields.param("tool_calls")
+        if calls is None:
+            return []
+        if type(calls) is not list:
+            raise wrong_type(param, "a list of tool calls")
+        self._pace.check_parts(calls, param)
+        read = []
+        for index, call in enumerate(calls):
+            where = f"{param}[{index}]"
+            await self._pace.tick()
+            if type(call) is not dict:
+                raise wrong_type(where, "an object")
+            call_fields = Fields(call, where)
+            if call_fields.get("type") not in (None, "function"):
+                raise unsupported_value(f"{where}.type", "must be `function`")
+            read.append(await self._read_call(call_fields.fields("function"), call_fields.text("id")))
+        return read
+
+    async def _read_call(self, function: Fields, call_id: str) -> dict[str, Any]:
+        name = function.text("name")
+        arguments = await read_arguments(function, self._pace)
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+async def _read_content(fields: Fields, role: str, pace: Pace) -> str:
+    content, param = fields.get("content"), fields.param("content")
+    if content is None and role in _MAY_BE_EMPTY:
+        return ""
+    if type(content) is not list:
+        if content is not None and type(content) is not str:
+            raise wrong_type(param, "a string or a list of text parts")
+        return fields.text("content")
+    if not content:
+        raise bad_value(param, "must not be empty")
+    pace.check_parts(content, param)
+    texts = []
+    for index, part in enumerate(content):
+        where = f"{param}[{index}]"
+        await pace.tick()
+        if type(part) is not dict:
+            raise wrong_type(where, "an object")
+        part_fields = Fields(part, where)
+        part_type = part_fields.text("type")
+        if part_type != "text":
+            named = part_type[:_MAX_TYPE_CHARS]
+            problem = f"must be `text`; parts of type `{named}` are not supported by this server"
+            raise unsupported_value(f"{where}.type", problem)
+        texts.append(part_fields.text("text"))
+    return "".join(texts)

@@ -1,0 +1,74 @@
+"""`tools` of a chat completion, and `functions`, their older form. The template shows them as the client sent them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from quipu.actors.messages.output import OutputRules
+
+from ...request.errors import bad_value, unsupported_value
+from ..fields import Fields, wrong_type
+from ..pace import Pace
+from ..reply_rules import ReplyRules
+from ..tool_set import ToolSet, read_name
+from .tool_choice import read_tool_choice
+
+_MAX_TYPE_CHARS = 40
+
+
+@attrs.frozen
+class ChatTools:
+    """What a request says about tools."""
+
+    shown: tuple[Any, ...]
+    output: OutputRules
+    rules: ReplyRules
+
+
+async def read_chat_tools(fields: Fields, pace: Pace) -> ChatTools:
+    """Read `tools` and `functions`, and which of them may be called. Raises APIError."""
+    tools = ToolSet(pace)
+    is_legacy = bool(fields.get("functions"))
+    if is_legacy and fields.get("tools"):
+        raise bad_value("functions", "not allowed together with `tools`")
+    for index, tool in enumerate(_read_list(fields, "tools", pace)):
+        where = f"tools[{index}]"
+        if type(tool) is not dict:
+            raise wrong_type(where, "an object")
+        entry = Fields(tool, where)
+        if (kind := entry.text("type")) != "function":
+            named = kind[:_MAX_TYPE_CHARS]
+            problem = f"must be `function`; tools of type `{named}` are not supported by this server"
+            raise unsupported_value(f"{where}.type", problem)
+        await _add(entry.fields("function"), tool, tools)
+    for index, function in enumerate(_read_list(fields, "functions", pace)):
+        where = f"functions[{index}]"
+        if type(function) is not dict:
+            raise wrong_type(where, "an object")
+        await _add(Fields(function, where), {"type": "function", "function": function}, tools)
+    choice = await read_tool_choice(fields, pace)
+    old_choice = await read_tool_choice(fields, pace, "function_call")
+    one_call = is_legacy or not fields.flag("parallel_tool_calls", default=True)
+    return ChatTools(
+        shown=tools.shown,
+        output=tools.rules(old_choice if is_legacy else choice, one_call=one_call),
+        rules=ReplyRules(legacy_functions=is_legacy),
+    )
+
+
+def _read_list(fields: Fields, name: str, pace: Pace) -> list[Any]:
+    tools = fields.get(name)
+    if tools is None:
+        return []
+    if type(tools) is not list:
+        raise wrong_type(name, "a list of tools")
+    pace.check_tools(tools, name)
+    return tools
+
+
+async def _add(function: Fields, tool: dict[str, Any], tools: ToolSet) -> None:
+    name = read_name(function)
+    function.flag("strict")
+    await tools.add(name, function.param("name"), tool, await tools.read_schema(function))

@@ -1,0 +1,138 @@
+"""`tools` of a response: functions, custom tools and groups of both, as the chat template shows them.
+
+    function     a function
+    custom       a function whose only argument, `input`, is the text that the client is to receive
+    namespace    each tool of the group, under a name that has the group's
+    any other    skipped and reported to the client: it is carried out by OpenAI's server, or has no meaning here
+
+Agents also send tools as items of the input (`additional_tools`), so `responses_input.py` adds to the same set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from quipu.actors.messages.output import OutputRules
+
+from ..fields import Fields, wrong_type
+from ..pace import Pace
+from ..reply_rules import NamespacedTool, ReplyRules
+from ..tool_set import ToolSet, read_name
+
+MAX_NAME_CHARS = 128
+MAX_ECHOED = 1 << 16
+"""Characters of `tools` that a response repeats; the tools after that many are left out."""
+_VALUE_CHARS = 8
+"""What a value counts for, besides the characters of a string."""
+_FREE_TEXT: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+
+
+class ResponseTools:
+    """The tools of one request, from all places."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.unused: list[str] = []
+        """Paths of tools that were skipped."""
+        self._pace = pace
+        self._set = ToolSet(pace)
+        self._custom: set[str] = set()
+        self._namespaces: dict[str, NamespacedTool] = {}
+
+    @property
+    def shown(self) -> tuple[Mapping[str, Any], ...]:
+        return self._set.shown
+
+    def output(self, callable_names: Collection[str] | None, *, one_call: bool) -> OutputRules:
+        """Return how the output is read (`ToolSet.rules`)."""
+        return self._set.rules(callable_names, one_call=one_call)
+
+    def rules(self) -> ReplyRules:
+        """Return how calls are written."""
+        return ReplyRules(custom_tools=frozenset(self._custom), namespaces=self._namespaces)
+
+    async def read(self, fields: Fields, namespace: str | None = None, *, skip_known: bool = False) -> None:
+        """Read the `tools` of a request, a group or an item. Raises APIError.
+
+        `skip_known`: a tool whose name is known already is not an error.
+        """
+        tools, param = fields.get("tools"), fields.param("tools")
+        if tools is None:
+            return
+        if type(tools) is not list:
+            raise wrong_type(param, "a list of tools")
+        self._pace.check_tools(tools, param)
+        for index, tool in enumerate(tools):
+            where = f"{param}[{index}]"
+            if type(tool) is not dict:
+                raise wrong_type(where, "an object")
+            entry = Fields(tool, where)
+            kind = entry.text("type")
+            if kind in ("function", "custom"):
+                await self._add(entry, namespace, is_custom=kind == "custom", skip_known=skip_known)
+            elif kind == "namespace" and namespace is None:
+                await self.read(entry, read_name(entry, MAX_NAME_CHARS), skip_known=skip_known)
+            else:
+                self.unused.append(where)
+                await self._pace.tick()
+
+    async def _add(self, tool: Fields, namespace: str | None, *, is_custom: bool, skip_known: bool) -> None:
+        name = read_name(tool, MAX_NAME_CHARS)
+        if namespace is not None:
+            grouped = NamespacedTool(namespace, name)
+            name = grouped.flat_name
+            self._namespaces[name] = grouped
+        if skip_known and name in self._set:
+            return
+        if is_custom:
+            self._custom.add(name)
+            description, schema = _describe_custom(tool), _FREE_TEXT
+        else:
+            tool.flag("strict")
+            description, schema = tool.get("description"), await self._set.read_schema(tool)
+        function = {"name": name, **({"description": description} if description else {}), "parameters": schema}
+        await self._set.add(name, tool.param("name"), {"type": "function", "function": function}, schema)
+
+
+def _describe_custom(tool: Fields) -> str:
+    """Return the description, with the grammar of the text if there is one."""
+    description = tool.get("description") or ""
+    form = tool.fields("format")
+    if form.get("definition") is None:
+        return description
+    syntax, definition = form.text("syntax"), form.text("definition")
+    return f"{description}\n\nThe input must match this grammar ({syntax}):\n{definition}".lstrip("\n")
+
+
+def echoed_tools(tools: list[Any] | None) -> list[Any]:
+    """Return what a response repeats of `tools`."""
+    left = MAX_ECHOED
+    echoed = []
+    for tool in tools or ():
+        left -= _num_chars(tool, left)
+        if left < 0:
+            break
+        echoed.append(tool)
+    return echoed
+
+
+def _num_chars(value: Any, limit: int) -> int:
+    """Return about how many characters a value has as JSON, or more than `limit`."""
+    num_chars = 0
+    waiting = [value]
+    while waiting and num_chars <= limit:
+        value = waiting.pop()
+        num_chars += _VALUE_CHARS
+        if type(value) is str:
+            num_chars += len(value)
+        elif type(value) is dict:
+            num_chars += _VALUE_CHARS * len(value)
+            waiting += [*value, *value.values()] if num_chars <= limit else []
+        elif type(value) is list:
+            num_chars += _VALUE_CHARS * len(value)
+            waiting += value if num_chars <= limit else []
+    return num_chars

@@ -1,0 +1,58 @@
+"""Fields of a request that go to the chat template: its variables, and how much the model is to reason.
+
+Used for chat and for responses. What must always hold: a variable in `chat_template_kwargs` takes precedence over the
+fields that stand for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...request.errors import bad_value
+from ..fields import Fields, wrong_type
+from ..pace import Pace
+from ..thinking import Thinking
+
+MAX_TEMPLATE_KWARGS = 256
+_RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
+"""Template variables that have fields of their own."""
+NO_BUDGET = -1
+
+
+def read_template_kwargs(fields: Fields, thinking: Thinking) -> Mapping[str, Any]:
+    """Return the template's variables: those that `thinking` sets, and the client's own. Raises APIError."""
+    kwargs = fields.get("chat_template_kwargs")
+    if kwargs is None:
+        return thinking.variables
+    if type(kwargs) is not dict:
+        raise wrong_type("chat_template_kwargs", "an object")
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        raise bad_value("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_KWARGS} entries")
+    if not _RESERVED.isdisjoint(kwargs):
+        raise bad_value("chat_template_kwargs", f"must not set {', '.join(sorted(_RESERVED))}")
+    return {**thinking.variables, **kwargs}
+
+
+def read_switch_and_budget(fields: Fields, thinking: Thinking) -> None:
+    """Read `enable_thinking` and `thinking_token_budget`, as in SGLang and vLLM. Raises APIError."""
+    if fields.get("enable_thinking") is not None:
+        thinking.switch(fields.flag("enable_thinking"), "enable_thinking")
+    budget = fields.integer("thinking_token_budget", NO_BUDGET)
+    if budget is not None and budget != NO_BUDGET:
+        thinking.limit(budget, "thinking_token_budget")
+
+
+async def read_documents(fields: Fields, pace: Pace) -> tuple[Mapping[str, str], ...]:
+    """Return `documents`, which some templates show for retrieval-augmented generation. Raises APIError."""
+    documents = fields.get("documents")
+    if documents is None:
+        return ()
+    if type(documents) is not list:
+        raise wrong_type("documents", "a list of objects")
+    pace.check_parts(documents, "documents")
+    for index, document in enumerate(documents):
+        if type(document) is not dict or any(type(text) is not str for text in document.values()):
+            raise wrong_type(f"documents[{index}]", "an object of strings")
+        await pace.tick(1 + len(document))
+    return tuple(documents)

@@ -1,0 +1,74 @@
+"""The tools of one request, as the readers of each API collect them.
+
+A tool is shown to the model by the chat template, and may be called by its name. What must always hold: names are
+unique, and every schema has been counted (`pace.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from quipu.actors.messages.output import ArgumentTypes, OutputRules
+from quipu.actors.shared.tool_types import types_of_tool
+
+from ..request.errors import bad_value
+from .fields import Fields, wrong_type
+from .pace import Pace
+
+MAX_NAME_CHARS = 64
+_NAME = re.compile(r"[a-zA-Z0-9_.-]+")
+
+
+class ToolSet:
+    """The tools so far."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._shown: list[Mapping[str, Any]] = []
+        self._types: dict[str, ArgumentTypes] = {}
+
+    @property
+    def shown(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the tools in the form that chat templates expect."""
+        return tuple(self._shown)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._types
+
+    async def read_schema(self, function: Fields, field: str = "parameters") -> Mapping[str, Any]:
+        """Return a tool's schema, empty if it has none. Raises APIError."""
+        schema, param = function.get(field), function.param(field)
+        if schema is None:
+            return {}
+        if type(schema) is not dict:
+            raise wrong_type(param, "an object")
+        await self._pace.schema(schema, f"{param}.properties")
+        return schema
+
+    async def add(self, name: str, param: str, tool: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+        """Add a tool whose name comes from the field `param`. Raises APIError if another one has this name."""
+        if name in self._types:
+            raise bad_value(param, "must be unique, but another tool has the same name")
+        self._types[name] = types_of_tool(schema)
+        self._shown.append(tool)
+        await self._pace.tick()
+
+    def rules(self, callable_names: Collection[str] | None, *, one_call: bool) -> OutputRules:
+        """Return how the output is read. `callable_names`: what may be called; None means every tool."""
+        types = self._types
+        if callable_names is not None:
+            types = {name: types[name] for name in types if name in callable_names}
+        return OutputRules(tool_types=types, max_calls=1 if one_call else None)
+
+
+def read_name(function: Fields, max_chars: int = MAX_NAME_CHARS) -> str:
+    """Return a tool's name, and check its description. Raises APIError."""
+    name = function.text("name")
+    if len(name) > max_chars or _NAME.fullmatch(name) is None:
+        allowed = f"must have between 1 and {max_chars} characters, each a letter, a digit, `_`, `-` or `.`"
+        raise bad_value(function.param("name"), allowed)
+    if function.get("description") is not None:
+        function.text("description")
+    return name
