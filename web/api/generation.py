@@ -16,6 +16,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value, no_model
 from .fields import Fields, wrong_type
+from .reply_rules import NO_RULES, ReplyRules
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4096
@@ -71,6 +72,8 @@ class GenerationRequest:
     """The response has the ids of its prompts' and its output's tokens."""
     thinking_budget: int | None = None
     """After this many tokens of reasoning, the model is made to close it. None: no limit."""
+    rules: ReplyRules = NO_RULES
+    """How the response deviates from what its API always does."""
     num_prompts: int = attrs.field(default=attrs.Factory(lambda self: len(self.prompts), takes_self=True))
 
     @property

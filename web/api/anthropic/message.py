@@ -30,7 +30,7 @@ def whole_message(message_id: str, model: str, transcript: Transcript, record: U
     stop_match = transcript.stop_matches.get(0)
     return {
         **_message(message_id, model),
-        "content": [{"type": "text", "text": transcript.text(0), "citations": None}],
+        "content": [{"type": "text", "text": transcript.content(0).text, "citations": None}],
         "stop_reason": _stop_reason(transcript.finish_reasons.get(0), stop_match),
         "stop_sequence": stop_match,
         "usage": messages_usage(record, record.completion_tokens, record.reasoning_tokens),

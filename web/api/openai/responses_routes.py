@@ -46,7 +46,7 @@ class ResponseReply(Reply):
         return self._draft.response_id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        yield orjson.dumps(self._draft.served(transcript.text(0), transcript.finish_reasons.get(0), record))
+        yield orjson.dumps(self._draft.served(transcript.content(0).text, transcript.finish_reasons.get(0), record))
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ResponseWriter:
         return ResponseWriter(sink, self._draft, tally, log)
