@@ -253,7 +253,7 @@ class Detokenizer:
                 self._end_sequence(sequence.sequence_id)
             reason = FinishReason.STOP
         if scores:
-            self._send(sequence, ScoredDelta(sequence.index, text, 1, reason, match, scores))
+            self._send(sequence, ScoredDelta(sequence.index, text, 1, reason, match, scores=scores))
         else:
             self._send(sequence, Delta(sequence.index, text, 1, reason, match))
         if reason is not None:
