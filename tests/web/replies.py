@@ -28,13 +28,18 @@ async def reply_to(read: Reader, body: dict[str, Any], *, has_short_ids: bool = 
     return reply
 
 
-def whole(reply: Reply, events: Iterable[OutletEvent]) -> Any:
-    """Return the body of a whole response."""
+def whole_bytes(reply: Reply, events: Iterable[OutletEvent]) -> bytes:
+    """Return the body of a whole response, as it is sent."""
     transcript = Transcript(Tally(), reply.wanted.include_reasoning)
     transcript.consume(list(events))
     closed = transcript.closed
     assert isinstance(closed, Closed)
-    return json.loads(b"".join(reply.pieces(transcript, closed.record)))
+    return b"".join(reply.pieces(transcript, closed.record))
+
+
+def whole(reply: Reply, events: Iterable[OutletEvent]) -> Any:
+    """Return the body of a whole response."""
+    return json.loads(whole_bytes(reply, events))
 
 
 def streamed(reply: Reply, events: Iterable[OutletEvent]) -> list[dict[str, Any]]:
