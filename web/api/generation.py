@@ -73,7 +73,6 @@ class GenerationRequest:
     thinking_budget: int | None = None
     """After this many tokens of reasoning, the model is made to close it. None: no limit."""
     rules: ReplyRules = NO_RULES
-    """How the response deviates from what its API always does."""
     num_prompts: int = attrs.field(default=attrs.Factory(lambda self: len(self.prompts), takes_self=True))
 
     @property

@@ -1,7 +1,7 @@
-"""What a request determines about the form of its response, beyond what its API always does.
+"""What a request's API asks of the form of its response, for the writers of responses.
 
-The readers of requests (`openai/`, `anthropic/`) put a `ReplyRules` into the `GenerationRequest`; the writers of
-responses follow it.
+The readers of each API make the rules, `GenerationRequest` carries them. Names of tools are those that the chat
+template shows.
 """
 
 from __future__ import annotations
@@ -10,23 +10,32 @@ from collections.abc import Mapping
 
 import attrs
 
+_OWN_GROUP = "functions"
+
 
 @attrs.frozen
 class NamespacedTool:
-    """A tool that its client knows by a namespace and a name."""
+    """A tool of a group, as its client knows it."""
 
     namespace: str
     name: str
 
+    @property
+    def flat_name(self) -> str:
+        """Return the name by which the model knows it. Codex puts its own tools into a group `functions`."""
+        return self.name if self.namespace == _OWN_GROUP else f"{self.namespace}__{self.name}"
+
 
 @attrs.frozen
 class ReplyRules:
+    """How calls are written."""
+
     legacy_functions: bool = False
-    """A call is a `function_call` instead of one of the `tool_calls`."""
+    """The client sent `functions`: a call is a `function_call` of the message."""
     custom_tools: frozenset[str] = frozenset()
-    """Tools whose only argument, `input`, is a text that the client wants by itself."""
+    """Tools whose only argument, `input`, is free text; the client receives the text alone."""
     namespaces: Mapping[str, NamespacedTool] = attrs.field(factory=dict)
-    """Tools of namespaces, by the name that the model calls."""
+    """Tools of groups."""
 
 
 NO_RULES = ReplyRules()
