@@ -49,6 +49,7 @@ def record(
     cached_by_tier: Mapping[str, int] | None = None,
     cache_write_tokens: int | None = 0,
     completion_tokens: int = 3,
+    reasoning_tokens: int = 0,
     disputed: bool = False,
     cache_misses: tuple[CacheMiss, ...] = (),
 ) -> UsageRecord:
@@ -60,6 +61,7 @@ def record(
         cached_by_tier={"device": cached_tokens or 0} if cached_by_tier is None else cached_by_tier,
         cache_write=UNKNOWN if cache_write_tokens is None else Known(cache_write_tokens),
         completion_tokens=completion_tokens,
+        reasoning_tokens=reasoning_tokens,
         computed_tokens=0,
         restored_tokens=0,
         recomputed_tokens=0,

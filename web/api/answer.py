@@ -163,7 +163,7 @@ async def _expire(ticket: Ticket, after_s: float) -> None:
 
 
 async def _answer_whole(reply: Reply, mailbox: Mailbox, context: RequestContext) -> Response:
-    transcript = Transcript(context.tally)
+    transcript = Transcript(context.tally, reply.wanted.include_reasoning)
     mailbox.attach(transcript.consume)
     closed = await transcript.wait_closed()
     raise_error_of(closed)

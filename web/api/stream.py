@@ -10,7 +10,8 @@ response is that of the record in `Closed`, whatever the tally says.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -27,9 +28,7 @@ from ..http.sse import Sink
 from ..request.errors import APIError, internal
 from ..request.tally import Tally
 from ..telemetry.logs import frames_of
-
-MAX_LOOSE_PIECES = 256
-"""Pieces of a text that are kept before they are joined: short strings take more than ten times their bytes."""
+from .content import Content, shown_events
 
 
 @attrs.define(eq=False)
@@ -37,7 +36,9 @@ class Transcript:
     """Collects a whole response. Wakes the handler once, at its end."""
 
     tally: Tally
-    texts: dict[int, list[str]] = attrs.field(factory=dict)
+    with_reasoning: bool = True
+    """Reasoning is part of the response."""
+    contents: dict[int, Content] = attrs.field(factory=dict)
     """By choice."""
     finish_reasons: dict[int, FinishReason] = attrs.field(factory=dict)
     stop_matches: dict[int, str] = attrs.field(factory=dict)
@@ -46,6 +47,10 @@ class Transcript:
     """Output tokens of each choice, if their logprobs were requested."""
     prompt_scores: dict[int, TokenScores] = attrs.field(factory=dict)
     """Prompt tokens of each choice, if their logprobs were requested."""
+    token_ids: dict[int, array[int]] = attrs.field(factory=dict)
+    """Output tokens of each choice, if their ids were requested."""
+    prompt_token_ids: dict[int, Sequence[int]] = attrs.field(factory=dict)
+    """Prompt tokens of each choice, if their ids were requested."""
     _token_texts: dict[int, TokenText] = attrs.field(factory=dict)
     """Text of every token in `scores`, stored once."""
     closed: Closed | None = None
@@ -55,32 +60,36 @@ class Transcript:
         for event in events:
             match event:
                 case Delta():
-                    self.tally.add(event)
-                    pieces = self.texts.setdefault(event.index, [])
-                    pieces.append(event.text)
-                    if len(pieces) > MAX_LOOSE_PIECES:
-                        self._join(pieces)
-                    if event.finish_reason is not None:
-                        self.finish_reasons[event.index] = event.finish_reason
-                    if event.stop_match is not None:
-                        self.stop_matches[event.index] = event.stop_match
-                    if isinstance(event, ScoredDelta):
-                        self._keep(event)
+                    self._add(event)
                 case Started():
                     self.tally.start(event)
                 case Closed():
                     self.closed = event
                     self._done.set()
 
-    def _join(self, pieces: list[str]) -> None:
-        """Join the latest pieces. The first stays apart, so that a long text is not copied again and again."""
-        pieces[1:] = ["".join(pieces[1:])]
-        if len(pieces[1]) > len(pieces[0]):
-            pieces[:] = ["".join(pieces)]
+    def _add(self, delta: Delta) -> None:
+        self.tally.add(delta)
+        index = delta.index
+        content = self.contents.get(index)
+        if content is None:
+            content = self.contents[index] = Content()
+        content.add_text(delta.text)
+        for event in shown_events(delta.events, with_reasoning=self.with_reasoning):
+            content.add(event)
+        if delta.token_ids:
+            self.token_ids.setdefault(index, array("q")).extend(delta.token_ids)
+        if delta.finish_reason is not None:
+            self.finish_reasons[index] = delta.finish_reason
+        if delta.stop_match is not None:
+            self.stop_matches[index] = delta.stop_match
+        if isinstance(delta, ScoredDelta):
+            self._keep(delta)
 
     def _keep(self, event: ScoredDelta) -> None:
         if event.prompt_scores is not None:
             self.prompt_scores[event.index] = event.prompt_scores
+        if event.prompt_token_ids is not None:
+            self.prompt_token_ids[event.index] = event.prompt_token_ids
         columns = self.scores.get(event.index)
         if columns is None:
             columns = self.scores[event.index] = ScoredColumns(self._token_texts.__getitem__)
@@ -101,8 +110,9 @@ class Transcript:
             raise RuntimeError("a transcript was woken up before its request was closed")
         return self.closed
 
-    def text(self, index: int) -> str:
-        return "".join(self.texts.get(index, ()))
+    def content(self, index: int) -> Content:
+        """Return what a choice consists of."""
+        return self.contents.get(index) or Content()
 
 
 class StreamWriter(ABC):

@@ -22,7 +22,7 @@ def tallied_usage(tally: Tally, *, with_tiers: bool) -> dict[str, Any] | None:
     """Return cumulative usage for a chunk. Tiers are known only from the record. None until a prompt is admitted."""
     if tally.prompt_tokens is None:
         return None
-    usage = _openai(tally.prompt_tokens, tally.cached_tokens, tally.cache_write_tokens, tally.completion_tokens)
+    usage = _openai(tally)
     if with_tiers:
         usage["prompt_tokens_details"]["cached_tokens_by_tier"] = None
     return usage
@@ -30,7 +30,7 @@ def tallied_usage(tally: Tally, *, with_tiers: bool) -> dict[str, Any] | None:
 
 def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
     """Return the `usage` object of a completion or chat completion (docs/usage.md)."""
-    usage = _openai(record.prompt_tokens, record.cached_tokens, record.cache_write_tokens, record.completion_tokens)
+    usage = _openai(record)
     if with_tiers:
         usage["prompt_tokens_details"]["cached_tokens_by_tier"] = cached_tokens_by_tier(record)
         usage["prompt_tokens_details"]["cache_misses"] = [_miss(miss) for miss in record.cache_misses]
@@ -61,14 +61,19 @@ def _miss(miss: CacheMiss) -> dict[str, Any]:
     return {"reason": shown.reason.value, "token": shown.token}
 
 
-def _openai(prompt: int | None, cached: int | None, written: int | None, completion: int) -> dict[str, Any]:
+def _openai(known: UsageRecord | Tally) -> dict[str, Any]:
+    prompt, completion = known.prompt_tokens, known.completion_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": None if prompt is None else prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written, "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": known.cached_tokens,
+            "cache_write_tokens": known.cache_write_tokens,
+            "audio_tokens": 0,
+        },
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": known.reasoning_tokens,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
             "audio_tokens": 0,

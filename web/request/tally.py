@@ -18,6 +18,8 @@ class Tally:
     created_5m_tokens: int = 0
     created_1h_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Part of the completion tokens."""
 
     def start(self, event: Started) -> None:
         """Replace the sums over prompts by those of `event`."""
@@ -29,3 +31,4 @@ class Tally:
 
     def add(self, delta: Delta) -> None:
         self.completion_tokens += delta.num_tokens
+        self.reasoning_tokens += delta.num_reasoning_tokens

@@ -21,8 +21,9 @@ from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelt
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.web.api.answer import whole_response
+from quipu.web.api.content import MAX_LOOSE_PIECES
 from quipu.web.api.openai.logprobs import MAX_ENTRIES
-from quipu.web.api.stream import MAX_LOOSE_PIECES, Transcript
+from quipu.web.api.stream import Transcript
 from quipu.web.app import make_app
 from quipu.web.http import turns
 from quipu.web.options import AppOptions
@@ -61,7 +62,7 @@ def script(num_choices: int = 1) -> list[OutletEvent]:
     events: list[OutletEvent] = [STARTED]
     for index in range(num_choices):
         events.append(ScoredDelta(index, text, 0, None, prompt_scores=shared))
-        events.append(ScoredDelta(index, last.text, 1, FinishReason.LENGTH, None, (last,)))
+        events.append(ScoredDelta(index, last.text, 1, FinishReason.LENGTH, None, scores=(last,)))
     return [*events, Closed(record(), None)]
 
 
@@ -164,7 +165,7 @@ async def test_whole_response(num_choices: int) -> None:
 
 async def test_whole_chat_response() -> None:
     """Logprobs of thousands of output tokens and of the prompt; the prompt's first token is null."""
-    outputs = [ScoredDelta(0, token.text, 1, None, None, (token,)) for token in prompt()[1:]]
+    outputs = [ScoredDelta(0, token.text, 1, None, None, scores=(token,)) for token in prompt()[1:]]
     end = Delta(0, "", 0, FinishReason.LENGTH)
     events = [STARTED, Delta(0, "", 0, None), *outputs, end, Closed(record(), None)]
     events.insert(1, ScoredDelta(0, "", 0, None, prompt_scores=columns(*prompt()[1:])))
@@ -230,14 +231,14 @@ async def test_text_of_many_pieces_is_kept_as_one() -> None:
     transcript = Transcript(Tally())
     for number in range(20_000):
         transcript.consume([Delta(0, f"{number} ", 1, None)])
-        assert len(transcript.texts[0]) <= MAX_LOOSE_PIECES + 1
-    assert transcript.text(0) == "".join(f"{number} " for number in range(20_000))
+        assert transcript.content(0).blocks[0].text.num_pieces <= MAX_LOOSE_PIECES + 1
+    assert transcript.content(0).text == "".join(f"{number} " for number in range(20_000))
 
 
 async def test_kept_scores_are_columns() -> None:
     """Scores take twelve bytes per top token and a little per position, for prompts and outputs."""
     transcript = Transcript(Tally())
     for token in prompt():
-        transcript.consume([ScoredDelta(0, token.text, 1, None, None, (token,))])
+        transcript.consume([ScoredDelta(0, token.text, 1, None, None, scores=(token,))])
     assert transcript.scores[0].num_bytes <= NUM_TOKENS * (12 * (NUM_TOP + 1) + 12)
     assert tuple(transcript.scores[0].tokens(0, NUM_TOKENS, NUM_TOP)) == prompt()

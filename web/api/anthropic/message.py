@@ -1,9 +1,9 @@
 """The response of the Messages API: a whole message, or the events of a stream.
 
-    message_start, content_block_start, content_block_delta*, content_block_stop, message_delta, message_stop
+    message_start, (content_block_start, content_block_delta*, content_block_stop)*, message_delta, message_stop
 
 What must always hold: nothing is sent before the first token, when the prompt's numbers are final; the last numbers are
-those of the record; an error is one `error` event at the end.
+those of the record; a block is stopped before the next one starts; an error is one `error` event at the end.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ from quipu.actors.messages.usage_record import UsageRecord
 from ...http.sse import Sink, json_for_line
 from ...request.errors import APIError, error_of
 from ...request.tally import Tally
+from ..content import CallIds, shown_events
+from ..generation import GenerationRequest
 from ..stream import StreamWriter, Transcript
+from .blocks import BlockWriter, whole_blocks
 from .usage import delta_usage, messages_usage
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-def whole_message(message_id: str, model: str, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
+def whole_message(
+    message_id: str, model: str, transcript: Transcript, record: UsageRecord, call_ids: CallIds
+) -> dict[str, Any]:
     """Return the body of a whole response."""
-    stop_match = transcript.stop_matches.get(0)
+    content = transcript.content(0)
+    reason, match = transcript.finish_reasons.get(0), transcript.stop_matches.get(0)
     return {
         **_message(message_id, model),
-        "content": [{"type": "text", "text": transcript.text(0), "citations": None}],
-        "stop_reason": _stop_reason(transcript.finish_reasons.get(0), stop_match),
-        "stop_sequence": stop_match,
+        "content": whole_blocks(content, message_id, call_ids),
+        **_ending(reason, match, has_call=content.has_complete_call),
         "usage": messages_usage(record, record.completion_tokens, record.reasoning_tokens),
     }
 
@@ -51,23 +56,20 @@ def _message(message_id: str, model: str) -> dict[str, Any]:
     }
 
 
-def _stop_reason(reason: FinishReason | None, stop_match: str | None) -> str:
-    if stop_match is not None:
-        return "stop_sequence"
-    return "max_tokens" if reason is FinishReason.LENGTH else "end_turn"
+def _ending(reason: FinishReason | None, stop_match: str | None, *, has_call: bool) -> dict[str, Any]:
+    """Return why a message ended. A complete call comes before a stop string: it has to be carried out."""
+    if reason is FinishReason.LENGTH:
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if has_call:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    return {"stop_reason": "end_turn" if stop_match is None else "stop_sequence", "stop_sequence": stop_match}
 
 
 def _event(name: str, **fields: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + json_for_line({"type": name, **fields}) + b"\n\n"
 
 
-_BLOCK_START = _event("content_block_start", index=0, content_block={"type": "text", "text": "", "citations": None})
-_BLOCK_STOP = _event("content_block_stop", index=0)
 _STOP = _event("message_stop")
-_TEXT = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
-)
-_TEXT_END = b"}}\n\n"
 
 
 class MessageWriter(StreamWriter):
@@ -77,15 +79,16 @@ class MessageWriter(StreamWriter):
         self,
         sink: Sink,
         message_id: str,
-        model: str,
-        request_id: str,
+        wanted: GenerationRequest,
+        call_ids: CallIds,
         tally: Tally,
         log: structlog.typing.BindableLogger,
     ) -> None:
         super().__init__(sink, tally, log)
         self._message_id = message_id
-        self._model = model
-        self._request_id = request_id
+        self._wanted = wanted
+        self._request_id = call_ids.request_id
+        self._blocks = BlockWriter(message_id, call_ids)
         self._begun = False
         self._reason: FinishReason | None = None
         self._stop_match: str | None = None
@@ -96,7 +99,10 @@ class MessageWriter(StreamWriter):
                 opening = b"" if self._begun else self._opening()
                 self._tally.add(event)
                 if event.text:
-                    self._sink.push(opening + _TEXT + json_for_line(event.text) + _TEXT_END)
+                    self._sink.push(opening + self._blocks.text(event.text))
+                elif event.events:
+                    shown = shown_events(event.events, with_reasoning=self._wanted.include_reasoning)
+                    self._sink.push(b"".join((opening, *map(self._blocks.show, shown))))
                 else:
                     self._sink.push(opening)
                 if event.finish_reason is not None:
@@ -107,10 +113,10 @@ class MessageWriter(StreamWriter):
                 self._close(event)
 
     def _opening(self) -> bytes:
-        """Return the first events."""
+        """Return the first event."""
         self._begun = True
-        message = {**_message(self._message_id, self._model), "usage": messages_usage(self._tally, 0)}
-        return _event("message_start", message=message) + _BLOCK_START
+        message = {**_message(self._message_id, self._wanted.model), "usage": messages_usage(self._tally, 0)}
+        return _event("message_start", message=message)
 
     def _close(self, closed: Closed) -> None:
         error = error_of(closed)
@@ -119,14 +125,10 @@ class MessageWriter(StreamWriter):
             return
         opening = b"" if self._begun else self._opening()
         record = closed.record
-        delta = {
-            "stop_reason": _stop_reason(self._reason, self._stop_match),
-            "stop_sequence": self._stop_match,
-            "stop_details": None,
-            "container": None,
-        }
+        ending = _ending(self._reason, self._stop_match, has_call=self._blocks.has_complete_call)
+        delta = {**ending, "stop_details": None, "container": None}
         usage = delta_usage(record, record.completion_tokens, record.reasoning_tokens)
-        self._end(opening + _BLOCK_STOP + _event("message_delta", delta=delta, usage=usage) + _STOP)
+        self._end(opening + self._blocks.end() + _event("message_delta", delta=delta, usage=usage) + _STOP)
 
     def _failure(self, error: APIError) -> bytes:
         return b"event: error\ndata: " + error.anthropic_body(self._request_id) + b"\n\n"

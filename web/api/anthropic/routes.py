@@ -19,6 +19,7 @@ from ...request.request_context import current_request_context
 from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
 from ..bodies import take_body
+from ..content import CallIds
 from ..fields import parse_object
 from ..ignored_fields import ignored_fields
 from ..stream import Transcript
@@ -35,20 +36,21 @@ class MessageReply(Reply):
 
     heartbeat = PING
 
-    def __init__(self, asked_for: MessagesRequest, request_id: str) -> None:
+    def __init__(self, asked_for: MessagesRequest, call_ids: CallIds) -> None:
         super().__init__(asked_for.wanted, stream=asked_for.stream)
-        self._request_id = request_id
-        self._message_id = f"msg_{request_id}"
+        self._call_ids = call_ids
+        self._message_id = f"msg_{call_ids.request_id}"
 
     @property
     def answer_id(self) -> str:
         return self._message_id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        yield orjson.dumps(whole_message(self._message_id, self.wanted.model, transcript, record))
+        message = whole_message(self._message_id, self.wanted.model, transcript, record, self._call_ids)
+        yield orjson.dumps(message)
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> MessageWriter:
-        return MessageWriter(sink, self._message_id, self.wanted.model, self._request_id, tally, log)
+        return MessageWriter(sink, self._message_id, self.wanted, self._call_ids, tally, log)
 
 
 def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
@@ -81,4 +83,5 @@ def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
 
 
 async def read_message(parsed: ParsedRequest) -> Reply:
-    return MessageReply(await read_messages_request(parsed.body, parsed.info, parsed.options), parsed.request_id)
+    call_ids = CallIds(parsed.request_id, parsed.info.output.has_short_call_ids)
+    return MessageReply(await read_messages_request(parsed.body, parsed.info, parsed.options), call_ids)

@@ -1,40 +1,102 @@
-"""The response of `POST /v1/chat/completions`: its choices, and the chunks of its stream."""
+"""The response of `POST /v1/chat/completions`: its choices, and the chunks of its stream.
+
+A choice has text, reasoning (`reasoning_content`, and `reasoning` as vLLM names it) and tool calls, each only if the
+model wrote some. A call is sent on as the model writes it: never completed, and never corrected.
+
+What must always hold: the chunks of a choice, put together, are its whole message; each call has its id and its name
+once, before its arguments; `tool_calls` as finish reason means that a call is complete.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import orjson
 
 from quipu.actors.messages.handler import Delta, ScoredDelta
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.output import (
+    ArgumentsDelta,
+    CallBegin,
+    CallEnd,
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+)
 
 from ...http.sse import json_for_line
-from ..generation import WantedScores
+from ..content import CallBlock, CallIds, shown_events
+from ..generation import GenerationRequest
 from ..stream import Transcript
-from .chunks import ChunkWriter
+from .chunks import FUNCTION_CALL, TOOL_CALLS, ChunkWriter
 from .logprobs import chat_logprobs, chat_logprobs_pieces, prompt_logprobs_pieces
+from .token_ids import id_pieces
+
+CALL_ID_PREFIX = "call_"
+_CHUNK_START = b"data: {"
 
 
-def chat_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Iterator[bytes]:
+def chat_choice(transcript: Transcript, index: int, wanted: GenerationRequest, call_ids: CallIds) -> Iterator[bytes]:
     """Yield one choice of a whole response, as JSON."""
-    outputs = transcript.scores.get(index)
+    content, scores = transcript.content(index), wanted.scores
+    text, reasoning = content.text, content.reasoning
     yield b'{"index":%d,"message":{"role":"assistant","content":' % index
-    yield orjson.dumps(transcript.text(index))
-    yield b',"refusal":null},"logprobs":'
-    if wanted.output is None:
+    yield b"null" if content.blocks and not text else orjson.dumps(text)
+    yield b',"refusal":null'
+    if reasoning:
+        yield b"," + _reasoning_fields(orjson.dumps(reasoning))
+    if content.calls:
+        yield from _calls_pieces(content.calls, index, wanted, call_ids)
+    yield b'},"logprobs":'
+    if scores.output is None:
         yield b"null"
     else:
-        yield from chat_logprobs_pieces(() if outputs is None else (outputs,), wanted.output)
-    yield b',"finish_reason":' + orjson.dumps(transcript.finish_reasons.get(index))
-    if wanted.prompt is not None:
+        outputs = transcript.scores.get(index)
+        yield from chat_logprobs_pieces(() if outputs is None else (outputs,), scores.output)
+    reason = _finish_reason(transcript.finish_reasons.get(index), wanted, has_call=content.has_complete_call)
+    yield b',"finish_reason":' + orjson.dumps(reason)
+    if scores.prompt is not None:
         yield b',"prompt_logprobs":'
-        yield from prompt_logprobs_pieces(transcript.prompt_scores.get(index), wanted.prompt)
+        yield from prompt_logprobs_pieces(transcript.prompt_scores.get(index), scores.prompt)
+    if wanted.with_token_ids:
+        yield b',"token_ids":'
+        yield from id_pieces(transcript.token_ids.get(index, ()))
     yield b"}"
 
 
+def _calls_pieces(
+    calls: Sequence[CallBlock], choice: int, wanted: GenerationRequest, call_ids: CallIds
+) -> Iterator[bytes]:
+    """Yield the field with a whole message's calls."""
+    if wanted.rules.legacy_functions:
+        # Their requests end with the first call.
+        yield b',"function_call":' + _function(calls[0].name, str(calls[0].text))
+        return
+    for number, call in enumerate(calls):
+        yield b"," if number else b',"tool_calls":['
+        call_id = orjson.dumps(call_ids.call_id(CALL_ID_PREFIX, choice, call.index))
+        yield b'{"id":%b,"type":"function","function":%b}' % (call_id, _function(call.name, str(call.text)))
+    yield b"]"
+
+
+def _function(name: str, arguments: str) -> bytes:
+    return json_for_line({"name": name, "arguments": arguments})
+
+
+def _reasoning_fields(text: bytes) -> bytes:
+    return b'"reasoning_content":%b,"reasoning":%b' % (text, text)
+
+
+def _finish_reason(reason: FinishReason | None, wanted: GenerationRequest, *, has_call: bool) -> str | None:
+    if reason is not FinishReason.STOP or not has_call:
+        return reason
+    return FUNCTION_CALL if wanted.rules.legacy_functions else TOOL_CALLS
+
+
 class ChatWriter(ChunkWriter):
-    """Chunks of a chat completion: the role, the text, and last an empty delta with the finish reason."""
+    """Chunks of a chat completion: the role, one for each event, and last an empty delta with the finish reason."""
 
     OBJECT_NAME = "chat.completion.chunk"
 
@@ -42,22 +104,80 @@ class ChatWriter(ChunkWriter):
         super().__init__(*args)
         self._heads: dict[int, bytes] = {}
         """Everything before the contents of a delta, for each choice whose role has been sent."""
+        self._called: set[int] = set()
+        """The choices that have a complete call."""
 
     def render(self, delta: Delta) -> bytes:
         role = b""
         head = self._heads.get(delta.index)
         if head is None:
-            head = self._heads[delta.index] = self._choice_head + b'%d,"delta":{' % delta.index
-            role = head + b'"role":"assistant","content":""}' + self._tail(None)
+            # A message without text has no content, so its first delta must have none.
+            head, role = self._open(delta.index, b"null" if delta.events else b'""')
         self._tally.add(delta)
-        text = b""
-        if self._num_top is not None:
-            tail = self._scored_tail(delta, self._num_top, None)
-            text = head + b'"content":' + json_for_line(delta.text) + b"}" + tail
+        if delta.events:
+            text = self._events(head, delta)
+        elif self._shows_every_token:
+            text = head + b'"content":' + json_for_line(delta.text) + b"}" + self._told_tail(delta, None)
         elif delta.text:
             text = head + b'"content":' + json_for_line(delta.text) + b"}" + self._tail(None)
-        end = head + b"}" + self._tail(delta.finish_reason) if delta.finish_reason is not None else b""
-        return role + text + end
+        else:
+            text = b""
+        if delta.finish_reason is None:
+            return role + text
+        reason = _finish_reason(delta.finish_reason, self._wanted, has_call=delta.index in self._called)
+        return role + text + head + b"}" + self._tail(reason)
+
+    def _open(self, index: int, content: bytes) -> tuple[bytes, bytes]:
+        """Return the head of a choice's chunks, and its first chunk."""
+        head = self._heads[index] = self._choice_head + b'%d,"delta":{' % index
+        return head, head + b'"role":"assistant","content":' + content + b"}" + self._tail(None)
+
+    def _events(self, head: bytes, delta: Delta) -> bytes:
+        """Return a chunk for each event. The first has what the client asked to know of the tokens."""
+        tail = self._tail(None)
+        next_tail = self._told_tail(delta, None) if self._shows_every_token else tail
+        chunks: list[bytes] = []
+        for event in shown_events(delta.events, with_reasoning=self._wanted.include_reasoning):
+            if isinstance(event, CallEnd):
+                self._called.add(delta.index)
+                continue
+            chunks += (head, self._fields(event, delta.index), b"}", next_tail)
+            next_tail = tail
+        if not chunks and self._shows_every_token:
+            chunks = [head, b"}", next_tail]
+        return b"".join(chunks)
+
+    def _fields(self, event: OutputEvent, choice: int) -> bytes:
+        """Return what a chunk's delta says of an event."""
+        is_legacy = self._wanted.rules.legacy_functions
+        match event:
+            case TextDelta():
+                return b'"content":' + json_for_line(event.text)
+            case ReasoningDelta():
+                return _reasoning_fields(json_for_line(event.text))
+            case ArgumentsDelta():
+                text = json_for_line(event.text)
+                if is_legacy:
+                    return b'"function_call":{"arguments":%b}' % text
+                return b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (event.index, text)
+            case CallBegin():
+                function = _function(event.name, "")
+                if is_legacy:
+                    return b'"function_call":' + function
+                call_id = orjson.dumps(self._call_ids.call_id(CALL_ID_PREFIX, choice, event.index))
+                begun = (event.index, call_id, function)
+                return b'"tool_calls":[{"index":%d,"id":%b,"type":"function","function":%b}]' % begun
+        return b""
 
     def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
         return chat_logprobs(delta.scores, num_top) if delta.scores else None
+
+    def prompt_ids(self, index: int, token_ids: Sequence[int]) -> Iterator[bytes]:
+        """Return a choice's first chunk, in pieces. That of the first choice has the ids of the prompt."""
+        is_first = not self._heads
+        _, role = self._open(index, b'""')
+        if not is_first:
+            return iter((role,))
+        return chain(
+            (_CHUNK_START + b'"prompt_token_ids":',), id_pieces(token_ids), (b"," + role[len(_CHUNK_START) :],)
+        )

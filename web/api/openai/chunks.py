@@ -7,7 +7,7 @@ text, choice and usage is encoded once, in advance; a chunk costs no more than j
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,8 @@ from quipu.actors.messages.scores import TokenScores
 from ...http.sse import DONE, Sink, json_for_line
 from ...request.errors import APIError, error_of
 from ...request.tally import Tally
-from ..generation import WantedScores
+from ..content import CallIds
+from ..generation import GenerationRequest
 from ..stream import StreamWriter
 from ..usage import openai_usage, tallied_usage
 from .common_fields import Delivery
@@ -41,8 +42,11 @@ class Envelope:
 
 
 _NO_LOGPROBS = b',"logprobs":null'
-_FINISH: dict[FinishReason | None, bytes] = {
-    reason: _NO_LOGPROBS + b',"finish_reason":' + orjson.dumps(reason) + b"}]" for reason in (None, *FinishReason)
+TOOL_CALLS, FUNCTION_CALL = "tool_calls", "function_call"
+"""Finish reasons of chat, for a choice that stopped after a call."""
+_FINISH: dict[str | None, bytes] = {
+    reason: _NO_LOGPROBS + b',"finish_reason":' + orjson.dumps(reason) + b"}]"
+    for reason in (None, *FinishReason, TOOL_CALLS, FUNCTION_CALL)
 }
 """The end of a choice, and of the list of choices."""
 
@@ -57,13 +61,18 @@ class ChunkWriter(StreamWriter):
         sink: Sink,
         envelope: Envelope,
         delivery: Delivery,
-        scores: WantedScores,
+        wanted: GenerationRequest,
+        call_ids: CallIds,
         tally: Tally,
         log: structlog.typing.BindableLogger,
     ) -> None:
         super().__init__(sink, tally, log)
         self._delivery = delivery
-        self._num_top = scores.output
+        self._wanted = wanted
+        self._call_ids = call_ids
+        self._num_top = wanted.scores.output
+        self._shows_every_token = self._num_top is not None or wanted.with_token_ids
+        """Tokens without text have chunks, too."""
         head = b"data: " + orjson.dumps(envelope.fields(self.OBJECT_NAME))[:-1]
         self._choice_head = head + b',"choices":[{"index":'
         self._no_choice_head = head + b',"choices":[]'
@@ -72,7 +81,7 @@ class ChunkWriter(StreamWriter):
 
     @abstractmethod
     def render(self, delta: Delta) -> bytes:
-        """Return the chunks of a delta that has a text, a finish reason or logprobs."""
+        """Return the chunks of a delta that has a text, events, a finish reason, logprobs or token ids."""
 
     @abstractmethod
     def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
@@ -82,6 +91,10 @@ class ChunkWriter(StreamWriter):
         """Yield the chunks of an echoed prompt, each made as the client reads. None by default."""
         return iter(())
 
+    @abstractmethod
+    def prompt_ids(self, index: int, token_ids: Sequence[int]) -> Iterator[bytes]:
+        """Yield a chunk with the ids of a choice's prompt, in pieces."""
+
     @staticmethod
     def with_logprobs(tail: bytes, told: dict[str, Any]) -> bytes:
         """Return the rest of a chunk after the text, with logprobs."""
@@ -89,11 +102,10 @@ class ChunkWriter(StreamWriter):
 
     def _consume_one(self, event: OutletEvent) -> None:
         match event:
-            case ScoredDelta() if event.prompt_scores is not None:
-                self._tally.add(event)
-                self._push_slowly(self.prompt(event, event.prompt_scores))
+            case ScoredDelta() if event.prompt_scores is not None or event.prompt_token_ids is not None:
+                self._push_prompt(event)
             case Delta():
-                if event.text or event.finish_reason is not None or self._num_top is not None:
+                if event.text or event.finish_reason is not None or event.events or self._shows_every_token:
                     self._sink.push(self.render(event))
                 else:
                     self._tally.add(event)
@@ -101,6 +113,16 @@ class ChunkWriter(StreamWriter):
                 self._tally.start(event)
             case Closed():
                 self._close(event)
+
+    def _push_prompt(self, delta: ScoredDelta) -> None:
+        if delta.prompt_token_ids is not None:
+            self._push_slowly(self.prompt_ids(delta.index, delta.prompt_token_ids))
+        if delta.prompt_scores is not None:
+            self._push_slowly(self.prompt(delta, delta.prompt_scores))
+        elif delta.num_tokens or delta.finish_reason is not None:
+            self._sink.push(self.render(delta))
+            return
+        self._tally.add(delta)
 
     def _close(self, closed: Closed) -> None:
         error = error_of(closed)
@@ -117,13 +139,15 @@ class ChunkWriter(StreamWriter):
         # Clients stop reading at [DONE], even after an error.
         return b"data: " + error.body() + b"\n\n" + DONE
 
-    def _scored_tail(self, delta: Delta, num_top: int, finish_reason: FinishReason | None) -> bytes:
-        """Return `_tail` with the delta's logprobs."""
-        told = self.scores(delta, num_top) if isinstance(delta, ScoredDelta) else None
+    def _told_tail(self, delta: Delta, finish_reason: str | None) -> bytes:
+        """Return `_tail` with what the client asked to know of the delta's tokens."""
         tail = self._tail(finish_reason)
-        return tail if told is None else self.with_logprobs(tail, told)
+        if self._num_top is not None and isinstance(delta, ScoredDelta):
+            told = self.scores(delta, self._num_top)
+            tail = tail if told is None else self.with_logprobs(tail, told)
+        return b',"token_ids":' + orjson.dumps(delta.token_ids) + tail if self._wanted.with_token_ids else tail
 
-    def _tail(self, finish_reason: FinishReason | None) -> bytes:
+    def _tail(self, finish_reason: str | None) -> bytes:
         """Return the rest of a chunk after the text, with the usage so far if it was requested."""
         if not self._delivery.continuous_usage:
             # The hot path: nearly every chunk ends like this.

@@ -6,7 +6,7 @@ the index `p * n_choices + n`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -19,8 +19,9 @@ from quipu.actors.request_desk.interface import ServingInfo
 
 from ...http.sse import json_for_line
 from ...request.errors import bad_value, invalid
+from ..content import CallIds
 from ..fields import Fields, many_token_ids, missing, wrong_type
-from ..generation import GenerationRequest, WantedScores, read_model
+from ..generation import GenerationRequest, read_model
 from ..pace import Pace
 from ..stream import Transcript
 from .chunks import ChunkWriter
@@ -32,6 +33,7 @@ from .logprobs import (
     read_completion_scores,
     slices,
 )
+from .token_ids import id_pieces
 from .unsupported import COMPLETIONS, refuse_unsupported
 
 ENDPOINT = "/v1/completions"
@@ -108,21 +110,29 @@ async def _token_prompt(ids: list[Any], where: str, info: ServingInfo, pace: Pac
     return TokenPrompt(await many_token_ids(ids, "prompt", info.vocab_size, pace))
 
 
-def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Iterator[bytes]:
+def completion_choice(
+    transcript: Transcript, index: int, wanted: GenerationRequest, _call_ids: CallIds
+) -> Iterator[bytes]:
     """Yield one choice of a whole response, as JSON."""
+    scores = wanted.scores
     prompt, outputs = transcript.prompt_scores.get(index), transcript.scores.get(index)
     yield b'{"index":%d,"text":' % index
-    yield orjson.dumps(transcript.text(index))
+    yield orjson.dumps(transcript.content(index).text)
     yield b',"logprobs":'
-    if wanted.output is None:
+    if scores.output is None:
         yield b"null"
     else:
-        told = (prompt if wanted.echo else None, outputs)
-        yield from completion_logprobs_pieces((part for part in told if part is not None), wanted.output)
+        told = (prompt if scores.echo else None, outputs)
+        yield from completion_logprobs_pieces((part for part in told if part is not None), scores.output)
     yield b',"finish_reason":' + orjson.dumps(transcript.finish_reasons.get(index))
-    if wanted.prompt is not None:
+    if scores.prompt is not None:
         yield b',"prompt_logprobs":'
-        yield from prompt_logprobs_pieces(prompt, wanted.prompt)
+        yield from prompt_logprobs_pieces(prompt, scores.prompt)
+    if wanted.with_token_ids:
+        yield b',"prompt_token_ids":'
+        yield from id_pieces(transcript.prompt_token_ids.get(index, ()))
+        yield b',"token_ids":'
+        yield from id_pieces(transcript.token_ids.get(index, ()))
     yield b"}"
 
 
@@ -139,10 +149,10 @@ class CompletionWriter(ChunkWriter):
     def render(self, delta: Delta) -> bytes:
         self._tally.add(delta)
         head = self._head(delta.index)
-        if self._num_top is None:
-            tail = self._tail(delta.finish_reason)
+        if self._shows_every_token:
+            tail = self._told_tail(delta, delta.finish_reason)
         else:
-            tail = self._scored_tail(delta, self._num_top, delta.finish_reason)
+            tail = self._tail(delta.finish_reason)
         return head + json_for_line(delta.text) + tail
 
     def _head(self, index: int) -> bytes:
@@ -150,6 +160,12 @@ class CompletionWriter(ChunkWriter):
         if head is None:
             head = self._heads[index] = self._choice_head + b'%d,"text":' % index
         return head
+
+    def prompt_ids(self, index: int, token_ids: Sequence[int]) -> Iterator[bytes]:
+        """Yield a chunk with the ids of a choice's prompt, in pieces."""
+        yield self._head(index) + b'"","prompt_token_ids":'
+        yield from id_pieces(token_ids)
+        yield self._tail(None)
 
     def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
         """Yield the echoed prompt: each chunk has the text of its tokens, so that texts and lists concatenate."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 
 from ...request.errors import APIError
@@ -28,8 +27,6 @@ class Draft:
     """What all versions of one response object share."""
 
     response_id: str
-    item_id: str
-    """Id of its only output item."""
     created_at: int
     """Unix seconds."""
     echo: Mapping[str, Any]
@@ -59,19 +56,17 @@ class Draft:
             **self.echo,
         }
 
-    def served(self, text: str, finish_reason: FinishReason | None, record: UsageRecord) -> dict[str, Any]:
+    def served(self, output: list[dict[str, Any]], record: UsageRecord, *, is_cut: bool) -> dict[str, Any]:
         """Return the last version of a successful response: completed, or incomplete because of its token limit."""
-        is_cut = finish_reason is FinishReason.LENGTH
-        status = "incomplete" if is_cut else "completed"
         return self.body(
-            status,
-            output=[self.message(status, text)],
+            "incomplete" if is_cut else "completed",
+            output=output,
             usage=response_usage(openai_usage(record, with_tiers=self.with_tiers)),
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
         )
 
-    def failed(self, text: str | None, error: APIError, known: UsageRecord | Tally) -> dict[str, Any]:
-        """Return the last version of a failed response, with the text that was sent. None: no item was begun."""
+    def failed(self, output: list[dict[str, Any]], error: APIError, known: UsageRecord | Tally) -> dict[str, Any]:
+        """Return the last version of a failed response, with the items that were sent."""
         usage = (
             tallied_usage(known, with_tiers=False)
             if isinstance(known, Tally)
@@ -79,20 +74,10 @@ class Draft:
         )
         return self.body(
             "failed",
-            output=[] if text is None else [self.message("incomplete", text)],
+            output=output,
             usage=None if usage is None else response_usage(usage),
             error=_describe(error),
         )
-
-    def message(self, status: str, text: str | None = None) -> dict[str, Any]:
-        """Return the output item, without content if `text` is None."""
-        content = [] if text is None else [text_part(text)]
-        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-
-def text_part(text: str) -> dict[str, Any]:
-    """Return the only part of the output item."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def response_usage(usage: dict[str, Any]) -> dict[str, Any]:

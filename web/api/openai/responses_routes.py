@@ -13,6 +13,7 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
+from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk
 
@@ -21,9 +22,11 @@ from ...options import AppOptions
 from ...request.errors import not_found
 from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
+from ..content import CallIds
 from ..stream import Transcript
 from .responses import ENDPOINT, ResponseRequest, read_response
 from .responses_body import Draft
+from .responses_items import OutputItems
 from .responses_stream import ResponseWriter
 from .shapes import RESPONSES_SHAPE
 
@@ -31,25 +34,31 @@ from .shapes import RESPONSES_SHAPE
 class ResponseReply(Reply):
     """A response object, whole or as events."""
 
-    def __init__(self, asked_for: ResponseRequest, request_id: str) -> None:
+    def __init__(self, asked_for: ResponseRequest, call_ids: CallIds) -> None:
         super().__init__(asked_for.wanted, stream=asked_for.stream)
         self._draft = Draft(
-            response_id=f"resp_{request_id}",
-            item_id=f"msg_{request_id}",
+            response_id=f"resp_{call_ids.request_id}",
             created_at=int(time.time()),
             echo=asked_for.echo,
             with_tiers=asked_for.with_tiers,
         )
+        self._call_ids = call_ids
 
     @property
     def answer_id(self) -> str:
         return self._draft.response_id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        yield orjson.dumps(self._draft.served(transcript.text(0), transcript.finish_reasons.get(0), record))
+        is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH
+        output = self._items().output(transcript.content(0), is_whole=not is_cut)
+        yield orjson.dumps(self._draft.served(output, record, is_cut=is_cut))
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ResponseWriter:
-        return ResponseWriter(sink, self._draft, tally, log)
+        with_reasoning = self.wanted.include_reasoning
+        return ResponseWriter(sink, self._draft, self._items(), tally, log, with_reasoning=with_reasoning)
+
+    def _items(self) -> OutputItems:
+        return OutputItems(self._call_ids, self.wanted.rules)
 
 
 def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
@@ -68,4 +77,5 @@ def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
 
 
 async def read(parsed: ParsedRequest) -> Reply:
-    return ResponseReply(await read_response(parsed.body, parsed.info, parsed.options.max_sequences), parsed.request_id)
+    call_ids = CallIds(parsed.request_id, parsed.info.output.has_short_call_ids)
+    return ResponseReply(await read_response(parsed.body, parsed.info, parsed.options.max_sequences), call_ids)

@@ -19,8 +19,9 @@ from ...http.sse import Sink
 from ...options import AppOptions
 from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
+from ..content import CallIds
 from ..fields import Fields
-from ..generation import GenerationRequest, WantedScores
+from ..generation import GenerationRequest
 from ..json_structure import MAX_VALUES
 from ..stream import Transcript
 from ..usage import openai_usage
@@ -28,6 +29,7 @@ from . import chat, chat_response, completions
 from .chunks import ChunkWriter, Envelope
 from .common_fields import Delivery, read_delivery
 from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
+from .token_ids import id_pieces
 
 
 @attrs.frozen
@@ -38,8 +40,10 @@ class Dialect:
     id_prefix: str
     object_name: str
     read: Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRequest]]
-    choice: Callable[[Transcript, int, WantedScores], Iterator[bytes]]
+    choice: Callable[[Transcript, int, GenerationRequest, CallIds], Iterator[bytes]]
     writer: type[ChunkWriter]
+    has_one_prompt: bool
+    """Token ids of the prompt are a field of the response, not of each choice."""
 
 
 COMPLETIONS = Dialect(
@@ -49,6 +53,7 @@ COMPLETIONS = Dialect(
     read=completions.read_completion,
     choice=completions.completion_choice,
     writer=completions.CompletionWriter,
+    has_one_prompt=False,
 )
 CHAT = Dialect(
     endpoint=chat.ENDPOINT,
@@ -57,17 +62,19 @@ CHAT = Dialect(
     read=chat.read_chat,
     choice=chat_response.chat_choice,
     writer=chat_response.ChatWriter,
+    has_one_prompt=True,
 )
 
 
 class ChoicesReply(Reply):
     """A response with choices, whole or in chunks."""
 
-    def __init__(self, dialect: Dialect, wanted: GenerationRequest, delivery: Delivery, request_id: str) -> None:
+    def __init__(self, dialect: Dialect, wanted: GenerationRequest, delivery: Delivery, parsed: ParsedRequest) -> None:
         super().__init__(wanted, stream=delivery.stream)
         self._dialect = dialect
         self._delivery = delivery
-        self._envelope = Envelope(dialect.id_prefix + request_id, int(time.time()), wanted.model)
+        self._envelope = Envelope(dialect.id_prefix + parsed.request_id, int(time.time()), wanted.model)
+        self._call_ids = CallIds(parsed.request_id, parsed.info.output.has_short_call_ids)
 
     @property
     def answer_id(self) -> str:
@@ -78,11 +85,15 @@ class ChoicesReply(Reply):
         for index in range(self.wanted.num_sequences):
             if index:
                 yield b","
-            yield from self._dialect.choice(transcript, index, self.wanted.scores)
-        yield b'],"usage":' + orjson.dumps(openai_usage(record, with_tiers=self._delivery.with_tiers)) + b"}"
+            yield from self._dialect.choice(transcript, index, self.wanted, self._call_ids)
+        yield b'],"usage":' + orjson.dumps(openai_usage(record, with_tiers=self._delivery.with_tiers))
+        if self.wanted.with_token_ids and self._dialect.has_one_prompt:
+            yield b',"prompt_token_ids":'
+            yield from id_pieces(transcript.prompt_token_ids.get(0, ()))
+        yield b"}"
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ChunkWriter:
-        return self._dialect.writer(sink, self._envelope, self._delivery, self.wanted.scores, tally, log)
+        return self._dialect.writer(sink, self._envelope, self._delivery, self.wanted, self._call_ids, tally, log)
 
 
 def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
@@ -110,4 +121,4 @@ async def _read(dialect: Dialect, parsed: ParsedRequest) -> Reply:
     delivery = read_delivery(Fields(parsed.body))
     if parsed.options.always_include_usage:
         delivery = attrs.evolve(delivery, include_usage=True)
-    return ChoicesReply(dialect, wanted, delivery, parsed.request_id)
+    return ChoicesReply(dialect, wanted, delivery, parsed)

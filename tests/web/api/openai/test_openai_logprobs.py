@@ -45,9 +45,9 @@ def script(*prompt: ScoredToken, echo: str = "") -> Sequence[OutletEvent]:
     return [
         STARTED,
         *first,
-        ScoredDelta(0, "Hel", 1, None, None, (HEL,)),
-        ScoredDelta(0, "", 1, None, None, (HALF,)),
-        ScoredDelta(0, "�", 1, FinishReason.STOP, None, (END,)),
+        ScoredDelta(0, "Hel", 1, None, None, scores=(HEL,)),
+        ScoredDelta(0, "", 1, None, None, scores=(HALF,)),
+        ScoredDelta(0, "�", 1, FinishReason.STOP, None, scores=(END,)),
         Closed(record(), None),
     ]
 
