@@ -31,6 +31,7 @@ USER = {"role": "user", "content": "x"}
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "r"}
 TEXT = {"type": "text", "text": "x"}
+FUNCTION = {"name": "f", "arguments": "{}"}
 
 
 @attrs.frozen
@@ -53,7 +54,13 @@ PLACES = (
     Place("chat/completions", "", lambda odd: {**_messages(USER), **odd}),
     Place("chat/completions", "messages[0].", lambda odd: _messages({**USER, **odd})),
     Place("chat/completions", "messages[0].content[0].", lambda odd: _messages({**USER, "content": [{**TEXT, **odd}]})),
+    Place(
+        "chat/completions",
+        "messages[0].tool_calls[0].",
+        lambda odd: _messages({"role": "assistant", "tool_calls": [{"id": "t", "function": FUNCTION, **odd}]}, USER),
+    ),
     Place("responses", "", lambda odd: {"input": "x", **odd}),
+    Place("responses", "reasoning.", lambda odd: {"input": "x", "reasoning": odd}),
     Place("responses", "text.", lambda odd: {"input": "x", "text": odd}),
     Place("responses", "prompt_cache_options.", lambda odd: {"input": "x", "prompt_cache_options": odd}),
     Place("responses", "input[0].", lambda odd: {"input": [{**USER, **odd}]}),
@@ -66,6 +73,7 @@ PLACES = (
     Place("messages", "metadata.", lambda odd: {**_messages(USER), "metadata": odd}),
     Place("messages", "output_config.", lambda odd: {**_messages(USER), "output_config": odd}),
     Place("messages", "thinking.", lambda odd: {**_messages(USER), "thinking": {"type": "disabled", **odd}}),
+    Place("messages", "tool_choice.", lambda odd: {**_messages(USER), "tool_choice": {"type": "auto", **odd}}),
     Place("messages", "cache_control.", lambda odd: {**_messages(USER), "cache_control": {"type": "ephemeral", **odd}}),
     Place("messages", "messages.0.", lambda odd: _messages({**USER, **odd})),
     Place("messages", "messages.0.content.0.", lambda odd: _messages({**USER, "content": [{**TEXT, **odd}]})),

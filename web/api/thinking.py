@@ -43,14 +43,15 @@ class Thinking:
         else:
             self.budget = num_tokens
 
-    def read_effort(self, fields: Fields, name: str) -> None:
-        """Read how much the model is to reason. Raises APIError."""
+    def read_effort(self, fields: Fields, name: str, *, is_switch: bool = True) -> None:
+        """Read how much the model is to reason. `is_switch`: it also says whether to. Raises APIError."""
         if fields.get(name) is None:
             return
         effort, param = fields.text(name), fields.param(name)
         if effort not in EFFORTS:
             raise bad_value(param, f"must be one of {', '.join(EFFORTS)}")
-        if not self._set({**dict.fromkeys(_SWITCHES, effort != "none"), "reasoning_effort": effort}):
+        switches = dict.fromkeys(_SWITCHES, effort != "none") if is_switch else {}
+        if not self._set({**switches, "reasoning_effort": effort}):
             self.unused.append(param)
 
     def _set(self, values: dict[str, Any]) -> bool:

@@ -25,14 +25,12 @@ class ToolSet:
     """The tools so far."""
 
     def __init__(self, pace: Pace) -> None:
+        self.unused: list[str] = []
+        """Paths of tools that were skipped, and of their fields without effect."""
         self._pace = pace
-        self._shown: list[Mapping[str, Any]] = []
+        self.shown: list[Mapping[str, Any]] = []
+        """In the form that chat templates expect."""
         self._types: dict[str, ArgumentTypes] = {}
-
-    @property
-    def shown(self) -> tuple[Mapping[str, Any], ...]:
-        """Return the tools in the form that chat templates expect."""
-        return tuple(self._shown)
 
     def __contains__(self, name: str) -> bool:
         return name in self._types
@@ -47,12 +45,22 @@ class ToolSet:
         await self._pace.schema(schema, f"{param}.properties")
         return schema
 
+    def read_strict(self, function: Fields) -> None:
+        """Check `strict`. Calls are not held to their schemas, so it has no effect. Raises APIError."""
+        if function.flag("strict"):
+            self.unused.append(function.param("strict"))
+
     async def add(self, name: str, param: str, tool: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
         """Add a tool whose name comes from the field `param`. Raises APIError if another one has this name."""
         if name in self._types:
             raise bad_value(param, "must be unique, but another tool has the same name")
         self._types[name] = types_of_tool(schema)
-        self._shown.append(tool)
+        self.shown.append(tool)
+        await self._pace.tick()
+
+    async def skip(self, where: str) -> None:
+        """Note that the tool at this path has no meaning here."""
+        self.unused.append(where)
         await self._pace.tick()
 
     def rules(self, callable_names: Collection[str] | None, *, one_call: bool) -> OutputRules:

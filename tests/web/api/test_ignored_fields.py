@@ -6,6 +6,7 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
+import attrs
 import pytest
 import trio
 
@@ -15,7 +16,8 @@ from quipu.web.api.ignored_fields import AND_MORE, MAX_HEADER_BYTES, MAX_NAMES, 
 from quipu.web.api.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
 from quipu.web.app import make_app
 from quipu.web.request.request_context import IGNORED_FIELDS_HEADER
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asked import THINKING
+from tests.web.fakes import INFO, Client, FakeDesk
 
 NAME = IGNORED_FIELDS_HEADER.lower()
 MARK = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
@@ -27,10 +29,22 @@ ENDPOINTS: dict[str, tuple[Shape, dict[str, Any]]] = {
         {
             "messages": [
                 {"role": "user", "content": "x", "name": "n"},
-                {"role": "assistant", "content": [{"type": "text", "text": "y"}]},
+                {"role": "assistant", "content": [{"type": "text", "text": "y"}], "reasoning_content": "r"},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                },
                 {"role": "tool", "content": "z", "tool_call_id": "t"},
+                {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+                {"role": "function", "name": "f", "content": "z"},
             ],
             "chat_template_kwargs": {"anything": 1},
+            "documents": [{"anything": "x"}],
+            "enable_thinking": True,
+            "include_reasoning": True,
+            "reasoning_effort": "low",
+            "return_token_ids": True,
+            "thinking_token_budget": 5,
             "logit_bias": {"3": 1},
         },
     ),
@@ -49,7 +63,17 @@ ENDPOINTS: dict[str, tuple[Shape, dict[str, Any]]] = {
                     "arguments": "{}",
                 },
                 {"type": "function_call_output", "call_id": "c", "output": "z"},
+                {"type": "custom_tool_call", "call_id": "c", "name": "f", "namespace": "n", "input": "x"},
+                {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+                {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": {"anything": 1}},
+                {"type": "local_shell_call_output", "call_id": "c", "output": "x"},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}], "encrypted_content": "x"},
             ],
+            "client_metadata": {"anything": "x"},
+            "enable_thinking": True,
+            "include_reasoning": True,
+            "reasoning": {"effort": "low", "summary": "auto", "generate_summary": None},
+            "thinking_token_budget": 5,
             "metadata": {"anything": "x"},
             "text": {"format": {"type": "text"}},
         },
@@ -60,8 +84,9 @@ ENDPOINTS: dict[str, tuple[Shape, dict[str, Any]]] = {
             "max_tokens": 4,
             "system": [{"type": "text", "text": "s", **MARK}],
             "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object", "anything": 1}}],
-            "tool_choice": {"type": "auto"},
-            "thinking": {"type": "enabled"},
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+            "thinking": {"type": "enabled", "budget_tokens": 5},
+            "output_config": {"effort": "low"},
             "metadata": {"user_id": "u"},
             "messages": [
                 {"role": "user", "content": "x"},
@@ -80,6 +105,11 @@ ENDPOINTS: dict[str, tuple[Shape, dict[str, Any]]] = {
 PATHS = sorted(ENDPOINTS)
 
 
+def desk() -> FakeDesk:
+    """Make a desk whose model can do whatever a known field asks for."""
+    return FakeDesk(info=attrs.evolve(INFO, output=THINKING))
+
+
 def body_of(path: str, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", **ENDPOINTS[path][1], **fields}
 
@@ -95,7 +125,7 @@ async def test_every_field_read_is_in_shape(path: str, monkeypatch: pytest.Monke
         return get(self, name)
 
     monkeypatch.setattr(Fields, "get", watched)
-    exchange, _ = await Client(make_app(FakeDesk())).post(path, body_of(path))
+    exchange, _ = await Client(make_app(desk())).post(path, body_of(path))
     assert exchange.status == 200
     assert NAME not in exchange.headers
     assert {"model", "stream", "temperature"} <= read
@@ -111,7 +141,7 @@ async def test_every_field_read_is_in_shape(path: str, monkeypatch: pytest.Monke
 async def test_unknown_fields_are_named(path: str, stream: bool) -> None:
     """Unknown top-level fields are named in the header, streamed or not. Null means absent."""
     body = body_of(path, stream=stream, temprature=0.5, **{"größe, \n": 1, "nothing": None})
-    async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
+    async with Client(make_app(desk())).open("POST", path, body) as exchange:
         assert await exchange.wait_started() == 200
         assert exchange.headers[NAME] == "temprature,gr%C3%B6%C3%9Fe%2C%20%0A"
 
@@ -150,17 +180,22 @@ async def test_unknown_fields_are_named(path: str, stream: bool) -> None:
 async def test_unknown_nested_fields(path: str, fields: dict[str, Any], named: list[str]) -> None:
     """Nested fields are named by the path that an error would have."""
     body = body_of(path.removesuffix("/count_tokens"), **fields)
-    async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
+    async with Client(make_app(desk())).open("POST", path, body) as exchange:
         assert await exchange.wait_started() == 200
         assert sorted(unquote(exchange.headers[NAME]).split(",")) == sorted(named)
 
 
 async def test_unsupported_fields_are_still_refused() -> None:
     """A field that would change the response is a 400, not a header."""
-    exchange, answer = await Client(make_app(FakeDesk())).post(
-        "/v1/completions", body_of("/v1/completions", suffix="x")
-    )
+    exchange, answer = await Client(make_app(desk())).post("/v1/completions", body_of("/v1/completions", suffix="x"))
     assert exchange.status == 400 and answer["error"]["code"] == "unsupported_parameter"
+
+
+async def test_fields_without_effect_come_first() -> None:
+    """Fields that are known but have no effect are named like unknown ones, within the same limits."""
+    assert await ignored_fields({"odd": 1}, CHAT_SHAPE, ["tools[0]"]) == "tools[0],odd"
+    header = await ignored_fields({}, CHAT_SHAPE, [f"tools[{index}]" for index in range(2_000)])
+    assert header is not None and header.count(",") == MAX_NAMES and header.endswith(AND_MORE)
 
 
 @pytest.mark.parametrize(

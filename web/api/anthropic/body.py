@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
@@ -26,7 +25,7 @@ from ..generation import (
     read_priority,
 )
 from ..sampling import read_sampling
-from .prompt import read_prompt
+from .prompt import AskedPrompt, read_prompt
 
 ENDPOINT = "/v1/messages"
 UNSUPPORTED = ("container", "mcp_servers", "output_format")
@@ -56,7 +55,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     """Check a body. Raises APIError."""
     fields = Fields(body)
     model = read_model(fields, info)
-    prompt = await _read_counted(fields, options)
+    prompt = await _read_counted(fields, info, options)
     if fields.get("max_tokens") is None:
         raise missing("max_tokens")
     max_tokens = fields.integer("max_tokens", 1)
@@ -65,7 +64,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     sampling = read_sampling(fields, info, endpoint=ENDPOINT, max_tokens=max_tokens, max_tokens_param="max_tokens")
     wanted = GenerationRequest(
         model=model,
-        prompts=(prompt,),
+        prompts=(prompt.chat,),
         prompt_param="messages",
         num_choices=1,
         max_tokens=max_tokens,
@@ -78,25 +77,28 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
         cache_salt=read_cache_salt(fields),
         bad_words=sampling.bad_words,
         system_param="system",
+        output=prompt.output,
+        thinking_budget=prompt.thinking_budget,
+        unused_fields=prompt.unused_fields,
     )
     return MessagesRequest(wanted, fields.flag("stream"))
 
 
-async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> ChatPrompt:
+async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> AskedPrompt:
     """Check a body whose tokens are only to be counted. Raises APIError."""
     fields = Fields(body)
     read_model(fields, info)
-    return await _read_counted(fields, options)
+    return await _read_counted(fields, info, options)
 
 
-async def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
+async def _read_counted(fields: Fields, info: ServingInfo, options: AppOptions) -> AskedPrompt:
     for name in UNSUPPORTED:
         if fields.get(name):
             raise unsupported_parameter(name)
     if fields.fields("output_config").get("format"):
         param = "output_config.format"
         raise unsupported_parameter(param)
-    return await read_prompt(fields, keep_billing_header=options.keep_billing_header)
+    return await read_prompt(fields, info.output, keep_billing_header=options.keep_billing_header)
 
 
 def _refuse_unknown(fields: Fields) -> None:

@@ -16,14 +16,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
+from quipu.actors.messages.output import OutputFormat, OutputRules
 from quipu.actors.messages.prompts import ChatPrompt
 
 from ...request.errors import bad_value
 from ..fields import Fields, missing, wrong_type
 from ..pace import Pace
+from ..thinking import Thinking
 from .cache_control import Breakpoints
 from .conversation import Conversation, blocks_of, read_assistant, read_user, say_text, text_of
-from .tools import check_tool_choice, read_tools
+from .tools import read_output, read_tools
 
 ROLES = ("user", "assistant", "system")
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -31,23 +35,35 @@ BILLING_HEADER = "x-anthropic-billing-header"
 hits."""
 
 
-async def read_prompt(fields: Fields, *, keep_billing_header: bool) -> ChatPrompt:
+@attrs.frozen
+class AskedPrompt:
+    """A prompt, and what its fields say about the response."""
+
+    chat: ChatPrompt
+    output: OutputRules
+    thinking_budget: int | None
+    unused_fields: tuple[str, ...]
+
+
+async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header: bool) -> AskedPrompt:
     """Check everything that is rendered. Raises APIError."""
     breakpoints = Breakpoints()
     async with Pace() as pace:
         tools = await read_tools(fields, breakpoints, pace)
-        check_tool_choice(fields)
+        output = read_output(fields, tools)
         conversation = Conversation(breakpoints, pace)
         await _read_system(fields, conversation, keep_billing_header)
         continue_final = await _read_messages(fields, conversation)
     breakpoints.whole_request(fields)
-    return ChatPrompt(
+    thinking = _read_thinking(fields, form)
+    chat = ChatPrompt(
         messages=conversation.finish(),
-        tools=tools,
+        tools=tuple(tools.shown),
         continue_final=continue_final,
         marks=breakpoints.marks(),
-        template_kwargs=_read_thinking(fields),
+        template_kwargs=thinking.variables,
     )
+    return AskedPrompt(chat, output, thinking.budget, (*thinking.unused, *tools.unused))
 
 
 # ---------------------------------------------------------------- system
@@ -143,12 +159,18 @@ def _check_end(messages: list[Mapping[str, Any]], conversation: Conversation) ->
     return True
 
 
-def _read_thinking(fields: Fields) -> Mapping[str, Any]:
-    """Return the template variable for `thinking`. Without the field the template decides."""
+def _read_thinking(fields: Fields, form: OutputFormat) -> Thinking:
+    """Read `thinking` and `output_config.effort`. Without them the template decides."""
+    read = Thinking(form)
+    read.read_effort(fields.fields("output_config"), "effort", is_switch=False)
     if fields.get("thinking") is None:
-        return {}
+        return read
     thinking = fields.fields("thinking")
     kind = thinking.text("type")
     if kind not in ("enabled", "adaptive", "disabled"):
         raise bad_value("thinking.type", "must be `enabled`, `adaptive` or `disabled`")
-    return {"enable_thinking": kind != "disabled"}
+    read.switch(kind != "disabled", "thinking")
+    budget = thinking.integer("budget_tokens", 1)
+    if budget is not None and kind == "enabled":
+        read.limit(budget, thinking.param("budget_tokens"))
+    return read

@@ -65,10 +65,10 @@ def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
         data, share = await take_body()
         context, parsed = current_request_context(), await parse_object(data, share.grow)
         prompt = await read_count(parsed, desk.info, options)
-        context.ignored_fields = await ignored_fields(parsed, MESSAGES_SHAPE)
+        context.ignored_fields = await ignored_fields(parsed, MESSAGES_SHAPE, prompt.unused_fields)
         del data, parsed
         try:
-            num_tokens = await desk.count_tokens(prompt, "messages", context.principal.tenant)
+            num_tokens = await desk.count_tokens(prompt.chat, "messages", context.principal.tenant)
         except PromptRefused as refused:
             raise from_request_error(refused.error) from None
         except DeskClosed as closed:

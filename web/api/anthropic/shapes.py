@@ -61,9 +61,9 @@ MESSAGES_SHAPE = Shape(
     objects={
         NAME: _CACHE_CONTROL,
         "metadata": Shape(known=frozenset({"user_id"})),
-        "output_config": Shape(known=frozenset({"format"})),
-        "thinking": Shape(known=frozenset({"type"})),
-        "tool_choice": Shape(known=frozenset({"type"})),
+        "output_config": Shape(known=frozenset({"effort", "format"})),
+        "thinking": Shape(known=frozenset({"budget_tokens", "type"})),
+        "tool_choice": Shape(known=frozenset({"disable_parallel_tool_use", "name", "type"})),
     },
     lists={
         "messages": Shape(known=frozenset({"content", "role"}), lists={"content": _BLOCK}, index=_INDEX),

@@ -1,65 +1,72 @@
 """`tools` and `tool_choice`.
 
-Tools are rendered into the prompt. Tool calls are not parsed from the output yet, so a request that forces one is
-refused.
+Tools are rendered into the prompt, whatever the choice. Tools that Anthropic defines (`web_search_20250305`,
+`bash_20250124` and the like) have no meaning to other models: they are skipped and reported to the client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
+from quipu.actors.messages.output import OutputRules
 from quipu.actors.messages.prompts import CacheTtl, ToolMark
 
 from ...request.errors import bad_value, unsupported_value
 from ..fields import Fields, wrong_type
 from ..pace import Pace
+from ..tool_set import ToolSet
 from .cache_control import Breakpoints
 
-_CHOICES = ("auto", "none")
+_FORCED = ("any", "tool")
 
 
-async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> tuple[Mapping[str, Any], ...]:
+async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> ToolSet:
     """Return the tools in the form that chat templates expect. Raises APIError."""
+    read = ToolSet(pace)
     tools = fields.get("tools")
     if tools is None:
-        return ()
+        return read
     if type(tools) is not list:
         raise wrong_type("tools", "a list of tools")
     pace.check_tools(tools, "tools")
-    return tuple([await _read_tool(tool, index, breakpoints, pace) for index, tool in enumerate(tools)])
+    for index, tool in enumerate(tools):
+        where = f"tools.{index}"
+        if type(tool) is not dict:
+            raise wrong_type(where, "an object")
+        await _read_tool(Fields(tool, where), where, read)
+        shown = len(read.shown)  # a breakpoint at a tool that is skipped is at the end of the one before it
+        breakpoints.block(Fields(tool, where), partial(_tool_mark, shown - 1) if shown else None)
+    return read
 
 
-async def _read_tool(tool: Any, index: int, breakpoints: Breakpoints, pace: Pace) -> Mapping[str, Any]:
-    where = f"tools.{index}"
-    if type(tool) is not dict:
-        raise wrong_type(where, "an object")
-    fields = Fields(tool, where)
-    if fields.get("type") not in (None, "custom"):
-        raise unsupported_value(f"{where}.type", "must be `custom`; server tools are not supported by this server")
-    schema = fields.get("input_schema")
-    if type(schema) is not dict:
+async def _read_tool(fields: Fields, where: str, tools: ToolSet) -> None:
+    if fields.get("type") is not None and fields.text("type") != "custom":
+        await tools.skip(where)
+        return
+    if fields.get("input_schema") is None:
         raise wrong_type(fields.param("input_schema"), "an object")
-    await pace.tick()
-    await pace.schema(schema, f"{fields.param('input_schema')}.properties")
+    schema = await tools.read_schema(fields, "input_schema")
     name = fields.text("name")
     if not name:
-        raise bad_value(f"{where}.name", "must not be empty")
+        raise bad_value(fields.param("name"), "must not be empty")
     description = "" if fields.get("description") is None else fields.text("description")
-    breakpoints.block(fields, partial(_tool_mark, index))
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    function = {"name": name, "description": description, "parameters": schema}
+    await tools.add(name, fields.param("name"), {"type": "function", "function": function}, schema)
 
 
 def _tool_mark(index: int, ttl: CacheTtl) -> ToolMark:
     return ToolMark(ttl, index)
 
 
-def check_tool_choice(fields: Fields) -> None:
-    """Raise APIError for a choice that is not supported."""
+def read_output(fields: Fields, tools: ToolSet) -> OutputRules:
+    """Return how the output is read, with the calls that `tool_choice` allows. Raises APIError."""
     if fields.get("tool_choice") is None:
-        return
+        return tools.rules(None, one_call=False)
     choice = fields.fields("tool_choice")
-    if choice.text("type") not in _CHOICES:
-        problem = "must be `auto` or `none`; forced tool calls are not supported by this server"
+    kind = choice.text("type")
+    if kind in _FORCED:
+        problem = "must be `auto` or `none`; forced tool calls are not supported by this server yet"
         raise unsupported_value("tool_choice.type", problem)
+    if kind not in ("auto", "none"):
+        raise bad_value("tool_choice.type", "must be `auto` or `none`")
+    return tools.rules(() if kind == "none" else None, one_call=choice.flag("disable_parallel_tool_use"))

@@ -42,7 +42,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         messages = await read_messages(fields, pace)
         tools = await read_chat_tools(fields, pace)
         documents = await read_documents(fields, pace)
-    unused = thinking.unused
+    unused = [*thinking.unused, *tools.unused]
     if documents and "documents" not in info.output.template_variables:
         documents = ()
         unused.append("documents")

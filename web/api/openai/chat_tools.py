@@ -25,6 +25,8 @@ class ChatTools:
     shown: tuple[Any, ...]
     output: OutputRules
     rules: ReplyRules
+    unused: tuple[str, ...]
+    """Paths of fields without effect."""
 
 
 async def read_chat_tools(fields: Fields, pace: Pace) -> ChatTools:
@@ -52,9 +54,10 @@ async def read_chat_tools(fields: Fields, pace: Pace) -> ChatTools:
     old_choice = await read_tool_choice(fields, pace, "function_call")
     one_call = is_legacy or not fields.flag("parallel_tool_calls", default=True)
     return ChatTools(
-        shown=tools.shown,
+        shown=tuple(tools.shown),
         output=tools.rules(old_choice if is_legacy else choice, one_call=one_call),
         rules=ReplyRules(legacy_functions=is_legacy),
+        unused=tuple(tools.unused),
     )
 
 
@@ -70,5 +73,5 @@ def _read_list(fields: Fields, name: str, pace: Pace) -> list[Any]:
 
 async def _add(function: Fields, tool: dict[str, Any], tools: ToolSet) -> None:
     name = read_name(function)
-    function.flag("strict")
+    tools.read_strict(function)
     await tools.add(name, function.param("name"), tool, await tools.read_schema(function))

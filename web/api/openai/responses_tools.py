@@ -36,8 +36,6 @@ class ResponseTools:
     """The tools of one request, from all places."""
 
     def __init__(self, pace: Pace) -> None:
-        self.unused: list[str] = []
-        """Paths of tools that were skipped."""
         self._pace = pace
         self._set = ToolSet(pace)
         self._custom: set[str] = set()
@@ -45,7 +43,12 @@ class ResponseTools:
 
     @property
     def shown(self) -> tuple[Mapping[str, Any], ...]:
-        return self._set.shown
+        return tuple(self._set.shown)
+
+    @property
+    def unused(self) -> list[str]:
+        """Paths of tools and items that were skipped, and of fields without effect."""
+        return self._set.unused
 
     def output(self, callable_names: Collection[str] | None, *, one_call: bool) -> OutputRules:
         """Return how the output is read (`ToolSet.rules`)."""
@@ -77,8 +80,7 @@ class ResponseTools:
             elif kind == "namespace" and namespace is None:
                 await self.read(entry, read_name(entry, MAX_NAME_CHARS), skip_known=skip_known)
             else:
-                self.unused.append(where)
-                await self._pace.tick()
+                await self._set.skip(where)
 
     async def _add(self, tool: Fields, namespace: str | None, *, is_custom: bool, skip_known: bool) -> None:
         name = read_name(tool, MAX_NAME_CHARS)
@@ -92,7 +94,7 @@ class ResponseTools:
             self._custom.add(name)
             description, schema = _describe_custom(tool), _FREE_TEXT
         else:
-            tool.flag("strict")
+            self._set.read_strict(tool)
             description, schema = tool.get("description"), await self._set.read_schema(tool)
         function = {"name": name, **({"description": description} if description else {}), "parameters": schema}
         await self._set.add(name, tool.param("name"), {"type": "function", "function": function}, schema)

@@ -85,10 +85,21 @@ IN_PROMPT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [1]}, "Invalid type for `tools.0`: expected an object"),
     ({"tools": [{"name": "f"}]}, "Invalid type for `tools.0.input_schema`: expected an object"),
     ({"tools": [{"input_schema": {}}]}, "Missing required parameter: `tools.0.name`"),
+    ({"tools": [{"type": 1, "name": "f", "input_schema": {}}]}, "Invalid type for `tools.0.type`: expected a string"),
     (
-        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        "Unsupported value for `tools.0.type`: must be `custom`",
+        {"tools": [{"name": "f", "input_schema": {}}, {"name": "f", "input_schema": {}}]},
+        "Invalid value for `tools.1.name`: must be unique",
     ),
+    ({"tool_choice": {"type": "some"}}, "Invalid value for `tool_choice.type`: must be `auto` or `none`"),
+    (
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+        "Invalid type for `tool_choice.disable_parallel_tool_use`: expected a boolean",
+    ),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 0}},
+        "Invalid value for `thinking.budget_tokens`: must be at least 1",
+    ),
+    ({"output_config": {"effort": "huge"}}, "Invalid value for `output_config.effort`: must be one of none"),
     ({"tool_choice": {"type": "any"}}, "Unsupported value for `tool_choice.type`: must be `auto` or `none`"),
     (
         {"tool_choice": {"type": "tool", "name": "f"}},

@@ -116,16 +116,6 @@ async def test_tools_and_their_history() -> None:
     )
 
 
-async def test_thinking_is_for_the_template() -> None:
-    """The template variable is set only if the client sends `thinking`."""
-    for thinking, kwargs in (
-        ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True}),
-        ({"type": "adaptive"}, {"enable_thinking": True}),
-        ({"type": "disabled"}, {"enable_thinking": False}),
-    ):
-        assert (await chat_of(thinking=thinking)).template_kwargs == kwargs
-
-
 async def test_sampling() -> None:
     """Every sampling field and stop condition reaches the engine."""
     encode = await encode_of(
