@@ -32,6 +32,7 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import ServingInfo
+from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
 from quipu.actors.tokenizer.encoder import load_encoder
@@ -188,13 +189,15 @@ async def read_answer(ticket: RequestTicket) -> Answer:
 
 
 kept_library, kept_encoder, kept_decoder = cache(load_library), cache(load_encoder), cache(Decoder)
-"""Kept because the tiny model's takes as long to load as the rest of a small runtime, and is immutable."""
+"""Kept because a vocabulary takes as long to load as the rest of a small runtime, and is immutable."""
+KEPT = frozenset(map(str, (TINY, DEMO)))
+"""Checkpoints that no test changes."""
 
 
 @asynccontextmanager
 async def open_with_kept_vocabulary(*arguments: Any, **options: Any) -> AsyncIterator[Runtime]:
-    """Open a runtime; the vocabulary of the tiny model is loaded once for all of them."""
-    if arguments[0].engine.model_path == str(TINY):
+    """Open a runtime; the vocabularies of the tiny and of the demo model are loaded once for all of them."""
+    if arguments[0].engine.model_path in KEPT:
         kept = {"load_library": kept_library, "load_encoder": kept_encoder, "Decoder": kept_decoder}
     else:
         kept = {}

@@ -61,7 +61,10 @@ def _message(message: dict[str, Any]) -> Reading:
 
 
 def message_of(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Put the events of a streamed message together. Blocks must follow one another."""
+    """Put the events of a streamed message together. Blocks must follow one another.
+
+    Input that is not JSON is left as it is, for the test to compare.
+    """
     content: list[dict[str, Any]] = []
     pieces: list[str] = []
     is_open = False
@@ -89,11 +92,18 @@ def message_of(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
                 assert is_open and event["index"] == len(content) - 1
                 is_open = False
                 if content[-1]["type"] == "tool_use":
-                    content[-1]["input"] = json.loads("".join(pieces) or "{}")
+                    content[-1]["input"] = _parsed("".join(pieces))
             case "message_delta":
                 last = event["delta"]
     assert not is_open
     return {"content": content, **last}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def _items(items: Iterable[dict[str, Any]]) -> Reading:

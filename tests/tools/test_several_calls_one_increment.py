@@ -23,6 +23,9 @@ from tests.web.fakes import STARTED, FakeDesk, record, scripted
 INPUTS: list[dict[str, Any]] = [{"city": "Oslo"}, {}, {"city": "Rome", "days": 2}]
 OUTPUT = "<think>\nThree.\n</think>\n\nLook:\n" + "\n".join(call(json.dumps(one)) for one in INPUTS) + "\nDone."
 
+UNUSED = 4096
+"""The first id that the demo's vocabulary does not use."""
+
 
 def deltas_of(size: int) -> list[Delta]:
     """Return what the detokenizer sends if the output comes in increments of `size` characters."""
@@ -33,8 +36,8 @@ def deltas_of(size: int) -> list[Delta]:
     assert chosen.template is not None
     pieces = [OUTPUT[at : at + size].encode() for at in range(0, len(OUTPUT), size)]
     parser = ResponseParser(chosen.template, {"get_weather": {}}, ())
-    stream = ParsedStream(ByteDecoder(pieces), parser, StopMatcher(None))
-    told: list[Piece] = [*map(stream.push, range(len(pieces))), stream.flush()]
+    stream = ParsedStream(ByteDecoder([b""] * UNUSED + pieces), parser, StopMatcher(None))
+    told: list[Piece] = [*map(stream.push, range(UNUSED, UNUSED + len(pieces))), stream.flush()]
     deltas = [Delta(0, piece.text, 1, None, events=piece.events) for piece in told]
     return [*deltas, Delta(0, "", 0, FinishReason.STOP)]
 
