@@ -219,7 +219,8 @@ class TokenizerActor:
             if num_hashed >= HASHED_BLOCKS:
                 num_hashed = 0
                 await trio.lowlevel.checkpoint()
-        submission = Submission(request, prompts, budgets, sampling, root, block_keys, self._config)
+        special_token_ids = self._lengths.special_token_ids
+        submission = Submission(request, prompts, budgets, sampling, root, block_keys, self._config, special_token_ids)
         sequence_ids = self._desk.lane.new_sequence_ids(submission.num_sequences)
         if not self._desk.may_submit(request.request_id):
             return

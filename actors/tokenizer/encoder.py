@@ -81,6 +81,8 @@ class TextEncoder:
     backend: EncodingBackend
     bound: TextBound
     split_points: SplitPoints
+    special_token_ids: frozenset[int]
+    """Tokens that are not text, such as those between the messages of a chat."""
 
     def encode_text(self, text: str, *, max_tokens: int, with_echo: bool = False) -> EncodedText | TooManyTokens:
         """Encode a plain prompt; `with_echo` adds what is needed to return it to the client."""
@@ -196,9 +198,11 @@ def load_encoder(library: Library) -> TextEncoder:
     """Return the encoder that uses `library` in this process. Raises CheckpointError."""
     parts = json.loads(library.tokenizer.to_str())
     try:
-        return TextEncoder(library, find_bound(parts, library.normalize), find_split_points(library, parts))
+        bound, split_points = find_bound(parts, library.normalize), find_split_points(library, parts)
     except LibraryPanic as error:
         raise CheckpointError(f"tokenizer.json cannot be used: {error}") from error
+    special_token_ids = frozenset(token["id"] for token in parts.get("added_tokens", ()) if token["special"])
+    return TextEncoder(library, bound, split_points, special_token_ids)
 
 
 def decode_prompt(token_ids: Sequence[int], decoder: TokenDecoder) -> PromptText:

@@ -54,6 +54,7 @@ class Submission:
     root_key: bytes
     block_keys: Sequence[list[bytes]]
     config: RuntimeConfig
+    special_token_ids: frozenset[int]
 
     @property
     def num_sequences(self) -> int:
@@ -98,7 +99,7 @@ class Submission:
                     sampling,
                     max_tokens=max(1, budget),
                     seed=sequence_seed(sampling.seed, prompt, choice),
-                    rules=rules_after(token_ids, sampling.rules, engine.eos_token_ids),
+                    rules=rules_after(token_ids, sampling.rules, self.special_token_ids),
                     prompt_logprobs=scoring.prompt_logprobs,
                 ),
                 reads_cache=scoring.reads_cache,

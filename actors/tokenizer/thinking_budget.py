@@ -50,23 +50,25 @@ def limit_reasoning(
 
 
 def rules_after(
-    prompt_token_ids: list[int], rules: LogitRules | None, end_token_ids: Collection[int]
+    prompt_token_ids: list[int], rules: LogitRules | None, special_token_ids: Collection[int]
 ) -> LogitRules | None:
-    """Return the rules of a sequence with this prompt. `end_token_ids` are those that end a message."""
+    """Return the rules of a sequence with this prompt."""
     if rules is None or rules.thinking_budget is None:
         return rules
-    return attrs.evolve(rules, prompt_opens_reasoning=_leaves_open(prompt_token_ids, rules, end_token_ids))
+    return attrs.evolve(rules, prompt_opens_reasoning=_leaves_open(prompt_token_ids, rules, special_token_ids))
 
 
-def _leaves_open(prompt_token_ids: list[int], rules: LogitRules, end_token_ids: Collection[int]) -> bool:
-    """Return whether an opening delimiter near the end of a prompt is followed by neither a closing one nor an end."""
+def _leaves_open(prompt_token_ids: list[int], rules: LogitRules, special_token_ids: Collection[int]) -> bool:
+    """Return whether an opening delimiter near the end of a prompt is followed by neither a closing one nor a special
+    token: that ends the message, so that the delimiter is somebody's text.
+    """
     last = tuple(prompt_token_ids[-END_OF_PROMPT:])
     opening, closing = rules.reasoning_opening_ids, rules.reasoning_closing_ids
     begin = _find_last(last, opening)
     if begin is None:
         return False
     after = last[begin + len(opening) :]
-    return _find_last(after, closing) is None and not any(token_id in end_token_ids for token_id in after)
+    return _find_last(after, closing) is None and not any(token_id in special_token_ids for token_id in after)
 
 
 def _find_last(token_ids: TokenIds, ids: TokenIds) -> int | None:

@@ -22,7 +22,8 @@ from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
 TAGS = ("<think>", "</think>")
-OPENING, CLOSING = (list(Vocabulary(TINY).encoder.encode_within_text(tag)) for tag in TAGS)
+VOCABULARY = Vocabulary(TINY)
+OPENING, CLOSING = (list(VOCABULARY.encoder.encode_within_text(tag)) for tag in TAGS)
 """Several tokens each."""
 OPENED = [*prompt_of(40, seed=5), *OPENING]
 MAX_TOKENS = 16
@@ -62,10 +63,13 @@ async def ask(
 
 
 async def test_reasoning_is_closed_by_budget() -> None:
-    """Each choice of each prompt that has opened reasoning is closed after the budget; another prompt's is not."""
+    """Close each choice of a prompt that leaves reasoning open after the budget, and none of one that only mentions
+    the delimiter in a message.
+    """
     async with open_client() as client:
-        plain, _ = await ask(client, OPENED, prompt_of(40, seed=6), budget=None, n=2)
-        limited, record = await ask(client, OPENED, prompt_of(40, seed=6), budget=5, n=2)
+        mentioned = [*OPENED, *VOCABULARY.encode("<|im_end|>\n")]
+        plain, _ = await ask(client, OPENED, mentioned, budget=None, n=2)
+        limited, record = await ask(client, OPENED, mentioned, budget=5, n=2)
         others = LogitRules(allowed_token_ids=(700, 701), bias={CLOSING[0]: -100.0}, min_tokens=MAX_TOKENS)
         (at_once,), _ = await ask(client, OPENED, budget=0, rules=others)
     end = 5 + len(CLOSING)

@@ -24,7 +24,7 @@ TAGS = ("<think>", "</think>")
 PLAIN = SamplingParams(max_tokens=8)
 DELIMITERS = ReasoningDelimiters((7, 8), (7, 9))
 RULES = LogitRules(thinking_budget=3, reasoning_opening_ids=(7, 8), reasoning_closing_ids=(7, 9))
-END = 2
+SPECIAL = 2
 
 
 @pytest.mark.parametrize("base", ["tiny", "qwen", "roberta", "llama 2", "metaspace first", "metaspace always"])
@@ -77,19 +77,19 @@ def test_budget_becomes_a_rule() -> None:
         ([7, 8, 5, 7, 9], False),
         ([7, 8, 7, 9, 7, 8, 5], True),
         ([7, 9], False),
-        ([7, 8, 5, END, 5], False),  # somebody's message mentions the delimiter
-        ([5, END, 5, 7, 8, 5], True),
+        ([7, 8, 5, SPECIAL, 5], False),  # somebody's message mentions the delimiter
+        ([5, SPECIAL, 5, 7, 8, 5], True),
         ([7, 8, *[5] * (END_OF_PROMPT - 2)], True),
         ([7, 8, *[5] * (END_OF_PROMPT - 1)], False),
     ],
 )
 def test_reasoning_that_a_prompt_leaves_open(prompt: list[int], *, is_open: bool) -> None:
-    """It is open after the last opening delimiter, unless it was closed or the message has ended."""
-    assert rules_after(prompt, RULES, {END}) == attrs.evolve(RULES, prompt_opens_reasoning=is_open)
+    """It is open after the last opening delimiter, unless it was closed or another message has begun."""
+    assert rules_after(prompt, RULES, {SPECIAL}) == attrs.evolve(RULES, prompt_opens_reasoning=is_open)
 
 
 def test_rules_without_a_budget_are_unchanged() -> None:
     """Only budgets depend on the prompt."""
     rules = LogitRules(min_tokens=4)
-    assert rules_after([7, 8], rules, {END}) is rules
-    assert rules_after([7, 8], None, {END}) is None
+    assert rules_after([7, 8], rules, {SPECIAL}) is rules
+    assert rules_after([7, 8], None, {SPECIAL}) is None
