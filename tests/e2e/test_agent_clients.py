@@ -4,6 +4,7 @@ frameworks on top of them. The model's part is written by the test: a call, and 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,20 +122,9 @@ def test_anthropic_tool_runner(agents: Server, stream: bool) -> None:
     assert "".join(block.text for block in final.content if block.type == "text") == ANSWER
 
 
-def _models(server: Server) -> dict[str, Any]:
-    provider = OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
-    anthropic_provider = AnthropicProvider(base_url=server.url, api_key="none")
-    return {
-        "chat": OpenAIChatModel("demo", provider=provider),
-        "responses": OpenAIResponsesModel("demo", provider=provider),
-        "messages": AnthropicModel("demo", provider=anthropic_provider),
-    }
-
-
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_pydantic_ai(agents: Server, api: str) -> None:
     """An agent of pydantic-ai calls its tool and answers, over each API, and knows the tokens."""
-    agent = Agent(_models(agents)[api])
     asked = []
 
     def get_weather(city: str) -> str:
@@ -142,10 +132,23 @@ def test_pydantic_ai(agents: Server, api: str) -> None:
         asked.append(city)
         return RESULT
 
-    agent.tool_plain(get_weather)
-    run = agent.run_sync(str(QUESTION[0]["content"]))
-    assert run.output == ANSWER and asked == ["Oslo"]
-    assert run.usage().input_tokens > 0 and run.usage().requests == 2
+    async def run() -> Any:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{agents.url}/v1", api_key="none") as theirs,
+            anthropic.AsyncAnthropic(base_url=agents.url, api_key="none") as other,
+        ):
+            provider = OpenAIProvider(openai_client=theirs)
+            models = {
+                "chat": OpenAIChatModel("demo", provider=provider),
+                "responses": OpenAIResponsesModel("demo", provider=provider),
+                "messages": AnthropicModel("demo", provider=AnthropicProvider(anthropic_client=other)),
+            }
+            agent = Agent(models[api], tools=[get_weather])
+            return await agent.run(str(QUESTION[0]["content"]))
+
+    told = asyncio.run(run())
+    assert told.output == ANSWER and asked == ["Oslo"]
+    assert told.usage.input_tokens > 0 and told.usage.requests == 2
 
 
 def test_instructor(agents: Server, tmp_path: Path) -> None:
