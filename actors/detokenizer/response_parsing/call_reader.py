@@ -43,6 +43,10 @@ class CallReader(Protocol):
         """End the call at its closing delimiter."""
         ...
 
+    def cut(self, events: list[OutputEvent]) -> None:
+        """Release what is held back of a call that has begun, where the output ends."""
+        ...
+
 
 class Opening:
     """A call's beginning, held back until its name is known."""

@@ -74,6 +74,9 @@ class JsonReader:
         else:
             self._end(source, events)
 
+    def cut(self, events: list[OutputEvent]) -> None:
+        """Do nothing: all is released."""
+
     def _end(self, source: str, events: list[OutputEvent]) -> None:
         if not self._has_arguments:
             events.append(ArgumentsDelta(self._index, "{}"))
@@ -192,12 +195,12 @@ class JsonArgumentsReader(JsonReader):
 
     def _open(self, char: str, events: list[OutputEvent]) -> bool:
         opening = self._opening
-        if char == "{" and self._name in opening.tools:
+        if char == "{":
             self._begin(events)
             self._step(char)
             self._emit(char, True, events)
             return True
-        if char not in _SPACE or len(opening.text) >= MAX_HELD or self._name not in opening.tools:
+        if char not in _SPACE or len(opening.text) >= MAX_HELD:
             return False
         opening.text += char
         return True
@@ -212,6 +215,6 @@ class JsonArgumentsReader(JsonReader):
         return True
 
     def close(self, source: str, events: list[OutputEvent]) -> None:
-        if self.progress is Progress.OPENING and self._name in self._opening.tools:
+        if self.progress is Progress.OPENING:
             self._begin(events)
         super().close(source, events)

@@ -225,14 +225,14 @@ def with_special_tokens(node: Node, specials: Mapping[str, frozenset[str]]) -> N
         case Choice():
             return Choice(tuple(with_special_tokens(option, specials) for option in node.options))
         case Sequence():
-            return Sequence(tuple(_replaced(_flat(node.items), specials)))
+            return Sequence(tuple(_replaced(flat(node.items), specials)))
         case CharSet():
             (replaced,) = _replaced([node], specials)
             return replaced
 
 
-def _flat(items: tuple[Node, ...]) -> list[Node]:
-    return [part for item in items for part in (_flat(item.items) if isinstance(item, Sequence) else [item])]
+def flat(items: tuple[Node, ...]) -> list[Node]:
+    return [part for item in items for part in (flat(item.items) if isinstance(item, Sequence) else [item])]
 
 
 def _replaced(items: list[Node], specials: Mapping[str, frozenset[str]]) -> Iterator[Node]:
@@ -256,21 +256,9 @@ def _single(node: Node) -> str | None:
     return None
 
 
-def literal_texts(node: Node) -> list[str] | None:
-    """Return the texts that a pattern without classes and repetition matches, or None."""
-    match node:
-        case Choice():
-            options = [literal_texts(option) for option in node.options]
-            return None if None in options else [text for option in options for text in option or ()]
-        case Sequence():
-            chars = [_single(item) for item in _flat(node.items)]
-            return None if None in chars else ["".join(char or "" for char in chars)]
-    return None
-
-
-def without_leading_space(node: Sequence) -> Sequence:
+def without_leading_space(node: Node) -> Sequence:
     """Drop white space from a pattern's front, where whatever white space is there is taken anyway."""
-    items = _flat(node.items)
+    items = flat((node,))
     while items and (items[0] == SPACES or (_single(items[0]) or "x").isspace()):
         items = items[1:]
     return Sequence(tuple(items))

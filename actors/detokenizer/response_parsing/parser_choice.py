@@ -6,14 +6,14 @@ supported is never fatal: the reason says so, and the next source is tried.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from .output_patterns import UnsupportedPattern
 from .response_template import ResponseTemplate
-from .shipped_templates import REASONING, TOOL_CALLS
+from .shipped_templates import CALLS_BY_CHAT_TEMPLATE, REASONING, REASONING_BY_CHAT_TEMPLATE, TOOL_CALLS
 from .template_building import Fields, build_template, read_fields
 
 AUTO = "auto"
@@ -63,13 +63,11 @@ def choose(
         except UnsupportedPattern as error:
             own = None
             reasons.append(f"the checkpoint's response_template is not used: {error}")
-    calls_name, calls, why = _half(
-        tool_call_parser, own if own and own.calls else None, TOOL_CALLS, _calls_in(chat_template or "")
-    )
+    found = _first_in(chat_template or "", CALLS_BY_CHAT_TEMPLATE)
+    calls_name, calls, why = _half(tool_call_parser, own if own and own.calls else None, TOOL_CALLS, found)
     reasons.append(f"tool calls: {why}")
-    reasoning_name, reasoning, why = _half(
-        reasoning_parser, own if own and own.reasoning else None, REASONING, _reasoning_in(chat_template or "")
-    )
+    found = _first_in(chat_template or "", REASONING_BY_CHAT_TEMPLATE)
+    reasoning_name, reasoning, why = _half(reasoning_parser, own if own and own.reasoning else None, REASONING, found)
     reasons.append(f"reasoning: {why}")
     template = None
     if calls is not None or reasoning is not None:
@@ -92,13 +90,5 @@ def _half(
     return None, None, "none, the chat template shows no known format"
 
 
-def _calls_in(chat_template: str) -> str | None:
-    if "<tool_call>" in chat_template:
-        return "hermes"
-    return None
-
-
-def _reasoning_in(chat_template: str) -> str | None:
-    if "<think>" in chat_template or "</think>" in chat_template:
-        return "qwen3"
-    return None
+def _first_in(chat_template: str, marks: Iterable[tuple[str, str]]) -> str | None:
+    return next((name for mark, name in marks if mark in chat_template), None)

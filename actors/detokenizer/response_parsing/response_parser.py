@@ -7,35 +7,18 @@ held back only while it may be part of a delimiter, or of a call's opening.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import Mapping, Sequence
 
 from ...messages.output import ArgumentTypes, Markup, OutputEvent, ReasoningDelta, TextDelta
 from .call_reader import CallReader, Opening, Progress
 from .call_styles import make_reader
 from .delimiter_programs import Meaning
 from .delimiter_scanner import DelimiterScanner, Found, Hold, Scan
+from .output_regions import SEPARATORS, Region, Skip
 from .prompt_reasoning import PromptEnd, read_prompt
 from .reasoning_count import ReasoningCount
 from .response_template import ResponseTemplate
 from .special_tokens import is_special
-
-_SEPARATORS = " \t\n\r,;]"
-"""What may stand between two calls of a list, or after its last one."""
-
-
-class _Region(Enum):
-    TEXT = auto()
-    REASONING = auto()
-    CALL = auto()
-
-
-class _Skip(Enum):
-    """What is no content where a region begins."""
-
-    NOTHING = auto()
-    SPACE = auto()
-    SEPARATORS = auto()
 
 
 class ResponseParser:
@@ -54,6 +37,8 @@ class ResponseParser:
         self._events: list[OutputEvent] = []
         self._count = ReasoningCount()
         self._has_special = False
+        self._is_plain = False
+        """Text without a delimiter's first character is content, at once."""
         self._num_calls = 0
         self._reader: CallReader | None = None
         self._number = 0
@@ -62,13 +47,15 @@ class ResponseParser:
         """A closing delimiter inside a string: it counts if the string turns out to be unfinished."""
         self._bare = template.bare_number if tool_types else None
         """The format in which a call may begin here without a delimiter."""
-        self._skip = _Skip.NOTHING if self._bare is None else _Skip.SPACE
+        self._is_after_call = False
+        """The last call is complete, but its closing delimiter is still to come."""
+        self._skip = Skip.NOTHING if self._bare is None else Skip.SPACE
         self._begin_text()
         self._begin_after(read_prompt(template, prompt_tail))
 
     @property
     def in_reasoning(self) -> bool:
-        return self._region is _Region.REASONING
+        return self._region is Region.REASONING
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -91,9 +78,10 @@ class ResponseParser:
         if stand is None:
             if not piece:
                 return ()
-            if self._is_plain and not self._trigger(piece) and (not self._holds_space or not piece[-1].isspace()):
-                return (ReasoningDelta(piece) if self._region is _Region.REASONING else TextDelta(piece),)
-            self._has_special = self._has_special and not self._is_plain
+            if self._is_plain:
+                if not self._trigger(piece) and not (self._strips and piece[-1].isspace()):
+                    return (ReasoningDelta(piece) if self._region is Region.REASONING else TextDelta(piece),)
+                self._has_special = False
         else:
             piece = stand.replace(piece)
             self._has_special = True
@@ -105,16 +93,15 @@ class ResponseParser:
         self._end()
         return [*events, *self._released()]
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether text that holds no beginning of a delimiter is content, at once."""
-        return self._skip is _Skip.NOTHING and self._region is not _Region.CALL and not self._scanner.held
-
     def _take(self, piece: str) -> Sequence[OutputEvent]:
         self._count.extend(len(piece))
         self._run(piece)
         if not self._scanner.held:
             self._count.forget()
+            is_content = self._skip is Skip.NOTHING and not self._is_after_call
+            self._is_plain = is_content and self._region is not Region.CALL
+        else:
+            self._is_plain = False
         return self._released()
 
     def _released(self) -> Sequence[OutputEvent]:
@@ -124,21 +111,19 @@ class ResponseParser:
     def _run(self, rest: str) -> None:
         """Take `rest`, region by region."""
         while rest:
-            if self._region is _Region.CALL:
+            if self._region is Region.CALL:
                 rest = self._run_call(rest)
-                continue
-            if self._skip is not _Skip.NOTHING:
+            elif self._skip is not Skip.NOTHING:
                 rest = self._run_skip(rest)
-                continue
-            scan = self._scanner.feed(rest)
-            rest = self._take_scan(scan)
+            else:
+                rest = self._take_scan(self._scanner.feed(rest))
 
     def _run_skip(self, rest: str) -> str:
-        content = rest.lstrip() if self._skip is _Skip.SPACE else rest.lstrip(_SEPARATORS)
+        content = rest.lstrip() if self._skip is Skip.SPACE else rest.lstrip(SEPARATORS)
         self._say_markup(rest[: len(rest) - len(content)])
         if content:
-            self._skip = _Skip.NOTHING
-            if self._bare is not None and content[0] in "{[" and self._region is _Region.TEXT:
+            self._skip = Skip.NOTHING
+            if self._bare is not None and content[0] in "{[" and self._region is Region.TEXT:
                 self._begin_call(self._bare, "", None, is_bare=True)
             self._bare = None
         return content
@@ -166,28 +151,33 @@ class ResponseParser:
             case _:
                 self._begin_text()
         self._say_markup(found.space + found.text)
-        self._skip = _Skip.SPACE if self._strips or self._bare is not None else _Skip.NOTHING
+        self._skip = Skip.SPACE if self._strips or self._bare is not None else Skip.NOTHING
 
     def _begin_text(self) -> None:
-        self._region, self._reader = _Region.TEXT, None
+        self._region, self._reader, self._is_after_call = Region.TEXT, None, False
         self._strips = self._template.strips
         self._use(DelimiterScanner(self._default_programs, self._hold))
 
     def _begin_reasoning(self) -> None:
         reasoning = self._template.reasoning
-        self._region = _Region.REASONING
+        self._region = Region.REASONING
         self._strips = reasoning is not None and reasoning.strips
         self._use(DelimiterScanner(self._template.reasoning_programs, self._hold))
 
     def _begin_call(self, number: int, opening: str, capture: str | None, *, is_bare: bool) -> None:
-        self._region, self._number = _Region.CALL, number
+        if capture is not None and capture not in self._tool_types:
+            self._say(opening)
+            return
+        self._region, self._number = Region.CALL, number
         self._reader = make_reader(
             self._template.calls[number],
             Opening(opening, self._num_calls, self._tool_types),
             capture,
+            self._tool_types.get(capture or "", {}),
             is_bare=is_bare,
         )
         self._use(DelimiterScanner(self._template.close_programs[number], Hold.NOTHING))
+        self._read(self._reader, "", "")
 
     @property
     def _hold(self) -> Hold:
@@ -195,8 +185,7 @@ class ResponseParser:
 
     def _use(self, scanner: DelimiterScanner) -> None:
         self._scanner = scanner
-        self._trigger: Callable[[str], object] = scanner.trigger
-        self._holds_space = self._strips
+        self._trigger = scanner.trigger
 
     def _run_call(self, rest: str) -> str:
         """Take `rest` up to the end of the call at most. Return what follows."""
@@ -253,37 +242,48 @@ class ResponseParser:
 
     def _end_call(self, *, is_closed: bool) -> None:
         self._begin_text()
-        self._skip = _Skip.SPACE if self._strips else _Skip.NOTHING
+        self._skip = Skip.SPACE if self._strips else Skip.NOTHING
         if not is_closed:
+            self._is_after_call = True
             self._use(DelimiterScanner(self._template.programs_after_call[self._number], self._hold))
             if self._template.calls[self._number].is_list:
-                self._bare, self._skip = self._number, _Skip.SEPARATORS
+                self._bare, self._skip = self._number, Skip.SEPARATORS
 
     def _end(self) -> None:
-        reader = self._reader
-        if reader is not None and self._doubtful is not None:
-            self._close(reader, self._doubtful.text)
-            return
-        rest = " "
-        while rest:
-            scan = self._scanner.finish()
-            rest = scan.rest
-            if self._region is not _Region.CALL:
-                self._take_scan(scan)
-            elif (reader := self._reader) is not None:
-                after = self._read(reader, scan.text, scan.rest)
-                if after is not None:
-                    rest = after
-                elif scan.found is not None:
-                    self._close(reader, scan.found.text)
-            self._run(rest)
-            rest = self._scanner.held
-        if self._reader is not None and self._reader.progress is Progress.OPENING:
-            self._reject(self._reader)
+        """Take everything that is held back. Each turn takes at least one character or delimiter."""
+        rest = ""
+        while rest or self._scanner.held or self._doubtful is not None:
+            reader, doubtful = self._reader, self._doubtful
+            if rest:
+                self._run(rest)
+                rest = ""
+            elif reader is None:
+                scan = self._scanner.finish()
+                if self._is_after_call and scan.found is None:
+                    self._say_markup(scan.text)
+                else:
+                    rest = self._take_scan(scan)
+            elif doubtful is not None:
+                self._doubtful = None
+                self._close(reader, doubtful.text)
+            else:
+                scan = self._scanner.finish()
+                found = scan.found
+                following = scan.rest if found is None else found.space + found.text + scan.rest
+                after = self._read(reader, scan.text, following)
+                if after is None and found is not None:
+                    self._close(reader, found.text)
+                rest = scan.rest if after is None else after
+        if self._reader is not None:
+            if self._reader.progress is Progress.OPENING:
+                self._reject(self._reader)
+            else:
+                self._reader.cut(self._events)
 
     def _say(self, text: str) -> None:
         if text:
-            self._events.append(ReasoningDelta(text) if self._region is _Region.REASONING else TextDelta(text))
+            self._is_after_call = False
+            self._events.append(ReasoningDelta(text) if self._region is Region.REASONING else TextDelta(text))
 
     def _say_markup(self, text: str) -> None:
         if text:
@@ -293,5 +293,6 @@ class ResponseParser:
         if end.is_open:
             self._begin_reasoning()
             self._count.open_before()
+            self._skip = Skip.NOTHING
         if end.is_at_delimiter and self._strips:
-            self._skip = _Skip.SPACE
+            self._skip = Skip.SPACE

@@ -5,13 +5,14 @@ Built once, at start, from `response_template` dictionaries (`template_building.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum, auto
 from functools import cached_property
 
 import attrs
 
 from .delimiter_programs import Delimiter, DelimiterPrograms
+from .delimiter_scanner import Hold
+from .output_patterns import without_leading_space
 from .special_tokens import SpecialTokens
 
 
@@ -19,11 +20,28 @@ class CallStyle(Enum):
     OBJECT = auto()
     """`{"name": …, "arguments": …}`, or a list of these."""
     ARGUMENTS = auto()
-    """A name in the opening delimiter, then the arguments as JSON."""
-    TAGS = auto()
-    """A name in the opening delimiter, then one argument after the other."""
-    DIALECT = auto()
-    """A name in the opening delimiter, then JSON with other quotes."""
+    """A name in the opening delimiter, then the arguments."""
+
+
+@attrs.frozen
+class TagFormat:
+    """How arguments are written one after the other."""
+
+    open: DelimiterPrograms
+    """Its capture is the argument's name."""
+    close: DelimiterPrograms
+    hold: Hold
+    """What in front of an argument's end is no part of it."""
+    is_json: bool
+    """A value that is JSON is no string."""
+
+
+@attrs.frozen
+class DialectFormat:
+    """How arguments deviate from JSON."""
+
+    quotes: DelimiterPrograms
+    has_bare_keys: bool
 
 
 @attrs.frozen
@@ -34,6 +52,9 @@ class CallFormat:
     open: Delimiter
     close: Delimiter | None
     """None: a call ends with its JSON."""
+    tags: TagFormat | None = None
+    dialect: DialectFormat | None = None
+    """With neither, the arguments are JSON."""
     is_bare: bool = False
     """A call may also begin without any delimiter, at the start of the output."""
 
@@ -87,20 +108,18 @@ class ResponseTemplate:
         return DelimiterPrograms([*self._text_delimiters(), *(call.open for call in self.calls)])
 
     @cached_property
-    def programs_after_call(self) -> Mapping[int, DelimiterPrograms]:
+    def programs_after_call(self) -> list[DelimiterPrograms]:
         """By call format: its closing delimiter is still to come when the call's JSON is complete."""
         opens = [*self._text_delimiters(), *(call.open for call in self.calls)]
-        return {
-            number: self.tool_programs if call.close is None else DelimiterPrograms([*opens, call.close])
-            for number, call in enumerate(self.calls)
-        }
+        closes = [
+            call.close and attrs.evolve(call.close, pattern=without_leading_space(call.close.pattern))
+            for call in self.calls
+        ]
+        return [self.tool_programs if close is None else DelimiterPrograms([*opens, close]) for close in closes]
 
     @cached_property
-    def close_programs(self) -> Mapping[int, DelimiterPrograms]:
-        return {
-            number: DelimiterPrograms([] if call.close is None else [call.close])
-            for number, call in enumerate(self.calls)
-        }
+    def close_programs(self) -> list[DelimiterPrograms]:
+        return [DelimiterPrograms([] if call.close is None else [call.close]) for call in self.calls]
 
     @cached_property
     def reasoning_programs(self) -> DelimiterPrograms:

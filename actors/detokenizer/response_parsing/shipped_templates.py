@@ -16,36 +16,116 @@ _CHATML_TEXT = {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)", "conten
 
 
 def _calls(*alternatives: dict[str, Any], text: dict[str, Any] | None = None) -> Spec:
-    return {
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {"tool_calls": list(alternatives), "content": text or {"content": "text"}},
-    }
+    return {"fields": {"tool_calls": list(alternatives), "content": text or {"content": "text"}}}
 
 
-def _reasoning(opens: str, closes: str) -> Spec:
-    return {
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "reasoning_content": {"open": opens, "close": closes, "content": "text"},
-            "content": {"content": "text"},
-        },
-    }
+def _call(opens: str, closes: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return calls of the form `{"name": …, "arguments": …}`."""
+    ends = {} if closes is None else {"close_pattern": closes}
+    return {"open_pattern": opens, **ends, "repeats": True, "content": "json", "transform": _CALL, **more}
 
 
-_HERMES = _calls(
-    {
-        "open_pattern": r"\s*<tool_call>",
-        "close": "</tool_call>",
-        "repeats": True,
-        "content": "json",
-        "transform": _CALL,
-    },
+def _named_call(opens: str, closes: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return calls whose opening delimiter has the name."""
+    return {**_call(opens, closes, **more), "transform": _NAMED_CALL}
+
+
+def _reasoning(opens: str | list[str], closes: str | list[str]) -> Spec:
+    reasoning = {"open": opens, "close": closes, "content": "text"}
+    return {"fields": {"reasoning_content": reasoning, "content": {"content": "text"}}}
+
+
+_HERMES = _calls(_call(r"\s*<tool_call>", "</tool_call>"), text=_CHATML_TEXT)
+_QWEN_CODER = _calls(
+    _named_call(
+        r"\s*(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
+        r"</function>\s*</tool_call>",
+        content="xml-inline",
+        content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+    ),
     text=_CHATML_TEXT,
 )
+_LLAMA = _calls(_call(r"\s*<\|python_tag\|>", is_bare=True))
 
-TOOL_CALLS: dict[str, Spec] = {"hermes": _HERMES}
+
+def _deepseek(name: str) -> str:
+    return f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
+
+
+_DEEPSEEK_OPEN = rf"\s*(?:{_deepseek('tool calls begin')})?\s*{_deepseek('tool call begin')}"
+_DEEPSEEK_SEPARATOR = _deepseek("tool sep")
+_DEEPSEEK_CLOSE = rf"{_deepseek('tool call end')}(?:\s*{_deepseek('tool calls end')})?"
+
+TOOL_CALLS: dict[str, Spec] = {
+    "deepseek_v3": _calls(
+        _named_call(
+            _DEEPSEEK_OPEN + rf"(?:function)?{_DEEPSEEK_SEPARATOR}(?P<name>[^\n<]+)\n```json\n",
+            r"\n```" + _DEEPSEEK_CLOSE,
+        )
+    ),
+    "deepseek_v31": _calls(_named_call(_DEEPSEEK_OPEN + rf"(?P<name>[^\n<]+){_DEEPSEEK_SEPARATOR}", _DEEPSEEK_CLOSE)),
+    "functiongemma": _calls(
+        _named_call(
+            r"\s*<start_function_call>call:(?P<name>\w+)",
+            "<end_function_call>",
+            content_args={"unquoted_keys": True, "string_delims": [["<escape>", "<escape>"]]},
+        )
+    ),
+    "gemma4": _calls(
+        _named_call(
+            r"\s*<\|tool_call>call:(?P<name>\w+)",
+            r"<tool_call\|>",
+            content_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+        ),
+        text={"close": ["<turn|>", "<|tool_response>", "<eos>"], "content": "text"},
+    ),
+    "granite": _calls(_call(r"\s*(?:<\|tool_call\|>|<tool_call>)")),
+    "hermes": _HERMES,
+    "llama3_json": _LLAMA,
+    "llama4_json": _LLAMA,
+    "mistral": _calls(
+        _call(r"\s*\[TOOL_CALLS\]"),
+        _named_call(r"\s*\[TOOL_CALLS\]\s*(?P<name>[^\[\]{}\s\"]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?"),
+    ),
+    "phi4_mini_json": _calls(_call(r"\s*functools\["), _call(r"\s*<\|tool_call\|>", r"<\|/tool_call\|>")),
+    "qwen3_coder": _QWEN_CODER,
+    "qwen3_xml": _QWEN_CODER,
+}
 """By the names that vLLM has for them."""
 
 _THINK = _reasoning("<think>", "</think>")
 
-REASONING: dict[str, Spec] = {"qwen3": _THINK, "deepseek_r1": _THINK}
+REASONING: dict[str, Spec] = {
+    "deepseek_r1": _THINK,
+    "deepseek_v3": _THINK,
+    "gemma4": _reasoning("<|channel>thought\n", "<channel|>"),
+    "glm45": _THINK,
+    "granite": _reasoning(
+        ["Here is my thought process:", "Here's my thought process:"], ["Here is my response:", "Here's my response:"]
+    ),
+    "mistral": _reasoning("[THINK]", "[/THINK]"),
+    "qwen3": _THINK,
+    "seed_oss": _reasoning("<seed:think>", "</seed:think>"),
+}
+
+CALLS_BY_CHAT_TEMPLATE = (
+    ("<function=", "qwen3_coder"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<start_function_call>", "functiongemma"),
+    ("<|tool_call>", "gemma4"),
+    (_DEEPSEEK_SEPARATOR, "deepseek_v3"),
+    ("functools", "phi4_mini_json"),
+    ("<|/tool_call|>", "phi4_mini_json"),
+    ("<|tool_call|>", "granite"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3_json"),
+)
+"""What a chat template contains, and the format that this shows. The first one counts."""
+REASONING_BY_CHAT_TEMPLATE = (
+    ("[THINK]", "mistral"),
+    ("<|channel>thought", "gemma4"),
+    ("<seed:think>", "seed_oss"),
+    ("my thought process", "granite"),
+    ("<think>", "qwen3"),
+    ("</think>", "qwen3"),
+)

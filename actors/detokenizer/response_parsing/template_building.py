@@ -11,19 +11,26 @@ from typing import Any
 
 import attrs
 
-from .delimiter_programs import Delimiter, Meaning
+from .delimiter_programs import Delimiter, DelimiterPrograms, Meaning
+from .delimiter_scanner import Hold
 from .json_calls import ARGUMENT_KEYS
 from .output_patterns import (
+    ANY,
+    SPACES,
+    CharSet,
     Choice,
+    Group,
     Node,
+    Repeat,
     Sequence,
     UnsupportedPattern,
+    flat,
     literal,
     parse_pattern,
     with_special_tokens,
     without_leading_space,
 )
-from .response_template import CallFormat, CallStyle, ReasoningFormat, ResponseTemplate
+from .response_template import CallFormat, CallStyle, DialectFormat, ReasoningFormat, ResponseTemplate, TagFormat
 from .special_tokens import SpecialTokens
 
 Spec = Mapping[str, Any]
@@ -36,6 +43,7 @@ _FIELD_KEYS = {
     "transform", "transform_each", "is_bare",
 }  # fmt: skip
 
+_LAZY: list[list[Node]] = [[Repeat(ANY, least, None, True)] for least in (0, 1)]
 _ARGUMENTS = {f"{{{prefix}{key}}}" for prefix in ("", "content.") for key in ARGUMENT_KEYS}
 
 
@@ -159,13 +167,87 @@ class _Builder:
         closes = self.delimiter(field, "close", Meaning.CALL_CLOSE, number)
         if opens is None:
             raise UnsupportedPattern("calls without an opening delimiter are not supported")
-        return CallFormat(_style(field), opens, closes, bool(field.get("is_bare")))
+        has_name = _has_name(self.pattern(field, "open"))
+        style, content = _style(field), field.get("content", "text")
+        arguments = field.get("content_args") or {}
+        if has_name is not (style is CallStyle.ARGUMENTS):
+            raise UnsupportedPattern("a name that does not come from where the transform takes it is not supported")
+        tags = dialect = None
+        if content == "xml-inline" and style is CallStyle.ARGUMENTS:
+            tags = self._xml(arguments)
+        elif content == "kv-lines" and style is CallStyle.ARGUMENTS:
+            tags = self._lines(arguments)
+        elif content == "json" and set(arguments) & {"string_delims", "unquoted_keys"} and style is CallStyle.ARGUMENTS:
+            dialect = self._dialect(arguments)
+        elif content != "json" or set(arguments) - {"allow_non_json"}:
+            raise UnsupportedPattern(f"calls of content {str(content)[:40]!r} with these arguments are not supported")
+        if closes is None and (tags or dialect):
+            raise UnsupportedPattern("such calls without a closing delimiter are not supported")
+        return CallFormat(style, opens, closes, tags, dialect, bool(field.get("is_bare")))
+
+    def _programs(self, items: list[Node], meaning: Meaning) -> DelimiterPrograms:
+        node = with_special_tokens(Sequence(tuple(items)), self._specials.by_text)
+        return DelimiterPrograms([Delimiter(meaning, node)])
+
+    def _xml(self, arguments: Spec) -> TagFormat:
+        if arguments.get("merge_duplicates"):
+            raise UnsupportedPattern("merge_duplicates is not supported")
+        items = flat(parse_pattern(str(arguments.get("tag_pattern", ""))).items)
+        groups = [at for at, item in enumerate(items) if isinstance(item, Group)]
+        if len(groups) != 2 or [item.name for item in items if isinstance(item, Group)] != ["key", "value"]:
+            raise UnsupportedPattern("a tag_pattern without a key and a value after it is not supported")
+        value = items[groups[1]]
+        assert isinstance(value, Group)
+        if flat((value.item,)) not in _LAZY:
+            raise UnsupportedPattern("a tag_pattern whose value is not .*? is not supported")
+        head, tail = items[: groups[1]], items[groups[1] + 1 :]
+        return self._tags(head, tail, arguments.get("value_parser"))
+
+    def _lines(self, arguments: Spec) -> TagFormat:
+        line_end, separator = str(arguments.get("line_sep", "\n")), str(arguments.get("kv_sep", ":"))
+        if not line_end or not separator:
+            raise UnsupportedPattern("an empty separator is not supported")
+        key = Repeat(CharSet(frozenset(line_end[0] + separator[0]), negated=True), 1, None)
+        head: list[Node] = [Group("key", key), literal(separator)]
+        if not line_end.isspace():
+            head.append(SPACES)
+        return self._tags(head, [SPACES, literal(line_end)], arguments.get("value_parser"))
+
+    def _tags(self, head: list[Node], tail: list[Node], value_parser: Spec | None) -> TagFormat:
+        parser = dict(value_parser or {})
+        if parser.get("name", "text") not in ("text", "json") or set(parser) - {"name", "args"}:
+            raise UnsupportedPattern("this value_parser is not supported")
+        is_json = parser.get("name") == "json"
+        if value_parser and not is_json and _strips({"content_args": parser.get("args")}):
+            head, tail = [*head, SPACES], [SPACES, *tail]
+        hold = Hold.NOTHING
+        if tail and tail[0] == SPACES:
+            hold, tail = Hold.SPACE, tail[1:]
+        elif tail and tail[0] == Repeat(CharSet(frozenset("\n")), 0, 1):
+            hold, tail = Hold.NEWLINE, tail[1:]
+        return TagFormat(
+            self._programs(head, Meaning.ARGUMENT_OPEN), self._programs(tail, Meaning.ARGUMENT_CLOSE), hold, is_json
+        )
+
+    def _dialect(self, arguments: Spec) -> DialectFormat:
+        quotes = {str(text) for pair in arguments.get("string_delims", ()) for text in pair}
+        if len(quotes) > 1 or set(arguments) - {"string_delims", "unquoted_keys"}:
+            raise UnsupportedPattern("strings that begin and end differently are not supported")
+        delimiters = [
+            Delimiter(Meaning.ARGUMENT_OPEN, with_special_tokens(literal(text), self._specials.by_text))
+            for text in quotes
+        ]
+        return DialectFormat(DelimiterPrograms(delimiters), bool(arguments.get("unquoted_keys")))
+
+
+def _has_name(node: Sequence | None) -> bool:
+    names = [item.name for item in flat(node.items) if isinstance(item, Group)] if node else []
+    if names not in ([], ["name"]):
+        raise UnsupportedPattern(f"the group {names[0][:40]!r} is not supported")
+    return bool(names)
 
 
 def _style(field: Spec) -> CallStyle:
-    content = field.get("content", "text")
-    if content != "json" or field.get("content_args"):
-        raise UnsupportedPattern(f"calls of content {str(content)[:40]!r} are not supported")
     transform = field.get("transform") or "{content}"
     function = transform.get("function", transform) if isinstance(transform, Mapping) else transform
     if function == "{content}":
