@@ -62,6 +62,39 @@ OBJECT: Strategy[Any] = st.dictionaries(st.text(max_size=8), JUNK, max_size=3)
 SCHEMA = st.fixed_dictionaries(
     {"type": st.just("object")}, optional={"properties": OBJECT, "required": JUNK, "description": TEXT}
 )
+NAME = mostly(st.sampled_from(["look_up", "web.stop-now", "x" * 64]), st.sampled_from(["", "a b", "x" * 129]))
+FUNCTION = st.fixed_dictionaries(
+    {"name": NAME}, optional={"description": TEXT, "parameters": mostly(SCHEMA, JUNK), "strict": st.booleans()}
+)
+ARGUMENTS = OBJECT.map(json.dumps) | TEXT | st.just("[" * 2000)
+CALLED = st.fixed_dictionaries({"name": NAME, "arguments": ARGUMENTS | OBJECT})
+CHAT_CALL = st.fixed_dictionaries({"id": ID, "type": st.just("function"), "function": CALLED})
+CHAT_TOOL = st.fixed_dictionaries({"type": mostly(st.just("function"), st.just("custom")), "function": FUNCTION})
+FLAT_TOOL = st.builds(
+    lambda kind, function: {"type": kind, **function}, st.sampled_from(["function", "custom"]), FUNCTION
+)
+RESPONSE_TOOL = st.one_of(
+    FLAT_TOOL,
+    st.fixed_dictionaries(
+        {
+            "type": st.just("custom"),
+            "name": NAME,
+            "format": mostly(st.just({"syntax": "lark", "definition": "x"}), JUNK),
+        }
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("namespace"), "name": NAME, "tools": mostly(st.lists(FLAT_TOOL, max_size=2), JUNK)}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["web_search", "local_shell", "tool_search"])}, optional={"x": JUNK}
+    ),
+)
+TOOL_CHOICE = mostly(
+    st.sampled_from(["auto", "none", {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "look_up"}]}]),
+    st.sampled_from(["required", {"type": "function", "name": "look_up"}, {"type": "allowed_tools"}]) | JUNK,
+)
+EFFORT = mostly(st.sampled_from(["none", "minimal", "low", "medium", "high", "xhigh", "max"]), JUNK)
+BUDGET = mostly(st.sampled_from([-1, 0, 1, 5, 10**6]), JUNK)
 
 
 def _numbers(field: SamplingField) -> Strategy[Any]:
@@ -121,10 +154,31 @@ TEMPLATE: Mapping[str, Strategy[Any]] = {
 MAX_TOKENS = mostly(st.integers(1, 6), st.sampled_from([0, -1, 10**6]))
 CHAT_MESSAGE = st.fixed_dictionaries(
     {
-        "role": mostly(st.sampled_from(["user", "assistant", "system", "developer", "tool"]), st.just("nobody")),
+        "role": mostly(
+            st.sampled_from(["user", "assistant", "system", "developer", "tool", "function"]), st.just("nobody")
+        ),
         "content": TEXT | st.lists(PART, min_size=1, max_size=3),
     },
-    optional={"name": TEXT, "tool_call_id": ID, "tool_calls": mostly(st.none(), JUNK)},
+    optional={
+        "name": TEXT,
+        "tool_call_id": ID,
+        "tool_calls": mostly(st.lists(CHAT_CALL, max_size=3), JUNK),
+        "function_call": mostly(CALLED, JUNK),
+        "reasoning_content": mostly(TEXT, JUNK),
+        "reasoning": mostly(TEXT, JUNK),
+    },
+)
+CHAT_TURNS = st.builds(
+    lambda text, calls, result: [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *[{"role": "tool", "tool_call_id": call["id"], "content": result} for call in calls],
+        {"role": "assistant", "function_call": calls[0]["function"]},
+        {"role": "function", "name": "look_up", "content": result},
+    ],
+    TEXT,
+    st.lists(CHAT_CALL, min_size=1, max_size=3),
+    TEXT,
 )
 MARK = st.fixed_dictionaries(
     {"type": st.just("ephemeral")}, optional={"ttl": mostly(st.sampled_from(["5m", "1h"]), st.just("2h"))}
@@ -183,15 +237,27 @@ ITEM = st.one_of(
             "type": st.just("function_call"),
             "call_id": ID,
             "name": TEXT,
-            "arguments": OBJECT.map(json.dumps) | TEXT | st.just("[" * 2000),
+            "arguments": ARGUMENTS,
+        },
+        optional={"namespace": mostly(st.sampled_from(["functions", "mcp__git"]), JUNK)},
+    ),
+    st.fixed_dictionaries({"type": st.just("custom_tool_call"), "call_id": ID, "name": TEXT, "input": TEXT}),
+    st.fixed_dictionaries({"type": st.just("local_shell_call"), "call_id": ID, "action": mostly(OBJECT, JUNK)}),
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(["function_call_output", "custom_tool_call_output", "local_shell_call_output"]),
+            "call_id": ID,
+            "output": TEXT | st.just([]),
         }
     ),
-    st.fixed_dictionaries({"type": st.just("function_call_output"), "call_id": ID, "output": TEXT}),
+    st.fixed_dictionaries({"type": st.just("additional_tools"), "tools": mostly(st.lists(RESPONSE_TOOL), JUNK)}),
+    st.fixed_dictionaries({"type": st.sampled_from(["web_search_call", "tool_search_call", "compaction"])}),
     st.fixed_dictionaries(
         {"type": st.just("reasoning")},
         optional={
             "content": st.lists(st.fixed_dictionaries({"type": st.just("reasoning_text"), "text": TEXT}), max_size=2),
-            "summary": mostly(st.just([]), JUNK),
+            "summary": mostly(st.just([{"type": "summary_text", "text": "So."}]), JUNK),
+            "encrypted_content": mostly(TEXT, JUNK),
         },
     ),
 )
@@ -201,13 +267,26 @@ _SCORES: Mapping[str, Strategy[Any]] = {
     "echo": st.booleans(),
     "top_logprobs": st.integers(-1, 21),
 }
+_REASONING: Mapping[str, Strategy[Any]] = {
+    "enable_thinking": mostly(st.booleans(), JUNK),
+    "include_reasoning": st.booleans(),
+    "thinking_token_budget": BUDGET,
+}
+_CALLS: Mapping[str, Strategy[Any]] = {
+    "tool_choice": TOOL_CHOICE,
+    "parallel_tool_calls": mostly(st.booleans(), JUNK),
+}
 _ANTHROPIC_PROMPT: Mapping[str, Strategy[Any]] = {
     "system": TEXT | st.lists(BLOCK, max_size=3),
     "tools": st.lists(ANTHROPIC_TOOL, max_size=3),
-    "tool_choice": st.fixed_dictionaries({"type": mostly(st.just("auto"), st.sampled_from(["none", "any", "tool"]))}),
-    "thinking": st.fixed_dictionaries(
-        {"type": st.sampled_from(["enabled", "disabled", "adaptive"])}, optional={"budget_tokens": JUNK}
+    "tool_choice": st.fixed_dictionaries(
+        {"type": mostly(st.sampled_from(["auto", "none"]), st.sampled_from(["any", "tool", "some"]))},
+        optional={"disable_parallel_tool_use": mostly(st.booleans(), JUNK)},
     ),
+    "thinking": st.fixed_dictionaries(
+        {"type": st.sampled_from(["enabled", "disabled", "adaptive"])}, optional={"budget_tokens": BUDGET}
+    ),
+    "output_config": st.fixed_dictionaries({}, optional={"effort": EFFORT}),
     "cache_control": MARK,
     "metadata": OBJECT,
 }
@@ -216,8 +295,8 @@ REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COMPLETIONS: {
         "prompt": TEXT | TOKENS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(TOKENS, min_size=1, max_size=3)
     },
-    CHAT: {"messages": mostly(st.lists(CHAT_MESSAGE, min_size=1, max_size=4), st.just([]))},
-    RESPONSES: {"input": TEXT | mostly(st.lists(ITEM, min_size=1, max_size=5), st.just([]))},
+    CHAT: {"messages": mostly(st.lists(CHAT_MESSAGE, min_size=1, max_size=4) | CHAT_TURNS, st.just([]))},
+    RESPONSES: {"input": TEXT | st.lists(ITEM, max_size=5)},
     MESSAGES: {"messages": mostly(st.lists(ANTHROPIC_MESSAGE, min_size=1, max_size=4) | TOOL_TURNS, st.just([]))},
     COUNT: {"messages": mostly(st.lists(ANTHROPIC_MESSAGE, min_size=1, max_size=4) | TOOL_TURNS, st.just([]))},
 }
@@ -238,8 +317,15 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         **DELIVERY,
         **TEMPLATE,
         **_SCORES,
-        "tools": mostly(st.just([]), JUNK),
-        "tool_choice": mostly(st.just("auto"), JUNK),
+        **_REASONING,
+        **_CALLS,
+        "tools": mostly(st.lists(CHAT_TOOL, max_size=3, unique_by=lambda tool: tool["function"]["name"]), JUNK),
+        "functions": mostly(st.lists(FUNCTION, max_size=2), JUNK),
+        "function_call": mostly(st.sampled_from(["none", "auto"]), JUNK),
+        "continue_final_message": st.booleans(),
+        "documents": mostly(st.lists(st.dictionaries(TEXT, TEXT, max_size=2), max_size=2), JUNK),
+        "reasoning_effort": EFFORT,
+        "return_token_ids": st.booleans(),
     },
     RESPONSES: {
         **SAMPLING,
@@ -251,7 +337,10 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "metadata": OBJECT,
         "include": mostly(st.just([]), JUNK),
         "text": mostly(st.just({"format": {"type": "text"}}), JUNK),
-        "reasoning": mostly(st.just({}), JUNK),
+        **_REASONING,
+        **_CALLS,
+        "tools": mostly(st.lists(RESPONSE_TOOL, max_size=3), JUNK),
+        "reasoning": mostly(st.fixed_dictionaries({}, optional={"effort": EFFORT, "summary": JUNK}), JUNK),
         "store": st.booleans(),
         "truncation": mostly(st.just("disabled"), st.just("auto")),
     },
