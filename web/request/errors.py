@@ -13,7 +13,9 @@ never by message.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 import structlog
@@ -40,21 +42,32 @@ class APIError(Exception):
     """Raised by a handler to end its request with this status and body. The message is for the client only."""
 
     def __init__(
-        self, status: int, message: str, error_type: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        error_type: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
+        """`details`: what Anthropic's clients read besides the message."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.error_type = error_type
         self.param = param
         self.code = code
+        self.details = details
 
     def body(self) -> bytes:
         error = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
     def anthropic_body(self, request_id: str | None) -> bytes:
-        error = {"type": anthropic_type(self.status), "message": self.message}
+        error: dict[str, Any] = {"type": anthropic_type(self.status), "message": self.message}
+        if self.details is not None:
+            error["details"] = self.details
         return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
 
     def response(self) -> Response:

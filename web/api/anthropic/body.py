@@ -7,6 +7,7 @@ Other fields are ignored, as Anthropic's API ignores those of betas, and reporte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ import attrs
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
-from ...request.errors import bad_value, unknown_parameter, unsupported_parameter
+from ...request.errors import APIError, bad_value, unknown_parameter, unsupported_parameter
 from ..fields import Fields, missing, wrong_type
 from ..generation import (
     MAX_STOP_CHARS,
@@ -55,6 +56,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     """Check a body. Raises APIError."""
     fields = Fields(body)
     model = read_model(fields, info)
+    _refuse_thread(fields)
     prompt = await _read_counted(fields, info, options)
     if fields.get("max_tokens") is None:
         raise missing("max_tokens")
@@ -99,6 +101,14 @@ async def _read_counted(fields: Fields, info: ServingInfo, options: AppOptions) 
         param = "output_config.format"
         raise unsupported_parameter(param)
     return await read_prompt(fields, info.output, keep_billing_header=options.keep_billing_header)
+
+
+def _refuse_thread(fields: Fields) -> None:
+    """Raise APIError for a conversation that the server should hold; clients then send the whole of it each time."""
+    if fields.get("thread") is not None:
+        message = "`thread` is not supported by this server: send the full conversation without it."
+        details = {"error_code": "thread_unsupported_request"}
+        raise APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="thread", details=details)
 
 
 def _refuse_unknown(fields: Fields) -> None:

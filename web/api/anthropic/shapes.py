@@ -27,6 +27,7 @@ _BLOCK = Shape(
             "signature",
             "text",
             "thinking",
+            "thread",
             "tool_use_id",
             "type",
         }

@@ -18,8 +18,8 @@ THINKING = {name: template_of(name, "qwen3") for name in FAMILIES}
 
 WORDS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "<function=", "<parameter=count>",
-    "<parameter=text>", "</parameter>", "</function>", "\n", " ", "12", "null", '{"name": "f", "arguments": ', '{"name"',
-    "{", "}", "[", "]", '"', "\\", ",", ":", ";", "f", "get_weather", "[TOOL_CALLS]", "[ARGS]", "functools[",
+    "<parameter=text>", "</parameter>", "</function>", "\n", " ", "12", "null", '{"name": "f", "arguments": ',
+    '{"name"', "{", "}", "[", "]", '"', "\\", ",", ":", ";", "f", "get_weather", "[TOOL_CALLS]", "[ARGS]", "functools[",
     "<|tool_call>call:f", "<tool_call|>", '<|"|>', "<|python_tag|>", "<|tool_call|>", "<|im_end|>", "<", "\uff5c>", "x",
 ]  # fmt: skip
 OUTPUTS = st.lists(st.sampled_from(WORDS), max_size=25).map("".join)
