@@ -151,6 +151,41 @@ def _tools(count: int, num_properties: int) -> list[dict[str, Any]]:
     return [{"name": f"tool{i}", "description": "Does it.", "input_schema": schema} for i in range(count)]
 
 
+def _flat_tools(count: int, num_properties: int) -> list[dict[str, Any]]:
+    tools = _tools(count, num_properties)
+    return [{"type": "function", "name": tool["name"], "parameters": tool["input_schema"]} for tool in tools]
+
+
+def _nested_tools(count: int, num_properties: int) -> list[dict[str, Any]]:
+    tools = _tools(count, num_properties)
+    functions = [{"name": tool["name"], "parameters": tool["input_schema"]} for tool in tools]
+    return [{"type": "function", "function": function} for function in functions]
+
+
+def _deep_tools() -> list[dict[str, Any]]:
+    """Return tools whose schemas nest nearly as deeply as a body may."""
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(490):
+        schema = {"type": "object", "properties": {"x": schema}}
+    return [{"type": "function", "function": {"name": f"tool{i}", "parameters": schema}} for i in range(100)]
+
+
+def _allowed() -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": f"tool{i}"}} for i in range(2048)]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+
+
+def _response(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "input": text, "max_output_tokens": 1, **fields}
+
+
+def _calls() -> dict[str, Any]:
+    function = {"name": "f", "arguments": '{"x": [%s1]}' % ("1, " * 60)}
+    calls = [{"id": f"c{i}", "type": "function", "function": function} for i in range(4_000)]
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": "y" * 800} for i in range(4_000)]
+    return chat([said("Go."), {"role": "assistant", "content": None, "tool_calls": calls}, *results])
+
+
 def _stops() -> dict[str, Any]:
     # every token's text may start the common prefix of all stop strings
     return completion("Hi.", max_tokens=400, stop=["a" * 4094 + chr(0x100 + i) for i in range(16)], stream=True)
@@ -214,6 +249,12 @@ ROWS: Sequence[Row] = (
     Row("4,000 tool results", _one(MESSAGES, _results)),
     Row("1,024 tools", _one(MESSAGES, lambda: chat([said("Hi.")], tools=_tools(1024, 20)))),
     Row("4 MB of tool schemas", _one(MESSAGES, lambda: chat([said("Hi.")], tools=_tools(50, 1300)))),
+    Row("1,024 tools on chat", _one(CHAT, lambda: chat([said("Hi.")], tools=_nested_tools(1024, 20)))),
+    Row("1,024 tools on responses", _one(RESPONSES, lambda: _response("Hi.", tools=_flat_tools(1024, 20)))),
+    Row("deep tool schema", _one(CHAT, lambda: chat([said("Hi.")], tools=_deep_tools()))),
+    Row("tools by name", _one(CHAT, lambda: chat([said("Hi.")], tools=_nested_tools(5, 5), tool_choice=_allowed()))),
+    Row("20,000 documents", _one(CHAT, lambda: chat([said("Hi.")], documents=[{"text": "x" * 300}] * 20_000))),
+    Row("4,000 tool calls", _one(CHAT, _calls)),
     Row("tools with marks", _one(MESSAGES, lambda: chat([said(parts(1, "Hi."))], tools=_marked_tools()))),
     # ------------------------------------------------------------ answers
     Row("stop strings, held half matched", _one(COMPLETIONS, _stops)),

@@ -17,6 +17,7 @@ from ..thinking import Thinking
 MAX_TEMPLATE_KWARGS = 256
 _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
 """Template variables that have fields of their own."""
+MAX_DOCUMENT_FIELDS = 256
 NO_BUDGET = -1
 
 
@@ -52,6 +53,8 @@ async def read_documents(fields: Fields, pace: Pace) -> tuple[Mapping[str, str],
         raise wrong_type("documents", "a list of objects")
     pace.check_parts(documents, "documents")
     for index, document in enumerate(documents):
+        if type(document) is dict and len(document) > MAX_DOCUMENT_FIELDS:
+            raise bad_value(f"documents[{index}]", f"must have at most {MAX_DOCUMENT_FIELDS} entries")
         if type(document) is not dict or any(type(text) is not str for text in document.values()):
             raise wrong_type(f"documents[{index}]", "an object of strings")
         await pace.tick(1 + len(document))

@@ -255,6 +255,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "together"),
     ({**message(tool_calls=[CALL]), "continue_final_message": True}, "continue_final_message", "tool calls"),
     ({"documents": "x"}, "documents", "a list"),
+    ({"documents": [{str(i): "x" for i in range(257)}]}, "documents[0]", "at most 256"),
     ({"documents": [{"text": 1}]}, "documents[0]", "strings"),
     ({"reasoning_effort": "huge"}, "reasoning_effort", "one of none, minimal"),
     ({"reasoning_effort": 1}, "reasoning_effort", "a string"),
