@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import attrs
 
@@ -131,8 +131,10 @@ class Content:
         return any(isinstance(block, CallBlock) and block.is_complete for block in self.blocks)
 
 
-def shown_events(events: Iterable[OutputEvent], *, with_reasoning: bool) -> list[OutputEvent]:
+def shown_events(events: Sequence[OutputEvent], *, with_reasoning: bool) -> Sequence[OutputEvent]:
     """Return what a client is shown of a delta's events: no delimiters, and adjacent texts of a kind as one."""
+    if len(events) == 1 and isinstance(events[0], TextDelta):  # the hot path
+        return events if events[0].text else ()
     shown: list[OutputEvent] = []
     for event in events:
         if isinstance(event, Markup) or (isinstance(event, ReasoningDelta) and not with_reasoning):

@@ -96,7 +96,9 @@ class BlockWriter:
 
     def text(self, text: str) -> bytes:
         """Return the events of a piece of text."""
-        opening = b"" if self._open is TextDelta else self._start(TextDelta, _text_block(""), _TEXT)
+        if self._open is TextDelta:
+            return self._delta + json_for_line(text) + _DELTA_END
+        opening = self._start(TextDelta, _text_block(""), _TEXT)
         return opening + self._delta + json_for_line(text) + _DELTA_END
 
     def show(self, event: OutputEvent) -> bytes:

@@ -96,15 +96,14 @@ class MessageWriter(StreamWriter):
     def _consume_one(self, event: OutletEvent) -> None:
         match event:
             case Delta():
-                opening = b"" if self._begun else self._opening()
+                if not self._begun:
+                    self._sink.push(self._opening())
                 self._tally.add(event)
                 if event.text:
-                    self._sink.push(opening + self._blocks.text(event.text))
+                    self._sink.push(self._blocks.text(event.text))
                 elif event.events:
                     shown = shown_events(event.events, with_reasoning=self._wanted.include_reasoning)
-                    self._sink.push(b"".join((opening, *map(self._blocks.show, shown))))
-                else:
-                    self._sink.push(opening)
+                    self._sink.push(b"".join(map(self._blocks.show, shown)))
                 if event.finish_reason is not None:
                     self._reason, self._stop_match = event.finish_reason, event.stop_match
             case Started():

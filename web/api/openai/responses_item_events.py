@@ -50,6 +50,8 @@ class ItemWriter:
         self._items = items
         self._open: type[Block] | None = None
         """The kind of the last block, unless its item is done."""
+        self._text = GrowingText()
+        """What was sent of it."""
         self._where: dict[str, Any] = {}
         """The last item, in its events."""
         self._delta_head = self._delta_middle = self._delta_tail = b""
@@ -61,8 +63,8 @@ class ItemWriter:
         """Return the events of a piece of text."""
         encoded = json_for_line(text)  # first, because nothing was sent of a text that cannot be encoded
         opening = b"" if self._open is TextBlock else self._add(TextBlock(GrowingText()))
-        self.content.blocks[-1].text.append(text)
-        return opening + self._delta(encoded)
+        self._text.append(text)
+        return self._delta(encoded, opening)
 
     def show(self, event: OutputEvent) -> bytes:
         """Return what an event amounts to."""
@@ -72,15 +74,14 @@ class ItemWriter:
             case ReasoningDelta():
                 encoded = json_for_line(event.text)
                 opening = b"" if self._open is ReasoningBlock else self._add(ReasoningBlock(GrowingText()))
-                self.content.blocks[-1].text.append(event.text)
-                return opening + self._delta(encoded)
+                self._text.append(event.text)
+                return self._delta(encoded, opening)
             case CallBegin():
                 return self._add(CallBlock(event.index, event.name, GrowingText()))
             case ArgumentsDelta() if self._open is CallBlock:
                 encoded = json_for_line(event.text)
-                block = self.content.blocks[-1]
-                block.text.append(event.text)
-                return b"" if self._items.is_custom(block) else self._delta(encoded)
+                self._text.append(event.text)
+                return b"" if self._items.is_custom(self.content.blocks[-1]) else self._delta(encoded)
             case CallEnd() if self._open is CallBlock:
                 self.content.add(event)
                 return self._finish(is_whole=True)
@@ -91,17 +92,18 @@ class ItemWriter:
         opening = b"" if self.content.blocks else self._add(TextBlock(GrowingText()))
         return opening + self._finish(is_whole=is_whole)
 
-    def _delta(self, text: bytes) -> bytes:
-        number = b"%d" % self._events.num_events
-        self._events.num_events += 1
-        return b"".join((self._delta_head, number, self._delta_middle, text, self._delta_tail))
+    def _delta(self, text: bytes, opening: bytes = b"") -> bytes:
+        events = self._events
+        number = events.num_events
+        events.num_events = number + 1
+        return b"".join((opening, self._delta_head, b"%d" % number, self._delta_middle, text, self._delta_tail))
 
     def _add(self, block: Block) -> bytes:
         """Begin an item, after the end of the one before it."""
         end = self._finish(is_whole=True)
         number = len(self.content.blocks)
         self.content.blocks.append(block)
-        self._open = type(block)
+        self._open, self._text = type(block), block.text
         item_id = self._items.item_id(number, block)
         self._where = {"item_id": item_id, "output_index": number}
         item = self._items.item(number, block, IN_PROGRESS)

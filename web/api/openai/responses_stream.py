@@ -54,14 +54,13 @@ class ResponseWriter(StreamWriter):
         match event:
             case Delta():
                 self._tally.add(event)
-                opening = b"" if self._events.num_events else self._opening()
+                if not self._events.num_events:
+                    self._sink.push(self._opening())
                 if event.text:
-                    self._sink.push(opening + self._items.text(event.text))
+                    self._sink.push(self._items.text(event.text))
                 elif event.events:
                     shown = shown_events(event.events, with_reasoning=self._with_reasoning)
-                    self._sink.push(b"".join((opening, *map(self._items.show, shown))))
-                else:
-                    self._sink.push(opening)
+                    self._sink.push(b"".join(map(self._items.show, shown)))
                 if event.finish_reason is not None:
                     self._finish_reason = event.finish_reason
             case Started():

@@ -194,6 +194,19 @@ async def test_failure_within_a_call() -> None:
     assert [event["type"] for event in events][-2:] == ["content_block_delta", "error"]
 
 
+async def test_thinking_tokens() -> None:
+    """Usage has the record's reasoning tokens, whole and streamed."""
+    events = [
+        STARTED,
+        *deltas(*SOME_CALL),
+        Delta(0, "", 1, FinishReason.STOP),
+        Closed(record(reasoning_tokens=7), None),
+    ]
+    message, told = await whole_message(events), await streamed_events(events)
+    assert told[-2]["usage"]["output_tokens_details"] == {"thinking_tokens": 7}
+    assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 7}
+
+
 async def test_short_ids() -> None:
     """Where the template accepts nothing else, ids have nine letters and digits."""
     message = whole(await reply_to(read_message, BODY, has_short_ids=True), script(*SOME_CALL))

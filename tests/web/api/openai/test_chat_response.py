@@ -158,6 +158,20 @@ async def test_hidden_reasoning() -> None:
     assert usages[-1]["completion_tokens_details"]["reasoning_tokens"] == 2
 
 
+async def test_usage_has_the_reasoning_tokens_of_the_record() -> None:
+    """Whole and in a stream's last chunk; the running usage has those counted so far."""
+    events = [
+        STARTED,
+        *deltas(*SOME_CALL),
+        Delta(0, "", 1, FinishReason.STOP),
+        Closed(record(reasoning_tokens=7), None),
+    ]
+    answer = whole(await reply_to(read_chat, BODY), events)
+    chunks = streamed(await reply_to(read_chat, CONTINUOUS), events)
+    told = [one["usage"]["completion_tokens_details"]["reasoning_tokens"] for one in (*chunks, answer)]
+    assert told[1:4] == [1, 2, 2] and told[-2:] == [7, 7]
+
+
 async def test_legacy_functions() -> None:
     """A client that sent `functions` gets a `function_call`, and the reason that belongs to it."""
     choice = await whole_choice(script(*SOME_CALL), rules=LEGACY)
