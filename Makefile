@@ -33,6 +33,7 @@ $(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/shared/nativ
 	@$(BIN)/python -m quipu.kernels.cpu.build
 	@touch $@
 
+# compiles all sources, and the tests as pytest rewrites them: otherwise each worker and each server would
 $(VENV)/installed-test: $(VENV)/installed
 	@echo "installing what the tests need"
 	@$(PIP) --no-build-isolation -e '.[test,bench]'
@@ -40,6 +41,8 @@ $(VENV)/installed-test: $(VENV)/installed
 	@$(PIP) --no-deps instructor
 	@$(BIN)/python -m tests.kernels.cpu.cpu_paths
 	@$(BIN)/python -m scripts.check_dependencies
+	@$(BIN)/python -m compileall -q $(SOURCES)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null || true
 	@touch $@
 
 serve: install ## serve MODEL on HOST:PORT with ARGS

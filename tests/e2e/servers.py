@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,10 +47,11 @@ def start_quipu(folder: Path, *arguments: str) -> tuple[Process, Path]:
     folder.mkdir(exist_ok=True)
     log_path = folder.with_name(folder.name + ".log")
     with log_path.open("wb") as log, Path(os.devnull).open("wb") as nowhere:
-        return _start(folder, arguments, nowhere, log), log_path
+        return start_with_streams(folder, arguments, nowhere, log), log_path
 
 
-def _start(folder: Path, arguments: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Process:
+def start_with_streams(folder: Path, arguments: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Process:
+    """Start `quipu ARGUMENTS` in `folder`."""
     if NAMED is None:
         return launch(arguments, folder, stdout.fileno(), stderr.fileno())
     command = [NAMED, *arguments]
@@ -59,7 +61,7 @@ def _start(folder: Path, arguments: Sequence[str], stdout: IO[bytes], stderr: IO
 def run_quipu(*arguments: str, folder: Path = Path(), timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """Run `quipu ARGUMENTS` in `folder` until it exits."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        process = _start(folder, arguments, stdout, stderr)
+        process = start_with_streams(folder, arguments, stdout, stderr)
         try:
             process.wait(timeout_s)
         finally:
@@ -150,7 +152,16 @@ class Server:
         self.url = eventually(listening, "the server listens", within_s)[0]["url"][0]
 
     def wait_ready(self, within_s: float = PATIENCE_S) -> None:
-        eventually(lambda: self.get("/ready").status_code == 200, "/ready answers 200", within_s)
+        eventually(self.is_ready, "/ready answers 200", within_s)
+
+    def is_ready(self) -> bool:
+        """Request /ready without httpx, which would take longer than the server."""
+        connection = HTTPConnection(*self.address, timeout=PATIENCE_S)
+        try:
+            connection.request("GET", "/ready")
+            return connection.getresponse().status == 200
+        finally:
+            connection.close()
 
     # ------------------------------------------------------------ its processes
 

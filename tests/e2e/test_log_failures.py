@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, serve_command
+from tests.e2e.servers import PATIENCE_S, QUIPU, Process, Server, eventually, serve_command, start_with_streams
 from tests.processes import free_ports
 
 KINDS = ("reader gone", "reader that does not read", "partition full", "none")
@@ -22,40 +22,40 @@ KINDS = ("reader gone", "reader that does not read", "partition full", "none")
 def logging_to(kind: str, folder: Path) -> Iterator[Server]:
     """Run a server whose standard error cannot be written."""
     (port,) = free_ports(1)
-    reader = writer = None
+    folder.mkdir()
+    arguments = serve_command("--executor", "fake", "--port", str(port), "--log-level", "debug")
+    with ExitStack() as stack:
+        server = Server(start(kind, folder, arguments, stack), folder / "none.log", f"http://127.0.0.1:{port}")
+        try:
+            eventually(lambda: is_ready(server), "the server is ready")
+            yield server
+        finally:
+            server.process.kill()
+            server.process.wait()
+
+
+def start(kind: str, folder: Path, arguments: Sequence[str], stack: ExitStack) -> Process:
+    """Start `quipu`; `stack` keeps open what must stay open while it runs."""
+    if kind == "none":
+        command = ["sh", "-c", 'exec "$@" 2>&-', "sh", str(QUIPU), *arguments]
+        return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     if kind == "partition full":
         writer = os.open("/dev/full", os.O_WRONLY)
-    elif kind != "none":
+    else:
         reader, writer = os.pipe()
-    if kind == "reader gone" and reader is not None:
-        os.close(reader)
-    folder.mkdir()
-    command = [str(QUIPU), *serve_command("--executor", "fake", "--port", str(port), "--log-level", "debug")]
-    process = subprocess.Popen(
-        command if kind != "none" else ["sh", "-c", 'exec "$@" 2>&-', "sh", *command],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=writer,
-    )
-    if writer is not None:
-        os.close(writer)
-    server = Server(process, folder / "none.log", f"http://127.0.0.1:{port}")
-    try:
-        eventually(lambda: is_ready(server), "the server is ready")
-        yield server
-    finally:
-        process.kill()
-        process.wait()
-        if kind == "reader that does not read" and reader is not None:
+        if kind == "reader gone":
             os.close(reader)
+        else:
+            stack.callback(os.close, reader)
+    with os.fdopen(writer, "wb") as log, Path(os.devnull).open("wb") as nowhere:
+        return start_with_streams(folder, arguments, nowhere, log)
 
 
 def is_ready(server: Server) -> bool:
     assert server.process.poll() is None, "the server has ended"
     try:
-        return server.get("/ready").status_code == 200
-    except httpx.TransportError:
+        return server.is_ready()
+    except OSError:
         return False
 
 
