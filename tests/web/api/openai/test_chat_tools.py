@@ -36,7 +36,7 @@ async def test_tools() -> None:
     assert asked.ignored == "tools[0].function.strict"  # accepted, although calls are not held to their schemas
     assert asked.encode.output is not None
     assert asked.encode.output.tool_types == {
-        "look_up": {"x": ("integer",), "y": ("string", "null"), "z": ()},
+        "look_up": {"x": ("integer",), "y": ("string", "null")},
         "web.stop-now": {},
     }
     assert asked.max_calls is None
