@@ -101,20 +101,20 @@ class MessageWriter(StreamWriter):
     def _consume_one(self, event: OutletEvent) -> None:
         match event:
             case Delta():
-                if not self._begun:
-                    self._sink.push(self._opening())
+                opening = b"" if self._begun else self._opening()
                 self._tally.add(event)
-                if event.text:
-                    self._sink.push(self._blocks.text(event.text))
-                elif event.events:
-                    shown = shown_events(event.events, with_reasoning=self._wanted.include_reasoning)
-                    self._sink.push(b"".join(map(self._blocks.show, shown)))
+                told = self._blocks.text(event.text) if event.text else self._shown(event)
+                self._sink.push(opening + told if opening else told)
                 if event.finish_reason is not None:
                     self._reason, self._stop_match = event.finish_reason, event.stop_match
             case Started():
                 self._tally.start(event)
             case Closed():
                 self._close(event)
+
+    def _shown(self, delta: Delta) -> bytes:
+        shown = shown_events(delta.events, with_reasoning=self._wanted.include_reasoning)
+        return b"".join(map(self._blocks.show, shown))
 
     def _opening(self) -> bytes:
         """Return the first event."""

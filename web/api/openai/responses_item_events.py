@@ -26,9 +26,6 @@ from ...http.sse import json_for_line
 from ..content import Block, CallBlock, Content, GrowingText, ReasoningBlock, TextBlock
 from .responses_items import IN_PROGRESS, OutputItems, reasoning_part, text_part
 
-_TEXT, _REASONING = "response.output_text", "response.reasoning_text"
-_ARGUMENTS, _CUSTOM_INPUT = "response.function_call_arguments", "response.custom_tool_call_input"
-
 
 @attrs.define
 class NumberedEvents:
@@ -117,17 +114,19 @@ class ItemWriter:
         item = self._items.item(number, block, IN_PROGRESS)
         added = self._events.event("response.output_item.added", output_index=number, item=item)
         if isinstance(block, CallBlock):
-            self._prepare_deltas(_ARGUMENTS)
+            self._prepare_deltas("response.function_call_arguments.delta")
             return end + added
         self._where["content_index"] = 0
-        is_text = isinstance(block, TextBlock)
-        self._prepare_deltas(_TEXT if is_text else _REASONING, b',"logprobs":[]' if is_text else b"")
-        part = text_part("") if is_text else reasoning_part("")
+        if isinstance(block, TextBlock):
+            self._prepare_deltas("response.output_text.delta", b',"logprobs":[]')
+            part = text_part("")
+        else:
+            self._prepare_deltas("response.reasoning_text.delta")
+            part = reasoning_part("")
         return end + added + self._events.event("response.content_part.added", **self._where, part=part)
 
-    def _prepare_deltas(self, stem: str, last_field: bytes = b"") -> None:
-        name = f"{stem}.delta".encode()
-        self._delta_head = b'event: %b\ndata: {"type":"%b","sequence_number":' % (name, name)
+    def _prepare_deltas(self, name: str, last_field: bytes = b"") -> None:
+        self._delta_head = f'event: {name}\ndata: {{"type":"{name}","sequence_number":'.encode()
         self._delta_middle = b"," + orjson.dumps(self._where)[1:-1] + b',"delta":'
         self._delta_tail = last_field + b"}\n\n"
 
@@ -145,14 +144,14 @@ class ItemWriter:
     def _call_done(self, block: CallBlock) -> bytes:
         told, event = self._items.argument(block), self._events.event
         if not self._items.is_custom(block):
-            return event(f"{_ARGUMENTS}.done", **self._where, arguments=told)
-        delta = event(f"{_CUSTOM_INPUT}.delta", **self._where, delta=told) if told else b""
-        return delta + event(f"{_CUSTOM_INPUT}.done", **self._where, input=told)
+            return event("response.function_call_arguments.done", **self._where, arguments=told)
+        delta = event("response.custom_tool_call_input.delta", **self._where, delta=told) if told else b""
+        return delta + event("response.custom_tool_call_input.done", **self._where, input=told)
 
     def _part_done(self, block: TextBlock | ReasoningBlock) -> bytes:
         text, event = str(block.text), self._events.event
         if isinstance(block, TextBlock):
-            done, part = event(f"{_TEXT}.done", **self._where, text=text, logprobs=[]), text_part(text)
+            done, part = event("response.output_text.done", **self._where, text=text, logprobs=[]), text_part(text)
         else:
-            done, part = event(f"{_REASONING}.done", **self._where, text=text), reasoning_part(text)
+            done, part = event("response.reasoning_text.done", **self._where, text=text), reasoning_part(text)
         return done + event("response.content_part.done", **self._where, part=part)

@@ -60,13 +60,9 @@ class ResponseWriter(StreamWriter):
         match event:
             case Delta():
                 self._tally.add(event)
-                if not self._events.num_events:
-                    self._sink.push(self._opening())
-                if event.text:
-                    self._sink.push(self._items.text(event.text))
-                elif event.events:
-                    shown = shown_events(event.events, with_reasoning=self._with_reasoning)
-                    self._sink.push(b"".join(map(self._items.show, shown)))
+                opening = b"" if self._events.num_events else self._opening()
+                told = self._items.text(event.text) if event.text else self._shown(event)
+                self._sink.push(opening + told if opening else told)
                 if event.finish_reason is not None:
                     self._finish_reason = event.finish_reason
             case Started():
@@ -79,6 +75,10 @@ class ResponseWriter(StreamWriter):
                     self._finish(*self._closing(event.record))
                 else:
                     self._finish(*self._failing(error))
+
+    def _shown(self, delta: Delta) -> bytes:
+        shown = shown_events(delta.events, with_reasoning=self._with_reasoning)
+        return b"".join(map(self._items.show, shown))
 
     def _opening(self) -> bytes:
         """Return the first events, unless they have been sent."""
@@ -99,21 +99,22 @@ class ResponseWriter(StreamWriter):
     def _closing(self, record: UsageRecord) -> tuple[bytes, Iterator[bytes]]:
         is_cut = self._finish_reason is FinishReason.LENGTH
         first = self._opening() + self._items.end(is_whole=not is_cut)
-        return first, self._last(self._draft.served(record, is_cut=is_cut), is_whole=not is_cut)
+        name = "response.incomplete" if is_cut else "response.completed"
+        return first, self._last(name, self._draft.served(record, is_cut=is_cut), is_whole=not is_cut)
 
     def _failing(self, error: APIError) -> tuple[bytes, Iterator[bytes]]:
         told = {"type": error.error_type, "code": error.code, "message": error.message, "param": error.param}
         known = self._tally if self._record is None else self._record
         # The client's type has the fields of an `error` event at its top level, but it raises on a nested object.
         first = self._opening() + self._events.event("error", **{**told, "type": "error"}, error=told)
-        return first, self._last(self._draft.failed(error, known), is_whole=False)
+        return first, self._last("response.failed", self._draft.failed(error, known), is_whole=False)
 
     def _failure(self, error: APIError) -> bytes:
         first, last = self._failing(error)
         return first + b"".join(last)
 
-    def _last(self, response: dict[str, Any], *, is_whole: bool) -> Iterator[bytes]:
+    def _last(self, name: str, response: dict[str, Any], *, is_whole: bool) -> Iterator[bytes]:
         """Yield the last event, with all items."""
         content = self._items.content
         items = self._output_items.output(content, is_whole=is_whole) if content.blocks else ()
-        return self._events.response_event(f"response.{response['status']}", with_items(response, items))
+        return self._events.response_event(name, with_items(response, items))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pydantic
 import pytest
+from openai import Omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent
@@ -130,6 +132,20 @@ async def test_openai_types_know_every_field() -> None:
     kinds = ["ResponseReasoningItem", "ResponseOutputMessage", "ResponseFunctionToolCall", "ResponseCustomToolCall"]
     assert [type(item).__name__ for item in parsed.output] == kinds
     assert all(set(item.model_extra or ()) <= OWN for item in parsed.output)
+
+
+async def test_openai_client_puts_a_stream_together() -> None:
+    """OpenAI's client makes of the events the items that are sent as a whole."""
+    state = ResponseStreamState(input_tools=Omit(), text_format=Omit())
+    for event in await streamed_events(script(*SOME_CALL)):
+        state.handle_event(EVENT.validate_python(event))
+    completed = state._completed_response  # noqa: SLF001 # what `get_final_response` returns
+    assert completed is not None
+    told: list[Any] = [item.to_dict() for item in completed.output]
+    expected = (await whole_response(script(*SOME_CALL)))["output"]
+    for put_together, item in zip(told, expected, strict=True):
+        assert {**put_together, "content": None}.items() >= {**item, "content": None}.items()
+        assert text_of(put_together) == text_of(item)
 
 
 async def test_any_output_streamed_and_whole() -> None:
