@@ -1,32 +1,41 @@
 """Which JSON types a tool's schema allows for its arguments.
 
 The web layer asks this once per tool, and the detokenizer's response parser writes arguments of formats without types
-accordingly. What must always hold: the cost is linear in the schema's top-level properties, whatever the schema says.
+accordingly. What must always hold: the cost is linear in the schema's top-level properties, whatever the schema says,
+and a caller can pause after each of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-
-from ..messages.output import ArgumentTypes
+from itertools import islice
 
 MAX_OPTIONS = 64
-"""How many alternatives, or values of an enum, are looked at per property."""
+"""How many alternatives, and values of enums, are looked at per property, all together."""
 _TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
 
-def types_of_tool(schema: object) -> ArgumentTypes:
-    """Return the types that `schema`, a tool's parameters, allows for each property that it restricts."""
+def types_by_property(schema: object) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the types that `schema`, a tool's parameters, allows for one property after the other: none for any."""
     if not isinstance(schema, dict) or not isinstance(properties := schema.get("properties"), dict):
-        return {}
+        return
     definitions = {f"#/{key}/": found for key in ("$defs", "definitions") if isinstance(found := schema.get(key), dict)}
-    types = {}
+    referred: dict[str, tuple[str, ...]] = {}
     for name, declared in properties.items():
-        found = tuple(dict.fromkeys(_types_of(declared, definitions)))
-        if found:
-            types[name] = found
-    return types
+        reference = _local_reference(declared, definitions)
+        types = None if reference is None else referred.get(reference)
+        if types is None:
+            types = tuple(dict.fromkeys(islice(_types_of(declared, definitions), MAX_OPTIONS)))
+            if reference is not None:
+                referred[reference] = types
+        yield name, types
+
+
+def _local_reference(declared: object, definitions: dict[str, dict[str, object]]) -> str | None:
+    """Return what a property refers to, if that is in its schema."""
+    reference = declared.get("$ref") if isinstance(declared, dict) else None
+    return reference if isinstance(reference, str) and reference.startswith(tuple(definitions)) else None
 
 
 def _types_of(declared: object, definitions: dict[str, dict[str, object]]) -> Iterator[str]:

@@ -11,13 +11,15 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from quipu.actors.messages.output import ArgumentTypes, OutputRules
-from quipu.actors.shared.tool_types import types_of_tool
+from quipu.actors.shared.tool_types import types_by_property
 
 from ..request.errors import bad_value
 from .fields import Fields, wrong_type
 from .pace import Pace
 
 MAX_NAME_CHARS = 64
+_ITEMS_A_PROPERTY = 4
+"""What finding the types of one property counts for."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 
 
@@ -54,7 +56,12 @@ class ToolSet:
         """Add a tool whose name comes from the field `param`. Raises APIError if another one has this name."""
         if name in self._types:
             raise bad_value(param, "must be unique, but another tool has the same name")
-        self._types[name] = types_of_tool(schema)
+        types: dict[str, tuple[str, ...]] = {}
+        for argument, found in types_by_property(schema):
+            if found:
+                types[argument] = found
+            await self._pace.tick(_ITEMS_A_PROPERTY)
+        self._types[name] = types
         self.shown.append(tool)
         await self._pace.tick()
 

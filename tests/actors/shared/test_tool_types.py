@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.shared.tool_types import types_of_tool
+from quipu.actors.messages.output import ArgumentTypes
+from quipu.actors.shared.tool_types import MAX_OPTIONS, types_by_property
+
+
+def types_of_tool(schema: object) -> ArgumentTypes:
+    """Return the types of the properties that a schema restricts."""
+    return {name: types for name, types in types_by_property(schema) if types}
 
 
 @pytest.mark.parametrize(
@@ -80,3 +86,29 @@ def test_bounded_cost() -> None:
     start = time.perf_counter()
     types_of_tool({"properties": {str(number): one for number in range(50) for one in (deep, wide)}})
     assert time.perf_counter() - start < 0.5
+
+
+def test_cost_of_references() -> None:
+    """What is referred to is looked at once, and no property costs more than the limit, however alternatives nest."""
+    looked_at = 0
+
+    class Counted(list[object]):
+        def __getitem__(self, key: object) -> list[object]:
+            nonlocal looked_at
+            looked_at += 1
+            return [1] * MAX_OPTIONS
+
+    values = {"enum": Counted()}
+    schema = {
+        "$defs": {"a": {"anyOf": [values] * MAX_OPTIONS}},
+        "properties": {str(number): {"$ref": "#/$defs/a"} for number in range(100)},
+    }
+    assert set(types_of_tool(schema).values()) == {("integer",)}
+    assert looked_at <= 2
+
+
+def test_references_elsewhere() -> None:
+    """What is beside a reference that is not to be found still counts, for each property by itself."""
+    foreign = {"$ref": "https://example.com"}
+    schema = {"$defs": {}, "properties": {"x": {**foreign, "type": "string"}, "y": {**foreign, "type": "null"}}}
+    assert types_of_tool(schema) == {"x": ("string",), "y": ("null",)}
