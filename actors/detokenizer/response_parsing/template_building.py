@@ -107,16 +107,14 @@ def build_template(calls: Fields | None, reasoning: Fields | None, special_ids: 
     text = (calls or reasoning or Fields(None, (), {})).text
     specials = SpecialTokens(special_ids, _texts([*fields, text]))
     builder = _Builder(specials)
-    template = ResponseTemplate(
+    return ResponseTemplate(
         reasoning=builder.reasoning(reasoning.reasoning) if reasoning and reasoning.reasoning else None,
-        calls=tuple(builder.call(field, number) for number, field in enumerate(calls.calls if calls else ())),
+        calls=[builder.call(field, number) for number, field in enumerate(calls.calls if calls else ())],
         text_close=builder.text_close(text),
         strips=_strips(text),
         specials=specials,
-        special_ids=frozenset(special_ids.values()),
+        special_ids=special_ids.values(),
     )
-    template.compile()
-    return template
 
 
 def _texts(fields: list[Spec]) -> list[str]:
