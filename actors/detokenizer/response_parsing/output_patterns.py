@@ -169,9 +169,10 @@ class _Reader:
         name = None
         if self.peek("?:"):
             self.at += 2
-        elif self.peek("?P<"):
-            name, _, _ = self.pattern[self.at + 3 :].partition(">")
-            self.at += 4 + len(name)
+        elif self.peek("?P<") or (self.peek("?<") and not (self.peek("?<=") or self.peek("?<!"))):
+            self.at = self.pattern.index("<", self.at) + 1
+            name, _, _ = self.pattern[self.at :].partition(">")
+            self.at += 1 + len(name)
         elif self.peek("?"):
             raise self.refusal("this kind of group")
         node = self.choice()

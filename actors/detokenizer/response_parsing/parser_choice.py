@@ -48,7 +48,7 @@ def choose(
     UnknownParser.
     """
     for kind, name, known in (
-        ("tool-call", tool_call_parser, TOOL_CALLS),
+        ("tool call", tool_call_parser, TOOL_CALLS),
         ("reasoning", reasoning_parser, REASONING),
     ):
         if name not in known and name not in (AUTO, NONE):

@@ -5,8 +5,8 @@ Built once, at start, from `response_template` dictionaries (`template_building.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
-from functools import cached_property
 
 import attrs
 
@@ -74,66 +74,54 @@ class ReasoningFormat:
     """White space around reasoning is no content."""
 
 
-@attrs.frozen(slots=False, eq=False)
 class ResponseTemplate:
-    reasoning: ReasoningFormat | None
-    calls: tuple[CallFormat, ...]
-    text_close: Delimiter | None
-    strips: bool
-    """White space around the answer's text, next to delimiters, is no content."""
-    specials: SpecialTokens
-    """Delimiters that are special tokens."""
-    special_ids: frozenset[int]
-    """All special tokens of the vocabulary."""
+    """All that is known of a model's output. Every sequence shares it."""
+
+    def __init__(
+        self,
+        *,
+        reasoning: ReasoningFormat | None,
+        calls: Sequence[CallFormat],
+        text_close: Delimiter | None,
+        strips: bool,
+        specials: SpecialTokens,
+        special_ids: Iterable[int],
+    ) -> None:
+        """Build all automata.
+
+        `text_close` ends a turn. `strips`: white space around the answer's text, next to delimiters, is no content.
+        `specials` are the delimiters that are special tokens, `special_ids` all special tokens of the vocabulary.
+        Raises UnsupportedPattern.
+        """
+        self.reasoning = reasoning
+        self.calls = tuple(calls)
+        self.strips = strips
+        self.specials = specials
+        self.special_ids = frozenset(special_ids)
+        self.bare_number = next((number for number, call in enumerate(self.calls) if call.is_bare), None)
+        """The format in which a call may begin without a delimiter."""
+
+        in_text = [one for one in (None if reasoning is None else reasoning.open, text_close) if one is not None]
+        in_answer = [*in_text, *(call.open for call in self.calls)]
+        self.text_programs = DelimiterPrograms(in_text)
+        """What is looked for in the answer of a request without tools."""
+        self.tool_programs = DelimiterPrograms(in_answer)
+        self.programs_after_call = [
+            self.tool_programs if call.close is None else DelimiterPrograms([*in_answer, _late(call.close)])
+            for call in self.calls
+        ]
+        """By call format: its closing delimiter is still to come when the call's JSON is complete."""
+        self.close_programs = [DelimiterPrograms([] if call.close is None else [call.close]) for call in self.calls]
+        self.reasoning_programs = DelimiterPrograms([] if reasoning is None else [reasoning.close])
+        self.prompt_programs = DelimiterPrograms([] if reasoning is None else [reasoning.open, reasoning.close])
+        """What tells whether a prompt has opened reasoning."""
 
     @property
     def reasoning_tags(self) -> tuple[str, str] | None:
         """What opens and what closes reasoning. None: nothing does, or not in one way."""
         return None if self.reasoning is None else self.reasoning.tags
 
-    def compile(self) -> None:
-        """Build all automata now. Raises UnsupportedPattern."""
-        for programs in (self.text_programs, self.tool_programs, self.reasoning_programs, self.prompt_programs):
-            assert programs
-        assert self.programs_after_call is not None
-        assert self.close_programs is not None
 
-    @cached_property
-    def text_programs(self) -> DelimiterPrograms:
-        """What is looked for in the answer of a request without tools."""
-        return DelimiterPrograms(self._text_delimiters())
-
-    @cached_property
-    def tool_programs(self) -> DelimiterPrograms:
-        return DelimiterPrograms([*self._text_delimiters(), *(call.open for call in self.calls)])
-
-    @cached_property
-    def programs_after_call(self) -> list[DelimiterPrograms]:
-        """By call format: its closing delimiter is still to come when the call's JSON is complete."""
-        opens = [*self._text_delimiters(), *(call.open for call in self.calls)]
-        closes = [
-            call.close and attrs.evolve(call.close, pattern=without_leading_space(call.close.pattern))
-            for call in self.calls
-        ]
-        return [self.tool_programs if close is None else DelimiterPrograms([*opens, close]) for close in closes]
-
-    @cached_property
-    def close_programs(self) -> list[DelimiterPrograms]:
-        return [DelimiterPrograms([] if call.close is None else [call.close]) for call in self.calls]
-
-    @cached_property
-    def reasoning_programs(self) -> DelimiterPrograms:
-        return DelimiterPrograms([] if self.reasoning is None else [self.reasoning.close])
-
-    @cached_property
-    def prompt_programs(self) -> DelimiterPrograms:
-        """What tells whether a prompt has opened reasoning."""
-        return DelimiterPrograms([] if self.reasoning is None else [self.reasoning.open, self.reasoning.close])
-
-    @cached_property
-    def bare_number(self) -> int | None:
-        return next((number for number, call in enumerate(self.calls) if call.is_bare), None)
-
-    def _text_delimiters(self) -> list[Delimiter]:
-        found = [] if self.reasoning is None else [self.reasoning.open]
-        return found if self.text_close is None else [*found, self.text_close]
+def _late(close: Delimiter) -> Delimiter:
+    """Return a closing delimiter in whose front white space is passed over."""
+    return attrs.evolve(close, pattern=without_leading_space(close.pattern))

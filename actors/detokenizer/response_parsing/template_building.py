@@ -107,16 +107,14 @@ def build_template(calls: Fields | None, reasoning: Fields | None, special_ids: 
     text = (calls or reasoning or Fields(None, (), {})).text
     specials = SpecialTokens(special_ids, _texts([*fields, text]))
     builder = _Builder(specials)
-    template = ResponseTemplate(
+    return ResponseTemplate(
         reasoning=builder.reasoning(reasoning.reasoning) if reasoning and reasoning.reasoning else None,
-        calls=tuple(builder.call(field, number) for number, field in enumerate(calls.calls if calls else ())),
-        text_close=builder.delimiter(text, "close", Meaning.TEXT_CLOSE),
+        calls=[builder.call(field, number) for number, field in enumerate(calls.calls if calls else ())],
+        text_close=builder.text_close(text),
         strips=_strips(text),
         specials=specials,
-        special_ids=frozenset(special_ids.values()),
+        special_ids=special_ids.values(),
     )
-    template.compile()
-    return template
 
 
 def _texts(fields: list[Spec]) -> list[str]:
@@ -161,6 +159,15 @@ class _Builder:
         if meaning is not Meaning.CALL_CLOSE:
             node = without_leading_space(node)
         return Delimiter(meaning, with_special_tokens(node, self._specials.by_text), number)
+
+    def text_close(self, field: Spec) -> Delimiter | None:
+        """Return the end of a turn. One that is not supported is left out: what ends a turn ends the output, too."""
+        try:
+            closes = self.delimiter(field, "close", Meaning.TEXT_CLOSE)
+            DelimiterPrograms([] if closes is None else [closes])
+        except UnsupportedPattern:
+            return None
+        return closes
 
     def reasoning(self, field: Spec) -> ReasoningFormat:
         if field.get("content", "text") != "text":

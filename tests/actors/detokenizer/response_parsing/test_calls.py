@@ -36,6 +36,16 @@ def test_malformed_openings_are_text(output: str) -> None:
     assert parsed.open_call is None
 
 
+def test_unknown_names_in_opening_delimiters() -> None:
+    """A name in the opening delimiter that is no tool's makes the call text."""
+    for family, output in (
+        ("qwen3_coder", "a\n<tool_call>\n<function=g>\n<parameter=x>1</parameter>\n</function>\n</tool_call>"),
+        ("mistral", '[TOOL_CALLS]g[ARGS]{"a": 1}'),
+        ("gemma4", "<|tool_call>call:g{}<tool_call|>"),
+    ):
+        assert parse(template_of(family), output).events == [TextDelta(output)]
+
+
 def test_calls_without_tools_are_text() -> None:
     """Without tools, a call is text."""
     output = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -82,6 +92,12 @@ def test_unfinished_string_before_the_delimiter() -> None:
         parsed = parse(HERMES, '<tool_call>{"name": "f", "arguments": {"a": "b}}</tool_call>' + rest)
         assert parsed.calls == [("f", '{"a": "b}}')]
         assert parsed.num_ended == 1
+
+
+def test_line_break_inside_a_string() -> None:
+    """A string that a line break has broken does not hide the closing delimiter."""
+    parsed = parse(HERMES, '<tool_call>{"name": "f", "arguments": {"a": "b}\n</tool_call> Bye')
+    assert (parsed.calls, parsed.text) == ([("f", '{"a": "b}\n')], "Bye")
 
 
 def test_cut_calls() -> None:

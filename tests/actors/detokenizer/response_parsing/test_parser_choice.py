@@ -115,7 +115,6 @@ def test_unknown_names(names: tuple[str, str]) -> None:
         spec(content_args=3),
         spec(transform=3),
         {"fields": {"thinking": {"open": "<t>"}}},
-        {"fields": {"content": {"close_pattern": "x*"}, "thinking": {"open": "<t>", "close": "</t>"}}},
     ],
 )
 def test_refused_templates(own: dict[str, Any]) -> None:
@@ -186,6 +185,26 @@ def test_own_templates(own: dict[str, Any], output: str, arguments: dict[str, An
         parsed = parse(template, tokens)
         assert [json.loads(text) for _, text in parsed.calls] == [arguments]
         assert parsed.num_ended == 1
+
+
+def test_ends_of_turns() -> None:
+    """The end of a turn is no content; a pattern for it that is not supported does no harm."""
+    for field, text in (({"close": ["<e>", "<e>!"]}, "ab"), ({"close_pattern": "x*|$"}, "a<e>b"), ({}, "a<e>b")):
+        own = spec()
+        own["fields"]["content"] = field
+        template = choose("auto", "auto", own, None, {}).template
+        assert template is not None
+        assert parse(template, "a<e>b").text == text
+
+
+def test_closing_delimiters_that_may_be_longer() -> None:
+    """Only the tokens up to a closing delimiter count, also if more is needed to know where it ends."""
+    own = spec()
+    own["fields"]["thinking"] = {"open_pattern": "<(?<name>t)>", "close": ["</t>", "</t>!"]}
+    template = choose("none", "auto", own, None, {}).template
+    assert template is not None
+    assert parse(template, ["<t>", "a", "</t>", "b", "c"]).num_reasoning_tokens == 3
+    assert parse(template, ["<t>", "a", "</t>", "!", "c"]).num_reasoning_tokens == 4
 
 
 def test_text_that_is_not_stripped() -> None:
