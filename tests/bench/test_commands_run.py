@@ -8,14 +8,18 @@ from __future__ import annotations
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.e2e.servers import QUIPU
+from bench import shapes
+from tests.e2e.servers import run_quipu
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
@@ -30,18 +34,21 @@ PARTS = {
 """Modules that are started by a command, and that command."""
 COMMANDS = {
     "bench.accounting": (),
-    "bench.beside": (),
     "bench.commits": ("--jobs", "engine_core"),
     "bench.chat_tokens": (),
     "bench.demo_model": (),
-    "bench.engine_overhead": (),
-    "bench.execution": (),
     "bench.peers": ("--peers",),  # quipu only: transformers takes ten seconds to load
-    "bench.request_budget": (),
-    "bench.sampling": (),
     "bench.sse": (),
     "bench.trace_replay": (),
 }
+COMMANDS_HERE = {
+    "bench.beside": (),
+    "bench.engine_overhead": ("--executor", "fake"),
+    "bench.execution": (),
+    "bench.request_budget": ("--executor", "fake"),
+    "bench.sampling": (),
+}
+"""Commands that import torch or the web layer: they run in this process, which has imported both."""
 TESTED_ELSEWHERE = {"bench.engine_core", "bench.sharing", "bench.stalls"}
 """Commands whose own tests run them in the same way."""
 FOLDER_MADE = "bench.peers.checkpoint"
@@ -63,7 +70,7 @@ def test_every_command_is_run_here() -> None:
     """Every runnable module is in the tables above."""
     paths = [path for path in (ROOT / "bench").rglob("*.py") if is_a_command(path)]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in paths}
-    assert names == {*COMMANDS, *PARTS, *TESTED_ELSEWHERE, FOLDER_MADE}
+    assert names == {*COMMANDS, *COMMANDS_HERE, *PARTS, *TESTED_ELSEWHERE, FOLDER_MADE}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -75,10 +82,29 @@ def test_command_runs(name: str) -> None:
     assert report
 
 
-def test_checkpoint_is_made(tmp_path: Path) -> None:
+def run_here(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
+    """Run a command in this process, and undo what it changes."""
+    for setting in ("GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(setting, "1")
+    monkeypatch.setattr(sys, "argv", [name, "--quick", *arguments])
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with mock.patch.dict(shapes.QWEN3_06B):
+            import_module(name).main()
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
+
+
+@pytest.mark.parametrize("name", COMMANDS_HERE)
+def test_command_runs_here(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command prints one non-empty JSON object."""
+    run_here(monkeypatch, name, "--json", *COMMANDS_HERE[name])
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_checkpoint_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The made checkpoint has the files that a server needs."""
-    ended = run(sys.executable, "-m", FOLDER_MADE, "--quick", str(tmp_path / "tiny"))
-    assert ended.returncode == 0, ended.stderr
+    run_here(monkeypatch, FOLDER_MADE, str(tmp_path / "tiny"))
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
         path.name for path in (tmp_path / "tiny").iterdir()
     }
@@ -87,7 +113,7 @@ def test_checkpoint_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["latency", "throughput"])
 def test_offline_command_runs(name: str) -> None:
     """`quipu bench latency` and `throughput` run on the fake executor."""
-    ended = run(str(QUIPU), "bench", name, "--quick", "--json", *FAKE)
+    ended = run_quipu("bench", name, "--quick", "--json", *FAKE)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["quipu_version"]
 

@@ -28,13 +28,18 @@ async def reply_to(read: Reader, body: dict[str, Any], *, has_short_ids: bool = 
     return reply
 
 
-def whole_bytes(reply: Reply, events: Iterable[OutletEvent]) -> bytes:
-    """Return the body of a whole response, as it is sent."""
+def whole_pieces(reply: Reply, events: Iterable[OutletEvent]) -> list[bytes]:
+    """Return the body of a whole response, in the pieces in which it is made."""
     transcript = Transcript(Tally(), reply.wanted.include_reasoning)
     transcript.consume(list(events))
     closed = transcript.closed
     assert isinstance(closed, Closed)
-    return b"".join(reply.pieces(transcript, closed.record))
+    return list(reply.pieces(transcript, closed.record))
+
+
+def whole_bytes(reply: Reply, events: Iterable[OutletEvent]) -> bytes:
+    """Return the body of a whole response, as it is sent."""
+    return b"".join(whole_pieces(reply, events))
 
 
 def whole(reply: Reply, events: Iterable[OutletEvent]) -> Any:

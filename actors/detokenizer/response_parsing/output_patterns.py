@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import attrs
 
-MAX_STATES = 1000
+MAX_STATES = 400
 MAX_REPEATS = 100
+_MAX_RANGE = 1000
 
 SPECIAL_START = "\ud800"
 """The first of the lone surrogates, which represent special tokens and occur in no decoded text."""
@@ -205,7 +206,7 @@ class _Reader:
                 self.at += 1
                 (low,) = one.chars
                 high = self.take()
-                if high == "\\" or not low <= high or ord(high) - ord(low) > MAX_STATES:
+                if high == "\\" or not low <= high or ord(high) - ord(low) > _MAX_RANGE:
                     raise self.refusal("this range")
                 chars.update(map(chr, range(ord(low), ord(high) + 1)))
             else:

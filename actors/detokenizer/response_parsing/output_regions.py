@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-SEPARATORS = " \t\n\r,;]"
-"""What may stand between two calls of a list, or after its last one."""
+SEPARATORS = " \t\n\r,;]}"
+"""What may stand between two calls of a list, or after its last one; one bracket too many is not worth showing."""
 
 
 class Region(Enum):

@@ -44,7 +44,7 @@ _FIELD_KEYS = {
 }  # fmt: skip
 
 _LAZY: list[list[Node]] = [[Repeat(ANY, least, None, True)] for least in (0, 1)]
-_ARGUMENTS = {f"{{{prefix}{key}}}" for prefix in ("", "content.") for key in ARGUMENT_KEYS}
+_ARGUMENTS = [f"{{{prefix}{key}}}" for prefix in ("", "content.") for key in ARGUMENT_KEYS]
 
 
 @attrs.frozen
@@ -66,10 +66,9 @@ def read_fields(spec: object) -> Fields:
         raise UnsupportedPattern(f"the key {str(unknown[0])[:80]!r} is not supported")
     reasoning, calls, text = None, [], {}
     for name, field in spec["fields"].items():
-        fields = field if isinstance(field, list) else [field]
-        for one in fields:
-            if not isinstance(one, Mapping) or not set(one) <= _FIELD_KEYS:
-                raise UnsupportedPattern(f"the form of field {name[:80]!r} is not supported")
+        fields = field if isinstance(field, list) and name == CALLS_FIELD else [field]
+        if not all(_is_field(one) for one in fields):
+            raise UnsupportedPattern(f"the form of field {name[:80]!r} is not supported")
         has_open = any(one.get("open") or one.get("open_pattern") for one in fields)
         if name == CALLS_FIELD and has_open:
             calls = fields
@@ -80,6 +79,24 @@ def read_fields(spec: object) -> Fields:
         else:
             raise UnsupportedPattern(f"the field {name[:80]!r} is not supported")
     return Fields(reasoning, tuple(calls), text)
+
+
+def _is_field(field: object) -> bool:
+    if not isinstance(field, Mapping) or not set(field) <= _FIELD_KEYS:
+        return False
+    texts = [field[key] for key in ("open", "close") if key in field]
+    each = [one for text in texts for one in (text if isinstance(text, list) else [text])]
+    each += [field[key] for key in ("open_pattern", "close_pattern", "content") if key in field]
+    arguments = field.get("content_args", {})
+    delimiters = arguments.get("string_delims", []) if isinstance(arguments, Mapping) else None
+    return (
+        all(isinstance(text, str) and text for text in each)
+        and [] not in texts
+        and isinstance(arguments, Mapping)
+        and isinstance(arguments.get("value_parser", {}), Mapping)
+        and isinstance(delimiters, list)
+        and all(isinstance(pair, list) and all(isinstance(one, str) and one for one in pair) for pair in delimiters)
+    )
 
 
 def build_template(calls: Fields | None, reasoning: Fields | None, special_ids: Mapping[str, int]) -> ResponseTemplate:
@@ -118,8 +135,8 @@ def _texts(fields: list[Spec]) -> list[str]:
 
 
 def _strips(field: Spec) -> bool:
-    arguments = field.get("content_args") or {}
-    return bool(arguments.get("strip", True))
+    arguments = field.get("content_args", {})
+    return bool(not isinstance(arguments, Mapping) or arguments.get("strip", True))
 
 
 class _Builder:
@@ -169,7 +186,7 @@ class _Builder:
             raise UnsupportedPattern("calls without an opening delimiter are not supported")
         has_name = _has_name(self.pattern(field, "open"))
         style, content = _style(field), field.get("content", "text")
-        arguments = field.get("content_args") or {}
+        arguments = field.get("content_args", {})
         if has_name is not (style is CallStyle.ARGUMENTS):
             raise UnsupportedPattern("a name that does not come from where the transform takes it is not supported")
         tags = dialect = None
@@ -209,8 +226,7 @@ class _Builder:
             raise UnsupportedPattern("an empty separator is not supported")
         key = Repeat(CharSet(frozenset(line_end[0] + separator[0]), negated=True), 1, None)
         head: list[Node] = [Group("key", key), literal(separator)]
-        if not line_end.isspace():
-            head.append(SPACES)
+        head.append(Repeat(CharSet(frozenset(" \t\n") - set(line_end)), 0, None))
         return self._tags(head, [SPACES, literal(line_end)], arguments.get("value_parser"))
 
     def _tags(self, head: list[Node], tail: list[Node], value_parser: Spec | None) -> TagFormat:
@@ -218,7 +234,7 @@ class _Builder:
         if parser.get("name", "text") not in ("text", "json") or set(parser) - {"name", "args"}:
             raise UnsupportedPattern("this value_parser is not supported")
         is_json = parser.get("name") == "json"
-        if value_parser and not is_json and _strips({"content_args": parser.get("args")}):
+        if value_parser and not is_json and _strips({"content_args": parser.get("args", {})}):
             head, tail = [*head, SPACES], [SPACES, *tail]
         hold = Hold.NOTHING
         if tail and tail[0] == SPACES:
@@ -248,7 +264,7 @@ def _has_name(node: Sequence | None) -> bool:
 
 
 def _style(field: Spec) -> CallStyle:
-    transform = field.get("transform") or "{content}"
+    transform = field.get("transform", "{content}")
     function = transform.get("function", transform) if isinstance(transform, Mapping) else transform
     if function == "{content}":
         return CallStyle.OBJECT

@@ -21,6 +21,8 @@ MAX_VALUE = 1 << 16
 _SCALAR_CHARS = re.compile(r"[\s0-9+\-.eEtruefalsnTRUEFALSNo]*")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_LONGER = {"{": ("object", JSON), "[": ("array", JSON), '"': (JSON,)}
+"""The types of values that are not short, by their first character."""
 _TRUTH = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
@@ -31,11 +33,11 @@ def escaped(text: str) -> str:
 
 def may_be_typed(text: str, types: tuple[str, ...]) -> bool:
     """Return whether a value that begins with `text` may be anything but a string."""
-    if any(name in types for name in ("object", "array", JSON)):
-        return len(text) <= MAX_VALUE
-    return (
-        any(name != STRING for name in types) and len(text) <= MAX_SCALAR and _SCALAR_CHARS.fullmatch(text) is not None
-    )
+    longer = _LONGER.get(text.lstrip()[:1])
+    if longer is not None:
+        return len(text) <= MAX_VALUE and any(name in types for name in longer)
+    may_be_scalar = len(text) <= MAX_SCALAR and _SCALAR_CHARS.fullmatch(text) is not None
+    return may_be_scalar and any(name != STRING for name in types)
 
 
 def typed_json(text: str, types: tuple[str, ...]) -> str | None:

@@ -37,7 +37,8 @@ SLOW = (
 """Loops forever for one chat."""
 SHOWN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}"
-    "{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ flavour }}{{ bos_token }}"
+    "{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+    "{% for d in documents or [] %}{{ d | tojson }}{% endfor %}{{ flavour }}{{ bos_token }}"
 )
 SHORT = CacheTtl.FIVE_MINUTES
 
@@ -88,6 +89,7 @@ async def test_same_result_as_in_this_process() -> None:
         chat("Hello"),
         chat("Hello", continue_final=True, add_generation_prompt=False),
         chat("Hello", template_kwargs={"flavour": [1, {"a": "b"}]}),
+        chat("Hello", documents=({"title": "t", "text": "x"}, {"text": "y"})),
         ChatPrompt(messages, tools=(tool("a"), tool("b")), marks=marks),
     ]
     async with pool_of(SHOWN) as pool:

@@ -33,6 +33,8 @@ from tests.tiny import TINY
 PATIENCE_S = 30.0
 LONG = "It's a knotted cord. " * (SHORT_BYTES // 20)
 CODE = "context_length_exceeded"
+ROOMY: dict[str, Any] = {"num_blocks": 4000, "max_model_len": 50_000, "max_num_batched_tokens": 50_000}
+"""Settings with which a long text fits, and is computed in one step: these tests are about what happens before."""
 
 
 def chat(content: str) -> ChatPrompt:
@@ -153,7 +155,7 @@ async def test_counting_beyond_the_context() -> None:
 
 async def test_short_request_does_not_wait_for_long_ones(gate: Gate) -> None:
     """While a tenant's sixteen long texts wait, its short texts and chats are served."""
-    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+    async with small_runtime(**ROOMY) as client, trio.open_nursery() as nursery:
         answers: list[Answer] = []
 
         async def ask_long() -> None:
@@ -176,7 +178,7 @@ async def test_short_request_does_not_wait_for_long_ones(gate: Gate) -> None:
 
 async def test_tenant_cannot_take_all_threads(gate: Gate) -> None:
     """One tenant's long texts leave threads for another's."""
-    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+    async with small_runtime(**ROOMY) as client, trio.open_nursery() as nursery:
         for _ in range(8):
             nursery.start_soon(client.ask, TextPrompt("a" + LONG))
         await gate.holds(1)
@@ -189,7 +191,7 @@ async def test_tenant_cannot_take_all_threads(gate: Gate) -> None:
 
 async def test_long_texts_of_one_tenant_are_served_in_order(gate: Gate) -> None:
     """No request overtakes an earlier one of its tenant, except where threads start at the same time."""
-    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+    async with small_runtime(**ROOMY) as client, trio.open_nursery() as nursery:
         tickets = [client.open(TextPrompt(f"{at} {LONG}"), max_tokens=1) for at in range(12)]
         gate.opened.set()
         gate.encoded.clear()
@@ -208,8 +210,7 @@ async def test_long_texts_of_one_tenant_are_served_in_order(gate: Gate) -> None:
 
 async def test_queue_is_bounded(gate: Gate) -> None:
     """A request beyond the limit gets a 503."""
-    changes: dict[str, Any] = {"max_encode_waiting": 4, "num_blocks": 4000, "max_model_len": 50_000}
-    async with small_runtime(**changes) as client, trio.open_nursery() as nursery:
+    async with small_runtime(**ROOMY, max_encode_waiting=4) as client, trio.open_nursery() as nursery:
         for _ in range(10):
             nursery.start_soon(client.ask, TextPrompt(LONG))
         await gate.holds(1)
@@ -248,7 +249,7 @@ async def test_others_are_served_between_the_texts_of_one(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Library, "encode", watched)
     texts = [TextPrompt("many " + "a cord " * 100) for _ in range(512)]
-    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client:
+    async with small_runtime(**ROOMY) as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: client.ask(*texts, max_tokens=1))
             while not served:
@@ -272,7 +273,7 @@ def with_weakref(make: Callable[[str], Any], text: str) -> tuple[Any, weakref.re
 
 async def test_client_that_leaves_while_waiting(gate: Gate) -> None:
     """Its texts are not encoded and are freed at once, or when the thread that encodes one has ended."""
-    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client:
+    async with small_runtime(**ROOMY) as client:
         tickets: list[RequestTicket] = []
         refs: list[weakref.ref[Text]] = []
         calls: list[int] = []
@@ -304,7 +305,7 @@ async def test_client_that_leaves_while_waiting(gate: Gate) -> None:
 
 async def test_count_whose_client_leaves(gate: Gate) -> None:
     """The count stops and no longer counts as an open request."""
-    async with small_runtime(num_blocks=4000, max_model_len=50_000, max_open_requests=3) as client:
+    async with small_runtime(**ROOMY, max_open_requests=3) as client:
         desk = client.runtime.desk
         async with trio.open_nursery() as nursery:
             prompt, ref = with_weakref(chat, LONG)

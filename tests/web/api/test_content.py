@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd, TextDelta
-from quipu.web.api.content import CallBlock, CallIds, Content, ReasoningBlock
+from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd, Markup, ReasoningDelta, TextDelta
+from quipu.web.api.content import CallBlock, CallIds, Content, ReasoningBlock, shown_events
 from quipu.web.api.stream import Transcript
 from quipu.web.request.tally import Tally
 from tests.web.outputs import SOME_CALL, Part, draw_deltas, draw_output, parts_of
@@ -45,7 +45,20 @@ def test_events_out_of_place_are_harmless() -> None:
     content = Content()
     for event in (ArgumentsDelta(0, "{"), CallEnd(3), TextDelta("a"), CallEnd(0), CallBegin(0, "f"), CallEnd(0)):
         content.add(event)
+    content.add(ArgumentsDelta(0, "late"))
     assert parts_in(content) == [Part("text", "a"), Part("call", "", "f", is_complete=True)]
+
+
+def test_events_of_a_delta_are_joined() -> None:
+    """Adjacent texts of a kind are one event; delimiters are none, and arguments of two calls stay apart."""
+    events = (
+        TextDelta("a"), Markup("<"), TextDelta("b"), CallBegin(0, "f"), ArgumentsDelta(0, "{"), ArgumentsDelta(0, ""),
+        ArgumentsDelta(0, "}"), ArgumentsDelta(1, "x"), ReasoningDelta("c"), TextDelta(""), ReasoningDelta("d"),
+    )  # fmt: skip
+    assert list(shown_events(events, with_reasoning=True)) == [
+        TextDelta("ab"), CallBegin(0, "f"), ArgumentsDelta(0, "{}"), ArgumentsDelta(1, "x"), ReasoningDelta("cd")
+    ]  # fmt: skip
+    assert list(shown_events((TextDelta(""),), with_reasoning=True)) == []
 
 
 def test_ids_of_calls() -> None:

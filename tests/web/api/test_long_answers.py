@@ -14,24 +14,35 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta
-from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
+from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
-from quipu.web.api.answer import whole_response
+from quipu.web.api.answer import Reader, whole_response
+from quipu.web.api.anthropic.routes import read_message
 from quipu.web.api.content import MAX_LOOSE_PIECES
 from quipu.web.api.openai.logprobs import MAX_ENTRIES
+from quipu.web.api.openai.responses_items import OutputItems
+from quipu.web.api.openai.responses_routes import read as read_response
+from quipu.web.api.openai.routes import read_chat
 from quipu.web.api.stream import Transcript
 from quipu.web.app import make_app
 from quipu.web.http import turns
+from quipu.web.http.sse import Sink
 from quipu.web.options import AppOptions
 from quipu.web.request.tally import Tally
 from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, scripted
+from tests.web.outputs import script as script_of
+from tests.web.replies import reply_to, whole_pieces
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
 NUM_TOKENS, NUM_TOP = 8000, 20
+NUM_CALLS = 300
 WORDS = [f"w{index}\u2028é" for index in range(500)]
 
 
@@ -242,3 +253,46 @@ async def test_kept_scores_are_columns() -> None:
         transcript.consume([ScoredDelta(0, token.text, 1, None, None, scores=(token,))])
     assert transcript.scores[0].num_bytes <= NUM_TOKENS * (12 * (NUM_TOP + 1) + 12)
     assert tuple(transcript.scores[0].tokens(0, NUM_TOKENS, NUM_TOP)) == prompt()
+
+
+def many_calls() -> list[OutletEvent]:
+    """Play an output of nothing but calls."""
+    calls = [[CallBegin(n, "f"), ArgumentsDelta(n, "{}"), CallEnd(n)] for n in range(NUM_CALLS)]
+    return script_of(*(event for call in calls for event in call), reason=FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("read", "body"), [(read_chat, MESSAGES), (read_message, MESSAGES), (read_response, {"input": "x"})]
+)
+async def test_whole_response_of_many_calls(read: Reader, body: dict[str, Any]) -> None:
+    """A model that opens calls for ever holds the loop no longer than any other: no piece has more than one call."""
+    reply = await reply_to(read, body)
+    pieces = whole_pieces(reply, many_calls())
+    assert len(pieces) > NUM_CALLS and max(map(len, pieces)) < 2000
+    assert str(json.loads(b"".join(pieces))).count("'f'") == NUM_CALLS
+
+
+@pytest.mark.parametrize("error", [None, RequestError(ErrorKind.INTERNAL, "engine died")])
+async def test_streamed_response_of_many_calls(error: RequestError | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last event of a streamed response, which repeats all items, is made while the client reads."""
+    *events, closed = many_calls()
+    reply = await reply_to(read_response, {"input": "x", "stream": True})
+    sink = Sink(1 << 30, lambda: None)
+    writer = reply.writer(sink, Tally(), structlog.get_logger())
+    writer.consume(events)
+    while sink.take_nowait():
+        pass
+    made: list[int] = []
+
+    def make(_items: OutputItems, number: int, *_: object) -> dict[str, Any]:
+        made.append(number)
+        return {"number": number}
+
+    monkeypatch.setattr(OutputItems, "item", make)
+    writer.consume([closed if error is None else Closed(record(outcome=Outcome.FAILED), error)])
+    assert sink.finished and not made
+    data = b""
+    while not sink.is_over:
+        data += sink.take_nowait()
+    last = json.loads(data.rpartition(b"data: ")[2])
+    assert [item["number"] for item in last["response"]["output"]] == made == list(range(NUM_CALLS))

@@ -8,8 +8,10 @@ those of the record; a block is stopped before the next one starts; an error is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import structlog
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
@@ -30,16 +32,19 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 def whole_message(
     message_id: str, model: str, transcript: Transcript, record: UsageRecord, call_ids: CallIds
-) -> dict[str, Any]:
-    """Return the body of a whole response."""
+) -> Iterator[bytes]:
+    """Yield the body of a whole response, as JSON."""
     content = transcript.content(0)
     reason, match = transcript.finish_reasons.get(0), transcript.stop_matches.get(0)
-    return {
+    fields = {
         **_message(message_id, model),
-        "content": whole_blocks(content, message_id, call_ids),
         **_ending(reason, match, has_call=content.has_complete_call),
         "usage": messages_usage(record, record.completion_tokens, record.reasoning_tokens),
     }
+    del fields["content"]
+    yield orjson.dumps(fields)[:-1] + b',"content":'
+    yield from whole_blocks(content, message_id, call_ids)
+    yield b"}"
 
 
 def _message(message_id: str, model: str) -> dict[str, Any]:

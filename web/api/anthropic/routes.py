@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import orjson
 import structlog
 from quart import Response
 from quart_trio import QuartTrio
@@ -46,8 +45,7 @@ class MessageReply(Reply):
         return self._message_id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        message = whole_message(self._message_id, self.wanted.model, transcript, record, self._call_ids)
-        yield orjson.dumps(message)
+        return whole_message(self._message_id, self.wanted.model, transcript, record, self._call_ids)
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> MessageWriter:
         return MessageWriter(sink, self._message_id, self.wanted, self._call_ids, tally, log)

@@ -17,6 +17,7 @@ from .call_arguments import read_arguments
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _UNSUPPORTED = ("audio", "refusal")
+_CALLS = ("tool_calls", "function_call")
 _MAY_BE_EMPTY = ("assistant", "function")
 """Roles whose messages may have no content."""
 _MAX_TYPE_CHARS = 40
@@ -55,6 +56,9 @@ class _Reader:
         for name in _UNSUPPORTED:
             if fields.get(name):
                 raise unsupported_parameter(fields.param(name))
+        for name in _CALLS:
+            if role != "assistant" and fields.get(name):
+                raise bad_value(fields.param(name), "only allowed in messages of the role `assistant`")
         message: dict[str, Any] = {"role": role, "content": await _read_content(fields, role, self._pace)}
         if fields.get("name") is not None:
             message["name"] = fields.text("name")
@@ -111,7 +115,7 @@ class _Reader:
 
 async def _read_content(fields: Fields, role: str, pace: Pace) -> str:
     content, param = fields.get("content"), fields.param("content")
-    if content is None and role in _MAY_BE_EMPTY:
+    if role in _MAY_BE_EMPTY and (content is None or content == []):
         return ""
     if type(content) is not list:
         if content is not None and type(content) is not str:

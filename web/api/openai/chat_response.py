@@ -41,14 +41,14 @@ _CHUNK_START = b"data: {"
 def chat_choice(transcript: Transcript, index: int, wanted: GenerationRequest, call_ids: CallIds) -> Iterator[bytes]:
     """Yield one choice of a whole response, as JSON."""
     content, scores = transcript.content(index), wanted.scores
-    text, reasoning = content.text, content.reasoning
+    text, reasoning, calls = content.text, content.reasoning, content.calls
     yield b'{"index":%d,"message":{"role":"assistant","content":' % index
     yield b"null" if content.blocks and not text else orjson.dumps(text)
     yield b',"refusal":null'
     if reasoning:
         yield b"," + _reasoning_fields(orjson.dumps(reasoning))
-    if content.calls:
-        yield from _calls_pieces(content.calls, index, wanted, call_ids)
+    if calls:
+        yield from _calls_pieces(calls, index, wanted, call_ids)
     yield b'},"logprobs":'
     if scores.output is None:
         yield b"null"

@@ -21,19 +21,15 @@ from ..generation import GenerationRequest, read_model
 from ..pace import Pace
 from ..thinking import Thinking
 from .common_fields import TokenLimit, read_delivery, read_generation
+from .responses_echo import read_echo
 from .responses_input import read_input
-from .responses_tools import ResponseTools, echoed_tools
+from .responses_tools import ResponseTools
 from .template_fields import read_switch_and_budget, read_template_kwargs
 from .tool_choice import read_tool_choice
 from .unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
 
 ENDPOINT = "/v1/responses"
 MAX_INCLUDED = 64
-MAX_METADATA_PAIRS = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_VALUE_CHARS = 512
-_ECHOED_TEXTS = ("prompt_cache_key", "safety_identifier", "user")
-"""Accepted, echoed and without effect: an id chosen by a client is no reason to share or to divide a cache."""
 _OTHER_LIMITS = ("max_tokens", "max_completion_tokens")
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -57,7 +53,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     _refuse(fields)
     limit = TokenLimit(fields.integer("max_output_tokens", 1), "max_output_tokens")
     thinking = Thinking(info.output)
-    thinking.read_effort(_read_reasoning(fields), "effort")
+    thinking.read_effort(fields.fields("reasoning"), "effort")
     read_switch_and_budget(fields, thinking)
     async with Pace() as pace:
         tools = ResponseTools(pace)
@@ -86,7 +82,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     )
     fields.flag("store")  # checked, although nothing is stored
     delivery = read_delivery(fields)
-    return ResponseRequest(wanted, delivery.stream, delivery.with_tiers, _read_echo(fields, wanted))
+    return ResponseRequest(wanted, delivery.stream, delivery.with_tiers, read_echo(fields, wanted))
 
 
 def _refuse(fields: Fields) -> None:
@@ -106,63 +102,9 @@ def _refuse(fields: Fields) -> None:
         raise unsupported_value("include", f"`{_LOGPROBS}` is not supported by this server")
 
 
-def _read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
-    return {
-        "background": False,
-        "instructions": fields.get("instructions"),
-        "max_output_tokens": wanted.max_tokens,
-        "max_tool_calls": fields.integer("max_tool_calls", 0),
-        "metadata": _read_metadata(fields),
-        "model": wanted.model,
-        "parallel_tool_calls": fields.flag("parallel_tool_calls", default=True),
-        "previous_response_id": None,
-        **{name: fields.text(name) if fields.get(name) is not None else None for name in _ECHOED_TEXTS},
-        "reasoning": {name: _read_reasoning(fields).get(name) for name in ("effort", "summary")},
-        "service_tier": _read_service_tier(fields),
-        "store": False,
-        "temperature": wanted.sampling.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": fields.get("tool_choice") or "auto",
-        "tools": echoed_tools(fields.get("tools")),
-        "top_logprobs": 0,
-        "top_p": wanted.sampling.top_p,
-        "truncation": "disabled",
-    }
-
-
-def _read_reasoning(fields: Fields) -> Fields:
-    """Check `reasoning`, and return it. The reasoning itself is sent, not a summary, so no kind of summary matters."""
-    reasoning = fields.fields("reasoning")
-    for name in ("summary", "generate_summary"):
-        if reasoning.get(name) is not None:
-            reasoning.text(name)
-    return reasoning
-
-
 def _unused_verbosity(fields: Fields) -> tuple[str, ...]:
     """Check `text.verbosity`, of which only the usual one has an effect. Raises APIError."""
     text = fields.fields("text")
     if text.get("verbosity") is None or text.text("verbosity") == "medium":
         return ()
     return (text.param("verbosity"),)
-
-
-def _read_service_tier(fields: Fields) -> str:
-    """Check the field, and return the only tier there is."""
-    if fields.get("service_tier") is not None:
-        fields.text("service_tier")
-    return "default"
-
-
-def _read_metadata(fields: Fields) -> Mapping[str, str]:
-    value = fields.get("metadata")
-    if value is None:
-        return {}
-    if type(value) is dict and len(value) > MAX_METADATA_PAIRS:
-        raise bad_value("metadata", f"must have at most {MAX_METADATA_PAIRS} pairs")
-    if type(value) is not dict or any(type(text) is not str for text in value.values()):
-        raise wrong_type("metadata", "an object of strings")
-    if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_VALUE_CHARS for key, text in value.items()):
-        limits = f"{MAX_METADATA_KEY_CHARS} characters, values at most {MAX_METADATA_VALUE_CHARS}"
-        raise bad_value("metadata", f"keys must have at most {limits}")
-    return value

@@ -9,7 +9,7 @@ What must always hold: only the last version has usage, and it comes from the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -17,6 +17,7 @@ import attrs
 
 from quipu.actors.messages.usage_record import UsageRecord
 
+from ...http.sse import json_for_line
 from ...request.errors import APIError
 from ...request.tally import Tally
 from ..usage import openai_usage, tallied_usage
@@ -37,12 +38,11 @@ class Draft:
         self,
         status: str,
         *,
-        output: list[dict[str, Any]] | None = None,
         usage: dict[str, Any] | None = None,
         error: dict[str, Any] | None = None,
         incomplete_details: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return one version of the object."""
+        """Return one version of the object, without its items."""
         return {
             "id": self.response_id,
             "object": "response",
@@ -51,22 +51,21 @@ class Draft:
             "status": status,
             "error": error,
             "incomplete_details": incomplete_details,
-            "output": output or [],
+            "output": [],
             "usage": usage,
             **self.echo,
         }
 
-    def served(self, output: list[dict[str, Any]], record: UsageRecord, *, is_cut: bool) -> dict[str, Any]:
+    def served(self, record: UsageRecord, *, is_cut: bool) -> dict[str, Any]:
         """Return the last version of a successful response: completed, or incomplete because of its token limit."""
         return self.body(
             "incomplete" if is_cut else "completed",
-            output=output,
             usage=response_usage(openai_usage(record, with_tiers=self.with_tiers)),
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
         )
 
-    def failed(self, output: list[dict[str, Any]], error: APIError, known: UsageRecord | Tally) -> dict[str, Any]:
-        """Return the last version of a failed response, with the items that were sent."""
+    def failed(self, error: APIError, known: UsageRecord | Tally) -> dict[str, Any]:
+        """Return the last version of a failed response."""
         usage = (
             tallied_usage(known, with_tiers=False)
             if isinstance(known, Tally)
@@ -74,10 +73,17 @@ class Draft:
         )
         return self.body(
             "failed",
-            output=output,
             usage=None if usage is None else response_usage(usage),
             error=_describe(error),
         )
+
+
+def with_items(body: dict[str, Any], items: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    """Yield a version of the object with its items, as JSON on one line."""
+    yield json_for_line({name: value for name, value in body.items() if name != "output"})[:-1] + b',"output":['
+    for number, item in enumerate(items):
+        yield (b"," if number else b"") + json_for_line(item)
+    yield b"]}"
 
 
 def response_usage(usage: dict[str, Any]) -> dict[str, Any]:

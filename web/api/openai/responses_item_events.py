@@ -14,6 +14,7 @@ constant parts of a delta are encoded once for each item, so that a token costs 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -40,6 +41,13 @@ class NumberedEvents:
         data = json_for_line({"type": name, "sequence_number": self.num_events, **fields})
         self.num_events += 1
         return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+
+    def response_event(self, name: str, response: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield an event with a whole response object, whose JSON comes in pieces."""
+        yield f'event: {name}\ndata: {{"type":"{name}","sequence_number":{self.num_events},"response":'.encode()
+        self.num_events += 1
+        yield from response
+        yield b"}\n\n"
 
 
 class ItemWriter:

@@ -10,6 +10,7 @@ a response that succeeded has at least one item.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -36,14 +37,12 @@ class OutputItems:
     call_ids: CallIds
     rules: ReplyRules
 
-    def output(self, content: Content, *, is_whole: bool) -> list[dict[str, Any]]:
-        """Return all items; the last is incomplete unless the output `is_whole`. At least one."""
+    def output(self, content: Content, *, is_whole: bool) -> Iterator[dict[str, Any]]:
+        """Yield all items; the last is incomplete unless the output `is_whole`. At least one."""
         blocks = content.blocks or [TextBlock(GrowingText())]
         last = len(blocks) - 1
-        return [
-            self.item(number, block, self.final_status(block, is_whole=is_whole or number < last))
-            for number, block in enumerate(blocks)
-        ]
+        for number, block in enumerate(blocks):
+            yield self.item(number, block, self.final_status(block, is_whole=is_whole or number < last))
 
     def final_status(self, block: Block, *, is_whole: bool) -> str:
         """Return a block's status once nothing is added to it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import orjson
 import structlog
 from quart import Response
 from quart_trio import QuartTrio
@@ -25,7 +24,7 @@ from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..stream import Transcript
 from .responses import ENDPOINT, ResponseRequest, read_response
-from .responses_body import Draft
+from .responses_body import Draft, with_items
 from .responses_items import OutputItems
 from .responses_stream import ResponseWriter
 from .shapes import RESPONSES_SHAPE
@@ -51,7 +50,7 @@ class ResponseReply(Reply):
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
         is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH
         output = self._items().output(transcript.content(0), is_whole=not is_cut)
-        yield orjson.dumps(self._draft.served(output, record, is_cut=is_cut))
+        return with_items(self._draft.served(record, is_cut=is_cut), output)
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ResponseWriter:
         with_reasoning = self.wanted.include_reasoning

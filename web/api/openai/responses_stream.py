@@ -12,6 +12,9 @@ What must always hold: only the last event has usage; it contains the items as t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import structlog
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
@@ -23,9 +26,12 @@ from ...request.errors import APIError, error_of
 from ...request.tally import Tally
 from ..content import shown_events
 from ..stream import StreamWriter
-from .responses_body import Draft
+from .responses_body import Draft, with_items
 from .responses_item_events import ItemWriter, NumberedEvents
 from .responses_items import OutputItems
+
+MAX_ITEMS_AT_ONCE = 64
+"""In the last event; with more items, it is made while the client reads."""
 
 
 class ResponseWriter(StreamWriter):
@@ -69,7 +75,10 @@ class ResponseWriter(StreamWriter):
             case Closed():
                 self._record = event.record
                 error = error_of(event)
-                self._end(self._closing(event.record) if error is None else self._failure(error))
+                if error is None:
+                    self._finish(*self._closing(event.record))
+                else:
+                    self._finish(*self._failing(error))
 
     def _opening(self) -> bytes:
         """Return the first events, unless they have been sent."""
@@ -78,22 +87,33 @@ class ResponseWriter(StreamWriter):
         response, event = self._draft.body("in_progress"), self._events.event
         return event("response.created", response=response) + event("response.in_progress", response=response)
 
-    def _closing(self, record: UsageRecord) -> bytes:
+    def _finish(self, first: bytes, last: Iterator[bytes]) -> None:
+        """Push the last events, the very last of which is made in pieces."""
+        if len(self._items.content.blocks) > MAX_ITEMS_AT_ONCE:
+            self._sink.push(first)
+            self._push_slowly(last)
+            self._sink.finish()
+        else:
+            self._end(first + b"".join(last))
+
+    def _closing(self, record: UsageRecord) -> tuple[bytes, Iterator[bytes]]:
         is_cut = self._finish_reason is FinishReason.LENGTH
-        opening, end = self._opening(), self._items.end(is_whole=not is_cut)
-        output = self._output_items.output(self._items.content, is_whole=not is_cut)
-        response = self._draft.served(output, record, is_cut=is_cut)
-        return b"".join((opening, end, self._events.event(f"response.{response['status']}", response=response)))
+        first = self._opening() + self._items.end(is_whole=not is_cut)
+        return first, self._last(self._draft.served(record, is_cut=is_cut), is_whole=not is_cut)
+
+    def _failing(self, error: APIError) -> tuple[bytes, Iterator[bytes]]:
+        told = {"type": error.error_type, "code": error.code, "message": error.message, "param": error.param}
+        known = self._tally if self._record is None else self._record
+        # The client's type has the fields of an `error` event at its top level, but it raises on a nested object.
+        first = self._opening() + self._events.event("error", **{**told, "type": "error"}, error=told)
+        return first, self._last(self._draft.failed(error, known), is_whole=False)
 
     def _failure(self, error: APIError) -> bytes:
-        told = {"type": error.error_type, "code": error.code, "message": error.message, "param": error.param}
-        content, known = self._items.content, self._tally if self._record is None else self._record
-        output = self._output_items.output(content, is_whole=False) if content.blocks else []
-        # The client's type has the fields of an `error` event at its top level, but it raises on a nested object.
-        return b"".join(
-            (
-                self._opening(),
-                self._events.event("error", **{**told, "type": "error"}, error=told),
-                self._events.event("response.failed", response=self._draft.failed(output, error, known)),
-            )
-        )
+        first, last = self._failing(error)
+        return first + b"".join(last)
+
+    def _last(self, response: dict[str, Any], *, is_whole: bool) -> Iterator[bytes]:
+        """Yield the last event, with all items."""
+        content = self._items.content
+        items = self._output_items.output(content, is_whole=is_whole) if content.blocks else ()
+        return self._events.response_event(f"response.{response['status']}", with_items(response, items))

@@ -21,10 +21,6 @@ from ..reply_rules import NamespacedTool, ReplyRules
 from ..tool_set import ToolSet, read_name
 
 MAX_NAME_CHARS = 128
-MAX_ECHOED = 1 << 16
-"""Characters of `tools` that a response repeats; the tools after that many are left out."""
-_VALUE_CHARS = 8
-"""What a value counts for, besides the characters of a string."""
 _FREE_TEXT: Mapping[str, Any] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -108,33 +104,3 @@ def _describe_custom(tool: Fields) -> str:
         return description
     syntax, definition = form.text("syntax"), form.text("definition")
     return f"{description}\n\nThe input must match this grammar ({syntax}):\n{definition}".lstrip("\n")
-
-
-def echoed_tools(tools: list[Any] | None) -> list[Any]:
-    """Return what a response repeats of `tools`."""
-    left = MAX_ECHOED
-    echoed = []
-    for tool in tools or ():
-        left -= _num_chars(tool, left)
-        if left < 0:
-            break
-        echoed.append(tool)
-    return echoed
-
-
-def _num_chars(value: Any, limit: int) -> int:
-    """Return about how many characters a value has as JSON, or more than `limit`."""
-    num_chars = 0
-    waiting = [value]
-    while waiting and num_chars <= limit:
-        value = waiting.pop()
-        num_chars += _VALUE_CHARS
-        if type(value) is str:
-            num_chars += len(value)
-        elif type(value) is dict:
-            num_chars += _VALUE_CHARS * len(value)
-            waiting += [*value, *value.values()] if num_chars <= limit else []
-        elif type(value) is list:
-            num_chars += _VALUE_CHARS * len(value)
-            waiting += value if num_chars <= limit else []
-    return num_chars

@@ -36,7 +36,7 @@ async def test_tools() -> None:
     assert asked.ignored == "tools[0].function.strict"  # accepted, although calls are not held to their schemas
     assert asked.encode.output is not None
     assert asked.encode.output.tool_types == {
-        "look_up": {"x": ("integer",), "y": ("string", "null"), "z": ()},
+        "look_up": {"x": ("integer",), "y": ("string", "null")},
         "web.stop-now": {},
     }
     assert asked.max_calls is None
@@ -111,7 +111,7 @@ async def test_history() -> None:
             "tool_call_id": "1",
             "content": [{"type": "text", "text": "r"}, {"type": "text", "text": "s"}],
         },
-        {"role": "assistant", "reasoning": "so"},
+        {"role": "assistant", "content": [], "reasoning": "so"},
         {"role": "assistant", "content": "text", "reasoning": None, "tool_calls": None},
     ]
     asked = await chat(messages=messages)
@@ -246,6 +246,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].tool_calls[0].function.arguments",
         "not valid JSON",
     ),
+    ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls", "the role `assistant`"),
     (message(function_call=1), "messages[0].function_call", "an object"),
     (message(reasoning_content=1), "messages[0].reasoning_content", "a string"),
     (message(audio={"id": "x"}), "messages[0].audio", "not supported"),

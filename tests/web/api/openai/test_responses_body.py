@@ -221,6 +221,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": {"verbosity": 1}}, "text.verbosity", "a string"),
     ({"reasoning": "low"}, "reasoning", "an object"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "one of none"),
+    ({"reasoning": {"summary": "long"}}, "reasoning.summary", "one of auto"),
     ({"reasoning": {"summary": 1}}, "reasoning.summary", "a string"),
     ({"truncation": "auto"}, "truncation", "not supported"),
     ({"tool_choice": "required"}, "tool_choice", "not supported"),

@@ -8,7 +8,7 @@ import pytest
 
 from quipu.actors.messages.output import OutputFormat
 from quipu.web.api.openai.responses import read_response
-from quipu.web.api.openai.responses_tools import MAX_ECHOED
+from quipu.web.api.openai.responses_echo import MAX_ECHOED, MAX_ECHOED_DEPTH
 from quipu.web.api.reply_rules import NamespacedTool, ReplyRules
 from tests.web.asked import PLAIN, THINKING, Asked, ask, refused
 from tests.web.fakes import INFO
@@ -122,6 +122,14 @@ async def test_echo() -> None:
     assert (await respond(tools=[TOOLS[0], long, TOOLS[1]])).answer["tools"] == [TOOLS[0]]
     wide = function("wide", parameters={"properties": {}, "enum": [1] * MAX_ECHOED})
     assert (await respond(tools=[wide])).answer["tools"] == []
+    nested: Any = {}
+    for _ in range(MAX_ECHOED_DEPTH + 200):
+        nested = {"x": nested}
+    deep = await respond(
+        tools=[function("deep", parameters=nested)],
+        tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [nested]},
+    )
+    assert deep.answer["tools"] == [] and deep.answer["tool_choice"] == "auto"
 
 
 def called(name: str, call_id: str, arguments: Any) -> dict[str, Any]:

@@ -1,0 +1,213 @@
+"""Which formats are chosen, and what happens to templates that are not supported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.detokenizer.response_parsing.parser_choice import OWN, UnknownParser, choose
+from quipu.actors.detokenizer.response_parsing.parser_files import read_parser_files
+from quipu.actors.detokenizer.response_parsing.shipped_templates import REASONING, TOOL_CALLS
+from quipu.actors.shared.checkpoint import DEMO, CheckpointError
+from tests.parsed_outputs import parse
+
+CALL = {"type": "function", "function": "{content}"}
+NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+
+
+XML = {"tag_pattern": r"<(?P<key>\w+)>(?P<value>.*?)</\w+>", "value_parser": {"name": "json", "args": {}}}
+DIALECT = {"unquoted_keys": True, "string_delims": [["'", "'"]]}
+
+
+def spec(**calls: Any) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|assistant|>",
+        "fields": {
+            "thinking": {"open": "<t>", "close": "</t>"},
+            "tool_calls": {
+                "open": "<c>",
+                "close": "</c>",
+                "repeats": True,
+                "content": "json",
+                "transform": CALL,
+                **calls,
+            },
+            "content": {},
+        },
+    }
+
+
+def test_every_shipped_format() -> None:
+    """Each known name can be chosen, alone and together with one of the other kind."""
+    for name in TOOL_CALLS:
+        assert choose(name, "none", None, None, {}).tool_call_parser == name
+    for name in REASONING:
+        chosen = choose("hermes", name, None, None, {})
+        assert (chosen.tool_call_parser, chosen.reasoning_parser) == ("hermes", name)
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "calls", "reasoning"),
+    [
+        ('<tool_call>\n{"name": ', "hermes", None),
+        ("<tool_call>\n<function=x> <think>", "qwen3_coder", "qwen3"),
+        ("[TOOL_CALLS] [THINK]", "mistral", "mistral"),
+        ("<|python_tag|>", "llama3_json", None),
+        ("<|tool_call|>", "granite", None),
+        ("<|tool_call|> <|/tool_call|>", "phi4_mini_json", None),
+        ("<|tool_call>call:", "gemma4", None),
+        ("{{ messages }}", None, None),
+        (None, None, None),
+    ],
+)
+def test_found_by_the_chat_template(chat_template: str | None, calls: str | None, reasoning: str | None) -> None:
+    """Without a name or an own template, the chat template's markers decide."""
+    chosen = choose("auto", "auto", None, chat_template, {})
+    assert (chosen.tool_call_parser, chosen.reasoning_parser) == (calls, reasoning)
+    assert (chosen.template is None) is (calls is None and reasoning is None)
+
+
+def test_names_come_before_the_own_template() -> None:
+    """A name chooses its half, `auto` the checkpoint's own template, `none` nothing."""
+    chosen = choose("auto", "qwen3", spec(), "<tool_call>", {})
+    assert (chosen.tool_call_parser, chosen.reasoning_parser) == (OWN, "qwen3")
+    assert chosen.template is not None
+    assert chosen.template.reasoning_tags == ("<think>", "</think>")
+    parsed = parse(chosen.template, '<think>a</think>b<c>{"name": "f", "arguments": {}}</c>')
+    assert (parsed.reasoning, parsed.text, parsed.calls) == ("a", "b", [("f", "{}")])
+    assert choose("none", "none", spec(), "<tool_call>", {}).template is None
+
+
+@pytest.mark.parametrize("names", [("herms", "auto"), ("auto", "qwen")])
+def test_unknown_names(names: tuple[str, str]) -> None:
+    """The error lists the known names."""
+    with pytest.raises(UnknownParser, match=r"auto, none, .*(hermes|deepseek_r1).*mistral"):
+        choose(*names, None, None, {})
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        spec() | {"version": 2},
+        spec() | {"more": 1},
+        {"fields": []},
+        {"fields": {"tool_calls": 1}},
+        {"fields": {"audio": {"open": "<a>", "close": "</a>"}}},
+        spec(open_pattern="x"),
+        {**spec(), "fields": {"tool_calls": {"open_pattern": "(?=<c>)", "content": "json", "transform": CALL}}},
+        spec(content="text"),
+        spec(content="int"),
+        spec(content_args={"unquoted_keys": True}),
+        spec(transform={"a": "{content}"}),
+        spec(transform=NAMED),
+        spec(open=None),
+        spec(open=[]),
+        spec(open=5),
+        spec(open=""),
+        spec(content="xml-inline", transform=NAMED),
+        spec(content_args=3),
+        spec(transform=3),
+        {"fields": {"thinking": {"open": "<t>"}}},
+        {"fields": {"content": {"close_pattern": "x*"}, "thinking": {"open": "<t>", "close": "</t>"}}},
+    ],
+)
+def test_refused_templates(own: dict[str, Any]) -> None:
+    """A template that is not supported is not fatal: the reason says so, and the chat template decides."""
+    chosen = choose("auto", "auto", own, "<tool_call>", {})
+    assert chosen.tool_call_parser == "hermes"
+    assert "the checkpoint's response_template is not used" in chosen.reason
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["", "x", "{content}", "{name}", "json", "(", "a|b"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["x", "name", "args"]), inner, max_size=2)
+    ),
+    max_leaves=3,
+)
+
+
+@given(data=st.data())
+def test_odd_templates(data: st.DataObject) -> None:
+    """No template, whatever stands in it, stops the server."""
+    own = data.draw(st.sampled_from([spec(), named("xml-inline", XML), named("json", DIALECT), named("kv-lines", {})]))
+    own = json.loads(json.dumps(own))
+    place: Any = own
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(JSON)
+    choose("auto", "auto", own, None, {"x": 1})
+
+
+def named(content: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    call = {"open_pattern": r"<c (?P<name>\w+)>", "close": "</c>", "content": content, "content_args": arguments}
+    return {"fields": {"tool_calls": {**call, "transform": NAMED}, "content": {}}}
+
+
+@pytest.mark.parametrize(
+    ("own", "output", "arguments"),
+    [
+        (named("kv-lines", {}), "<c f>\ncount: 12\ntext : a: b \n</c>", {"count": 12, "text": "a: b"}),
+        (named("kv-lines", {"line_sep": ";", "kv_sep": "="}), "<c f>count=1;other=2</c>", {"count": 1, "other": "2"}),
+        (
+            named("xml-inline", {"tag_pattern": r"<(?P<key>\w+)>\s*(?P<value>.*?)\s*</\w+>"}),
+            "<c f><text> a\n</text><count>3</count></c>",
+            {"text": "a", "count": 3},
+        ),
+        (
+            named(
+                "xml-inline",
+                {
+                    "tag_pattern": r"<(?P<key>\w+)>(?P<value>.*?)</\w+>",
+                    "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+                },
+            ),
+            '<c get_weather><a>{"x": [1]}</a><b>b</b><c>"q"</c></c>',
+            {"a": {"x": [1]}, "b": "b", "c": "q"},
+        ),
+        (named("json", {}), '<c f> {"a": 1} </c>', {"a": 1}),
+    ],
+)
+def test_own_templates(own: dict[str, Any], output: str, arguments: dict[str, Any]) -> None:
+    """The kinds of content that transformers defines are read, whole and character by character."""
+    template = choose("auto", "auto", own, None, {}).template
+    assert template is not None
+    for tokens in ([output], list(output)):
+        parsed = parse(template, tokens)
+        assert [json.loads(text) for _, text in parsed.calls] == [arguments]
+        assert parsed.num_ended == 1
+
+
+def test_text_that_is_not_stripped() -> None:
+    """With `strip: false`, white space around text is content."""
+    own = spec()
+    own["fields"]["content"] = {"content": "text", "content_args": {"strip": False}}
+    template = choose("auto", "auto", own, None, {}).template
+    assert template is not None
+    assert parse(template, "<t> a </t> b <c>{}").text == " b <c>{}"
+    assert parse(template, "<t> a </t> b <c>{}").reasoning == "a"
+
+
+def test_files_of_a_checkpoint(tmp_path: Path) -> None:
+    """The own template and the special tokens come from the checkpoint's files; missing files say nothing."""
+    assert read_parser_files(tmp_path).special_ids == {}
+    demo = read_parser_files(DEMO)
+    assert demo.own_template is None
+    assert demo.special_ids["<|im_end|>"] == 2
+    assert "<think>" not in demo.special_ids
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"response_template": spec()}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": True}, 3, {"content": "x"}]}))
+    assert read_parser_files(tmp_path).own_template == spec()
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError):
+        read_parser_files(tmp_path)

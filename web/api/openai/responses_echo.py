@@ -1,0 +1,119 @@
+"""The fields of a request that every version of its response object repeats.
+
+What must always hold: what is repeated is small enough to be encoded several times, and shallow enough for the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...request.errors import bad_value
+from ..fields import Fields, wrong_type
+from ..generation import GenerationRequest
+
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+MAX_ECHOED = 1 << 16
+"""Characters of `tools`, and of `tool_choice`, that a response repeats; what is beyond them is left out."""
+MAX_ECHOED_DEPTH = 128
+_VALUE_CHARS = 8
+"""What a value counts for, besides the characters of a string."""
+_TEXTS = ("prompt_cache_key", "safety_identifier", "user")
+"""Accepted, echoed and without effect: an id chosen by a client is no reason to share or to divide a cache."""
+_SUMMARIES = ("auto", "concise", "detailed", "none")
+
+
+def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
+    """Return what a response repeats. Raises APIError for fields that are read nowhere else."""
+    choice = fields.get("tool_choice")
+    return {
+        "background": False,
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": wanted.max_tokens,
+        "max_tool_calls": fields.integer("max_tool_calls", 0),
+        "metadata": _read_metadata(fields),
+        "model": wanted.model,
+        "parallel_tool_calls": fields.flag("parallel_tool_calls", default=True),
+        "previous_response_id": None,
+        **{name: fields.text(name) if fields.get(name) is not None else None for name in _TEXTS},
+        "reasoning": _read_reasoning(fields.fields("reasoning")),
+        "service_tier": _read_service_tier(fields),
+        "store": False,
+        "temperature": wanted.sampling.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": next(iter(_small([choice])), "auto") if choice else "auto",
+        "tools": _small(fields.get("tools") or []),
+        "top_logprobs": 0,
+        "top_p": wanted.sampling.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _read_reasoning(reasoning: Fields) -> Mapping[str, Any]:
+    """Check the kind of summary: the reasoning itself is sent, so it does not matter which."""
+    for name in ("summary", "generate_summary"):
+        if reasoning.get(name) is not None and reasoning.text(name) not in _SUMMARIES:
+            raise bad_value(reasoning.param(name), f"must be one of {', '.join(_SUMMARIES)}")
+    return {name: reasoning.get(name) for name in ("effort", "summary")}
+
+
+def _read_service_tier(fields: Fields) -> str:
+    """Check the field, and return the only tier there is."""
+    if fields.get("service_tier") is not None:
+        fields.text("service_tier")
+    return "default"
+
+
+def _read_metadata(fields: Fields) -> Mapping[str, str]:
+    value = fields.get("metadata")
+    if value is None:
+        return {}
+    if type(value) is dict and len(value) > MAX_METADATA_PAIRS:
+        raise bad_value("metadata", f"must have at most {MAX_METADATA_PAIRS} pairs")
+    if type(value) is not dict or any(type(text) is not str for text in value.values()):
+        raise wrong_type("metadata", "an object of strings")
+    if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_VALUE_CHARS for key, text in value.items()):
+        limits = f"{MAX_METADATA_KEY_CHARS} characters, values at most {MAX_METADATA_VALUE_CHARS}"
+        raise bad_value("metadata", f"keys must have at most {limits}")
+    return value
+
+
+def _small(values: list[Any]) -> list[Any]:
+    """Return the first values, as many as fit."""
+    left = MAX_ECHOED
+    kept = []
+    for value in values:
+        left -= _num_chars(value, left)
+        if left < 0:
+            break
+        kept.append(value)
+    return kept
+
+
+def _num_chars(value: Any, limit: int) -> int:
+    """Return about how many characters a value has as JSON, or more than `limit` if it is too large or too deep."""
+    num_chars = depth = 0
+    level = [value]
+    while level:
+        inner: list[Any] = []
+        for item in level:
+            num_chars += _VALUE_CHARS + (
+                len(item) * (1 if type(item) is str else _VALUE_CHARS) if _is_sized(item) else 0
+            )
+            if num_chars > limit:
+                return num_chars
+            if type(item) is dict:
+                inner += [*item, *item.values()]
+            elif type(item) is list:
+                inner += item
+        depth += 1
+        if depth > MAX_ECHOED_DEPTH:
+            return limit + 1
+        level = inner
+    return num_chars
+
+
+def _is_sized(value: Any) -> bool:
+    return type(value) in (str, dict, list)
