@@ -1,8 +1,8 @@
 """Check that each known fault, planted in a copy of the repository, is caught by its test: `make mutants`.
 
-`tests/mutants/SLUG.patch` plants one fault in the product's code; `tests/traps/test_SLUG.py` must fail with it and pass
-without it. Prints one line per mutant; exits with 1 if a mutant survives, a patch does not apply, or one of the two
-files is missing. Arguments name the slugs to run; the default is all.
+`tests/mutants/SLUG.patch` plants one fault in the product's code; `test_SLUG.py`, in `tests/traps/` or `tests/tools/`,
+must fail with it and pass without it. Prints one line per mutant; exits with 1 if a mutant survives, a patch does not
+apply, or one of the two files is missing. Arguments name the slugs to run; the default is all.
 
 To make a patch: plant the fault, run `git diff -U1 > tests/mutants/SLUG.patch`, and revert the fault.
 
@@ -27,6 +27,7 @@ from pathlib import Path
 import attrs
 
 ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("tests/traps", "tests/tools")
 COPIED = ("actors", "kernels", "web", "src", "tests", "pyproject.toml", "constraints.txt", "CHANGELOG.md")
 NUM_WORKERS = 2
 TEST_TIMEOUT_S = 20
@@ -87,10 +88,16 @@ def copy_of_repository() -> Iterator[Path]:
         yield copy
 
 
-def run_traps(copy: Path, slugs: list[str]) -> tuple[int, str]:
-    """Run the traps of `slugs` in a copy; return pytest's exit code and output."""
+def find_traps() -> dict[str, str]:
+    """Return the tests that have a mutant, by slug."""
+    files = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/test_*.py")]
+    return {path.stem.removeprefix("test_"): str(path.relative_to(ROOT)) for path in files}
+
+
+def run_traps(copy: Path, files: list[str]) -> tuple[int, str]:
+    """Run test files in a copy; return pytest's exit code and output."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "mutant_guard", f"--timeout={TEST_TIMEOUT_S}"]
-    command += ["--tb=line", "--show-capture=no", *(f"tests/traps/test_{slug}.py" for slug in slugs)]
+    command += ["--tb=line", "--show-capture=no", *files]
     # without the C module: the faults are planted in Python code
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1", "QUIPU_COMPILED": "0"}
     result = subprocess.run(
@@ -111,7 +118,7 @@ def summary(output: str) -> str:
     return counts[-1] if counts else output.strip().rpartition("\n")[2]
 
 
-def try_mutant(slug: str) -> Verdict:
+def try_mutant(slug: str, file: str) -> Verdict:
     started = time.perf_counter()
 
     def verdict(caught: bool, words: str) -> Verdict:
@@ -130,7 +137,7 @@ def try_mutant(slug: str) -> Verdict:
         if applied.returncode != 0:
             return verdict(False, f"the patch does not apply: {' '.join(applied.stderr.split())}")
         try:
-            code, output = run_traps(copy, [slug])
+            code, output = run_traps(copy, [file])
         except subprocess.TimeoutExpired:
             return verdict(False, f"the tests took longer than {RUN_TIMEOUT_S} s")
     if code == FAILED:
@@ -138,26 +145,27 @@ def try_mutant(slug: str) -> Verdict:
     return verdict(False, TROUBLE.get(code, f"pytest ended with {code}: {summary(output)}"))
 
 
-def try_unmutated(slugs: list[str]) -> str | None:
+def try_unmutated(files: list[str]) -> str | None:
     """Run the traps without a fault; return the summary if they fail."""
     with copy_of_repository() as copy:
-        code, output = run_traps(copy, slugs)
+        code, output = run_traps(copy, files)
     return None if code == PASSED else TROUBLE.get(code, output)
 
 
 def main(arguments: list[str]) -> int:
     started = time.perf_counter()
-    traps = {path.stem.removeprefix("test_") for path in ROOT.glob("tests/traps/test_*.py")}
+    traps = find_traps()
     patches = {path.stem for path in ROOT.glob("tests/mutants/*.patch")}
-    wanted = set(arguments) or traps | patches
-    incomplete = sorted(wanted - (traps & patches))
+    wanted = set(arguments) or traps.keys() | patches
+    incomplete = sorted(wanted - (traps.keys() & patches))
     for slug in incomplete:
         print(f"{slug}: no {'patch' if slug in traps else 'trap'} of this name")
-    slugs = sorted(wanted & traps & patches)
+    slugs = sorted(wanted & traps.keys() & patches)
+    files = [traps[slug] for slug in slugs]
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
-        unmutated = pool.submit(try_unmutated, slugs)
+        unmutated = pool.submit(try_unmutated, files)
         verdicts = []
-        for verdict in pool.map(try_mutant, slugs):
+        for verdict in pool.map(try_mutant, slugs, files):
             verdicts.append(verdict)
             print(verdict.line, flush=True)
         complaint = unmutated.result()
