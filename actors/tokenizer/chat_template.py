@@ -27,7 +27,8 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from ..messages.prompts import CallMark, ChatPrompt, ContentMark, Mark, ToolMark
-from .plain_chat import as_json, plain_calls, plain_reasoning, plain_tools
+from ..shared.template_names import names_in
+from .plain_chat import as_json, plain_calls, plain_reasoning, plain_tools, tools_in_system
 from .system_messages import merge_upward, without_developer
 
 _END = "\ufdd0"
@@ -65,11 +66,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
         """`variables`: the special tokens by name. Raises jinja2.TemplateError if the source does not compile."""
-        environment = _environment()
-        tree = environment.parse(source)
-        self._template = environment.from_string(source)
+        self._names = names_in(source)
+        self._template = _environment().from_string(source)
         self._variables = dict(variables)
-        self._names = _names_in(tree)
 
     def render(self, chat: ChatPrompt, max_characters: int = sys.maxsize) -> RenderedChat:
         """Render a chat. Raises TemplateError, and ChatTooLong beyond `max_characters`.
@@ -122,12 +121,13 @@ class ChatTemplate:
         messages, tools = chat.messages, chat.tools
         if chat.continue_final:
             messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END})
-        if "tool_calls" not in self._names and any(message.get("tool_calls") for message in messages):
+        if not self._names.shows_calls and any(message.get("tool_calls") for message in messages):
             messages = plain_calls(messages)
         if "reasoning_content" not in self._names:
             messages = tuple(map(plain_reasoning, messages))
-        if tools and "tools" not in self._names:
-            messages, tools = plain_tools(messages, tools), ()
+        if tools and "tools" not in self._names.variables:
+            add = tools_in_system if "tools" in self._names.attributes else plain_tools
+            messages, tools = add(messages, tools), ()
         written = self._template.generate(
             messages=messages,
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
@@ -230,11 +230,3 @@ def _environment() -> jinja2.Environment:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
     return environment
-
-
-def _names_in(tree: jinja2.nodes.Template) -> frozenset[str]:
-    """Return every name that a template may look up: variables, attributes, and string literals used as keys."""
-    names = {node.name for node in tree.find_all(jinja2.nodes.Name)}
-    names.update(node.attr for node in tree.find_all(jinja2.nodes.Getattr))
-    names.update(node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str))
-    return frozenset(names)

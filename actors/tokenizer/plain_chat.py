@@ -24,6 +24,14 @@ def plain_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
     return ({"role": "system", "content": text}, *messages)
 
 
+def tools_in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Put the tools into the system message's field `tools`, as JSON, where templates of Phi-4-mini expect them."""
+    first, rest = {"role": "system", "content": ""}, messages
+    if messages and messages[0]["role"] == "system":
+        first, rest = {**messages[0]}, messages[1:]
+    return ({**first, "tools": as_json([tool["function"] for tool in tools])}, *rest)
+
+
 def plain_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Convert calls to assistant text and their results to user text, so that the turns still alternate."""
     plain: list[dict[str, Any]] = []

@@ -105,6 +105,23 @@ def test_template_without_tools_gets_text() -> None:
     assert without_system.startswith("<|im_start|>system\nThese tools")
 
 
+def test_template_with_calls_but_without_tools_gets_text() -> None:
+    """Calls are shown in the form in which the tools were explained, also by a template with a form of its own."""
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.tool_calls or m.content }}{% endfor %}"
+    text = render(source, ChatPrompt(HISTORY, tools=(tool("weather"),)))
+    assert '<tool_call>\n{"name": "weather", "arguments": {"town": "Cusco"}}\n</tool_call>[user]' in text
+
+
+def test_template_with_tools_of_the_system_message() -> None:
+    """A template that looks for tools in the system message, as Phi-4-mini's, gets them there, as a JSON text."""
+    shown = "[{{ m.role }}]{{ m.content }}{% if 'tools' in m %}|{{ m['tools'] }}{% endif %}"
+    source = f"{{% for m in messages %}}{shown}{{% endfor %}}"
+    tools = (tool("weather"), tool("time"))
+    listed = json.dumps([one["function"] for one in tools])
+    assert f"[system]Be brief.|{listed}[user]" in render(source, ChatPrompt(HISTORY, tools=tools))
+    assert render(source, ChatPrompt(HISTORY[1:2], tools=tools)).startswith(f"[system]|{listed}[user]")
+
+
 def test_plain_chats_are_not_converted() -> None:
     """An unusual role is passed to the template unchanged."""
     assert "<|im_start|>tool\nx<|im_end|>" in render(PLAIN_TEMPLATE, ChatPrompt((message("tool", "x"),)))
