@@ -32,6 +32,7 @@ from ..messages.scores import ScoredToken, Scores, StepScores
 from ..shared.tokenizers_library import LibraryPanic
 from .decoder import Decoder
 from .logprob_assembler import LogprobAssembler, PromptAssembler
+from .parsed_stream import ParserFailed
 from .response_parsing.response_template import ResponseTemplate
 from .stop_strings import StopStrings
 from .tracked_sequence import TrackedSequence, make_stream
@@ -154,8 +155,8 @@ class Detokenizer:
             reason = None if ended is None else FinishReason(ended)
             try:
                 self._handle_token(sequence, token_id, reason, scored.get(sequence_id))
-            except LibraryPanic:
-                self._fail(sequence)
+            except (LibraryPanic, ParserFailed) as error:
+                self._fail(sequence, error)
 
     def _handle_token(
         self,
@@ -256,9 +257,10 @@ class Detokenizer:
         if sequence is not None:
             self._complete(sequence, None)
 
-    def _fail(self, sequence: TrackedSequence) -> None:
-        """Fail a request whose tokens the tokenizers library cannot decode."""
-        log.error("detokenizer.failed", request_id=sequence.request_id)
+    def _fail(self, sequence: TrackedSequence, cause: Exception) -> None:
+        """Fail a request whose tokens cannot be decoded or parsed, because of a bug."""
+        cause = cause.__cause__ or cause
+        log.error("detokenizer.failed", request_id=sequence.request_id, error_type=type(cause).__name__)
         error = RequestError(ErrorKind.INTERNAL, "The output tokens could not be decoded.")
         self._accountant.post(Refused(sequence.request_id, error))
         self._complete(sequence, None)

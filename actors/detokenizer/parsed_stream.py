@@ -18,8 +18,12 @@ from .response_parsing.response_parser import ResponseParser
 from .text_stream import Piece, StopMatcher
 
 
+class ParserFailed(Exception):
+    """The parser raised, which it never should. The output of its sequence is lost, and that of no other."""
+
+
 class ParsedStream:
-    """One sequence's output, token by token."""
+    """One sequence's output, token by token. Its methods raise ParserFailed."""
 
     __slots__ = ("_calls_left", "_decoder", "_matcher", "_parser")
 
@@ -37,21 +41,28 @@ class ParsedStream:
         return self._parser.num_reasoning_tokens
 
     def push(self, token_id: int) -> Piece:
-        return self._release(self._parser.push(token_id, self._decoder.push(token_id)))
+        return self._release(self._parsed(token_id, self._decoder.push(token_id)))
 
     def push_hidden(self, token_id: int) -> Piece:
         """Take the token that ends the output and is not shown: it may be one of reasoning."""
-        return self._release(self._parser.push(token_id, ""))
+        return self._release(self._parsed(token_id, ""))
 
     def flush(self) -> Piece:
         """Release everything at the end. Even that can complete a stop string."""
-        piece = self._release(self._parser.finish(self._decoder.flush()))
+        piece = self._release(self._parsed(None, self._decoder.flush()))
         if piece.is_complete:
             return piece
         held = self._matcher.flush()
         if not piece.events:
             return Piece(piece.text + held)
         return Piece("", events=(*piece.events, TextDelta(held))) if held else piece
+
+    def _parsed(self, token_id: int | None, piece: str) -> Sequence[OutputEvent]:
+        """Return the events of a token, or of the output's end."""
+        try:
+            return self._parser.finish(piece) if token_id is None else self._parser.push(token_id, piece)
+        except Exception as error:
+            raise ParserFailed from error
 
     def _release(self, events: Sequence[OutputEvent]) -> Piece:
         """Search the text of one token's events, and return those that may be shown."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.detokenizer.decoder import ByteDecoder
-from quipu.actors.detokenizer.parsed_stream import ParsedStream
+from quipu.actors.detokenizer.parsed_stream import ParsedStream, ParserFailed
 from quipu.actors.detokenizer.response_parsing.parser_choice import choose
 from quipu.actors.detokenizer.response_parsing.response_parser import ResponseParser
 from quipu.actors.detokenizer.response_parsing.response_template import ResponseTemplate
@@ -132,3 +132,15 @@ def test_a_hidden_last_token_is_counted() -> None:
     stream.push(1)
     stream.push_hidden(9)
     assert stream.num_reasoning_tokens == 3
+
+
+def test_a_parser_that_raises_is_told_from_other_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The detokenizer fails the request of such a sequence, and no other."""
+
+    def fail(*_: object) -> None:
+        raise IndexError("planted")
+
+    monkeypatch.setattr(ResponseParser, "push", fail)
+    with pytest.raises(ParserFailed) as raised:
+        stream_of(["Yes"]).push(0)
+    assert isinstance(raised.value.__cause__, IndexError)

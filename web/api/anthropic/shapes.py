@@ -27,7 +27,6 @@ _BLOCK = Shape(
             "signature",
             "text",
             "thinking",
-            "thread",
             "tool_use_id",
             "type",
         }
@@ -52,6 +51,7 @@ MESSAGES_SHAPE = Shape(
             "stream",
             "system",
             "thinking",
+            "thread",
             "tool_choice",
             "tools",
             *UNSUPPORTED,
