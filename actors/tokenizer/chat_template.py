@@ -3,8 +3,8 @@
 It runs in processes of its own (`text_workers/chat_worker.py`): a template ships with a checkpoint and may never end or
 write without end. Templates support different fields: one that never looks at `tools`, `tool_calls` or
 `reasoning_content` would drop them silently, so a chat with such fields is converted to plain text first
-(`plain_chat.py`); one that does not know the role `developer`, or refuses system messages after the first, gets a chat
-without them (`system_messages.py`).
+(`plain_chat.py`); one that does not know the role `developer`, or refuses system messages, at all or after the first,
+gets a chat without them (`system_messages.py`).
 
 A mark is located without knowledge of the template: the chat is rendered again with something added right after the
 marked block, and the position is where that rendering begins to differ from the first.
@@ -29,7 +29,7 @@ import jinja2.sandbox
 from ..messages.prompts import CallMark, ChatPrompt, ContentMark, Mark, ToolMark
 from ..shared.template_names import names_in
 from .plain_chat import as_json, plain_calls, plain_reasoning, plain_tools, tools_in_system
-from .system_messages import merge_upward, without_developer
+from .system_messages import NO_SYSTEM_ROLE, merge_upward, system_as_user, without_developer
 
 _END = "\ufdd0"
 _MARK = "\ufdd1"
@@ -67,6 +67,7 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
         """`variables`: the special tokens by name. Raises jinja2.TemplateError if the source does not compile."""
         self._names = names_in(source)
+        self._knows_system = NO_SYSTEM_ROLE not in source
         self._template = _environment().from_string(source)
         self._variables = dict(variables)
 
@@ -128,6 +129,8 @@ class ChatTemplate:
         if tools and "tools" not in self._names.variables:
             add = tools_in_system if "tools" in self._names.attributes else plain_tools
             messages, tools = add(messages, tools), ()
+        if not self._knows_system:
+            messages = system_as_user(messages)
         written = self._template.generate(
             messages=messages,
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
