@@ -28,7 +28,15 @@ import jinja2.sandbox
 
 from ..messages.prompts import CallMark, ChatPrompt, ContentMark, Mark, ToolMark
 from ..shared.template_names import names_in
-from .plain_chat import as_json, plain_calls, plain_reasoning, plain_tools, tools_in_system
+from .plain_chat import (
+    ONLY_SINGLE_CALLS,
+    as_json,
+    plain_calls,
+    plain_reasoning,
+    plain_tools,
+    single_calls,
+    tools_in_system,
+)
 from .system_messages import NO_SYSTEM_ROLE, merge_upward, system_as_user, without_developer
 
 _END = "\ufdd0"
@@ -67,6 +75,7 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
         """`variables`: the special tokens by name. Raises jinja2.TemplateError if the source does not compile."""
         self._names = names_in(source)
+        self._takes_several_calls = ONLY_SINGLE_CALLS not in source
         self._knows_system = NO_SYSTEM_ROLE not in source
         self._template = _environment().from_string(source)
         self._variables = dict(variables)
@@ -124,6 +133,8 @@ class ChatTemplate:
             messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END})
         if not self._names.shows_calls and any(message.get("tool_calls") for message in messages):
             messages = plain_calls(messages)
+        elif not self._takes_several_calls:
+            messages = single_calls(messages)
         if "reasoning_content" not in self._names:
             messages = tuple(map(plain_reasoning, messages))
         if tools and "tools" not in self._names.variables:

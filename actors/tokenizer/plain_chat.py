@@ -1,4 +1,4 @@
-"""Convert tools, tool calls and reasoning into plain text, for chat templates that do not support them.
+"""Convert tools, tool calls and reasoning into what a chat template supports, plain text if it knows none of them.
 
 Used by `chat_template.py`. What must always hold: no part of the chat is lost; user and assistant still alternate.
 """
@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Message = Mapping[str, Any]
+
+ONLY_SINGLE_CALLS = "single tool-calls at once"
+"""How templates of Llama 3 refuse several calls in a message."""
 
 
 def plain_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
@@ -54,6 +57,28 @@ def plain_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
             texts.append([content])
         after_result = is_result
     return tuple({**message, "content": "\n".join(text)} for message, text in zip(plain, texts, strict=True))
+
+
+def single_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Give every call a message of its own, followed by its result."""
+    single: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            single.append(message)
+            continue
+        results: dict[Any, list[Message]] = {}
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.setdefault(messages[at].get("tool_call_id"), []).append(messages[at])
+            at += 1
+        for call in calls:
+            single += ({**message, "tool_calls": [call]}, *results.pop(call.get("id"), ()))
+            message = {"role": "assistant", "content": ""}
+        for unasked in results.values():
+            single += unasked
+    return tuple(single)
 
 
 def _call_text(call: Mapping[str, Any]) -> str:

@@ -112,6 +112,21 @@ def test_template_with_calls_but_without_tools_gets_text() -> None:
     assert '<tool_call>\n{"name": "weather", "arguments": {"town": "Cusco"}}\n</tool_call>[user]' in text
 
 
+def test_template_that_takes_one_call_at_a_time() -> None:
+    """Several calls of a message become one message each, every one with its result; nothing is lost."""
+    refusal = (
+        "{% for m in messages if (m.tool_calls or []) | length > 1 %}"
+        "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endfor %}"
+    )
+    asked = message("assistant", "Both.", tool_calls=[call("weather", town="Cusco"), call("time"), call("sun")])
+    results = [message("tool", name, tool_call_id=name) for name in ("time", "weather", "other")]
+    text = render(refusal + QWEN_LIKE, ChatPrompt((HISTORY[1], asked, *results, HISTORY[4])))
+    assert text == (
+        '[user]Weather?[end][assistant]Both.{weather {"town": "Cusco"}}[end][tool]weather[end][assistant]{time {}}[end]'
+        "[tool]time[end][assistant]{sun {}}[end][tool]other[end][user]And?[end][assistant]"
+    )
+
+
 def test_template_with_tools_of_the_system_message() -> None:
     """A template that looks for tools in the system message, as Phi-4-mini's, gets them there, as a JSON text."""
     shown = "[{{ m.role }}]{{ m.content }}{% if 'tools' in m %}|{{ m['tools'] }}{% endif %}"
