@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.shared.tool_types import types_of_tool
+from quipu.actors.shared import tool_types
+from quipu.actors.shared.tool_types import MAX_LOOKS, types_by_property
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_types(declared: dict[str, Any], types: tuple[str, ...]) -> None:
         "$defs": {"Size": {"type": "number"}},
         "definitions": {"a/b": {"type": "boolean"}},
     }
-    assert types_of_tool(schema) == {"x": types}
+    assert dict(types_by_property(schema)) == {"x": types}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_types(declared: dict[str, Any], types: tuple[str, ...]) -> None:
 def test_what_says_nothing(declared: object) -> None:
     """A property whose types are not said, or only behind more than one level, has none."""
     schema = {"properties": {"x": declared}, "$defs": {"Loop": {"$ref": "#/$defs/Loop"}}}
-    assert types_of_tool(schema) == {}
+    assert dict(types_by_property(schema)) == {"x": ()}
 
 
 @given(
@@ -68,7 +69,7 @@ def test_what_says_nothing(declared: object) -> None:
 )
 def test_any_schema(schema: object) -> None:
     """Nothing that stands in a schema raises."""
-    types_of_tool(schema)
+    list(types_by_property(schema))
 
 
 def test_bounded_cost() -> None:
@@ -78,5 +79,22 @@ def test_bounded_cost() -> None:
         deep = {"anyOf": [deep]}
     wide = {"enum": ["a"] * 100_000, "anyOf": [{"type": "string"}] * 100_000, "type": None}
     start = time.perf_counter()
-    types_of_tool({"properties": {str(number): one for number in range(50) for one in (deep, wide)}})
+    list(types_by_property({"properties": {str(number): one for number in range(50) for one in (deep, wide)}}))
     assert time.perf_counter() - start < 0.5
+
+
+def test_references_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few alternatives that refer to the same long enum do not make each property cost thousands of steps."""
+    num_looks = 0
+
+    def count(value: object) -> str:
+        nonlocal num_looks
+        num_looks += 1
+        return "string"
+
+    monkeypatch.setattr(tool_types, "_type_of", count)
+    choices = [{"$ref": "#/$defs/long"}] * 64
+    definitions = {"long": {"enum": ["x"] * 64}, "many": {"anyOf": choices, "oneOf": choices}}
+    schema = {"properties": {f"p{i}": {"$ref": "#/$defs/many"} for i in range(3)}, "$defs": definitions}
+    assert dict(types_by_property(schema)) == {f"p{i}": ("string",) for i in range(3)}
+    assert 0 < num_looks <= MAX_LOOKS
