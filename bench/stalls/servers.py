@@ -186,7 +186,10 @@ def _write(path: Path, text: str) -> None:
 _FLAGS_LONG = ("--num-blocks", "80000")
 KINDS: dict[str, Kind] = {
     "demo": Kind(),
-    "small": Kind(flags=("--max-model-len", "1024")),
+    "small": Kind(
+        flags=("--max-model-len", "1024"),
+        reply=("<think>a</think>", '<tool_call>{"name": "look_up", "arguments": {"a": [1]}}</tool_call>'),
+    ),
     "long": Kind(_gpt2, _FLAGS_LONG),
     "qwen": Kind(_long, _FLAGS_LONG),
     "looping": Kind(_template(("{% for a in range(99999) %}" * 3) + ("{% endfor %}" * 3))),
