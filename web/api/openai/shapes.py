@@ -29,7 +29,9 @@ _STREAM_OPTIONS = Shape(known=frozenset({"continuous_usage_stats", "include_obfu
 """Deltas are never padded to hide their length, so `include_obfuscation` has no effect."""
 
 COMPLETIONS_SHAPE = Shape(
-    known=_GENERATION | unsupported.COMPLETIONS.keys() | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs"},
+    known=_GENERATION
+    | unsupported.COMPLETIONS.keys()
+    | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs", "return_token_ids"},
     objects={"stream_options": _STREAM_OPTIONS},
 )
 
