@@ -108,6 +108,8 @@ def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.ND
     try:
         failures = processing.failures
         for row, mask in zip(processing.masked_rows, processing.masks(), strict=True):
+            if row not in edits:
+                continue  # drawn elsewhere
             if isinstance(mask, str):
                 failures[row] = mask
             else:
@@ -115,7 +117,7 @@ def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.ND
         for row, processor in zip(processing.rows, processing.processors, strict=True):
             processor.apply(edits[row])
         failures |= {row: NONE_LEFT for row, edit in edits.items() if edit.is_contradictory}
-        for row in failures:
+        for row in failures.keys() & edits.keys():
             edits[row].undo()
         yield
     finally:

@@ -133,7 +133,7 @@ async def test_grammar_depends_on_the_sequence_alone() -> None:
     assert len({tuple(choice.token_ids) for choice in alone.choices}) == 3
     for choice, plain in zip(alone.choices, free.choices, strict=True):
         assert [score.token_id for score in choice.scores[0].top] == [score.token_id for score in plain.scores[0].top]
-        assert choice.scores[0].logprob < choice.scores[0].top[0].logprob
+        assert (choice.scores[0].logprob or 0.0) < choice.scores[0].top[0].logprob
 
 
 async def test_grammar_with_other_rules() -> None:

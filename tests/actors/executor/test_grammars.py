@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from quipu.actors.executor.grammars import GrammarMasks, Mask, NoMasks, SequenceGrammar
+from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.sampling import OutputGrammar
 from quipu.actors.shared.grammar_text import grammar_text
 from tests.grammars import EOS, PERSON, UNION, regex, schema, tiny_grammars
@@ -110,10 +111,10 @@ def test_failures_are_a_sequences_own() -> None:
 
 
 @pytest.mark.parametrize("spec", [schema(PERSON), schema(UNION), regex("[a-c]{3,9}!")])
-def test_rebuilt_matcher_is_the_same(spec: object) -> None:
+def test_rebuilt_matcher_is_the_same(spec: GrammarSpec) -> None:
     """A mask depends on the outputs alone: whether a matcher has followed them or was made after them."""
     masks, rng = GrammarMasks(tiny_grammars(), (EOS,)), random.Random(4)
-    grammar = OutputGrammar(grammar_text(spec), OPEN, CLOSE, prompt_opens_reasoning=True)  # type: ignore[arg-type]  # a GrammarSpec
+    grammar = OutputGrammar(grammar_text(spec), OPEN, CLOSE, prompt_opens_reasoning=True)
     outputs = [77, *CLOSE, *ids("\n\n")]
     sequence = SequenceGrammar(grammar, outputs, ends_early=True)
     while (mask := mask_of(masks, sequence)) and len(outputs) < 40:
