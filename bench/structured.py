@@ -4,8 +4,8 @@
 
 The model has the shape of Qwen3-0.6B and dummy weights, the vocabulary 151,936 entries of text, and each row a context
 of 512 tokens. A step with some constrained rows and the same step without any run by turns, since a shared machine
-changes by the second; `added` is the median of their differences, and `share` that of the plain step. `mask` is the
-processor time of a row's mask in its thread, and `waited` how long sampling waited for the masks of a step.
+changes by the second; `added` is the median of their differences, and `share` its share of the plain step. `waited` is
+how long sampling waited for the masks of a step. Rows are greedy, so that a mask saves nothing in the sampler.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any
 
 import attrs
 
-from bench.execution import CONTEXT, Work, make_backend
-from bench.execution import make_batch as make_greedy_batch
+from bench.execution import CONTEXT, Work, make_backend, make_batch
 from bench.peers.checkpoint import make_tokenizer
 from bench.shapes import QWEN3_06B, TINY
 from bench.timing import best_s
@@ -30,7 +29,7 @@ from quipu.actors.executor.grammars import GrammarMasks, Mask, SequenceGrammar
 from quipu.actors.messages.sampling import OutputGrammar
 from quipu.actors.shared.grammar_library import GrammarLibrary, json_grammar
 from quipu.kernels.backend import Backend
-from quipu.kernels.batch import RowSampling, StepBatch
+from quipu.kernels.batch import StepBatch
 from quipu.kernels.logit_processors import Processing
 
 EOS = (2,)
@@ -85,10 +84,7 @@ class Steps:
     def __init__(self, backend: Backend, library: GrammarLibrary, num_rows: int) -> None:
         self._backend = backend
         self._masks = TimedMasks(GrammarMasks(library, EOS))
-        batch = make_greedy_batch(Work("structured", num_rows, 1, CONTEXT))
-        self._batch = attrs.evolve(
-            batch, sampling=[RowSampling(temperature=1.0, seed=row) for row in range(len(batch.slots))]
-        )
+        self._batch = make_batch(Work("structured", num_rows, 1, CONTEXT))
         self._grammar = OutputGrammar(json_grammar(PERSON))
         self._sequences: list[SequenceGrammar] = []
         self._position = 0

@@ -97,7 +97,7 @@ async def test_outputs_match_their_schema(executor: str) -> None:
     async with open_client(executor=executor) as client:
         for spec, check in checks:
             for max_tokens in (60, 5):
-                reply = await ask(client, PROMPT, spec, n=6, max_tokens=max_tokens)
+                reply = await ask(client, PROMPT, spec, n=4, max_tokens=max_tokens)
                 assert reply.error is None and reply.record.outcome is Outcome.FINISHED
                 for choice in reply.choices:
                     if choice.reason is FinishReason.STOP:
@@ -105,7 +105,7 @@ async def test_outputs_match_their_schema(executor: str) -> None:
                         num_whole += 1
                     else:
                         assert accepts(spec, choice.token_ids)
-    assert num_whole >= 8
+    assert num_whole >= 4
 
 
 async def test_grammar_depends_on_the_sequence_alone() -> None:
