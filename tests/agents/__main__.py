@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.agents.cleaning import cleaned
 from tests.agents.recorder import Recorder, recording
-from tests.agents.requests import cleaned
 from tests.agents.sessions import COMMAND_LINES, SESSIONS, Place, Session, SessionFailed, scripted_flags
 from tests.agents.shapes import stream_shape
 from tests.e2e.servers import Server, serving
