@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from .grammar import GrammarSpec
 from .handler import CountOutlet
 from .output import OutputRules
 from .prompts import Prompt
@@ -41,6 +42,8 @@ class Encode:
     """How reasoning and calls are told from text. None: all of the output is text."""
     with_token_ids: bool = False
     """The client wants the ids of its prompts' and its output's tokens."""
+    grammar: GrammarSpec | None = None
+    """What the output, after its reasoning, has to look like. None: anything."""
     thinking_budget: int | None = None
     """After this many tokens of reasoning, the model is made to close it. None: no limit."""
     system_param: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import attrs
 
+from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.output import OutputRules
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.sampling import SamplingParams
@@ -70,6 +71,8 @@ class GenerationRequest:
     """Reasoning is part of the response; it is counted in any case."""
     with_token_ids: bool = False
     """The response has the ids of its prompts' and its output's tokens."""
+    grammar: GrammarSpec | None = None
+    """What the output, after its reasoning, has to look like. None: anything."""
     thinking_budget: int | None = None
     """After this many tokens of reasoning, the model is made to close it. None: no limit."""
     rules: ReplyRules = NO_RULES
@@ -106,6 +109,7 @@ class GenerationRequest:
             system_param=self.system_param,
             output=self.output,
             with_token_ids=self.with_token_ids,
+            grammar=self.grammar,
             thinking_budget=self.thinking_budget,
         )
 
