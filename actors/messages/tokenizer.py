@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from .handler import CountOutlet
 from .grammar import GrammarSpec
+from .handler import CountOutlet
 from .output import OutputRules
 from .prompts import Prompt
 from .sampling import SamplingParams

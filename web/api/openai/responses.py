@@ -18,6 +18,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 from ...request.errors import bad_value, unknown_parameter, unsupported_value
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest, read_model
+from ..output_grammar import read_format
 from ..pace import Pace
 from ..thinking import Thinking
 from .common_fields import TokenLimit, read_delivery, read_generation
@@ -26,7 +27,7 @@ from .responses_input import read_input
 from .responses_tools import ResponseTools
 from .template_fields import read_switch_and_budget, read_template_kwargs
 from .tool_choice import read_tool_choice
-from .unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
+from .unsupported import RESPONSES, RESPONSES_CACHE, refuse_unsupported
 
 ENDPOINT = "/v1/responses"
 MAX_INCLUDED = 64
@@ -60,6 +61,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         await tools.read(fields)
         messages = await read_input(fields, tools, pace)
         choice = await read_tool_choice(fields, pace)
+        grammar = await read_format(fields.fields("text"), "format", None, pace)
     prompt = ChatPrompt(messages=messages, template_kwargs=read_template_kwargs(fields, thinking), tools=tools.shown)
     wanted = read_generation(
         fields,
@@ -77,6 +79,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         output=tools.output(choice, one_call=not fields.flag("parallel_tool_calls", default=True)),
         rules=tools.rules(),
         include_reasoning=fields.flag("include_reasoning", default=True),
+        grammar=grammar,
         thinking_budget=thinking.budget,
         unused_fields=(*thinking.unused, *_unused_verbosity(fields), *tools.unused),
     )
@@ -90,7 +93,6 @@ def _refuse(fields: Fields) -> None:
         if fields.get(name) is not None:
             raise unknown_parameter(name, instead="max_output_tokens")
     refuse_unsupported(fields, RESPONSES)
-    refuse_unsupported(fields.fields("text"), RESPONSES_TEXT)
     refuse_unsupported(fields.fields("prompt_cache_options"), RESPONSES_CACHE)
     include = fields.get("include")
     if type(include) is list and len(include) > MAX_INCLUDED:

@@ -108,7 +108,7 @@ IN_PROMPT: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "deep"}}, "`thinking.type`"),
     ({"mcp_servers": [{}]}, "Unsupported parameter: `mcp_servers`"),
     ({"container": "c"}, "Unsupported parameter: `container`"),
-    ({"output_config": {"format": {"type": "json_schema"}}}, "Unsupported parameter: `output_config.format`"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "parameter: `output_config.format.schema`"),
 ]
 IN_REQUEST: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "Missing required parameter: `model`"),

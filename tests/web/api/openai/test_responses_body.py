@@ -217,7 +217,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"k" * 65: ""}}, "metadata", "at most 64"),
     ({"metadata": {"k": "v" * 513}}, "metadata", "at most 512"),
     ({"text": "plain"}, "text", "an object"),
-    ({"text": {"format": {"type": "json_object"}}}, "text.format", "not supported"),
     ({"text": {"verbosity": 1}}, "text.verbosity", "a string"),
     ({"reasoning": "low"}, "reasoning", "an object"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "one of none"),
