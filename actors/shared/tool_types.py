@@ -8,7 +8,7 @@ and a caller can pause after each of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 MAX_OPTIONS = 64
@@ -20,7 +20,7 @@ def types_by_property(schema: object) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the types that `schema`, a tool's parameters, allows for one property after the other: none for any."""
     if not isinstance(schema, dict) or not isinstance(properties := schema.get("properties"), dict):
         return
-    definitions = {f"#/{key}/": found for key in ("$defs", "definitions") if isinstance(found := schema.get(key), dict)}
+    definitions = definitions_of(schema)
     referred: dict[str, tuple[str, ...]] = {}
     for name, declared in properties.items():
         reference = _local_reference(declared, definitions)
@@ -41,17 +41,22 @@ def _local_reference(declared: object, definitions: dict[str, dict[str, object]]
 def _types_of(declared: object, definitions: dict[str, dict[str, object]]) -> Iterator[str]:
     """Yield the types of one property. Alternatives, and what is referred to, are followed one level deep."""
     options: list[object] = [declared]
-    if isinstance(declared := _resolved(declared, definitions), dict):
+    if isinstance(declared := resolved(declared, definitions), dict):
         options = [declared]
         for key in ("anyOf", "oneOf"):
             if isinstance(alternatives := declared.get(key), list):
-                options.extend(_resolved(one, definitions) for one in alternatives[:MAX_OPTIONS])
+                options.extend(resolved(one, definitions) for one in alternatives[:MAX_OPTIONS])
     for option in options:
         if isinstance(option, dict):
             yield from _own_types(option)
 
 
-def _resolved(declared: object, definitions: dict[str, dict[str, object]]) -> object:
+def definitions_of(schema: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Return what a schema's local references may refer to, by the beginning of the reference."""
+    return {f"#/{key}/": found for key in ("$defs", "definitions") if isinstance(found := schema.get(key), dict)}
+
+
+def resolved(declared: object, definitions: dict[str, dict[str, object]]) -> object:
     """Return what a local reference stands for; that may be a reference again, which then says nothing."""
     if isinstance(declared, dict) and isinstance(reference := declared.get("$ref"), str):
         for prefix, found in definitions.items():

@@ -20,7 +20,7 @@ from .json_body import parse_json
 from .json_structure import InvalidJson, TooComplex
 from .pace import Pace
 
-MAX_GRAMMAR_CHARS = 1 << 17
+MAX_GRAMMAR_CHARS = 1 << 18
 """Of one grammar, and of all schemas of one: about a millisecond to write as JSON."""
 MAX_GRAMMAR_DEPTH = 64
 MAX_CHOICES = 4096
@@ -97,6 +97,12 @@ def both(param: str, other: str) -> APIError:
 
 async def as_json(value: Any, param: str, pace: Pace) -> str:
     """Return a part of the body as JSON. Raises APIError if it is too large or too deep."""
+    await check_size(value, param, pace)
+    return orjson.dumps(value).decode()
+
+
+async def check_size(value: Any, param: str, pace: Pace) -> None:
+    """Raise APIError if a part of the body is too large or too deep to be written as JSON at once."""
     num_chars = num_items = depth = 0
     level = [value]
     while level:
@@ -116,7 +122,6 @@ async def as_json(value: Any, param: str, pace: Pace) -> str:
         if depth > MAX_GRAMMAR_DEPTH:
             raise bad_value(param, f"must be nested at most {MAX_GRAMMAR_DEPTH} deep", "too_many_items")
         level = inner
-    return orjson.dumps(value).decode()
 
 
 def _required(fields: Fields, name: str) -> Fields:

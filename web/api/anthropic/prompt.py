@@ -24,12 +24,13 @@ from quipu.actors.messages.prompts import ChatPrompt
 
 from ...request.errors import bad_value
 from ..fields import Fields, missing, wrong_type
+from ..forced_calls import read_calls_grammar
 from ..output_grammar import only_one, read_schema_format
 from ..pace import Pace
 from ..thinking import Thinking
 from .cache_control import Breakpoints
 from .conversation import Conversation, blocks_of, read_assistant, read_user, say_text, text_of
-from .tools import read_output, read_tools
+from .tools import read_choice, read_tools
 
 ROLES = ("user", "assistant", "system")
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -53,11 +54,12 @@ async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header
     breakpoints = Breakpoints()
     async with Pace() as pace:
         tools = await read_tools(fields, breakpoints, pace)
-        output = read_output(fields, tools)
+        choice, one_call = read_choice(fields)
         conversation = Conversation(breakpoints, pace)
         await _read_system(fields, conversation, keep_billing_header)
         continue_final = await _read_messages(fields, conversation)
-        grammar = await _read_format(fields, pace)
+        answer = await _read_format(fields, pace)
+        grammar = await read_calls_grammar(tools, choice, answer, form.call_form, one_call=one_call, pace=pace)
     breakpoints.whole_request(fields)
     thinking = _read_thinking(fields, form)
     chat = ChatPrompt(
@@ -67,7 +69,9 @@ async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header
         marks=breakpoints.marks(),
         template_kwargs=thinking.variables,
     )
-    return AskedPrompt(chat, output, grammar, thinking.budget, (*thinking.unused, *tools.unused))
+    return AskedPrompt(
+        chat, tools.rules(choice.names, one_call=one_call), grammar, thinking.budget, (*thinking.unused, *tools.unused)
+    )
 
 
 # ---------------------------------------------------------------- system

@@ -35,7 +35,9 @@ _BLOCK = Shape(
     lists={"content": _TEXT},
     index=_INDEX,
 )
-_TOOL = Shape(known=frozenset({NAME, "description", "input_schema", "name", "type"}), objects={NAME: _CACHE_CONTROL})
+_TOOL = Shape(
+    known=frozenset({NAME, "description", "input_schema", "name", "strict", "type"}), objects={NAME: _CACHE_CONTROL}
+)
 _FORMAT = Shape(known=frozenset({"schema", "type"}))
 MESSAGES_SHAPE = Shape(
     known=frozenset(

@@ -15,7 +15,6 @@ from quipu.actors.request_desk.interface import ServingInfo
 from ...request.errors import bad_value
 from ..fields import Fields
 from ..generation import GenerationRequest, read_model
-from ..output_grammar import read_openai_grammar
 from ..pace import Pace
 from ..thinking import Thinking
 from .chat_messages import read_messages
@@ -41,9 +40,8 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     read_switch_and_budget(fields, thinking)
     async with Pace() as pace:
         messages = await read_messages(fields, pace)
-        tools = await read_chat_tools(fields, pace)
+        tools = await read_chat_tools(fields, info.output.call_form, pace)
         documents = await read_documents(fields, pace)
-        grammar = await read_openai_grammar(fields, pace)
     unused = [*thinking.unused, *tools.unused]
     if documents and "documents" not in info.output.template_variables:
         documents = ()
@@ -73,7 +71,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         rules=tools.rules,
         include_reasoning=fields.flag("include_reasoning", default=True),
         with_token_ids=fields.flag("return_token_ids"),
-        grammar=grammar,
+        grammar=tools.grammar,
         thinking_budget=thinking.budget,
         unused_fields=tuple(unused),
     )

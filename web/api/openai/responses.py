@@ -56,12 +56,14 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     thinking = Thinking(info.output)
     thinking.read_effort(fields.fields("reasoning"), "effort")
     read_switch_and_budget(fields, thinking)
+    one_call = not fields.flag("parallel_tool_calls", default=True)
     async with Pace() as pace:
         tools = ResponseTools(pace)
         await tools.read(fields)
         messages = await read_input(fields, tools, pace)
         choice = await read_tool_choice(fields, pace)
-        grammar = await read_format(fields.fields("text"), "format", None, pace)
+        answer = await read_format(fields.fields("text"), "format", None, pace)
+        grammar = await tools.grammar(choice, answer, info.output.call_form, one_call=one_call)
     prompt = ChatPrompt(messages=messages, template_kwargs=read_template_kwargs(fields, thinking), tools=tools.shown)
     wanted = read_generation(
         fields,
@@ -76,7 +78,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     wanted = attrs.evolve(
         wanted,
         system_param="instructions" if fields.get("instructions") else "",
-        output=tools.output(choice, one_call=not fields.flag("parallel_tool_calls", default=True)),
+        output=tools.output(choice, one_call=one_call),
         rules=tools.rules(),
         include_reasoning=fields.flag("include_reasoning", default=True),
         grammar=grammar,
