@@ -13,10 +13,11 @@ TRITON_VENV := .venv-triton
 WHEELS := .wheels
 GPU_PYTHON ?= python3
 PEERS := .peers/vllm
+AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve chat test test-long stalls test-triton gpu gpu-wheels kill-ledger mutants lint types layers pytest format peers dist clean
+.PHONY: help install install-test serve chat test test-long stalls test-triton gpu gpu-wheels kill-ledger mutants agents lint types layers pytest format peers dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -89,6 +90,16 @@ kill-ledger: install-test ## kill servers 200 times, and check that no usage rec
 
 mutants: install-test ## plant each known fault in a copy, and check that its test catches it
 	@$(BIN)/python scripts/mutants.py $(ARGS)
+
+agents: install-test $(AGENTS)/installed ## drive npm's openai and @anthropic-ai/sdk, Claude Code and Codex CLI with tools (needs node 20 and npm)
+	@$(BIN)/python -m tests.agents --clients $(AGENTS) $(ARGS)
+
+$(AGENTS)/installed: tests/agents/package.json tests/agents/package-lock.json
+	@echo "installing the clients into $(AGENTS) (about 700 MB)"
+	@mkdir -p $(AGENTS)
+	@cp $^ $(AGENTS)
+	@npm ci --prefix $(AGENTS) --no-audit --no-fund --loglevel error
+	@touch $@
 
 lint: install-test
 	$(BIN)/ruff check $(SOURCES)

@@ -59,8 +59,35 @@ TOKENS = mostly(st.lists(st.integers(0, LAST_TOKEN), min_size=1, max_size=80), s
 PART = st.fixed_dictionaries({"type": mostly(st.just("text"), st.just("image_url")), "text": TEXT})
 ID = st.sampled_from(["c1", "c2", "c3", ""])
 OBJECT: Strategy[Any] = st.dictionaries(st.text(max_size=8), JUNK, max_size=3)
+TYPE = st.sampled_from(["string", "integer", "number", "boolean", "null", "object", "array", "text"])
+REFERENCE = st.sampled_from(["#/$defs/a", "#/definitions/a", "#/$defs/none", "https://example.com"])
+DECLARED = st.recursive(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": mostly(TYPE | st.lists(TYPE, max_size=3), JUNK),
+            "enum": mostly(st.lists(JUNK, max_size=3), JUNK),
+            "const": JUNK,
+            "nullable": mostly(st.booleans(), JUNK),
+            "$ref": mostly(REFERENCE, JUNK),
+        },
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {}, optional={"anyOf": st.lists(inner, max_size=3), "oneOf": st.lists(inner, max_size=3), "items": inner}
+    ),
+    max_leaves=4,
+)
+DEFINITIONS = mostly(st.fixed_dictionaries({"a": DECLARED}), JUNK)
+PROPERTIES = st.dictionaries(st.text(max_size=8), mostly(DECLARED, JUNK), max_size=3)
 SCHEMA = st.fixed_dictionaries(
-    {"type": st.just("object")}, optional={"properties": OBJECT, "required": JUNK, "description": TEXT}
+    {"type": st.just("object")},
+    optional={
+        "properties": mostly(PROPERTIES, JUNK),
+        "required": JUNK,
+        "description": TEXT,
+        "$defs": DEFINITIONS,
+        "definitions": DEFINITIONS,
+    },
 )
 NAME = mostly(st.sampled_from(["look_up", "web.stop-now", "x" * 64]), st.sampled_from(["", "a b", "x" * 129]))
 FUNCTION = st.fixed_dictionaries(
@@ -151,7 +178,7 @@ TEMPLATE: Mapping[str, Strategy[Any]] = {
     "chat_template_kwargs": OBJECT,
     "add_generation_prompt": st.booleans(),
 }
-MAX_TOKENS = mostly(st.integers(1, 6), st.sampled_from([0, -1, 10**6]))
+MAX_TOKENS = mostly(st.integers(1, 6), st.sampled_from([0, -1, 40, 10**6]))
 CHAT_MESSAGE = st.fixed_dictionaries(
     {
         "role": mostly(
@@ -336,7 +363,13 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "instructions": TEXT,
         "metadata": OBJECT,
         "include": mostly(st.just([]), JUNK),
-        "text": mostly(st.just({"format": {"type": "text"}}), JUNK),
+        "text": mostly(st.sampled_from([{"format": {"type": "text"}}, {"verbosity": "low"}]), JUNK),
+        "client_metadata": mostly(OBJECT, JUNK),
+        "max_tool_calls": mostly(st.integers(0, 3), JUNK),
+        "prompt_cache_key": mostly(TEXT, JUNK),
+        "prompt_cache_options": mostly(st.just({}), JUNK),
+        "safety_identifier": mostly(TEXT, JUNK),
+        "service_tier": mostly(st.just("auto"), JUNK),
         **_REASONING,
         **_CALLS,
         "tools": mostly(st.lists(RESPONSE_TOOL, max_size=3), JUNK),

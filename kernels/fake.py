@@ -22,6 +22,8 @@ from .batch import Drawn, Scores, Scoring, StepBatch
 _MASK = (1 << 61) - 1
 _LOGPROB_STEPS = 1 << 20
 _DEFAULT_CONTEXTS = 16
+_ANY = -1
+"""The key of a reply to every sequence."""
 
 
 class FakeFault(RuntimeError):
@@ -47,7 +49,7 @@ class Dials:
     eos_token_id: int = 0
     replies: Mapping[int, Sequence[int]] = attrs.field(factory=dict)
     """What is drawn, and `eos_token_id` after it, where the sequence contains the token that is its key; the last of
-    several that fit. -1 fits every sequence. Empty: drawn tokens are hashes."""
+    several that fit. -1 fits every sequence; alone, it is drawn without reading KV. Empty: drawn tokens are hashes."""
     only_token_id: int | None = None
     """Always draw this token, without reading KV: a pass then costs almost nothing."""
 
@@ -126,7 +128,8 @@ class FakeBackend:
     def _draw(self, batch: StepBatch, row: int) -> int:
         if self.dials.only_token_id is not None:
             return self.dials.only_token_id
-        values = self._read(batch, row, batch.query_start[row + 1] - 1)
+        is_read = self.dials.replies.keys() != {_ANY}
+        values = self._read(batch, row, batch.query_start[row + 1] - 1) if is_read else []
         sampling = batch.sampling[row]
         seed = sampling.seed if sampling.temperature > 0 else 0
         return draw(values, seed, batch.output_position[row], self.dials)
@@ -184,7 +187,7 @@ def draw(values: list[int], seed: int, output_position: int, dials: Dials) -> in
 def _reply(values: list[int], dials: Dials) -> Sequence[int]:
     found: Sequence[int] = ()
     for token_id, tokens in dials.replies.items():
-        if token_id < 0 or any(value == slot_value(token_id, position) for position, value in enumerate(values)):
+        if token_id == _ANY or any(value == slot_value(token_id, position) for position, value in enumerate(values)):
             found = tokens
     return found
 

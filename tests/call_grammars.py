@@ -15,7 +15,7 @@ from quipu.actors.messages.call_syntax import CallForm
 from quipu.actors.messages.output import ArgumentTypes
 from quipu.actors.shared.call_grammar import GrammarTool
 from quipu.actors.shared.tool_types import types_by_property
-from tests.grammars import ByteVocabulary
+from tests.byte_vocabulary import ByteVocabulary
 from tests.parsed_outputs import PLAIN, deepseek, parse, template_of
 
 WEATHER = {

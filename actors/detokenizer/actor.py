@@ -257,7 +257,7 @@ class Detokenizer:
         if sequence is not None:
             self._complete(sequence, None)
 
-    def _fail(self, sequence: TrackedSequence, cause: Exception) -> None:
+    def _fail(self, sequence: TrackedSequence, cause: BaseException) -> None:
         """Fail a request whose tokens cannot be decoded or parsed, because of a bug."""
         cause = cause.__cause__ or cause
         log.error("detokenizer.failed", request_id=sequence.request_id, error_type=type(cause).__name__)

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
+import jinja2
 
 from ..messages.call_syntax import CallForm
 from ..messages.output import OutputFormat
 from ..shared.checkpoint import CheckpointError
+from ..shared.template_names import TemplateNames, names_in
 from .response_parsing.call_syntaxes import own_form, shipped_form
 from .response_parsing.parser_choice import OWN, Chosen, UnknownParser, choose
 from .response_parsing.parser_files import read_parser_files
@@ -37,8 +39,12 @@ def choose_format(
     """Return how the output of the checkpoint in `folder` is read. Raises CheckpointError for an unknown parser."""
     files = read_parser_files(folder)
     source = chat_template or ""
+    names = _names_in(source)
+    is_plain = chat_template is not None and not names.shows_calls
     try:
-        chosen = choose(tool_call_parser, reasoning_parser, files.own_template, chat_template, files.special_ids)
+        chosen = choose(
+            tool_call_parser, reasoning_parser, files.own_template, chat_template, files.special_ids, is_plain=is_plain
+        )
     except UnknownParser as error:
         raise CheckpointError(str(error)) from None
     return ChosenFormat(
@@ -48,7 +54,7 @@ def choose_format(
             reasoning_parser=chosen.reasoning_parser,
             reason=chosen.reason,
             reasoning_tags=None if chosen.template is None else chosen.template.reasoning_tags,
-            template_variables=frozenset(name for name in _SWITCHES if re.search(rf"\b{name}\b", source)),
+            template_variables=frozenset(name for name in _SWITCHES if name in names),
             has_short_call_ids=_SHORT_IDS.search(source) is not None,
             call_form=_call_form(chosen, files.added_ids),
         ),
@@ -59,3 +65,11 @@ def _call_form(chosen: Chosen, added_ids: Mapping[str, int]) -> CallForm | None:
     if chosen.tool_call_parser == OWN:
         return own_form(chosen.own_calls, added_ids)
     return None if chosen.tool_call_parser is None else shipped_form(chosen.tool_call_parser, added_ids)
+
+
+def _names_in(source: str) -> TemplateNames:
+    """Return the template's names; none if it does not compile, which is for those to report who render it."""
+    try:
+        return names_in(source)
+    except (jinja2.TemplateError, RecursionError):
+        return TemplateNames()

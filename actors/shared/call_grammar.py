@@ -17,6 +17,7 @@ import orjson
 from ..messages.call_syntax import NAME, ArgumentStyle, CallForm, CallSyntax
 from .tagged_values import JSON_FORM, UnsupportedSchema, argument_rules, pattern_of, quoted
 
+_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _FREE: Mapping[str, Any] = {"type": "object"}
 
 
@@ -42,7 +43,7 @@ def forced_calls(form: CallForm, tools: Sequence[GrammarTool], *, several: bool)
 def calls_or_json(form: CallForm, tools: Sequence[GrammarTool], answer_schema: str, *, several: bool) -> Iterator[str]:
     """Yield the rules of a grammar of calls, or of JSON that matches a schema. Raises UnsupportedSchema."""
     yield "start: answer | calls\n"
-    yield f"answer: %json {answer_schema}\n"
+    yield f"answer: %json {_compact(answer_schema)}\n"
     yield from _calls(form, tools, several=several)
 
 
@@ -103,6 +104,12 @@ def _call(rule: str, syntax: CallSyntax, form: CallForm, tool: GrammarTool) -> I
 def _object_schema(schema: Mapping[str, Any]) -> str:
     """Return the schema of a call's arguments, which are an object whatever it says."""
     return orjson.dumps({**schema, "type": "object", "x-guidance": JSON_FORM}).decode()
+
+
+def _compact(schema: str) -> str:
+    """Return a schema, an object as text, of which values have no white space between their parts."""
+    form = orjson.dumps(_COMPACT).decode()
+    return f'{schema[:-1]}{"," if schema != "{}" else ""}"x-guidance":{form}}}'
 
 
 def _terminals(text: str, form: CallForm) -> str:

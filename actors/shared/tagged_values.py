@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from ..messages.call_syntax import NAME, CallSyntax
-from .tool_types import definitions_of, resolved, types_by_property
+from .tool_types import Definitions, types_by_property
 
 MAX_OPTIONS = 64
 """Alternatives of one argument."""
@@ -54,7 +54,7 @@ def argument_rules(rule: str, syntax: CallSyntax, schema: Mapping[str, Any], par
     for key in required:
         if key not in properties:
             raise UnsupportedSchema(param, "an argument in `required` is not among its `properties`")
-    required_keys, definitions = frozenset(required), definitions_of(schema)
+    required_keys, definitions = frozenset(required), Definitions(schema)
     kept = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     parts = []
     for number, (key, types) in enumerate(types_by_property(schema)):
@@ -68,7 +68,7 @@ def argument_rules(rule: str, syntax: CallSyntax, schema: Mapping[str, Any], par
         parts.append(name if key in required_keys else f"{name}?")
     if not properties and schema.get("additionalProperties") is not False:
         before, _, after = syntax.argument_open.partition(NAME)
-        values = _Values(f"{rule}_any", syntax, param, {}, (), {})
+        values = _Values(f"{rule}_any", syntax, param, definitions, (), {})
         options = values.options({})
         yield from values.terminals
         yield f"{rule}_any: {quoted(before)} {_ANY_KEY} {quoted(after)} {options[0]}\n"
@@ -94,7 +94,7 @@ class _Values:
         rule: str,
         syntax: CallSyntax,
         where: str,
-        definitions: dict[str, dict[str, object]],
+        definitions: Definitions,
         types: tuple[str, ...],
         kept: Mapping[str, Any],
     ) -> None:
@@ -121,8 +121,11 @@ class _Values:
         return self._plain(schema)
 
     def _resolved(self, declared: object) -> Mapping[str, Any]:
-        found = resolved(declared, self._definitions)
-        return found if isinstance(found, dict) else {}
+        if isinstance(declared, dict) and isinstance(reference := declared.get("$ref"), str):
+            declared = self._definitions.resolve(reference)
+            if declared is None:
+                raise _refusal(self._where, "$ref")
+        return declared if isinstance(declared, dict) else {}
 
     def _plain(self, schema: Mapping[str, Any]) -> list[str]:
         if "enum" in schema or "const" in schema:

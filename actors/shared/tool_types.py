@@ -1,71 +1,100 @@
 """Which JSON types a tool's schema allows for its arguments.
 
 The web layer asks this once per tool, and the detokenizer's response parser writes arguments of formats without types
-accordingly. What must always hold: the cost is linear in the schema's top-level properties, whatever the schema says,
-and a caller can pause after each of them.
+accordingly. What must always hold: the cost is linear in the schema's size, also where its references multiply, and
+each property costs at most MAX_LOOKS steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 
 MAX_OPTIONS = 64
-"""How many alternatives, and values of enums, are looked at per property, all together."""
+"""How many alternatives, or values of one enum, are looked at per property."""
+MAX_LOOKS = 128
+"""How many of both together."""
 _TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+_ALTERNATIVES = ("anyOf", "oneOf")
 
 
 def types_by_property(schema: object) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the types that `schema`, a tool's parameters, allows for one property after the other: none for any."""
-    if not isinstance(schema, dict) or not isinstance(properties := schema.get("properties"), dict):
-        return
-    definitions = definitions_of(schema)
-    referred: dict[str, tuple[str, ...]] = {}
-    for name, declared in properties.items():
-        reference = _local_reference(declared, definitions)
-        types = None if reference is None else referred.get(reference)
-        if types is None:
-            types = tuple(dict.fromkeys(islice(_types_of(declared, definitions), MAX_OPTIONS)))
-            if reference is not None:
-                referred[reference] = types
-        yield name, types
+    """Yield the properties of `schema`, a tool's parameters, with the types that it allows; none if it allows any.
+
+    An iterator, so that the caller can pause between the properties.
+    """
+    if isinstance(schema, dict) and isinstance(properties := schema.get("properties"), dict):
+        definitions = Definitions(schema)
+        for name, declared in properties.items():
+            yield name, definitions.types_of(declared)
 
 
-def _local_reference(declared: object, definitions: dict[str, dict[str, object]]) -> str | None:
-    """Return what a property refers to, if that is in its schema."""
-    reference = declared.get("$ref") if isinstance(declared, dict) else None
-    return reference if isinstance(reference, str) and reference.startswith(tuple(definitions)) else None
+class Definitions:
+    """What a schema's properties may refer to. What is found there is remembered."""
 
+    def __init__(self, schema: dict[str, object]) -> None:
+        tables = {f"#/{key}/": schema.get(key) for key in ("$defs", "definitions")}
+        self._tables = {prefix: table for prefix, table in tables.items() if isinstance(table, dict)}
+        self._types: dict[str, tuple[str, ...]] = {}
+        self._own_types: dict[str, tuple[str, ...]] = {}
 
-def _types_of(declared: object, definitions: dict[str, dict[str, object]]) -> Iterator[str]:
-    """Yield the types of one property. Alternatives, and what is referred to, are followed one level deep."""
-    options: list[object] = [declared]
-    if isinstance(declared := resolved(declared, definitions), dict):
-        options = [declared]
-        for key in ("anyOf", "oneOf"):
+    def types_of(self, declared: object) -> tuple[str, ...]:
+        """Return the types of one property. Alternatives, and what is referred to, are followed one level deep."""
+        reference = _reference(declared)
+        if reference is None:
+            return self._find_types(declared)
+        if reference not in self._types:
+            self._types[reference] = self._find_types(self.resolve(reference))
+        return self._types[reference]
+
+    def _find_types(self, declared: object) -> tuple[str, ...]:
+        found = dict.fromkeys(islice(self._look_at(declared), MAX_LOOKS))
+        found.pop("", None)
+        return _shared(tuple(found))
+
+    def _look_at(self, declared: object) -> Iterator[str]:
+        """Yield the types of one property, and an empty name for each alternative, so that looking at it counts."""
+        if not isinstance(declared, dict):
+            return
+        yield from _own_types(declared)
+        for key in _ALTERNATIVES:
             if isinstance(alternatives := declared.get(key), list):
-                options.extend(resolved(one, definitions) for one in alternatives[:MAX_OPTIONS])
-    for option in options:
-        if isinstance(option, dict):
-            yield from _own_types(option)
+                for alternative in alternatives[:MAX_OPTIONS]:
+                    yield ""
+                    yield from self._types_of_alternative(alternative)
 
+    def _types_of_alternative(self, alternative: object) -> Iterator[str] | tuple[str, ...]:
+        reference = _reference(alternative)
+        if reference is None:
+            return _own_types(alternative)
+        if reference not in self._own_types:
+            self._own_types[reference] = tuple(dict.fromkeys(_own_types(self.resolve(reference))))
+        return self._own_types[reference]
 
-def definitions_of(schema: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Return what a schema's local references may refer to, by the beginning of the reference."""
-    return {f"#/{key}/": found for key in ("$defs", "definitions") if isinstance(found := schema.get(key), dict)}
-
-
-def resolved(declared: object, definitions: dict[str, dict[str, object]]) -> object:
-    """Return what a local reference stands for; that may be a reference again, which then says nothing."""
-    if isinstance(declared, dict) and isinstance(reference := declared.get("$ref"), str):
-        for prefix, found in definitions.items():
+    def resolve(self, reference: str) -> object:
+        """Return what a local reference stands for; that may be a reference again, which then says nothing."""
+        for prefix, table in self._tables.items():
             if reference.startswith(prefix):
-                return found.get(reference.removeprefix(prefix).replace("~1", "/").replace("~0", "~"))
-    return declared
+                return table.get(reference.removeprefix(prefix).replace("~1", "/").replace("~0", "~"))
+        return None
 
 
-def _own_types(declared: dict[str, object]) -> Iterator[str]:
+@cache
+def _shared(types: tuple[str, ...]) -> tuple[str, ...]:
+    """Return one tuple for all properties of the same types: requests keep thousands. There are few combinations."""
+    return types
+
+
+def _reference(declared: object) -> str | None:
+    reference = declared.get("$ref") if isinstance(declared, dict) else None
+    return reference if isinstance(reference, str) else None
+
+
+def _own_types(declared: object) -> Iterator[str]:
+    if not isinstance(declared, dict):
+        return
     one = declared.get("type")
     for name in one[:MAX_OPTIONS] if isinstance(one, list) else [one]:
         if isinstance(name, str) and name in _TYPES:

@@ -3,8 +3,8 @@
 It runs in processes of its own (`text_workers/chat_worker.py`): a template ships with a checkpoint and may never end or
 write without end. Templates support different fields: one that never looks at `tools`, `tool_calls` or
 `reasoning_content` would drop them silently, so a chat with such fields is converted to plain text first
-(`plain_chat.py`); one that does not know the role `developer`, or refuses system messages after the first, gets a chat
-without them (`system_messages.py`).
+(`plain_chat.py`); one that does not know the role `developer`, or refuses system messages, at all or after the first,
+gets a chat without them (`system_messages.py`).
 
 A mark is located without knowledge of the template: the chat is rendered again with something added right after the
 marked block, and the position is where that rendering begins to differ from the first.
@@ -27,8 +27,17 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from ..messages.prompts import CallMark, ChatPrompt, ContentMark, Mark, ToolMark
-from .plain_chat import as_json, plain_calls, plain_reasoning, plain_tools
-from .system_messages import merge_upward, without_developer
+from ..shared.template_names import names_in
+from .plain_chat import (
+    ONLY_SINGLE_CALLS,
+    as_json,
+    plain_calls,
+    plain_reasoning,
+    plain_tools,
+    single_calls,
+    tools_in_system,
+)
+from .system_messages import NO_SYSTEM_ROLE, merge_upward, system_as_user, without_developer
 
 _END = "\ufdd0"
 _MARK = "\ufdd1"
@@ -65,11 +74,11 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
         """`variables`: the special tokens by name. Raises jinja2.TemplateError if the source does not compile."""
-        environment = _environment()
-        tree = environment.parse(source)
-        self._template = environment.from_string(source)
+        self._names = names_in(source)
+        self._takes_several_calls = ONLY_SINGLE_CALLS not in source
+        self._knows_system = NO_SYSTEM_ROLE not in source
+        self._template = _environment().from_string(source)
         self._variables = dict(variables)
-        self._names = _names_in(tree)
 
     def render(self, chat: ChatPrompt, max_characters: int = sys.maxsize) -> RenderedChat:
         """Render a chat. Raises TemplateError, and ChatTooLong beyond `max_characters`.
@@ -122,12 +131,17 @@ class ChatTemplate:
         messages, tools = chat.messages, chat.tools
         if chat.continue_final:
             messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END})
-        if "tool_calls" not in self._names and any(message.get("tool_calls") for message in messages):
+        if not self._names.shows_calls and any(message.get("tool_calls") for message in messages):
             messages = plain_calls(messages)
+        elif not self._takes_several_calls:
+            messages = single_calls(messages)
         if "reasoning_content" not in self._names:
             messages = tuple(map(plain_reasoning, messages))
-        if tools and "tools" not in self._names:
-            messages, tools = plain_tools(messages, tools), ()
+        if tools and "tools" not in self._names.variables:
+            add = tools_in_system if "tools" in self._names.attributes else plain_tools
+            messages, tools = add(messages, tools), ()
+        if not self._knows_system:
+            messages = system_as_user(messages)
         written = self._template.generate(
             messages=messages,
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
@@ -230,11 +244,3 @@ def _environment() -> jinja2.Environment:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
     return environment
-
-
-def _names_in(tree: jinja2.nodes.Template) -> frozenset[str]:
-    """Return every name that a template may look up: variables, attributes, and string literals used as keys."""
-    names = {node.name for node in tree.find_all(jinja2.nodes.Name)}
-    names.update(node.attr for node in tree.find_all(jinja2.nodes.Getattr))
-    names.update(node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str))
-    return frozenset(names)

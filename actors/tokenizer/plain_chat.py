@@ -1,4 +1,4 @@
-"""Convert tools, tool calls and reasoning into plain text, for chat templates that do not support them.
+"""Convert tools, tool calls and reasoning into what a chat template supports, plain text if it knows none of them.
 
 Used by `chat_template.py`. What must always hold: no part of the chat is lost; user and assistant still alternate.
 """
@@ -11,6 +11,9 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
+ONLY_SINGLE_CALLS = "single tool-calls at once"
+"""How templates of Llama 3 refuse several calls in a message."""
+
 
 def plain_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     """Put the tools at the beginning of the system prompt."""
@@ -22,6 +25,14 @@ def plain_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
     if messages and messages[0]["role"] == "system":
         return ({**messages[0], "content": f"{text}\n\n{messages[0]['content']}"}, *messages[1:])
     return ({"role": "system", "content": text}, *messages)
+
+
+def tools_in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Put the tools into the system message's field `tools`, as JSON, where templates of Phi-4-mini expect them."""
+    first, rest = {"role": "system", "content": ""}, messages
+    if messages and messages[0]["role"] == "system":
+        first, rest = {**messages[0]}, messages[1:]
+    return ({**first, "tools": as_json([tool["function"] for tool in tools])}, *rest)
 
 
 def plain_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -46,6 +57,28 @@ def plain_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
             texts.append([content])
         after_result = is_result
     return tuple({**message, "content": "\n".join(text)} for message, text in zip(plain, texts, strict=True))
+
+
+def single_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Give every call a message of its own, followed by its result."""
+    single: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            single.append(message)
+            continue
+        results: dict[Any, list[Message]] = {}
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.setdefault(messages[at].get("tool_call_id"), []).append(messages[at])
+            at += 1
+        for call in calls:
+            single += ({**message, "tool_calls": [call]}, *results.pop(call.get("id"), ()))
+            message = {"role": "assistant", "content": ""}
+        for unasked in results.values():
+            single += unasked
+    return tuple(single)
 
 
 def _call_text(call: Mapping[str, Any]) -> str:

@@ -1,17 +1,19 @@
-"""Rearrange a chat for templates that know only one system message, at the beginning.
+"""Rearrange a chat for templates that know only one system message, at the beginning, or none at all.
 
 Used by `chat_template.py`. What must always hold: no text is lost, and each mark stays at the end of the same text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from ..messages.prompts import CallMark, ChatPrompt, ContentMark, Mark
 
+NO_SYSTEM_ROLE = "System role not supported"
+"""How templates of Gemma 1 and 2 refuse every system message."""
 _ROLES = ("system", "developer")
 _PARAGRAPH = "\n\n"
 
@@ -60,6 +62,17 @@ def merge_upward(chat: ChatPrompt) -> ChatPrompt | None:
         messages.append({**chat.messages[group[0]], "content": content})
     messages[0] = {**messages[0], "role": "system"}
     return attrs.evolve(chat, messages=tuple(messages), marks=tuple(_moved(mark, places) for mark in chat.marks))
+
+
+def system_as_user(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Put a system message at the beginning into the user's message after it, or make it one."""
+    if not messages or messages[0]["role"] != "system":
+        return tuple(messages)
+    first, rest = {**messages[0], "role": "user"}, messages[1:]
+    if rest and rest[0]["role"] == "user":
+        first["content"] = _PARAGRAPH.join((first["content"], rest[0]["content"]))
+        rest = rest[1:]
+    return (first, *rest)
 
 
 def _moved(mark: Mark, places: Mapping[int, _Place]) -> Mark:

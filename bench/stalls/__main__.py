@@ -26,7 +26,8 @@ import attrs
 
 from bench.stalls.attack import run_attack
 from bench.stalls.monitor import Monitor
-from bench.stalls.rows import ALLOWED_MS, ROWS, Row
+from bench.stalls.row_parts import ALLOWED_MS, Row
+from bench.stalls.rows import ROWS
 from bench.stalls.servers import Server, serving
 
 SETTLE_S = 0.5

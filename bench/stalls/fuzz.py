@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from bench.bodies import ENDPOINTS, bodies
 from bench.stalls.attack import RawRequest
-from bench.stalls.rows import Row, posted
+from bench.stalls.row_parts import Row, posted
 
 CONCURRENCY = 16
 DISCONNECT_AFTER_S = 10.0

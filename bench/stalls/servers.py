@@ -1,7 +1,7 @@
 """The servers that rows are sent to: the demo model on the fake executor, with various tokenizers and templates.
 
-The fake executor always returns the same token without reading any input (`--fake-token-id`), at ten milliseconds per
-step: the benchmark measures the web process.
+The fake executor always returns the same token without reading any input (`--fake-token-id`), or, for a `reply`, the
+tokens of a text, at ten milliseconds per step: the benchmark measures the web process.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from tokenizers import Tokenizer
 
 from bench.stalls.monitor import health_of
 from quipu.actors.shared.checkpoint import DEMO
@@ -27,7 +28,8 @@ from quipu.actors.shared.checkpoint import DEMO
 PATIENCE_S = 60.0
 _LETTER_A = "67"
 """The token of every stream, in the demo's vocabulary."""
-_COMMON = ("--executor", "fake", "--fake-step-seconds", "0.01", "--fake-token-id", _LETTER_A)
+_COMMON = ("--executor", "fake", "--fake-step-seconds", "0.01")
+_REPLY_TOKENS = 2_000
 _LONG = 1 << 20
 
 
@@ -38,6 +40,8 @@ class Kind:
     change: Callable[[Path], None] = lambda folder: None
     flags: Sequence[str] = ()
     max_files: int | None = None
+    reply: tuple[str, str] | None = None
+    """What the model writes to every client: a text, and another one for ever."""
 
 
 @attrs.define(eq=False)
@@ -95,7 +99,19 @@ def serving(kind: str, folder: Path) -> Iterator[Server]:
         if how.max_files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (how.max_files, how.max_files))
 
-    command = [Path(sys.executable).with_name("quipu"), "serve", str(checkpoint), "--port", "0", *_COMMON, *how.flags]
+    drawn = ("--fake-token-id", _LETTER_A)
+    if how.reply is not None:
+        drawn = ("--fake-replies", _write_replies(checkpoint, *how.reply))
+    command = [
+        Path(sys.executable).with_name("quipu"),
+        "serve",
+        str(checkpoint),
+        "--port",
+        "0",
+        *_COMMON,
+        *drawn,
+        *how.flags,
+    ]
     log_path = folder / "log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -116,6 +132,15 @@ def serving(kind: str, folder: Path) -> Iterator[Server]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _write_replies(checkpoint: Path, first: str, repeated: str) -> str:
+    """Write the file for `--fake-replies`, and return its path."""
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    begun, unit = (tokenizer.encode(text, add_special_tokens=False).ids for text in (first, repeated))
+    path = checkpoint / "replies.json"
+    path.write_text(json.dumps({-1: begun + unit * (_REPLY_TOKENS // len(unit))}), "utf-8")
+    return str(path)
 
 
 def _port_of(process: subprocess.Popen[bytes], log_path: Path) -> int:
@@ -161,11 +186,26 @@ def _write(path: Path, text: str) -> None:
 _FLAGS_LONG = ("--num-blocks", "80000")
 KINDS: dict[str, Kind] = {
     "demo": Kind(),
-    "small": Kind(flags=("--max-model-len", "1024")),
+    "small": Kind(
+        flags=("--max-model-len", "1024"),
+        reply=("<think>a</think>", '<tool_call>{"name": "look_up", "arguments": {"a": [1]}}</tool_call>'),
+    ),
     "long": Kind(_gpt2, _FLAGS_LONG),
     "qwen": Kind(_long, _FLAGS_LONG),
     "looping": Kind(_template(("{% for a in range(99999) %}" * 3) + ("{% endfor %}" * 3))),
     "writing": Kind(_template("{% for a in range(99999) %}{{ 'a' * 99999 }}{% endfor %}")),
     "recursing": Kind(_template("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}")),
     "few_files": Kind(max_files=256),
+    "opening": Kind(_long, _FLAGS_LONG, reply=("", "<tool_call>")),
+    "calling": Kind(_long, _FLAGS_LONG, reply=("", '<tool_call>{"name": "tool0", "arguments": {}}</tool_call>')),
+    "nesting": Kind(_long, _FLAGS_LONG, reply=('<tool_call>\n{"name": "tool0", "arguments": {"p0": ', '[{"p0": ')),
+    "nesting_values": Kind(
+        _long,
+        (*_FLAGS_LONG, "--tool-call-parser", "qwen3_coder"),
+        reply=("<tool_call>\n<function=tool0>\n<parameter=p0>\n", "[[[["),
+    ),
+    "thinking": Kind(_long, _FLAGS_LONG, reply=("<think>\n", "So be it. ")),
+    "rethinking": Kind(_long, _FLAGS_LONG, reply=("", "<think>a</think>b")),
+    "angles": Kind(_long, _FLAGS_LONG, reply=("", "<")),
+    "blanks": Kind(_long, _FLAGS_LONG, reply=("a", " " * 12)),
 }

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from bench.stalls.__main__ import QUICK, Seen, faults_of
-from bench.stalls.rows import ROWS, Row
+from bench.stalls.row_parts import Row
+from bench.stalls.rows import ROWS
 
 NOTHING = Seen("nothing", gap_ms=20.0, health_ms=5.0, alive=True)
 

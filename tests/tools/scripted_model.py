@@ -86,10 +86,20 @@ class ScriptedModel:
 
     async def stream(self, endpoint: str, **fields: Any) -> list[dict[str, Any]]:
         """Return the events of a streamed answer."""
-        answer = await self.send(endpoint, body(endpoint, stream=True, **fields))
+        return self.events_of(await self.send(endpoint, body(endpoint, stream=True, **fields)))
+
+    @staticmethod
+    def events_of(answer: httpx2.Response) -> list[dict[str, Any]]:
         assert answer.status_code == 200, answer.text
         lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
         return [json.loads(line) for line in lines if line != "[DONE]"]
+
+    @property
+    def end(self) -> int:
+        """The token that ends an output."""
+        end = kept_library(demo_folder()).tokenizer.token_to_id(END)
+        assert isinstance(end, int)
+        return end
 
     async def send(self, endpoint: str, request: dict[str, Any]) -> httpx2.Response:
         return await self._http.post(endpoint, json=request)

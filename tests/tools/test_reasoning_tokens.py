@@ -97,3 +97,15 @@ async def test_a_prompt_that_has_opened_reasoning() -> None:
         message = told["choices"][0]["message"]
         assert (message["reasoning_content"].strip(), message["content"]) == ("Oslo is a town.", "It rains.")
         assert counted(CHAT, told["usage"])[1] == len(model.tokens("Oslo is a town.\n</think>"))
+
+
+async def test_a_message_without_reasoning_says_so() -> None:
+    """Clients read the field of every message: it is null where the model could have thought, and did not."""
+    async with scripted_model("It rains.") as model:
+        message = (await model.ask(CHAT))["choices"][0]["message"]
+        assert message["reasoning_content"] is None and message["reasoning"] is None
+        message = (await model.ask(CHAT, include_reasoning=False))["choices"][0]["message"]
+        assert "reasoning_content" not in message
+    async with scripted_model("It rains.", reasoning_parser="none") as model:
+        message = (await model.ask(CHAT))["choices"][0]["message"]
+        assert "reasoning_content" not in message

@@ -20,6 +20,8 @@ MAX_PARTS = 20_000
 MAX_TOOLS = 2_048
 MAX_PROPERTIES = 5_000
 """Properties in the schema of one tool, nested ones included."""
+MAX_ALL_PROPERTIES = 65_536
+"""The same of all tools of a request: it keeps the types of their arguments until it ends."""
 ITEMS_A_TURN = 256
 _SCHEMA_NODES_AN_ITEM = 16
 _TOO_MANY = "too_many_items"
@@ -29,7 +31,7 @@ class Pace:
     """The progress of reading one body."""
 
     def __init__(self) -> None:
-        self._num_parts = self._num_containers = self._num_values = 0
+        self._num_parts = self._num_containers = self._num_values = self._num_properties = 0
         self._left = ITEMS_A_TURN
         self._has_turn = False
 
@@ -74,9 +76,9 @@ class Pace:
             limits = f"{MAX_CONTAINERS} objects and arrays and {MAX_CHAT_VALUES} values"
             raise bad_value(param, f"all arguments together must have at most {limits}", _TOO_MANY)
 
-    def check_tools(self, tools: list[Any], param: str) -> None:
+    def check_tools(self, num_tools: int, param: str) -> None:
         """Raise APIError if there are too many."""
-        _check(len(tools), MAX_TOOLS, param, "tools")
+        _check(num_tools, MAX_TOOLS, param, "tools")
 
     async def schema(self, schema: dict[str, Any], param: str) -> None:
         """Walk through a tool's schema. Raises APIError if it has too many properties."""
@@ -95,6 +97,8 @@ class Pace:
             if type(properties) is dict:
                 num_properties += len(properties)
                 _check(num_properties, MAX_PROPERTIES, param, "properties")
+                self._num_properties += len(properties)
+                _check(self._num_properties, MAX_ALL_PROPERTIES, param, "properties in all tools together")
             waiting += [child for child in node.values() if type(child) in (dict, list)]
             await self.tick(len(node) // _SCHEMA_NODES_AN_ITEM)
 

@@ -28,8 +28,10 @@ class NamespacedTool:
 
 @attrs.frozen
 class ReplyRules:
-    """How calls are written."""
+    """How calls and reasoning are written."""
 
+    names_reasoning: bool = False
+    """The message of a chat has the fields of reasoning even if there was none, as vLLM's does."""
     legacy_functions: bool = False
     """The client sent `functions`: a call is a `function_call` of the message."""
     custom_tools: frozenset[str] = frozenset()

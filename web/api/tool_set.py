@@ -19,8 +19,8 @@ from .fields import Fields, wrong_type
 from .pace import Pace
 
 MAX_NAME_CHARS = 64
-_ITEMS_A_PROPERTY = 4
-"""What finding the types of one property counts for."""
+_ITEMS_A_PROPERTY = 8
+"""Finding a property's types takes about as long as reading so many parts of a message, at worst."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 
 
@@ -33,7 +33,7 @@ class ToolSet:
         self._pace = pace
         self.shown: list[Mapping[str, Any]] = []
         """In the form that chat templates expect."""
-        self._types: dict[str, ArgumentTypes] = {}
+        self._types: dict[str, dict[str, tuple[str, ...]]] = {}
         self.held: list[GrammarTool] = []
         """As grammars know them: those that are strict are held to their schemas."""
         self._strict: list[str] = []
@@ -75,15 +75,15 @@ class ToolSet:
         """Add a tool whose name comes from the field `param`. Raises APIError if another one has this name."""
         if name in self._types:
             raise bad_value(param, "must be unique, but another tool has the same name")
-        types: dict[str, tuple[str, ...]] = {}
-        for argument, found in types_by_property(schema):
-            if found:
-                types[argument] = found
-            await self._pace.tick(_ITEMS_A_PROPERTY)
-        self._types[name] = types
+        self._pace.check_tools(len(self.shown) + 1, param)
+        types = self._types[name] = {}
         self.shown.append(tool)
         self.held.append(GrammarTool(name, schema, schema_param, param, is_held=is_strict))
         await self._pace.tick()
+        for key, allowed in types_by_property(schema):
+            if allowed:
+                types[key] = allowed
+            await self._pace.tick(_ITEMS_A_PROPERTY)
 
     async def skip(self, where: str) -> None:
         """Note that the tool at this path has no meaning here."""
@@ -92,7 +92,7 @@ class ToolSet:
 
     def rules(self, callable_names: Collection[str] | None, *, one_call: bool) -> OutputRules:
         """Return how the output is read. `callable_names`: what may be called; None means every tool."""
-        types = self._types
+        types: Mapping[str, ArgumentTypes] = self._types
         if callable_names is not None:
             types = {name: types[name] for name in types if name in callable_names}
         return OutputRules(tool_types=types, max_calls=1 if one_call else None)

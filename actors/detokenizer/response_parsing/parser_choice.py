@@ -20,6 +20,8 @@ AUTO = "auto"
 NONE = "none"
 OWN = "response_template"
 """The name of the checkpoint's own format."""
+PLAIN = "hermes"
+"""The format of calls in plain text (`actors/tokenizer/plain_chat.py`)."""
 
 
 class UnknownParser(ValueError):
@@ -43,11 +45,14 @@ def choose(
     own_template: dict[str, Any] | None,
     chat_template: str | None,
     special_ids: Mapping[str, int],
+    *,
+    is_plain: bool = False,
 ) -> Chosen:
     """Choose the formats of calls and of reasoning.
 
-    `own_template` is the checkpoint's `response_template`, `special_ids` the ids of special tokens by text. Raises
-    UnknownParser.
+    `own_template` is the checkpoint's `response_template`, `special_ids` the ids of special tokens by text.
+    `is_plain`: the model sees tools, or calls of earlier turns, as the plain text that stands in for what its chat
+    template does not support. It may write calls in that form, too. Raises UnknownParser.
     """
     for kind, name, known in (
         ("tool call", tool_call_parser, TOOL_CALLS),
@@ -67,6 +72,10 @@ def choose(
             reasons.append(f"the checkpoint's response_template is not used: {error}")
     found = _first_in(chat_template or "", CALLS_BY_CHAT_TEMPLATE)
     calls_name, calls, why = _half(tool_call_parser, own if own and own.calls else None, TOOL_CALLS, found)
+    if is_plain and tool_call_parser == AUTO and calls_name != PLAIN:
+        plain = read_fields(TOOL_CALLS[PLAIN])
+        calls = plain if calls is None else attrs.evolve(calls, calls=(*calls.calls, *plain.calls))
+        calls_name, why = calls_name or PLAIN, f"{why}, and {PLAIN}, in which calls are shown to it"
     reasons.append(f"tool calls: {why}")
     found = _first_in(chat_template or "", REASONING_BY_CHAT_TEMPLATE)
     reasoning_name, reasoning, why = _half(reasoning_parser, own if own and own.reasoning else None, REASONING, found)
@@ -93,5 +102,5 @@ def _half(
     return None, None, "none, the chat template shows no known format"
 
 
-def _first_in(chat_template: str, marks: Iterable[tuple[str, str]]) -> str | None:
-    return next((name for mark, name in marks if mark in chat_template), None)
+def _first_in(chat_template: str, marks: Iterable[tuple[tuple[str, ...], str]]) -> str | None:
+    return next((name for texts, name in marks if all(text in chat_template for text in texts)), None)

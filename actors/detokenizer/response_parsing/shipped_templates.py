@@ -110,23 +110,26 @@ REASONING: dict[str, Spec] = {
 }
 
 CALLS_BY_CHAT_TEMPLATE = (
-    ("<function=", "qwen3_coder"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<start_function_call>", "functiongemma"),
-    ("<|tool_call>", "gemma4"),
-    (_DEEPSEEK_SEPARATOR, "deepseek_v3"),
-    ("functools", "phi4_mini_json"),
-    ("<|/tool_call|>", "phi4_mini_json"),
-    ("<|tool_call|>", "granite"),
-    ("<tool_call>", "hermes"),
-    ("<|python_tag|>", "llama3_json"),
+    (("<function=",), "qwen3_coder"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<start_function_call>",), "functiongemma"),
+    (("<|tool_call>",), "gemma4"),
+    ((_DEEPSEEK_SEPARATOR, "```json"), "deepseek_v3"),
+    ((_DEEPSEEK_SEPARATOR,), "deepseek_v31"),
+    (("functools",), "phi4_mini_json"),
+    (("<|/tool_call|>",), "phi4_mini_json"),
+    (("<|/tool|>",), "phi4_mini_json"),
+    (("<|tool_call|>",), "granite"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_tag|>",), "llama3_json"),
+    (("<|start_header_id|>ipython",), "llama3_json"),
 )
-"""What a chat template contains, and the format that this shows. The first one counts."""
+"""What a chat template contains, all of it, and the format that this shows. The first one counts."""
 REASONING_BY_CHAT_TEMPLATE = (
-    ("[THINK]", "mistral"),
-    ("<|channel>thought", "gemma4"),
-    ("<seed:think>", "seed_oss"),
-    ("my thought process", "granite"),
-    ("<think>", "qwen3"),
-    ("</think>", "qwen3"),
+    (("[THINK]",), "mistral"),
+    (("<|channel>thought",), "gemma4"),
+    (("<seed:think>",), "seed_oss"),
+    (("my thought process",), "granite"),
+    (("<think>",), "qwen3"),
+    (("</think>",), "qwen3"),
 )

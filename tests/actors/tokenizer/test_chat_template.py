@@ -105,6 +105,38 @@ def test_template_without_tools_gets_text() -> None:
     assert without_system.startswith("<|im_start|>system\nThese tools")
 
 
+def test_template_with_calls_but_without_tools_gets_text() -> None:
+    """Calls are shown in the form in which the tools were explained, also by a template with a form of its own."""
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.tool_calls or m.content }}{% endfor %}"
+    text = render(source, ChatPrompt(HISTORY, tools=(tool("weather"),)))
+    assert '<tool_call>\n{"name": "weather", "arguments": {"town": "Cusco"}}\n</tool_call>[user]' in text
+
+
+def test_template_that_takes_one_call_at_a_time() -> None:
+    """Several calls of a message become one message each, every one with its result; nothing is lost."""
+    refusal = (
+        "{% for m in messages if (m.tool_calls or []) | length > 1 %}"
+        "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endfor %}"
+    )
+    asked = message("assistant", "Both.", tool_calls=[call("weather", town="Cusco"), call("time"), call("sun")])
+    results = [message("tool", name, tool_call_id=name) for name in ("time", "weather", "other")]
+    text = render(refusal + QWEN_LIKE, ChatPrompt((HISTORY[1], asked, *results, HISTORY[4])))
+    assert text == (
+        '[user]Weather?[end][assistant]Both.{weather {"town": "Cusco"}}[end][tool]weather[end][assistant]{time {}}[end]'
+        "[tool]time[end][assistant]{sun {}}[end][tool]other[end][user]And?[end][assistant]"
+    )
+
+
+def test_template_with_tools_of_the_system_message() -> None:
+    """A template that looks for tools in the system message, as Phi-4-mini's, gets them there, as a JSON text."""
+    shown = "[{{ m.role }}]{{ m.content }}{% if 'tools' in m %}|{{ m['tools'] }}{% endif %}"
+    source = f"{{% for m in messages %}}{shown}{{% endfor %}}"
+    tools = (tool("weather"), tool("time"))
+    listed = json.dumps([one["function"] for one in tools])
+    assert f"[system]Be brief.|{listed}[user]" in render(source, ChatPrompt(HISTORY, tools=tools))
+    assert render(source, ChatPrompt(HISTORY[1:2], tools=tools)).startswith(f"[system]|{listed}[user]")
+
+
 def test_plain_chats_are_not_converted() -> None:
     """An unusual role is passed to the template unchanged."""
     assert "<|im_start|>tool\nx<|im_end|>" in render(PLAIN_TEMPLATE, ChatPrompt((message("tool", "x"),)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
@@ -16,7 +17,7 @@ STRICT = """\
 {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be first') }}{% endif %}
 {%- if not loop.first and m.role == loop.previtem.role %}{{ raise_exception('Roles must alternate') }}{% endif %}
 {{- '[' + m.role + ']' + m.content }}
-{%- for c in m.tool_calls %}{{ '!' + c.function.arguments | tojson }}{% endfor %}
+{%- for c in m.tool_calls if tools is not none %}{{ '!' + c.function.arguments | tojson }}{% endfor %}
 {%- endfor %}"""
 SHORT = CacheTtl.FIVE_MINUTES
 
@@ -55,6 +56,22 @@ def test_templates_that_accept_late_system_messages_get_them() -> None:
 def test_late_system_messages_are_merged(chat: ChatPrompt, text: str) -> None:
     """They become part of the first message; users' turns that then follow each other become one."""
     assert render(STRICT, chat) == text
+
+
+def test_templates_that_refuse_every_system_message() -> None:
+    """The system prompt, and tools that are explained there, become part of the user's first message."""
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    for chat, text in (
+        (said("system:s", "user:u", "assistant:a"), "[user]s\n\nu[assistant]a"),
+        (said("system:s", "assistant:a"), "[user]s[assistant]a"),
+        (said("user:u"), "[user]u"),
+    ):
+        assert render(refusal + CHATML, chat) == text
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    chat = attrs.evolve(said("user:u"), tools=(tool,), marks=(ToolMark(SHORT, 0), ContentMark(SHORT, 0, 1)))
+    rendered = ChatTemplate(refusal + CHATML, {}).render(chat)
+    assert rendered.text.startswith("[user]These tools") and rendered.text.endswith("\n\nu")
+    assert '"f"' in rendered.text[: rendered.mark_ends[0]] and rendered.mark_ends[1] == len(rendered.text)
 
 
 def test_other_refusals_keep_their_reason() -> None:

@@ -104,6 +104,16 @@ async def test_too_many_tools_and_properties(sent: list[Any], param: str) -> Non
     assert not desk.tickets
 
 
+async def test_properties_of_all_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The properties of all tools together have a limit of their own, which the last tool may reach."""
+    monkeypatch.setattr(pace, "MAX_ALL_PROPERTIES", 60)
+    status, _, _ = await post_body(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=tools(6, 9)))
+    assert status == 200
+    status, message, _ = await post_body(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=tools(7, 9)))
+    assert status == 400
+    assert "`tools.6.input_schema.properties`" in message and "at most 60 properties in all tools together" in message
+
+
 async def test_json_in_strings_counts() -> None:
     """JSON within a string counts like JSON around it."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[" + "[]," * 60_000 + "[]]"}
@@ -155,3 +165,19 @@ async def test_reading_has_checkpoints() -> None:
         await Client(app).post(MESSAGES, body(MESSAGES, turns(MESSAGES, 10_000)))
         assert turns_of_others - before > 10_000 / pace.ITEMS_A_TURN
         nursery.cancel_scope.cancel()
+
+
+async def test_tools_of_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools that come with items of the input count together; those that are known already do not count again."""
+    monkeypatch.setattr(pace, "MAX_TOOLS", 6)
+
+    def added(start: int, count: int) -> dict[str, Any]:
+        named = [{"type": "function", "name": f"tool{start + index}"} for index in range(count)]
+        return {"type": "additional_tools", "tools": named}
+
+    repeated = [*turns(RESPONSES, 1), *[added(0, 4)] * 3, added(4, 2)]
+    status, _, _ = await post_body(RESPONSES, body(RESPONSES, repeated))
+    assert status == 200
+    status, message, _ = await post_body(RESPONSES, body(RESPONSES, [*repeated, added(6, 1)]))
+    assert status == 400
+    assert "`input[5].tools[0].name`" in message and "at most 6 tools" in message

@@ -28,7 +28,7 @@ async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> To
         return read
     if type(tools) is not list:
         raise wrong_type("tools", "a list of tools")
-    pace.check_tools(tools, "tools")
+    pace.check_tools(len(tools), "tools")
     for index, tool in enumerate(tools):
         where = f"tools.{index}"
         if type(tool) is not dict:

@@ -65,11 +65,13 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         max_sequences=max_sequences,
         scores=read_chat_scores(fields),
     )
+    include_reasoning = fields.flag("include_reasoning", default=True)
+    names_reasoning = include_reasoning and info.output.reasoning_parser is not None
     return attrs.evolve(
         request,
         output=tools.output,
-        rules=tools.rules,
-        include_reasoning=fields.flag("include_reasoning", default=True),
+        rules=attrs.evolve(tools.rules, names_reasoning=names_reasoning),
+        include_reasoning=include_reasoning,
         with_token_ids=fields.flag("return_token_ids"),
         grammar=tools.grammar,
         thinking_budget=thinking.budget,

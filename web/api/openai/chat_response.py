@@ -45,8 +45,8 @@ def chat_choice(transcript: Transcript, index: int, wanted: GenerationRequest, c
     yield b'{"index":%d,"message":{"role":"assistant","content":' % index
     yield b"null" if content.blocks and not text else orjson.dumps(text)
     yield b',"refusal":null'
-    if reasoning:
-        yield b"," + _reasoning_fields(orjson.dumps(reasoning))
+    if reasoning or wanted.rules.names_reasoning:
+        yield b"," + _reasoning_fields(orjson.dumps(reasoning or None))
     if calls:
         yield from _calls_pieces(calls, index, wanted, call_ids)
     yield b'},"logprobs":'

@@ -79,7 +79,7 @@ def _read_list(fields: Fields, name: str, pace: Pace) -> list[Any]:
         return []
     if type(tools) is not list:
         raise wrong_type(name, "a list of tools")
-    pace.check_tools(tools, name)
+    pace.check_tools(len(tools), name)
     return tools
 
 

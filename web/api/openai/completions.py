@@ -77,7 +77,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
         raise bad_value(
             "best_of", "must equal `n`; other values are not supported by this server", "unsupported_parameter"
         )
-    return attrs.evolve(request, grammar=grammar)
+    return attrs.evolve(request, grammar=grammar, with_token_ids=fields.flag("return_token_ids"))
 
 
 async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, pace: Pace) -> tuple[Prompt, ...]:

@@ -73,7 +73,7 @@ class ResponseTools:
             return
         if type(tools) is not list:
             raise wrong_type(param, "a list of tools")
-        self._pace.check_tools(tools, param)
+        self._pace.check_tools(len(tools), param)
         for index, tool in enumerate(tools):
             where = f"{param}[{index}]"
             if type(tool) is not dict:
@@ -83,6 +83,7 @@ class ResponseTools:
             if kind in ("function", "custom"):
                 await self._add(entry, namespace, is_custom=kind == "custom", skip_known=skip_known)
             elif kind == "namespace" and namespace is None:
+                await self._pace.tick()
                 await self.read(entry, read_name(entry, MAX_NAME_CHARS), skip_known=skip_known)
             else:
                 await self._set.skip(where)
@@ -94,6 +95,7 @@ class ResponseTools:
             name = grouped.flat_name
             self._namespaces[name] = grouped
         if skip_known and name in self._set:
+            await self._pace.tick()
             return
         if is_custom:
             self._custom.add(name)

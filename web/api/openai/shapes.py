@@ -40,7 +40,7 @@ COMPLETIONS_SHAPE = Shape(
     known=_GENERATION
     | _FORMATS
     | unsupported.COMPLETIONS.keys()
-    | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs"},
+    | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs", "return_token_ids"},
     objects={"stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
 )
 

@@ -51,7 +51,7 @@ async def _read_allowed(allowed: Fields, pace: Pace) -> ToolChoice:
     tools, param = allowed.get("tools"), allowed.param("tools")
     if type(tools) is not list:
         raise wrong_type(param, "a list of tools")
-    pace.check_tools(tools, param)
+    pace.check_tools(len(tools), param)
     names = set()
     for index, tool in enumerate(tools):
         where = f"{param}[{index}]"

@@ -66,7 +66,6 @@ COMPLETIONS: Mapping[str, Neutral] = {
     **_EITHER,
     "add_special_tokens": _true,
     "prompt_embeds": _empty,
-    "return_token_ids": _empty,
     "suffix": _empty,
     "thinking_token_budget": _among(-1),
     "top_logprobs": _empty,

@@ -63,6 +63,10 @@ def test_every_shipped_format() -> None:
         ("<|tool_call|>", "granite", None),
         ("<|tool_call|> <|/tool_call|>", "phi4_mini_json", None),
         ("<|tool_call>call:", "gemma4", None),
+        ("<|tool|>{{ message.tools }}<|/tool|>", "phi4_mini_json", None),
+        ("<|start_header_id|>ipython<|end_header_id|>", "llama3_json", None),
+        ("<\uff5ctool\u2581sep\uff5c>{{ name }}\n```json", "deepseek_v3", None),
+        ("<\uff5ctool\u2581sep\uff5c>{{ arguments }}", "deepseek_v31", None),
         ("{{ messages }}", None, None),
         (None, None, None),
     ],
@@ -72,6 +76,18 @@ def test_found_by_the_chat_template(chat_template: str | None, calls: str | None
     chosen = choose("auto", "auto", None, chat_template, {})
     assert (chosen.tool_call_parser, chosen.reasoning_parser) == (calls, reasoning)
     assert (chosen.template is None) is (calls is None and reasoning is None)
+
+
+@pytest.mark.parametrize(("chat_template", "name"), [("{{ messages }}", "hermes"), ("[TOOL_CALLS]", "mistral")])
+def test_calls_in_plain_text_are_read(chat_template: str, name: str) -> None:
+    """A model that is told of its tools in plain text is understood if it calls them so, or in a form of its own."""
+    chosen = choose("auto", "auto", None, chat_template, {}, is_plain=True)
+    assert chosen.tool_call_parser == name and "and hermes" in chosen.reason and chosen.template is not None
+    call = '{"name": "f", "arguments": {}}'
+    assert parse(chosen.template, f"<tool_call>{call}</tool_call>").calls == [("f", "{}")]
+    if name == "mistral":
+        assert parse(chosen.template, f"[TOOL_CALLS][{call}]").calls == [("f", "{}")]
+        assert parse(choose("mistral", "auto", None, "x", {}, is_plain=True).template, "<tool_call>").calls == []
 
 
 def test_names_come_before_the_own_template() -> None:

@@ -109,7 +109,7 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"best_of": 2}, "best_of", "must equal `n`"),
     ({"suffix": "x"}, "suffix", "not supported"),
     ({"thinking_token_budget": 0}, "thinking_token_budget", "not supported"),
-    ({"return_token_ids": True}, "return_token_ids", "not supported"),
+    ({"return_token_ids": 1}, "return_token_ids", "a boolean"),
 ]
 ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": 5}, "logprobs", "a boolean"),

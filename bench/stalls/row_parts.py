@@ -1,0 +1,72 @@
+"""What a row of hostile requests is, and how its requests are made (`rows.py`, `tool_rows.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from bench.http_load import request_of
+from bench.stalls.attack import RawRequest
+
+MEBIBYTE = 1 << 20
+ALLOWED_MS = 50.0
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+WORDS = "A quipu is a ledger of knotted cords, and what is tied into it stays. "
+
+
+@attrs.frozen
+class Row:
+    name: str
+    make: Callable[[int], Sequence[RawRequest]]
+    """Makes the requests for a server at the given port."""
+    concurrency: int = 1
+    server: str = "long"
+    """Key of `servers.KINDS` to send it to."""
+    refused: bool = False
+    """Whether overload is expected: a 503 with Retry-After is not a fault."""
+    probe: Callable[[int], bytes] | None = None
+    """A small request to send instead of `/health`; `health_ms` then measures its responses."""
+    allowed_ms: float = ALLOWED_MS
+    """How much longer than in the row `nothing` `/health`, or the probe, may wait."""
+
+
+def text_of(num_bytes: int, words: str = WORDS) -> str:
+    return (words * (num_bytes // len(words.encode()) + 1)).encode()[:num_bytes].decode("utf-8", "ignore")
+
+
+def completion(prompt: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "prompt": prompt, "max_tokens": 1} | fields
+
+
+def chat(messages: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": messages, "max_tokens": 1} | fields
+
+
+def response(items: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "input": items, "max_output_tokens": 1} | fields
+
+
+def said(content: Any, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def parts(num_parts: int, text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for _ in range(num_parts)]
+
+
+def one(path: str, body: Callable[[], dict[str, Any]], times: int = 1) -> Callable[[int], Sequence[RawRequest]]:
+    return lambda port: [RawRequest(request_of(port, body(), path))] * times
+
+
+def posted(port: int, path: str, data: bytes) -> bytes:
+    """Return a whole request with this body."""
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
+
+
+def size_of(raws: Sequence[RawRequest]) -> int:
+    """Return the total size in bytes."""
+    return sum(len(raw.data) for raw in raws)

@@ -1,0 +1,28 @@
+"""What a chat template may look up."""
+
+from __future__ import annotations
+
+import pytest
+
+from quipu.actors.shared.template_names import names_in
+
+
+@pytest.mark.parametrize(
+    ("source", "shows_calls"),
+    [
+        ("{% for t in tools %}{% endfor %}{{ m.tool_calls }}", True),
+        ("{% if 'tool_calls' in m %}{{ m['tools'] }}{% endif %}", True),
+        ("{{ m.tool_calls }}", False),
+        ("Call tools, see tool_calls. {# tools, tool_calls #}", False),
+    ],
+)
+def test_calls(source: str, shows_calls: bool) -> None:
+    """Calls are shown by templates that look at tools and calls; prose and comments that mention them do not count."""
+    assert names_in(source).shows_calls is shows_calls
+
+
+def test_kinds_of_names() -> None:
+    """Variables and attributes are told apart, however an attribute is written."""
+    names = names_in("{% for m in messages %}{{ m.role }}{{ m['tools'] }}{{ 'x' }}{% break %}{% endfor %}")
+    assert names.variables >= {"messages", "m"} and names.attributes == {"role", "tools"}
+    assert "x" in names and "y" not in names

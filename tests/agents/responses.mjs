@@ -1,0 +1,35 @@
+// A session with npm's `openai` on /v1/responses, streamed: the output of a response is part of the next one's input.
+
+import assert from 'node:assert/strict';
+import OpenAI from 'openai';
+import * as weather from './weather.mjs';
+
+const client = new OpenAI({ baseURL: `${weather.url}/v1`, ...weather.options });
+const { name, description, parameters } = weather;
+
+async function streamed(input) {
+  const tools = [{ type: 'function', name, description, parameters, strict: false }];
+  const stream = client.responses.stream({ model: 'demo', temperature: 0, input, tools });
+  const response = await stream.finalResponse();
+  const { input_tokens, output_tokens, total_tokens, input_tokens_details: details } = response.usage;
+  assert.ok(output_tokens > 0);
+  assert.equal(input_tokens + output_tokens, total_tokens);
+  assert.ok(details.cached_tokens >= 0 && details.cached_tokens < input_tokens);
+  assert.equal(response.status, 'completed');
+  return response;
+}
+
+const question = { role: 'user', content: weather.QUESTION };
+const first = await streamed([question]);
+const [call] = first.output;
+assert.equal(first.output.length, 1);
+assert.equal(call.type, 'function_call');
+assert.equal(call.name, name);
+const output = weather.getWeather(JSON.parse(call.arguments));
+
+const result = { type: 'function_call_output', call_id: call.call_id, output };
+const last = await streamed([question, ...first.output, result]);
+assert.equal(last.output_text, weather.ANSWER);
+assert.ok(last.usage.input_tokens_details.cached_tokens > 0);
+
+weather.checkCalls(1);
