@@ -54,7 +54,7 @@ def argument_rules(rule: str, syntax: CallSyntax, schema: Mapping[str, Any], par
     for key in required:
         if key not in properties:
             raise UnsupportedSchema(param, "an argument in `required` is not among its `properties`")
-    required_keys, definitions = frozenset(required), Definitions(schema)
+    required_keys, definitions = frozenset(required), Definitions(dict(schema))
     kept = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     parts = []
     for number, (key, types) in enumerate(types_by_property(schema)):

@@ -111,7 +111,11 @@ async def test_allowed_tools(path: str) -> None:
 
 async def test_legacy_function() -> None:
     """`function_call` names the function that is called, once."""
-    fields = {"tools": None, "functions": [{"name": "a", "parameters": SCHEMA}], "function_call": {"name": "a"}}
+    fields: dict[str, Any] = {
+        "tools": None,
+        "functions": [{"name": "a", "parameters": SCHEMA}],
+        "function_call": {"name": "a"},
+    }
     asked = await ask(CHAT, body(CHAT, **fields), OUTPUT)
     assert accepts(asked, calls("a")) and not accepts(asked, calls("a", "a"))
 
@@ -120,7 +124,7 @@ async def test_legacy_function() -> None:
 async def test_nothing_is_forced(path: str) -> None:
     """A choice that leaves it to the model, or forbids calls, has no grammar."""
     for kind in ("auto", "none"):
-        chosen = {"type": kind} if path == MESSAGES else kind
+        chosen: Any = {"type": kind} if path == MESSAGES else kind
         assert (await ask(path, body(path, tool_choice=chosen), OUTPUT)).encode.grammar is None
 
 
@@ -138,7 +142,8 @@ async def test_strict_without_effect() -> None:
     """Where calls within text cannot be held to a schema, the client is told that `strict` has no effect."""
     strict = tools(CHAT, "a", strict=True)
     bare = OutputFormat(call_form=family("llama3_json", has_tokens=True).form)
-    for fields, output in (({}, PLAIN), ({}, bare), ({"tool_choice": "none"}, OUTPUT)):
+    cases: list[tuple[dict[str, Any], OutputFormat]] = [({}, PLAIN), ({}, bare), ({"tool_choice": "none"}, OUTPUT)]
+    for fields, output in cases:
         asked = await ask(CHAT, body(CHAT, tools=strict, **fields), output)
         assert asked.encode.grammar is None and asked.ignored == "tools[0].function.strict"
 
@@ -146,11 +151,12 @@ async def test_strict_without_effect() -> None:
 @pytest.mark.parametrize("path", PATHS)
 async def test_format_with_tools(path: str) -> None:
     """An answer in a format does not keep the model from calling tools."""
-    fields: dict[str, Any] = {
+    formats: dict[str, dict[str, Any]] = {
         CHAT: {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
         RESPONSES: {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
         MESSAGES: {"output_format": {"type": "json_schema", "schema": SCHEMA}},
-    }[path]
+    }
+    fields = formats[path]
     asked = await ask(path, body(path, **fields), OUTPUT)
     assert accepts(asked, '{"city":"Oslo"}') and accepts(asked, calls("a")) and not accepts(asked, "{}")
     none: Any = {"type": "none"} if path == MESSAGES else "none"
@@ -198,7 +204,7 @@ async def test_bad_choices(chosen: dict[str, Any], message: str) -> None:
 async def test_unsupported_schema_is_named() -> None:
     """A keyword that the model's format of calls cannot be held to is named with its path."""
     output = OutputFormat(call_form=family("qwen3_coder", has_tokens=True).form)
-    schema = {"properties": {"x": {"allOf": []}}}
+    schema: dict[str, Any] = {"properties": {"x": {"allOf": []}}}
     told = await refusal(CHAT, output, tools=tools(CHAT, "a", schema=schema), tool_choice="required")
     assert "`tools[0].function.parameters.properties.x`: the keyword `allOf`" in told
 
