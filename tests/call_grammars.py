@@ -36,6 +36,7 @@ ALL_TYPES = {
         "options": {"$ref": "#/$defs/Options"},
         "short": {"type": "string", "minLength": 1, "maxLength": 5},
         "one": {"const": 1},
+        "day": {"type": "string", "format": "date"},
     },
     "$defs": {
         "Options": {"type": "object", "properties": {"deep": {"type": "boolean"}}, "additionalProperties": False}

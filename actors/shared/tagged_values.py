@@ -32,6 +32,14 @@ _SCALARS = {
     "integer": r"/-?(0|[1-9][0-9]{0,17})/",
     "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
 }
+_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_FORMATS = {
+    "date": _DATE,
+    "date-time": f"{_DATE}T{_TIME}",
+    "time": _TIME,
+    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+}
 _KEY = re.compile(r"[^<>\s\0][^<>\n\0]*")
 _ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_.-]*/"
 
@@ -148,11 +156,15 @@ class _Values:
             _check(schema, _TEXT_NOTES, self._where)
         elif found := {"maxLength", "minLength", "pattern"} & schema.keys():
             raise _refusal(self._where, min(found))
+        form = schema.get("format")
+        if form is not None and form not in _FORMATS:
+            raise _refusal(self._where, "format")
+        held = "" if form is None else f"/{_FORMATS[form]}/ & "
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         bounds = "*" if not least and most == "" else f"{{{least},{most}}}"
         ends = "|".join(map(pattern_of, self._syntax.value_ends))
         name = f"{self._rule}_{len(self.terminals)}"
-        self.terminals.append(f"{name}: (/(?s:.{bounds})/ & ~/(?s:.*)({ends})(?s:.*)/) {self._close}\n")
+        self.terminals.append(f"{name}: ({held}/(?s:.{bounds})/ & ~/(?s:.*)({ends})(?s:.*)/) {self._close}\n")
         return name
 
     def _literal(self, value: object) -> str:

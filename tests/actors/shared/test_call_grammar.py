@@ -33,6 +33,7 @@ ALL: Call = (
         "options": {"deep": False},
         "short": "é!",
         "one": 1,
+        "day": "2026-11-22",
     },
 )
 
@@ -83,6 +84,7 @@ def test_wrong_calls(name: str, has_tokens: bool) -> None:
         ("get_weather", {"city": "Oslo", "more": 1}),
         ("f", {**ALL[1], "short": "too long"}),
         ("f", {**ALL[1], "options": {"deep": 1}}),
+        ("f", {**ALL[1], "day": "soon"}),
     ):
         assert not one.vocabulary.accepts(rules, written(one, [call])), call
     assert not one.vocabulary.accepts(rules, "")
@@ -149,6 +151,7 @@ def test_calls_within_text(name: str) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"patternProperties": {}}, "tools: the keyword `patternProperties`"),
     ({"properties": {"x": {"type": "string", "pattern": "a"}}}, "tools.properties.x: the keyword `pattern`"),
+    ({"properties": {"x": {"type": "string", "format": "email"}}}, "tools.properties.x: the keyword `format`"),
     ({"properties": {"x": {"allOf": [{}]}}}, "tools.properties.x: the keyword `allOf`"),
     ({"properties": {"x": {"$ref": "https://example.com"}}}, "tools.properties.x: the keyword `$ref`"),
     (
