@@ -1,7 +1,9 @@
 """How many output tokens a prompt leaves room for, or which field to blame if there is none.
 
 Used by the tokenizer. What must always hold: a prompt and its output together fit into the model's context; a request
-that asks for more is refused, never truncated.
+that asks for more is refused, never truncated. Claude Code reads both messages: it finds them by `input length and
+`max_tokens` exceed context limit: A + B > C`, then asks for fewer tokens, and `prompt is too long: A tokens > B`, then
+compacts its conversation.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ def output_budget(request: Encode, num_prompt_tokens: int, max_model_len: int) -
     if request.max_tokens is None:
         return room
     if request.max_tokens > room:
-        requested = num_prompt_tokens + request.max_tokens
         message = (
-            f"This model's maximum context length is {max_model_len} tokens, but {requested} tokens were requested "
-            f"({num_prompt_tokens} in `{request.prompt_param}`, {request.max_tokens} in "
-            f"`{request.max_tokens_param}`)."
+            f"This model's maximum context length is {max_model_len} tokens: input length and "
+            f"`{request.max_tokens_param}` exceed context limit: "
+            f"{num_prompt_tokens} + {request.max_tokens} > {max_model_len}. Shorten `{request.prompt_param}` or lower "
+            f"`{request.max_tokens_param}`."
         )
         return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, _CODE)
     return request.max_tokens
@@ -40,7 +42,7 @@ def prompt_too_long(param: str, num_tokens: int, max_model_len: int, *, is_exact
     """Return the error for a prompt that fills the context. Unless `is_exact`, it has at least `num_tokens`."""
     counted = f"{num_tokens}" if is_exact else f"at least {num_tokens}"
     message = (
-        f"This model's maximum context length is {max_model_len} tokens, but `{param}` has {counted} tokens, which "
-        "leaves no room for an output."
+        f"This model's maximum context length is {max_model_len} tokens, one of them for an output, and `{param}`'s "
+        f"prompt is too long: {counted} tokens > {max_model_len - 1}."
     )
     return RequestError(ErrorKind.INVALID, message, param, _CODE)

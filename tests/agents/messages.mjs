@@ -3,10 +3,10 @@
 import assert from 'node:assert/strict';
 import Anthropic from '@anthropic-ai/sdk';
 import { betaTool } from '@anthropic-ai/sdk/helpers/beta/json-schema';
-import * as weather from './weather.mjs';
+import { carryOut, checkCalls, options, tool, url } from './village.mjs';
 
-const client = new Anthropic({ baseURL: weather.url, ...weather.options });
-const { name, description, parameters: input_schema } = weather;
+const client = new Anthropic({ baseURL: url, ...options });
+const { name, description, parameters: input_schema, question, answer } = tool;
 const fields = { model: 'demo', max_tokens: 200, temperature: 0 };
 const tools = [{ name, description, input_schema }];
 
@@ -23,25 +23,25 @@ async function streamed(messages) {
   return message;
 }
 
-const messages = [{ role: 'user', content: weather.QUESTION }];
+const messages = [{ role: 'user', content: question }];
 const first = await streamed(messages);
 assert.equal(first.stop_reason, 'tool_use');
 assert.deepEqual(first.content.map((block) => block.type), ['tool_use']);
 const [call] = first.content;
 assert.equal(call.name, name);
-const content = weather.getWeather(call.input);
+const content = carryOut(call.input);
 
 const result = { type: 'tool_result', tool_use_id: call.id, content };
 messages.push({ role: 'assistant', content: first.content }, { role: 'user', content: [result] });
 const last = await streamed(messages);
 assert.equal(last.stop_reason, 'end_turn');
-assert.deepEqual(last.content.map((block) => block.text), [weather.ANSWER]);
+assert.deepEqual(last.content.map((block) => block.text), [answer]);
 assert.ok(last.usage.cache_read_input_tokens > 0);
 
-const tool = betaTool({ name, description, inputSchema: input_schema, run: weather.getWeather });
-const runner = client.beta.messages.toolRunner({ ...fields, messages: [messages[0]], tools: [tool], stream: true });
+const runnable = betaTool({ name, description, inputSchema: input_schema, run: carryOut });
+const runner = client.beta.messages.toolRunner({ ...fields, messages: [messages[0]], tools: [runnable], stream: true });
 const final = await runner.runUntilDone();
-assert.equal(final.content.at(-1).text, weather.ANSWER);
+assert.equal(final.content.at(-1).text, answer);
 await checkUsage(final.usage, messages);
 
-weather.checkCalls(2);
+checkCalls(2);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -76,10 +76,11 @@ def recording(server_url: str) -> Iterator[Recorder]:
                         self.send_header(name, value)
                 self.send_header("connection", "close")
                 self.end_headers()
-                while part := answer.read1():
-                    exchange.answer += part
-                    self.wfile.write(part)
-                    self.wfile.flush()
+                with suppress(ConnectionError):  # the client may leave
+                    while part := answer.read1():
+                        exchange.answer += part
+                        self.wfile.write(part)
+                        self.wfile.flush()
             connection.close()
             self.close_connection = True
 

@@ -2,10 +2,10 @@
 
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
-import * as weather from './weather.mjs';
+import { carryOut, checkCalls, options, tool, url } from './village.mjs';
 
-const client = new OpenAI({ baseURL: `${weather.url}/v1`, ...weather.options });
-const { name, description, parameters } = weather;
+const client = new OpenAI({ baseURL: `${url}/v1`, ...options });
+const { name, description, parameters, question, answer } = tool;
 
 async function streamed(input) {
   const tools = [{ type: 'function', name, description, parameters, strict: false }];
@@ -19,17 +19,17 @@ async function streamed(input) {
   return response;
 }
 
-const question = { role: 'user', content: weather.QUESTION };
-const first = await streamed([question]);
+const asking = { role: 'user', content: question };
+const first = await streamed([asking]);
 const [call] = first.output;
 assert.equal(first.output.length, 1);
 assert.equal(call.type, 'function_call');
 assert.equal(call.name, name);
-const output = weather.getWeather(JSON.parse(call.arguments));
+const output = carryOut(JSON.parse(call.arguments));
 
 const result = { type: 'function_call_output', call_id: call.call_id, output };
-const last = await streamed([question, ...first.output, result]);
-assert.equal(last.output_text, weather.ANSWER);
+const last = await streamed([asking, ...first.output, result]);
+assert.equal(last.output_text, answer);
 assert.ok(last.usage.input_tokens_details.cached_tokens > 0);
 
-weather.checkCalls(1);
+checkCalls(1);
