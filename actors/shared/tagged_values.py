@@ -17,8 +17,10 @@ import orjson
 from ..messages.call_syntax import NAME, CallSyntax
 from .tool_types import Definitions, types_by_property
 
-MAX_OPTIONS = 64
-"""Alternatives of one argument."""
+MAX_OPTIONS = 512
+"""Alternatives of one argument, the values of enums included."""
+MAX_LENGTH = 1 << 16
+"""Of strings whose length is limited."""
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON may have the spaces that chat templates and `json.dumps` write, and no others."""
 _NOTES = frozenset(
@@ -59,9 +61,8 @@ def argument_rules(rule: str, syntax: CallSyntax, schema: Mapping[str, Any], par
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise UnsupportedSchema(param, "`properties` must be an object, and `required` a list")
-    for key in required:
-        if key not in properties:
-            raise UnsupportedSchema(param, "an argument in `required` is not among its `properties`")
+    if len(required) > len(properties) or not all(type(key) is str and key in properties for key in required):
+        raise UnsupportedSchema(param, "an argument in `required` is not among its `properties`")
     required_keys, definitions = frozenset(required), Definitions(dict(schema))
     kept = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     parts = []
@@ -113,6 +114,7 @@ class _Values:
         self._definitions = definitions
         self._types = types
         """What the parser takes the argument for."""
+        self._num_options = 0
         self._kept = kept
         """The definitions as the schema has them."""
 
@@ -122,9 +124,7 @@ class _Values:
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 _check(schema, _NOTES | {key}, self._where)
-                options = schema[key]
-                if not isinstance(options, list) or not 0 < len(options) <= MAX_OPTIONS:
-                    raise UnsupportedSchema(self._where, f"`{key}` must have between 1 and {MAX_OPTIONS} alternatives")
+                options = self._counted(schema[key], key)
                 return [found for option in options for found in self._plain(self._resolved(option))]
         return self._plain(schema)
 
@@ -138,18 +138,26 @@ class _Values:
     def _plain(self, schema: Mapping[str, Any]) -> list[str]:
         if "enum" in schema or "const" in schema:
             _check(schema, _NOTES | {"enum", "const"}, self._where)
-            values = schema.get("enum", [schema.get("const")])
-            if not isinstance(values, list) or not values:
-                raise UnsupportedSchema(self._where, "`enum` must be a list of values")
+            values = self._counted(schema.get("enum", [schema.get("const")]), "enum")
             return [self._literal(value) for value in values]
         types = schema.get("type")
-        names = list(types) if isinstance(types, list) else [types] if types else []
-        if not names:
+        if types is None:
             _check(schema, _NOTES, self._where)
-            names = ["string"]
+            types = "string"
+        names = [*(self._counted(types, "type") if isinstance(types, list) else [types])]
         if schema.get("nullable") is True:
             names.append("null")
         return [self._text(schema) if name == "string" else self._json(schema, str(name)) for name in names]
+
+    def _counted(self, options: object, key: str) -> list[Any]:
+        """Return a list of alternatives. Raises UnsupportedSchema if it is none, or if there are too many of them."""
+        if isinstance(options, list):
+            self._num_options += len(options)
+        if not isinstance(options, list) or not options or self._num_options > MAX_OPTIONS:
+            raise UnsupportedSchema(
+                self._where, f"`{key}` must be a list, with up to {MAX_OPTIONS} alternatives in all"
+            )
+        return options
 
     def _text(self, schema: Mapping[str, Any]) -> str:
         if schema.get("type") == "string":
@@ -157,9 +165,12 @@ class _Values:
         elif found := {"maxLength", "minLength", "pattern"} & schema.keys():
             raise _refusal(self._where, min(found))
         form = schema.get("format")
-        if form is not None and form not in _FORMATS:
+        if form is not None and not (isinstance(form, str) and form in _FORMATS):
             raise _refusal(self._where, "format")
         held = "" if form is None else f"/{_FORMATS[form]}/ & "
+        for key in ("minLength", "maxLength"):
+            if key in schema and not (type(schema[key]) is int and 0 <= schema[key] <= MAX_LENGTH):
+                raise UnsupportedSchema(self._where, f"`{key}` must be an integer of at most {MAX_LENGTH}")
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         bounds = "*" if not least and most == "" else f"{{{least},{most}}}"
         ends = "|".join(map(pattern_of, self._syntax.value_ends))

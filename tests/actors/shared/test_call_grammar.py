@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quipu.actors.messages.call_syntax import CallForm
 from quipu.actors.shared.call_grammar import (
@@ -15,7 +18,7 @@ from quipu.actors.shared.call_grammar import (
     can_hold_within_text,
     forced_calls,
 )
-from quipu.actors.shared.tagged_values import UnsupportedSchema
+from quipu.actors.shared.tagged_values import MAX_OPTIONS, UnsupportedSchema
 from tests.call_grammars import SCHEMAS, TOKENS, TOOLS, Family, family, matches, outputs
 from tests.parsed_outputs import Call, render_calls
 
@@ -159,7 +162,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "tools.properties.x: the keyword `maxLength`",
     ),
     ({"properties": {"x": {"enum": ["</parameter>"]}}}, "cannot write one of these values"),
-    ({"properties": {"x": {"anyOf": []}}}, "between 1 and"),
+    ({"properties": {"x": {"anyOf": []}}}, "`anyOf` must be a list"),
+    ({"properties": {"x": {"anyOf": [{"enum": ["a"] * MAX_OPTIONS}]}}}, "up to 512 alternatives"),
+    ({"properties": {"x": {"type": "string", "maxLength": "1}/ | /x/"}}}, "`maxLength` must be an integer"),
+    ({"properties": {"x": {"type": "string", "format": []}}}, "the keyword `format`"),
+    ({"properties": {"x": {}}, "required": [{}]}, "not among"),
     ({"properties": {"a>b": {}}}, "cannot write this name"),
     ({"properties": {"x": {"type": "thing"}}}, "the type `thing`"),
     ({"required": ["x"]}, "not among"),
@@ -174,6 +181,35 @@ def test_refused_schemas(schema: dict[str, Any], problem: str) -> None:
     with pytest.raises(UnsupportedSchema) as refused:
         grammar(form, tools=[GrammarTool("f", schema, "tools", "name")])
     assert problem in str(refused.value)
+
+
+ODD = st.recursive(
+    st.sampled_from([None, True, 0, -1, 2.5, "", "x", "string", "object", "#/$defs/x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "enum", "const", "anyOf", "$ref", "minLength", "format", "properties", "x"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["properties", "required", "$defs", "type"]), ODD, max_size=3),
+    st.dictionaries(st.sampled_from(["x", "y"]), ODD, max_size=2),
+)
+@settings(max_examples=60, deadline=None)
+def test_odd_schemas(schema: dict[str, Any], properties: dict[str, Any]) -> None:
+    """No schema, whatever stands in it, raises anything else; what is not refused is a grammar."""
+    form = family("qwen3_coder", has_tokens=False).form
+    for one in (schema, {**schema, "properties": properties}):
+        tool = GrammarTool("f", one, "tools", "name")
+        with suppress(UnsupportedSchema):
+            rules = grammar(form, tools=[tool])
+            assert rules.startswith("start: calls\n")
 
 
 def test_refused_names() -> None:
