@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.agents.recorded_bodies import cleaned
+from tests.agents.cleaning import cleaned
 from tests.agents.recorder import Recorder, recording
 from tests.agents.sessions import COMMAND_LINES, SESSIONS, Place, Session, SessionFailed, scripted_flags
 from tests.agents.shapes import stream_shape

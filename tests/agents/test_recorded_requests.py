@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.recorded_bodies import cleaned
+from tests.agents.cleaning import cleaned
 from tests.agents.shapes import stream_shape
 from tests.tools.scripted_model import call, scripted_model
 
