@@ -219,6 +219,14 @@ class RuntimeConfig:
         help="time limit for compiling the chat template, and for rendering one request, which gets a 400 beyond it",
         group="text",
     )
+    max_grammar_bytes: int = setting(
+        65536,
+        "--max-grammar-bytes",
+        minimum=1,
+        metavar="BYTES",
+        help="maximum size of the JSON schema or other grammar that an output has to match",
+        group="text",
+    )
     tool_call_parser: str = setting(
         "auto",
         "--tool-call-parser",

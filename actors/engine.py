@@ -24,7 +24,7 @@ from .kv_events.event_log import EventLog
 from .messages.accountant import StepReport
 from .messages.block_manager import Reserve
 from .messages.executor import StepPlan
-from .messages.scheduler import Granted
+from .messages.scheduler import Granted, Submit
 from .messages.supervisor import EngineReady, Heartbeat
 from .scheduler.actor import SchedulerMessage, run_scheduler
 from .scheduler.config import SchedulerConfig
@@ -82,6 +82,12 @@ class Engine:
             )
         )
 
+    async def receive(self, message: SchedulerMessage) -> None:
+        """Pass on a message from the web side."""
+        if isinstance(message, Submit) and (grammar := message.sampling.grammar) is not None:
+            self.executor.prepare(grammar)
+        await self.inbox.send(message)
+
     async def run(self, reports: Sender[StepReport]) -> None:
         """Run the three actors until cancelled or one of them raises."""
         reserve: Channel[Reserve] = Channel(PLAN_SLOTS)
@@ -138,7 +144,7 @@ class LoopHost:
         async def feed() -> None:
             while True:
                 for message in await link.take():
-                    await engine.inbox.send(message)
+                    await engine.receive(message)
 
         async def tell() -> None:
             while True:

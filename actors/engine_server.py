@@ -65,7 +65,7 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
                 for message in await reader.receive_all():
                     if isinstance(message, EngineReady | EngineRefused | StepReport | Heartbeat):
                         raise RuntimeError(f"the engine received {type(message).__name__}, which only the engine sends")
-                    await engine.inbox.send(message)
+                    await engine.receive(message)
         except PeerGone:
             nursery.cancel_scope.cancel()  # the web process is gone: end, which frees everything
 

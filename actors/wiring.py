@@ -46,6 +46,7 @@ from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane, EngineMessage
 from .request_desk.interface import ServingInfo
 from .restarts import keep_running
+from .shared.grammar_library import load_grammars
 from .shared.tokenizers_library import load_library
 from .supervisor import EngineHost, Supervisor
 from .text_workers.chat_pool import ChatPool
@@ -55,6 +56,7 @@ from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
 from .tokenizer.actor import TokenizerActor, TokenizerMessage
 from .tokenizer.encoder import load_encoder
+from .tokenizer.grammar_check import GrammarChecker
 from .tokenizer.segment_cache import SegmentCache
 from .tokenizer.template_source import read_template
 
@@ -122,7 +124,8 @@ async def open_runtime(
     lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
     segments = SegmentCache(config.token_cache_bytes)
     prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
-    tokenizer = TokenizerActor(config, encoder, desk, accounts, prompt_encoder)
+    grammars = GrammarChecker(load_grammars(library.source, config.engine.eos_token_ids), config.max_grammar_bytes)
+    tokenizer = TokenizerActor(config, encoder, desk, accounts, prompt_encoder, grammars)
     detokenizer = Detokenizer(decoder, accounts, lane.abort, chosen.template)
     entry_store = EntryStore()
 

@@ -15,9 +15,11 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import attrs
+import numpy as np
 
 from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan
 from .batch import Drawn, Scores, Scoring, StepBatch
+from .logit_processors import NONE_LEFT, Processing
 
 _MASK = (1 << 61) - 1
 _LOGPROB_STEPS = 1 << 20
@@ -116,6 +118,8 @@ class FakeBackend:
             raise FakeFault("injected fault: this pass fails")
         drawing = [row for row in rows if batch.samples[row]]
         drawn = Drawn(rows=drawing, token_ids=[self._draw(batch, row) for row in drawing])
+        if batch.processing is not None and batch.processing.masked_rows:
+            drawn = _masked(batch.processing, drawn)
         if batch.scoring is not None:
             drawn = self._score(batch, batch.scoring, drawn)
         for row, token_id in zip(drawing, drawn.token_ids, strict=True):
@@ -166,6 +170,21 @@ class FakeBackend:
         if len(values) < length:
             raise FakeFault(f"read of a slot that no pass has written (position {slots.index(None)})")
         return values
+
+
+def _masked(processing: Processing, drawn: Drawn) -> Drawn:
+    """Replace drawn tokens that a mask does not allow by one that it does."""
+    token_of = dict(zip(drawn.rows, drawn.token_ids, strict=True))
+    for row, mask in zip(processing.masked_rows, processing.masks(), strict=True):
+        if isinstance(mask, str):
+            processing.failures[row] = mask
+        elif not any(mask):
+            processing.failures[row] = NONE_LEFT
+        else:
+            allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+            if token_of[row] not in allowed:
+                token_of[row] = int(allowed[token_of[row] % len(allowed)])
+    return attrs.evolve(drawn, token_ids=list(token_of.values()))
 
 
 def slot_value(token_id: int, position: int) -> int:

@@ -9,13 +9,13 @@ token (`reasoning_budget.py`), none of these apply.
 It stands below `batch.py`, whose batches carry processors to the backends.
 
 What must always hold: an edit depends on its row, its rules and its sequence's tokens alone, not on recomputation or
-chunking; the cost of a row depends on its own rules only, and is nothing without any. A ban that would leave no token
-is ignored, so that one client's request never fails the step that it shares with others.
+chunking; the cost of a row depends on its own rules only, and is nothing without any. One client's request never fails
+the step that it shares with others: a ban that would leave no token is ignored, and with a mask fails its row alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -26,6 +26,8 @@ from .reasoning_budget import ReasoningBudget
 from .seen_tokens import Ids, SeenTokens, distinct_ids
 
 Row = npt.NDArray[np.float32]
+
+NONE_LEFT = "No token satisfies the request's grammar together with its other rules."
 
 _NEVER = np.float32(-np.inf)
 _BY_BIT = np.array([-np.inf, 0], dtype=np.float32)
@@ -70,6 +72,11 @@ class LogitRules:
         )
 
 
+def no_masks() -> Sequence[bytes | str]:
+    """Return the masks of no rows."""
+    return ()
+
+
 @attrs.frozen
 class Processing:
     """Rows whose logits are changed before a token is drawn from them. All of them have `samples`."""
@@ -78,18 +85,20 @@ class Processing:
     """Rows of sequences with rules that can change the next token, ascending."""
     processors: list[LogitProcessor]
     """The processor of each of these rows."""
-    masked_rows: list[int]
+    masked_rows: list[int] = attrs.field(factory=list)
     """Rows with a bit mask, ascending."""
-    masks: list[bytes]
-    """The mask of each of these rows: ceil(V / 32) little-endian words of 32 bits; a token whose bit (lowest first) is
-    0 is not drawn. The format of grammar libraries (xgrammar, llguidance). At least one bit is 1."""
+    masks: Callable[[], Sequence[bytes | str]] = no_masks
+    """Waits for the mask of each of these rows, or for why it has none. A mask is little-endian words of 32 bits, the
+    lowest bit first, as grammar libraries write them; a token whose bit is 0, or that has none, is not drawn."""
+    failures: dict[int, str] = attrs.field(factory=dict, eq=False)
+    """Filled in by `edited`: rows for which no token is left, and why. What is drawn for them means nothing."""
 
 
 @contextmanager
 def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> Iterator[None]:
     """Apply rules and masks to `logits_MV`, the logits of these rows, and restore the raw ones on exit.
 
-    Raises ValueError for a bit mask of the wrong length, or one that allows no token.
+    Waits for the masks. Rows that fail are left raw.
     """
     if processing is None:
         yield
@@ -97,10 +106,19 @@ def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.ND
     wanted = {*processing.rows, *processing.masked_rows}
     edits = {row: Edit(logits_V) for row, logits_V in zip(rows, logits_MV, strict=True) if row in wanted}
     try:
-        for row, words in zip(processing.masked_rows, processing.masks, strict=True):
-            edits[row].mask(words)
+        failures = processing.failures
+        for row, mask in zip(processing.masked_rows, processing.masks(), strict=True):
+            if row not in edits:
+                continue  # drawn elsewhere
+            if isinstance(mask, str):
+                failures[row] = mask
+            else:
+                edits[row].mask(mask)
         for row, processor in zip(processing.rows, processing.processors, strict=True):
             processor.apply(edits[row])
+        failures |= {row: NONE_LEFT for row, edit in edits.items() if edit.is_contradictory}
+        for row in failures.keys() & edits.keys():
+            edits[row].undo()
         yield
     finally:
         for edit in edits.values():
@@ -112,6 +130,9 @@ class Edit:
 
     def __init__(self, logits_V: Row) -> None:
         self.logits_V = logits_V
+        self.is_masked = False
+        self.is_contradictory = False
+        """A mask, alone or with the bans, allows no token."""
         self._replaced: list[tuple[Ids | slice, Row]] = []
 
     def put(self, ids: Ids, values: Row | np.float32) -> None:
@@ -122,6 +143,12 @@ class Edit:
         """Ban these tokens, unless none would be left."""
         self.put(ids, _NEVER)
         self._undo_if_none_left()
+
+    def hold_back(self, ids: Ids) -> None:
+        """Ban the tokens that end a sequence, unless none would be left: a grammar may want one."""
+        was_contradictory = self.is_contradictory
+        self.ban(ids)
+        self.is_contradictory = was_contradictory
 
     def ban_all_but(self, ids: Ids) -> None:
         """Ban all other tokens, unless none would be left."""
@@ -134,23 +161,20 @@ class Edit:
     def force(self, token_id: int) -> None:
         """Ban all other tokens, and undo what was done to this one. A row that no token can be drawn from stays so."""
         self.undo()
+        self.is_contradictory = False
         if np.isfinite(self.logits_V.max()):
             self._replaced.append((slice(None), self.logits_V.copy()))
             self.logits_V.fill(_NEVER)
             self.logits_V[token_id] = 0
 
     def mask(self, words: bytes) -> None:
-        """Ban the tokens whose bit is 0."""
-        num_words = -(-len(self.logits_V) // 32)
-        if len(words) != 4 * num_words:
-            raise ValueError(
-                f"invalid bit mask: {len(words)} bytes for {len(self.logits_V)} logits, must be {4 * num_words}"
-            )
+        """Ban the tokens whose bit is 0, and those that have none."""
+        # a count beyond the bits pads with zeros
         bits = np.unpackbits(np.frombuffer(words, dtype=np.uint8), count=len(self.logits_V), bitorder="little")
-        if not bits.any():
-            raise ValueError("invalid bit mask: it allows no token")
+        self.is_masked = True
         self._replaced.append((slice(None), self.logits_V.copy()))
         self.logits_V += _BY_BIT[bits]  # twice as fast as a masked assignment
+        self.is_contradictory = bool(self.logits_V.max() == _NEVER)
 
     def undo(self) -> None:
         while self._replaced:
@@ -159,6 +183,7 @@ class Edit:
     def _undo_if_none_left(self) -> None:
         if self.logits_V.max() == _NEVER:
             self._undo_last()
+            self.is_contradictory = self.is_masked
 
     def _undo_last(self) -> None:
         ids, values = self._replaced.pop()
@@ -221,7 +246,7 @@ class LogitProcessor:
         if len(bad):
             edit.ban(bad)
         if len(self.outputs) < self.rules.min_tokens and len(self._held_back):
-            edit.ban(self._held_back)
+            edit.hold_back(self._held_back)
         if len(self._bias):
             edit.put(self._bias, edit.logits_V[self._bias] + self._bias_values)
         if len(self.seen.prompt_ids):

@@ -18,8 +18,8 @@ class ReasoningBudget:
     def __init__(self, num_tokens: int, opening: Sequence[int], closing: Sequence[int], *, prompt_opens: bool) -> None:
         """Begin before the first output. The delimiters, as token ids, are not empty."""
         self._num_tokens = num_tokens
-        self._opening = _Finder(opening)
-        self._closing = _Finder(closing)
+        self._opening = Finder(opening)
+        self._closing = Finder(closing)
         self._num_drawn = 0  # outputs that are reasoning, a drawn opening delimiter included
         self._is_open = prompt_opens
         self._has_ended = False
@@ -42,7 +42,7 @@ class ReasoningBudget:
         return self._closing.ids[self._closing.num_matched]
 
 
-class _Finder:
+class Finder:
     """Finds the first occurrence of some ids in a stream (Knuth, Morris and Pratt 1977)."""
 
     def __init__(self, ids: Sequence[int]) -> None:

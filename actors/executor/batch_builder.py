@@ -16,15 +16,21 @@ import msgspec
 from quipu.kernels import batch as kernel_batch
 from quipu.kernels import logit_processors
 from quipu.kernels.batch import Drawn, RowSampling, Scoring, StepBatch
-from quipu.kernels.logit_processors import LogitProcessor, Processing
+from quipu.kernels.logit_processors import LogitProcessor, Processing, no_masks
 
 from ..messages.executor import StepPlan
 from ..messages.sampling import SamplingParams
 from ..messages.scores import Scores, StepScores
 from ..shared.scored_tokens import pack
+from .grammars import MaskMaker, SequenceGrammar
 
 _ROW_SAMPLING = tuple(attrs.fields_dict(RowSampling))
 """Fields that `SamplingParams` has under the same names."""
+
+
+def changes_logits(sampling: SamplingParams) -> bool:
+    """Return whether a sequence's logits may be changed before a token is drawn."""
+    return sampling.rules is not None or sampling.grammar is not None
 
 
 @attrs.define(eq=False)
@@ -42,6 +48,8 @@ class SequenceState:
     table: list[int] = attrs.field(factory=list)
     processor: LogitProcessor | None = None
     """Created at its first sampled token if its sampling has rules; from then on given every token."""
+    grammar: SequenceGrammar | None = None
+    """Created and kept like `processor`, if its output has to match a grammar."""
     row_sampling: RowSampling = attrs.field(init=False)
     """Its sampling parameters for every batch: made once, shared by all its rows."""
 
@@ -62,12 +70,21 @@ class SequenceState:
             )
         return self.processor
 
+    def sequence_grammar(self) -> SequenceGrammar | None:
+        """Return what masks its logits, if its output has to match a grammar. All tokens must be known, likewise."""
+        if self.grammar is None and self.sampling.grammar is not None:
+            outputs = self.tokens[len(self.tokens) - self.num_outputs :]
+            self.grammar = SequenceGrammar(self.sampling.grammar, outputs, ends_early=not self.sampling.ignore_eos)
+        return self.grammar
+
     def append_output(self, token_id: int) -> None:
         """Record a sampled token."""
         self.tokens.append(token_id)
         self.num_outputs += 1
         if self.processor is not None:
             self.processor.add_output(token_id)
+        if self.grammar is not None:
+            self.grammar.add_output(token_id)
 
 
 @attrs.frozen
@@ -97,12 +114,13 @@ def make_batch(
     *,
     some_are_scored: bool,
     some_have_rules: bool,
+    masks: MaskMaker,
     copies: Sequence[tuple[int, int]] = (),
 ) -> StepBatch:
     """Make the batch of a plan. `states` are its rows' sequences.
 
     `some_are_scored` and `some_have_rules` say whether any open sequence needs scores or changed logits; without them
-    the rows are not searched for any.
+    the rows are not searched for any. `masks` begins to make the masks of rows with grammars.
     """
     token_ids: list[int] = []
     query_start = [0]
@@ -120,7 +138,7 @@ def make_batch(
         sampling=[state.row_sampling for state in states],
         output_position=[state.num_outputs for state in states],
         scoring=_make_scoring(plan, states, query_start) if some_are_scored or plan.to_score else None,
-        processing=_make_processing(plan, states) if some_have_rules or plan.masks else None,
+        processing=_make_processing(plan, states, masks) if some_have_rules else None,
         copies=copies,
     )
 
@@ -145,21 +163,25 @@ def _make_scoring(plan: StepPlan, states: Sequence[SequenceState], query_start: 
     return scoring
 
 
-def _make_processing(plan: StepPlan, states: Sequence[SequenceState]) -> Processing | None:
+def _make_processing(plan: StepPlan, states: Sequence[SequenceState], masks: MaskMaker) -> Processing | None:
     """Return the processors and masks that can change what is sampled, or None."""
+    grammars = [
+        (row, grammar)
+        for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
+        if samples and (grammar := state.sequence_grammar()) is not None and grammar.is_active
+    ]
     processors = [
         (row, processor)
         for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
         if samples and (processor := state.logit_processor()) is not None and not processor.is_idle
     ]
-    masks = plan.masks
-    if not processors and masks is None:
+    if not processors and not grammars:
         return None
     return Processing(
         rows=[row for row, _ in processors],
         processors=[processor for _, processor in processors],
-        masked_rows=[] if masks is None else masks.rows,
-        masks=[] if masks is None else masks.words,
+        masked_rows=[row for row, _ in grammars],
+        masks=masks.begin([grammar for _, grammar in grammars]) if grammars else no_masks,
     )
 
 

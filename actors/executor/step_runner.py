@@ -21,10 +21,12 @@ import attrs
 from quipu.kernels.backend import Backend
 
 from ..messages.executor import StepPlan
+from ..messages.sampling import OutputGrammar
 from ..messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
 from ..shared.block_keys import chain_keys
-from .batch_builder import BlockCopy, SequenceState, make_batch, scores_of, skip_copied
+from .batch_builder import BlockCopy, SequenceState, changes_logits, make_batch, scores_of, skip_copied
 from .block_tags import BlockTags
+from .grammars import MaskMaker, NoMasks
 
 
 @attrs.frozen
@@ -39,8 +41,10 @@ class RunningStep:
 class Executor:
     """Runs plans one at a time."""
 
-    def __init__(self, backend: Backend, *, max_num_seqs: int) -> None:
+    def __init__(self, backend: Backend, *, max_num_seqs: int, masks: MaskMaker | None = None) -> None:
+        """Without `masks`, sequences whose output has to match a grammar fail."""
         self.backend = backend
+        self._masks = masks or NoMasks()
         self._block_size = backend.memory_plan.block_size
         self._tags = BlockTags(backend.memory_plan.num_blocks, self._block_size)
         self._sequences: dict[int, SequenceState] = {}
@@ -50,6 +54,10 @@ class Executor:
         self._failed_generation = -1
         self.running_step: RunningStep | None = None
         """Set by the caller of `run`; may be read from any thread."""
+
+    def prepare(self, grammar: OutputGrammar) -> None:
+        """Begin to compile a grammar that a plan will need. May be called from any thread."""
+        self._masks.prepare(grammar.text)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one plan. Whatever the backend raises becomes `StepFailed`."""
@@ -90,9 +98,11 @@ class Executor:
             states,
             some_are_scored=self._num_scored > 0,
             some_have_rules=self._num_with_rules > 0,
+            masks=self._masks,
             copies=[(copy.source, copy.destination) for copy in copies.values()],
         )
         drawn = self.backend.step(batch)
+        failures = {} if batch.processing is None else batch.processing.failures
 
         for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
             states[row].append_output(token_id)
@@ -104,12 +114,18 @@ class Executor:
             row_epochs=plan.row_epochs,
             row_starts=plan.row_starts,
             row_ends=ends,
-            sampled_rows=drawn.rows,
-            sampled_token_ids=drawn.token_ids,
+            sampled_rows=[row for row in drawn.rows if row not in failures] if failures else drawn.rows,
+            sampled_token_ids=[
+                token_id for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True) if row not in failures
+            ]
+            if failures
+            else drawn.token_ids,
             read_ids=plan.admitted_ids,
             read_tokens=read,
             seconds=time.perf_counter() - started,
             scores=None if batch.scoring is None else scores_of(plan, batch.scoring, drawn),
+            failed_rows=list(failures),
+            failures=list(failures.values()),
             copied_tokens=[copies[i].num_tokens if i in copies else 0 for i in plan.admitted_ids] if copies else [],
         )
 
@@ -134,7 +150,7 @@ class Executor:
         sequence_id, sampling = plan.admitted_ids[index], plan.admitted_sampling[index]
         self._release(sequence_id)
         self._num_scored += sampling.logprobs is not None
-        self._num_with_rules += sampling.rules is not None
+        self._num_with_rules += changes_logits(sampling)
         self._sequences[sequence_id] = SequenceState(
             slot=self._free_slots.pop(),
             sampling=sampling,
@@ -148,4 +164,4 @@ class Executor:
         if state is not None:
             self._free_slots.append(state.slot)
             self._num_scored -= state.sampling.logprobs is not None
-            self._num_with_rules -= state.sampling.rules is not None
+            self._num_with_rules -= changes_logits(state.sampling)

@@ -35,20 +35,6 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     admitted_copy_sources: list[int] = []
     """Parallel to `admitted_ids`, as in `Granted`. The contents to copy are those before this pass."""
     to_score: ToScore | None = None
-    masks: TokenMasks | None = None
-
-
-class TokenMasks(msgspec.Struct, frozen=True, gc=False):
-    """Tokens that a grammar allows in this step, by row. The executor applies masks; nothing makes them yet.
-
-    Making a mask requires all tokens of a row, so such a row cannot be planned before the previous step is done.
-    """
-
-    rows: list[int]
-    """In ascending order; each samples a token in this step."""
-    words: list[bytes]
-    """For each row, ceil(vocabulary / 32) words of 32 bits, little-endian. A token whose bit (lowest first) is 0 is not
-    sampled. At least one bit must be 1, or the step fails."""
 
 
 class ToScore(msgspec.Struct, frozen=True, gc=False):

@@ -73,6 +73,20 @@ class LogitRules:
 
 
 @attrs.frozen
+class OutputGrammar:
+    """A grammar that has been checked, and where it begins."""
+
+    text: str
+    """As the grammar library reads it (`shared/grammar_library.py`)."""
+    reasoning_opening_ids: tuple[int, ...] = ()
+    """With these the output may begin, and is then reasoning. Empty: it is not."""
+    reasoning_closing_ids: tuple[int, ...] = ()
+    """Reasoning ends with these. Not empty if it may be opened, or is."""
+    prompt_opens_reasoning: bool = False
+    """The first output is reasoning already."""
+
+
+@attrs.frozen
 class SamplingParams:
     """How the tokens of one sequence are sampled. Validated by the web layer, and not again below it."""
 
@@ -137,6 +151,8 @@ class SamplingParams:
     """The same for every prompt token but the first."""
     rules: LogitRules | None = None
     """None, as in most requests: the logits are not changed."""
+    grammar: OutputGrammar | None = None
+    """What the output, after its reasoning, has to match, filled in by the tokenizer."""
 
 
 SAMPLING_FIELDS = (*sampling_fields_of(SamplingParams), *sampling_fields_of(LogitRules))

@@ -113,6 +113,10 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     copied_tokens: list[int] = []
     """Parallel to `read_ids`: tokens after those read whose KV was copied from a block with a confirmed tag, the
     *copied* entry. Empty if there are none."""
+    failed_rows: list[int] = []
+    """Rows that should have sampled a token, but for which none was left..."""
+    failures: list[str] = []
+    """...and why. Their sequences end."""
 
 
 @attrs.frozen

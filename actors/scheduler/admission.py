@@ -19,7 +19,9 @@ from .waiting import WaitingQueue
 
 def make_sequence(message: Submit, arrival: int, config: SchedulerConfig) -> Sequence:
     sampling = message.sampling
-    ends: frozenset[int] = frozenset() if sampling.ignore_eos else config.eos_token_ids
+    # an output that has matched its grammar to the end can only end, so that `ignore_eos` does not apply to it
+    ignores_eos = sampling.ignore_eos and sampling.grammar is None
+    ends: frozenset[int] = frozenset() if ignores_eos else config.eos_token_ids
     num_prompt_tokens = len(message.prompt_token_ids)
     return Sequence(
         id=message.sequence_id,

@@ -10,7 +10,7 @@ What must always hold:
 
 from __future__ import annotations
 
-from ..messages.outcomes import FinishReason
+from ..messages.outcomes import ErrorKind, FinishReason
 from ..messages.scheduler import StepDone, StepDropped, StepFailed
 from ..shared.block_keys import chain_keys
 from .in_flight import StepInFlight
@@ -50,6 +50,9 @@ class StepCompletion:
         if done.scores is not None:
             hand_out_scores(done.scores, [sequences[row] for row in rows], state.report)
         self._append_tokens(sequences, rows, done)
+        failures = dict(zip(done.failed_rows, done.failures, strict=True))
+        for row in [row for row in rows if row in failures] if failures else ():
+            state.end(sequences[row], failures[row], ErrorKind.INVALID)
         if self._enable_prefix_caching:
             size, ends = self._block_size, done.row_ends
             for row in [row for row in rows if ends[row] % size == 0]:

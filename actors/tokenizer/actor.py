@@ -24,6 +24,7 @@ import trio
 from ..channel import Poster, Receiver
 from ..config import RuntimeConfig
 from ..messages.accountant import Prompted, Refused
+from ..messages.grammar import GrammarSpec
 from ..messages.handler import Counted
 from ..messages.outcomes import RequestError
 from ..messages.prompts import Prompt
@@ -35,12 +36,13 @@ from ..shared.tokenizers_library import catching_panics
 from .context_length import output_budget
 from .encoder import TextEncoder
 from .encoding_errors import OVERLOADED, TOKENIZER_FAILED, QueueFull, client_error
+from .grammar_check import MAX_THREADS, GrammarChecker, place_grammar
 from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, PromptEncoder, options_of
 from .prompt_scoring import too_many_scores
 from .prompt_sizes import exceeds_context, is_short, num_bytes_to_encode
 from .sampling_rules import complete_rules, contradiction
 from .submission import Submission, root_key_of
-from .thinking_budget import encode_delimiters, limit_reasoning
+from .thinking_budget import ReasoningDelimiters, encode_delimiters, limit_reasoning
 
 log = structlog.get_logger()
 
@@ -68,11 +70,14 @@ class TokenizerActor:
         desk: RequestDesk,
         accountant: Poster[Prompted | Refused],
         prompt_encoder: PromptEncoder,
+        grammars: GrammarChecker,
     ) -> None:
         """`encoder` encodes the delimiters of reasoning; it recognizes texts that are too long by their length.
 
         `prompt_encoder` encodes what clients send.
         """
+        self._grammars = grammars
+        self._grammar_threads = trio.CapacityLimiter(MAX_THREADS)
         self._config = config
         self._lengths = encoder
         self._delimiters = cache(lambda tags: encode_delimiters(tags, encoder, config.vocab_size))
@@ -120,7 +125,8 @@ class TokenizerActor:
 
     async def _handle(self, request: Encode, nursery: trio.Nursery) -> None:
         """Serve a short request. For any other, enter the queue now, before later requests, and start a task."""
-        whole_request_is_short = is_short(request)
+        grammar = request.grammar
+        whole_request_is_short = is_short(request) and (grammar is None or self._grammars.known(grammar) is not None)
         kept = request if whole_request_is_short else attrs.evolve(request, prompts=())
         job = Job(kept, deque(request.prompts), options_of(request))
         del request
@@ -172,6 +178,10 @@ class TokenizerActor:
 
     async def _encode_and_submit(self, job: Job, slot: EncodingSlot) -> None:
         request, max_model_len = job.request, self._max_model_len
+        grammar = None if request.grammar is None else await self._check_grammar(request.grammar)
+        if isinstance(grammar, RequestError):
+            self._refuse(job, grammar)
+            return
         prompts: list[EncodedPrompt] = []
         budgets: list[int] = []
         while job.prompts:
@@ -195,7 +205,22 @@ class TokenizerActor:
         if (conflict := contradiction(sampling.rules)) is not None:
             self._refuse(job, conflict)
             return
+        if grammar is not None:
+            sampling = attrs.evolve(sampling, grammar=place_grammar(grammar, self._delimiters_of(request)))
         await self._submit(request, prompts, budgets, sampling)
+
+    async def _check_grammar(self, spec: GrammarSpec) -> str | RequestError:
+        result = self._grammars.known(spec)
+        if result is None:
+            check, threads = self._grammars.check, self._grammar_threads
+            result = await trio.to_thread.run_sync(check, spec, limiter=threads, abandon_on_cancel=True)
+            self._grammars.keep(spec, result)
+        return result
+
+    def _delimiters_of(self, request: Encode) -> ReasoningDelimiters | None:
+        """Return what opens and closes reasoning in a request's output. None: all of the output is its answer."""
+        tags = self._desk.info.output.reasoning_tags
+        return None if request.output is None or tags is None else self._delimiters(tags)
 
     async def _complete_sampling(self, request: Encode, slot: EncodingSlot) -> SamplingParams:
         """Return the request's sampling parameters, with all that its rules name as ids."""

@@ -22,7 +22,7 @@ from ..shared.breakpoints import in_whole_blocks, pins_of
 from ..shared.seeds import sequence_seed
 from .prompt_encoder import EncodedPrompt
 from .prompt_scoring import prompt_scoring
-from .thinking_budget import rules_after
+from .thinking_budget import sampling_after
 
 DECODER_TAIL = 8
 """Prompt ids that a decoder may need as context for the first output."""
@@ -96,10 +96,9 @@ class Submission:
                 tenant=request.domain,
                 priority=request.priority,
                 sampling=attrs.evolve(
-                    sampling,
+                    sampling_after(token_ids, sampling, self.special_token_ids),
                     max_tokens=max(1, budget),
                     seed=sequence_seed(sampling.seed, prompt, choice),
-                    rules=rules_after(token_ids, sampling.rules, self.special_token_ids),
                     prompt_logprobs=scoring.prompt_logprobs,
                 ),
                 reads_cache=scoring.reads_cache,

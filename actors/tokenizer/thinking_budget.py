@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import attrs
 
-from ..messages.sampling import LogitRules, SamplingParams
+from ..messages.sampling import LogitRules, OutputGrammar, SamplingParams
 from .encoder import TextEncoder
 
 TokenIds = tuple[int, ...]
@@ -49,16 +49,23 @@ def limit_reasoning(
     return attrs.evolve(sampling, rules=rules)
 
 
-def rules_after(
-    prompt_token_ids: list[int], rules: LogitRules | None, special_token_ids: Collection[int]
-) -> LogitRules | None:
-    """Return the rules of a sequence with this prompt."""
-    if rules is None or rules.thinking_budget is None:
-        return rules
-    return attrs.evolve(rules, prompt_opens_reasoning=_leaves_open(prompt_token_ids, rules, special_token_ids))
+def sampling_after(
+    prompt_token_ids: list[int], sampling: SamplingParams, special_token_ids: Collection[int]
+) -> SamplingParams:
+    """Return the parameters of a sequence with this prompt."""
+    rules, grammar = sampling.rules, sampling.grammar
+    if rules is not None and rules.thinking_budget is not None:
+        opens = _leaves_open(prompt_token_ids, rules, special_token_ids)
+        sampling = attrs.evolve(sampling, rules=attrs.evolve(rules, prompt_opens_reasoning=opens))
+    if grammar is not None and grammar.reasoning_opening_ids:
+        opens = _leaves_open(prompt_token_ids, grammar, special_token_ids)
+        sampling = attrs.evolve(sampling, grammar=attrs.evolve(grammar, prompt_opens_reasoning=opens))
+    return sampling
 
 
-def _leaves_open(prompt_token_ids: list[int], rules: LogitRules, special_token_ids: Collection[int]) -> bool:
+def _leaves_open(
+    prompt_token_ids: list[int], rules: LogitRules | OutputGrammar, special_token_ids: Collection[int]
+) -> bool:
     """Return whether an opening delimiter near the end of a prompt is followed by neither a closing one nor a special
     token: that ends the message, so that the delimiter is somebody's text.
     """

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 import torch
 
 import triton
 
 from ..batch import StepBatch
+from ..logit_processors import NONE_LEFT
 from ..sampling.oracle import draw, fields_besides, sets_any
 from .device import Device
 from .sample import draw_kernel, keep_drawn_kernel
@@ -45,6 +48,31 @@ class Pending:
                 raise ArithmeticError(f"row {row}: logits hold NaN or have no finite maximum")
         ids: list[int] = self.ids.tolist()
         return ids
+
+
+def _masks_alone(batch: StepBatch, vocab_size: int) -> dict[int, npt.NDArray[np.int32]]:
+    """Wait for the masks. Return those of rows that the device can draw with them; note which allow nothing."""
+    processing = batch.processing
+    if processing is None or not processing.masked_rows:
+        return {}
+    on_host = {*processing.rows}
+    found = {}
+    for row, mask in zip(processing.masked_rows, processing.masks(), strict=True):
+        if row in on_host or (LEFT_TO_ORACLE and sets_any(batch.sampling[row], LEFT_TO_ORACLE)):
+            continue
+        if isinstance(mask, str):
+            processing.failures[row] = mask
+            continue
+        words = np.zeros(-(-vocab_size // 32), np.uint32)
+        given = np.frombuffer(mask, np.uint32)[: len(words)]
+        words[: len(given)] = given
+        if vocab_size % 32:
+            words[-1] &= (1 << vocab_size % 32) - 1
+        if words.any():
+            found[row] = words.view(np.int32)
+        else:
+            processing.failures[row] = NONE_LEFT
+    return found
 
 
 class Sampler:
@@ -82,20 +110,54 @@ class Sampler:
             logits_MV, logits_MV.stride(0), sent_places, sent_numbers.view(torch.float64), sent_counts, ids, failed,
             vocab_size, block, num_warps=max(1, block // 256),
         )  # fmt: skip
+        numbers_M3, counts_M3 = sent_numbers.view(num_rows, 3), sent_counts.view(num_rows, 3)
+        self._draw_masked(batch, rows, logits_MV, sent_places, numbers_M3, counts_M3, ids, failed)
         self._draw_on_host(batch, rows, logits_MV, places, ids)
         keep_drawn_kernel[(1,)](
             ids, failed, sent_slots, self.last_drawn, num_rows, self._most
         )  # fmt: skip
         return Pending(ids, failed)
 
+    def _draw_masked(
+        self,
+        batch: StepBatch,
+        rows: list[int],
+        logits_MV: torch.Tensor,
+        places: torch.Tensor,
+        numbers_M3: torch.Tensor,
+        counts_M3: torch.Tensor,
+        ids: torch.Tensor,
+        failed: torch.Tensor,
+    ) -> None:
+        """Draw again for rows that have a mask and no other rules, once the masks are there: from a copy of theirs."""
+        vocab_size = logits_MV.shape[1]
+        masks = _masks_alone(batch, vocab_size)
+        if not masks:
+            return
+        to_device = partial(torch.Tensor.to, device=self._device.torch_device)
+        chosen_C = to_device(torch.tensor([index for index, row in enumerate(rows) if row in masks]))
+        words_CW = to_device(torch.from_numpy(np.stack([masks[row] for row in rows if row in masks])))
+        bits_CWb = words_CW[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words_CW.device) & 1
+        banned_CV = bits_CWb.view(len(chosen_C), -1)[:, :vocab_size] == 0
+        masked_CV = logits_MV[places[chosen_C]].masked_fill_(banned_CV, -math.inf)
+        ids_C = self._device.empty((len(chosen_C),), torch.int32)
+        failed_C = self._device.empty((len(chosen_C),), torch.int32)
+        block = min(_BLOCK, triton.next_power_of_2(vocab_size))
+        draw_kernel[(len(chosen_C),)](
+            masked_CV, masked_CV.stride(0), torch.arange(len(chosen_C), device=words_CW.device),
+            numbers_M3[chosen_C].view(torch.float64), counts_M3[chosen_C], ids_C, failed_C,
+            vocab_size, block, num_warps=max(1, block // 256),
+        )  # fmt: skip
+        ids[chosen_C], failed[chosen_C] = ids_C, failed_C
+
     def _draw_on_host(
         self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int], ids: torch.Tensor
     ) -> None:
-        """Replace the draws of rows that the device cannot draw: with penalties, biases, bans, masks, a forced token,
-        or a sampling field that `draw_kernel` does not apply."""
+        """Replace the draws of rows that the device cannot draw: with penalties, biases, bans, a forced token, or a
+        sampling field that `draw_kernel` does not apply."""
         wanted: set[int] = set()
         if batch.processing is not None:
-            wanted.update(batch.processing.rows, batch.processing.masked_rows)
+            wanted.update(batch.processing.rows)
         if LEFT_TO_ORACLE:
             wanted.update(row for row in rows if sets_any(batch.sampling[row], LEFT_TO_ORACLE))
         if not wanted:

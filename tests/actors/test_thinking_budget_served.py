@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import attrs
 import trio
 
+from quipu.actors import wiring
+from quipu.actors.detokenizer.output_format import ChosenFormat
 from quipu.actors.engine import LoopHost
 from quipu.actors.messages.handler import Closed, ScoredDelta
 from quipu.actors.messages.output import OutputFormat
@@ -32,9 +35,12 @@ MAX_TOKENS = 16
 @asynccontextmanager
 async def open_client(tags: tuple[str, str] | None = TAGS, **changes: Any) -> AsyncIterator[Client]:
     config = runtime_config(**{"executor": "reference", **changes})
-    info = attrs.evolve(serving_info(config), output=OutputFormat(reasoning_tags=tags))
-    host = LoopHost(config.engine)
-    async with open_with_kept_vocabulary(config, info, host, make_renderer=InlineRenderer) as runtime:
+    info, host = serving_info(config), LoopHost(config.engine)
+    chosen = ChosenFormat(None, OutputFormat(reasoning_tags=tags))
+    async with AsyncExitStack() as stack:
+        with mock.patch.object(wiring, "choose_format", return_value=chosen):
+            opening = open_with_kept_vocabulary(config, info, host, make_renderer=InlineRenderer)
+            runtime = await stack.enter_async_context(opening)
         with trio.fail_after(100):
             while not runtime.desk.health().is_ready:
                 await trio.sleep(0.01)

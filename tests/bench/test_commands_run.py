@@ -47,6 +47,7 @@ COMMANDS_HERE = {
     "bench.execution": (),
     "bench.request_budget": ("--executor", "fake"),
     "bench.sampling": (),
+    "bench.structured": (),
 }
 """Commands that import torch or the web layer: they run in this process, which has imported both."""
 TESTED_ELSEWHERE = {"bench.engine_core", "bench.sharing", "bench.stalls"}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing, edited
+from quipu.kernels.logit_processors import NONE_LEFT, LogitProcessor, LogitRules, Processing, edited
 from quipu.kernels.sampling.oracle import draw
 from tests.kernels.kernel_checkpoints import make_batch
 
@@ -21,6 +21,7 @@ Row = npt.NDArray[np.float32]
 Ids = Sequence[int]
 VOCAB_SIZE = 40
 OFF = -math.inf
+BUDGET = {"reasoning_opening_ids": (0,), "reasoning_closing_ids": (1,), "prompt_opens_reasoning": True}
 
 
 def row_of(*logits: float) -> Row:
@@ -44,7 +45,7 @@ def seen(
         rows=[3],
         processors=[LogitProcessor(rules, prompt, outputs)],
         masked_rows=[] if mask is None else [3],
-        masks=[] if mask is None else [words_of(mask, len(logits))],
+        masks=lambda: [] if mask is None else [words_of(mask, len(logits))],
     )
     with edited(processing, [3], logits[None, :]):
         found = [float(logit) for logit in logits]
@@ -55,13 +56,16 @@ def seen(
 def expected(
     logits: Row, rules: LogitRules, prompt: list[int], outputs: list[int], mask: set[int] | None
 ) -> list[float]:
-    """Return the expected logits, token by token, from the definitions."""
+    """Return the expected logits, token by token, from the definitions; unchanged if nothing satisfies the mask."""
     left = [float(logit) for logit in logits]
+    contradictions = []
 
     def ban(banned: set[int]) -> None:
         if any(left[i] > OFF for i in range(len(left)) if i not in banned):
             for i in banned:
                 left[i] = OFF
+        else:
+            contradictions.append(banned)
 
     everything = set(range(len(left)))
     if mask is not None:
@@ -70,6 +74,8 @@ def expected(
     if rules.allowed_token_ids:
         ban(everything - set(rules.allowed_token_ids))
     ban({word[-1] for word in rules.bad_words if [*outputs, word[-1]][-len(word) :] == list(word)})
+    if mask is not None and contradictions:
+        return [float(logit) for logit in logits]
     if len(outputs) < rules.min_tokens:
         ban(set(rules.held_back_token_ids))
     for i in everything:
@@ -118,9 +124,12 @@ def test_rules_match_their_definitions(
     for token_id in outputs[split:]:
         processor.add_output(token_id)
     masks = [] if mask is None else [words_of(mask, VOCAB_SIZE)]
-    with edited(Processing([0], [processor], [0] * len(masks), masks), [0], row[None, :]):
+    processing = Processing([0], [processor], [0] * len(masks), lambda: masks)
+    with edited(processing, [0], row[None, :]):
         found = row.tolist()
-    assert found == pytest.approx(expected(row, rules, prompt, outputs, mask), rel=1e-5)
+    left = expected(row, rules, prompt, outputs, mask)
+    assert found == pytest.approx(left, rel=1e-5)
+    assert bool(processing.failures) == (mask is not None and mask != set(range(VOCAB_SIZE)) and OFF not in left)
     assert row.tolist() == logits
 
 
@@ -186,8 +195,8 @@ def test_ban_of_every_token_is_ignored(rules: dict[str, Any], left: list[float])
 
 
 def test_allowed_tokens_yield_to_a_mask() -> None:
-    """Apply only the mask if it and the allowed tokens have nothing in common."""
-    assert seen(row_of(1, 2, 3), LogitRules(allowed_token_ids=(0,)), mask={1, 2}) == [OFF, 2, 3]
+    """Leave the row alone if the mask and the allowed tokens have nothing in common: it fails."""
+    assert seen(row_of(1, 2, 3), LogitRules(allowed_token_ids=(0,)), mask={1, 2}) == [1, 2, 3]
     assert seen(row_of(1, 2, 3), LogitRules(allowed_token_ids=(0, 1)), mask={1, 2}) == [OFF, 2, OFF]
 
 
@@ -199,13 +208,33 @@ def test_masks_at_word_boundaries(vocab_size: int) -> None:
     assert {i for i, logit in enumerate(left) if logit == 0} == allowed
 
 
-@pytest.mark.parametrize(("words", "message"), [(bytes(4), "allows no token"), (b"\xff" * 8, "8 bytes")])
-def test_invalid_mask(words: bytes, message: str) -> None:
-    """Raise for an invalid mask and leave the logits unchanged."""
-    logits = row_of(1, 2)
-    with pytest.raises(ValueError, match=message), edited(Processing([], [], [0], [words]), [0], logits[None, :]):
-        pass
-    assert logits.tolist() == [1, 2]
+@pytest.mark.parametrize(
+    ("mask", "rules", "failure"),
+    [
+        (bytes(4), {}, NONE_LEFT),
+        (b"\4", {"held_back_token_ids": (1,), "min_tokens": 5}, NONE_LEFT),
+        ("It fails.", {"bias": {0: 1.0}}, "It fails."),
+        (b"\1", {"bad_words": ((0,),)}, NONE_LEFT),
+        (b"\1", {"allowed_token_ids": (1,)}, NONE_LEFT),
+        (b"\1", {"held_back_token_ids": (0,), "min_tokens": 5}, None),
+        (b"\1" + bytes(8), {}, None),
+        (b"\1", {"thinking_budget": 0, **BUDGET}, None),
+        (bytes(4), {"thinking_budget": 0, **BUDGET}, None),
+    ],
+)
+def test_row_without_a_token(mask: bytes | str, rules: dict[str, Any], failure: str | None) -> None:
+    """A mask that allows nothing, alone or with bans, fails its row, which stays raw, and no other.
+
+    A token that ends the sequence is allowed before `min_tokens` if it is all that the mask allows.
+    """
+    logits = np.array([[1, 2], [3, 4]], dtype=np.float32)
+    processors = [LogitProcessor(LogitRules(**rules), [], []), LogitProcessor(LogitRules(bias={0: 1.0}), [], [])]
+    processing = Processing([0, 1], processors, [0], lambda: [mask])
+    with edited(processing, [0, 1], logits):
+        assert logits[1].tolist() == [4, 4]
+        assert (logits[0].tolist() == [1, 2]) == (failure is not None)
+    assert processing.failures == ({} if failure is None else {0: failure})
+    assert logits.tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e40, 1e300])
@@ -219,7 +248,7 @@ def test_rows_without_rules_are_not_touched() -> None:
     """Each row gets its own rules; the others keep their bits."""
     logits = np.zeros((3, 4), dtype=np.float32)
     processors = [LogitProcessor(LogitRules(bias={i: 1.0}), [], []) for i in (1, 2)]
-    with edited(Processing([4, 9], processors, [], []), [4, 7, 9], logits):
+    with edited(Processing([4, 9], processors), [4, 7, 9], logits):
         assert logits.tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]]
     assert not logits.any()
 
@@ -270,7 +299,7 @@ def test_other_rules_apply_while_nothing_is_forced() -> None:
 @pytest.mark.parametrize("logits", [row_of(1, math.nan, 0), row_of(OFF, OFF, OFF), row_of(1, math.inf, 0)])
 def test_forcing_does_not_hide_broken_logits(logits: Row) -> None:
     """Leave a row as it is if no token could be drawn from it, so that the step fails as it would without a budget."""
-    with edited(Processing([0], [LogitProcessor(with_budget(0), [], [])], [], []), [0], logits[None, :]):
+    with edited(Processing([0], [LogitProcessor(with_budget(0), [], [])]), [0], logits[None, :]):
         assert not np.isfinite(logits.max())
 
 
@@ -293,7 +322,7 @@ def test_draws_after_a_forced_token_are_the_same(temperature: float) -> None:
     logits = np.random.default_rng(7).normal(size=(12, 6)).astype(np.float32)
     logits[:, 2] = OFF  # the model never ends its reasoning by itself
     processor = LogitProcessor(with_budget(4), [], [])
-    processing = Processing([0], [processor], [], [])
+    processing = Processing([0], [processor])
     plain, drawn = [], []
     for position, row in enumerate(logits):
         fields = {"temperature": temperature, "seed": 3, "output_position": position}

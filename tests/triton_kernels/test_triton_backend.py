@@ -201,7 +201,10 @@ def test_scores_and_rules(checkpoints: dict[str, Path]) -> None:
         return attrs.evolve(
             make_batch(row(0), row(1, temperature=1.0), row(2, samples=False), row(3)),
             processing=Processing(
-                [0, 1], [LogitProcessor(which, prompt(4, seed=1), []) for which in (budget, rules)], [3], [bytes(mask)]
+                [0, 1],
+                [LogitProcessor(which, prompt(4, seed=1), []) for which in (budget, rules)],
+                [3],
+                lambda: [bytes(mask)],
             ),
             scoring=Scoring([0, 3], [3, 0], [8, 9, 10], prompt(4, seed=2)[1:], [0, 2, 1]),
         )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quipu.kernels.batch import RowSampling, StepBatch
+from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing
 from quipu.kernels.sampling.oracle import draw, fields_besides
 from quipu.kernels.triton import sampler
 from quipu.kernels.triton.device import CpuDevice
@@ -51,6 +52,29 @@ def test_same_tokens_as_the_oracle(seed: int) -> None:
     batch = batch_of(settings, output_position=[pick.randrange(1 << 33) for _ in range(count)])
     ours, theirs = draw_both(batch, logits_MV)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_masks(seed: int) -> None:
+    """Rows with a mask and nothing else are drawn on the device, like by the oracle; shorter and longer masks fit;
+    one that allows nothing, or is missing, fails its row alone.
+    """
+    rng, count = np.random.default_rng(seed), 8
+    logits_MV = torch.from_numpy(rng.normal(0, 3, (count, V)).astype(np.float32))
+    raw_MV = logits_MV.clone()
+    none_within = bytes(12) + b"\xf0\0\0\0"
+    masks: list[bytes | str] = [rng.bytes(16), b"\0\0\1\0", "It fails.", none_within, rng.bytes(32), b"\2\0\0\0"]
+    rules = LogitRules(allowed_token_ids=(3,)), LogitRules(bias={5: 9.0})
+    processors = [LogitProcessor(one, [], []) for one in rules]
+    settings = [{"temperature": index % 2, "top_k": 3 * index % 7, "top_p": 0.8} for index in range(count)]
+    processing = Processing([6, 7], processors, [1, 2, 3, 4, 5, 6], lambda: masks)
+    batch, rows = batch_of(settings, processing=processing), list(range(count))
+    ours = sampler.Sampler(16, CpuDevice()).begin(batch, rows, logits_MV, rows).read(rows)
+    failed = dict(processing.failures)
+    processing.failures.clear()
+    assert ours == draw(batch, rows, logits_MV.numpy())
+    assert failed == processing.failures and set(failed) == {3, 4, 6}
+    assert torch.equal(logits_MV, raw_MV)
 
 
 @pytest.mark.parametrize("filters", [{"top_p": 0.305}, {"top_k": 7}, {"top_k": 20, "top_p": 0.51}])

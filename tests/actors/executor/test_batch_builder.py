@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from quipu.actors.executor.batch_builder import SequenceState, make_batch
+from quipu.actors.executor.grammars import NoMasks
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.sampling import LogitRules, SamplingParams
 from quipu.kernels.batch import RowSampling
@@ -48,4 +49,4 @@ def processing_of(state: SequenceState) -> Processing | None:
         for name, value in {"ids": 1, "epochs": 0, "starts": 0, "counts": 1, "new_blocks": [], "token_ids": [1]}.items()
     }
     plan = StepPlan(step=1, generation=0, released_ids=[], row_samples=[True], **admitted, **row)
-    return make_batch(plan, [state], some_are_scored=False, some_have_rules=True).processing
+    return make_batch(plan, [state], some_are_scored=False, some_have_rules=True, masks=NoMasks()).processing

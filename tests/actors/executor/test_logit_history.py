@@ -10,9 +10,7 @@ from typing import cast
 
 import attrs
 import pytest
-from msgspec.structs import replace
 
-from quipu.actors.messages.executor import TokenMasks
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scheduler import StepDropped, StepFailed
 from quipu.actors.scheduler.config import SchedulerConfig
@@ -109,17 +107,6 @@ def test_no_processing_without_rules() -> None:
     bench.submit([1, 2, 3, 4], 6)
     bench.finish()
     assert spy.seen and not any(spy.seen)
-
-
-def test_masks_reach_the_batch() -> None:
-    """The backend gets a plan's masks by row, next to the rules of other rows."""
-    bench = EngineBench(LIMITS)
-    spy = Spy.on(bench)
-    bench.submit([1, 2, 3], 2)
-    masks = TokenMasks([0], [b"\1\0\0\0"])
-    bench.plans[0] = replace(bench.plans[0], masks=masks)
-    bench.step()
-    assert spy.seen == [Processing([], [], masks.rows, masks.words)]
 
 
 @pytest.mark.parametrize("rules", [None, RULES])

@@ -8,13 +8,13 @@ import attrs
 import pytest
 from tokenizers import AddedToken
 
-from quipu.actors.messages.sampling import LogitRules, SamplingParams
+from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingParams
 from quipu.actors.tokenizer.thinking_budget import (
     END_OF_PROMPT,
     ReasoningDelimiters,
     encode_delimiters,
     limit_reasoning,
-    rules_after,
+    sampling_after,
 )
 from tests.actors.tokenizer.tokenizer_kinds import BASES, save
 from tests.tiny import TINY
@@ -85,11 +85,14 @@ def test_budget_becomes_a_rule() -> None:
 )
 def test_reasoning_that_a_prompt_leaves_open(prompt: list[int], *, is_open: bool) -> None:
     """It is open after the last opening delimiter, unless it was closed or another message has begun."""
-    assert rules_after(prompt, RULES, {SPECIAL}) == attrs.evolve(RULES, prompt_opens_reasoning=is_open)
+    grammar = OutputGrammar("start: /a/", RULES.reasoning_opening_ids, RULES.reasoning_closing_ids)
+    sampling = sampling_after(prompt, SamplingParams(max_tokens=9, rules=RULES, grammar=grammar), {SPECIAL})
+    assert sampling.rules == attrs.evolve(RULES, prompt_opens_reasoning=is_open)
+    assert sampling.grammar == attrs.evolve(grammar, prompt_opens_reasoning=is_open)
 
 
-def test_rules_without_a_budget_are_unchanged() -> None:
-    """Only budgets depend on the prompt."""
-    rules = LogitRules(min_tokens=4)
-    assert rules_after([7, 8], rules, {SPECIAL}) is rules
-    assert rules_after([7, 8], None, {SPECIAL}) is None
+@pytest.mark.parametrize("rules", [None, LogitRules(min_tokens=4)])
+def test_sampling_without_delimiters_is_unchanged(rules: LogitRules | None) -> None:
+    """Only budgets, and grammars after reasoning, depend on the prompt."""
+    sampling = SamplingParams(max_tokens=9, rules=rules, grammar=OutputGrammar("start: /a/"))
+    assert sampling_after([7, 8], sampling, {SPECIAL}) is sampling

@@ -66,7 +66,7 @@ def draws(
     batch = make_batch(*({**row, "seed": seed} for seed in seeds))
     rows = list(range(len(batch.slots)))
     if processors is not None:
-        batch = attrs.evolve(batch, processing=Processing(rows, list(processors), [], []))
+        batch = attrs.evolve(batch, processing=Processing(rows, list(processors)))
     return draw(batch, rows, np.tile(np.array(logits, dtype=np.float32), (len(rows), 1)))
 
 

@@ -1,0 +1,120 @@
+"""The only place that calls the `llguidance` library, which compiles grammars and says which tokens they allow next.
+
+The tokenizer checks a request's grammar with it (`tokenizer/grammar_check.py`); the executor follows each output
+(`executor/grammars.py`). Three properties of the library are hidden from everybody else:
+
+- It never raises. Each call is followed by a look at the matcher's error, which becomes a `GrammarError` here.
+- Loading a tokenizer holds the GIL (0.9 s for 150,000 tokens), so it is done once, at start. Compiling and masks
+  release it.
+- Once a grammar can neither go on nor fail, its mask holds the tokens that end a sequence.
+
+What must always hold: what one grammar may cost is bounded by `_LIMITS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint32]
+
+_LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=1_000_000,  # 20 ms
+    step_lexer_fuel=200_000,  # 14 ms
+    step_max_items=50_000,  # 3 ms
+    max_lexer_states=50_000,  # 100 MB
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+
+
+class GrammarError(Exception):
+    """A grammar cannot be compiled, or cannot be followed any further."""
+
+
+def json_grammar(schema: dict[str, Any]) -> str:
+    """Write a JSON schema as the library's text. Values are compact, without white space between their tokens."""
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        schema, overrides={"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+    )
+
+
+def regex_grammar(pattern: str) -> str:
+    """Write a pattern as the library's text."""
+    return llguidance.LLMatcher.grammar_from_regex(pattern)
+
+
+def lark_grammar(source: str) -> str:
+    """Write a grammar in the library's dialect of Lark as its text."""
+    return llguidance.LLMatcher.grammar_from_lark(source)
+
+
+class GrammarLibrary:
+    """Compiles grammars for one tokenizer. Its methods may be called by several threads at once."""
+
+    def __init__(self, tokenizer_json: bytes, eos_token_ids: tuple[int, ...]) -> None:
+        """Load the contents of a `tokenizer.json`. Raises ValueError."""
+        self._tokenizer = llguidance.LLTokenizer(tokenizer_json.decode(), eos_token=list(eos_token_ids) or None)
+        self.num_words = -(-self._tokenizer.vocab_size // 32)
+        """Length of a mask, in words of 32 bits."""
+        bits = np.zeros(32 * self.num_words, np.uint8)
+        bits[self._tokenizer.eos_tokens] = 1
+        self.end_mask: Words = np.packbits(bits, bitorder="little").view(np.uint32)
+        """The tokens that a grammar allows where it may end."""
+
+    def compile(self, text: str) -> Matcher:
+        """Compile a grammar, as `grammar_text` writes it. Raises GrammarError."""
+        matcher = Matcher(llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS))
+        matcher.check()
+        return matcher
+
+
+@lru_cache(maxsize=2)
+def load_grammars(tokenizer_json: bytes, eos_token_ids: tuple[int, ...]) -> GrammarLibrary | None:
+    """Return the library for a tokenizer; the same one if it was the last that was asked for.
+
+    None: the library cannot tell the bytes of its tokens (WordPiece, or Metaspace without byte fallback).
+    """
+    try:
+        return GrammarLibrary(tokenizer_json, eos_token_ids)
+    except ValueError:
+        return None
+
+
+class Matcher:
+    """What a grammar allows after some tokens. To be used by one thread at a time."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+
+    def copy(self) -> Matcher:
+        """Return another matcher in the same state."""
+        return Matcher(self._matcher.deep_copy())
+
+    def check(self) -> None:
+        """Raise GrammarError if the library has given up, or has ignored a part of the grammar."""
+        if self._matcher.is_error():
+            error = self._matcher.get_error().removesuffix("<non-verbose/>").strip().rstrip(".")
+            raise GrammarError(error or "it does not fit the output")
+        if warnings := self._matcher.get_grammar_warnings():
+            raise GrammarError("; ".join(warnings))
+
+    def accepts(self, token_ids: Sequence[int]) -> bool:
+        """Return whether these tokens could come next."""
+        return self._matcher.validate_tokens(list(token_ids)) == len(token_ids)
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        """Append tokens to the output. Raises GrammarError if the grammar does not allow them."""
+        if token_ids:
+            self._matcher.consume_tokens(list(token_ids))
+            self.check()
+
+    def fill(self, words_W: Words) -> None:
+        """Write the mask of the tokens that may come next. Raises GrammarError."""
+        self._matcher.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
+        self.check()

@@ -1,0 +1,74 @@
+"""Writes a client's grammar in the language of the grammar library.
+
+Used by the tokenizer (`tokenizer/grammar_check.py`), which then lets the library check it. What must always hold: a
+source that is not of its kind is refused, not repaired.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from ..messages.grammar import GrammarKind, GrammarSpec
+from .grammar_library import GrammarError, json_grammar, lark_grammar, regex_grammar
+
+
+def grammar_text(spec: GrammarSpec) -> str:
+    """Return the grammar as text for the library. Raises GrammarError for a source that is not of its kind."""
+    match spec.kind:
+        case GrammarKind.JSON_OBJECT:
+            return json_grammar({"type": "object"})
+        case GrammarKind.JSON_SCHEMA:
+            return json_grammar(_schema_of(spec.source))
+        case GrammarKind.REGEX:
+            return regex_grammar(spec.source)
+        case GrammarKind.CHOICE:
+            return lark_grammar(f"start: {' | '.join(json.dumps(text) for text in _choices(spec.source))}")
+        case GrammarKind.LARK:
+            return lark_grammar(spec.source)
+
+
+def _schema_of(source: str) -> dict[str, Any]:
+    try:
+        schema = orjson.loads(source)
+    except orjson.JSONDecodeError:
+        raise GrammarError("it is not valid JSON") from None
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise GrammarError("a JSON schema must be an object")
+    return schema
+
+
+def _choices(source: str) -> list[str]:
+    try:
+        choices = orjson.loads(source)
+    except orjson.JSONDecodeError:
+        raise GrammarError("it is not valid JSON") from None
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+        raise GrammarError("it must be a non-empty list of strings")
+    return choices
+
+
+def path_of(keyword: str, source: str) -> str | None:
+    """Return where a schema has a keyword, as a JSON pointer; None if it does not."""
+    try:
+        schema = orjson.loads(source)
+    except orjson.JSONDecodeError:
+        return None
+    return next((path for path, found in _objects(schema) if keyword in found), None)
+
+
+def _objects(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every object in a schema with its path."""
+    waiting = [("#", schema)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, dict):
+            yield path, value
+            waiting += [(f"{path}/{name.replace('~', '~0').replace('/', '~1')}", part) for name, part in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{path}/{index}", part) for index, part in enumerate(value)]

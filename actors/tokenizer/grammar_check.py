@@ -1,0 +1,114 @@
+"""Checks requests' grammars before they are served, and says where in the output they begin.
+
+Used by the tokenizer, which calls `GrammarChecker.check` in a thread of few: compiling may take a second at the limits
+of the library. What must always hold: a grammar that the library does not support in full is refused; a grammar that
+was checked before costs nothing; nothing here grows without bound.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+
+import attrs
+import numpy as np
+
+from ..messages.grammar import GrammarKind, GrammarSpec
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.sampling import OutputGrammar
+from ..shared.grammar_library import GrammarError, GrammarLibrary
+from ..shared.grammar_text import grammar_text, path_of
+from .thinking_budget import ReasoningDelimiters
+
+MAX_THREADS = 2
+MAX_CHECKED = 256
+"""Grammars whose result is kept, each of at most `--max-grammar-bytes`."""
+MAX_SECONDS = 0.5
+"""Processor time to compile a grammar and to compute its first mask, which the engine spends again."""
+
+_UNSUPPORTED = re.compile(r'Unimplemented keys: \["([^"]+)"|Unknown (format): ')
+
+
+class GrammarChecker:
+    """Checks grammars, and keeps the results of the last ones."""
+
+    def __init__(self, library: GrammarLibrary | None, max_bytes: int) -> None:
+        """Without a library, every grammar is refused."""
+        self._library = library
+        self._max_bytes = max_bytes
+        self._checked: OrderedDict[tuple[GrammarKind, str], str | RequestError] = OrderedDict()
+
+    def known(self, spec: GrammarSpec) -> str | RequestError | None:
+        """Return the result if it takes no time; None: `check` the grammar."""
+        # most characters take a byte; the rest are counted in the thread
+        if len(spec.source) > self._max_bytes:
+            return self._too_long(spec)
+        key = spec.kind, spec.source
+        result = self._checked.get(key)
+        if result is not None:
+            self._checked.move_to_end(key)
+        return _with_param(result, spec.param)
+
+    def check(self, spec: GrammarSpec) -> str | RequestError:
+        """Return the grammar as text for the engine, or why it is refused. Called in a thread."""
+        if len(spec.source.encode("utf-8", "replace")) > self._max_bytes:
+            return self._too_long(spec)
+        try:
+            return self._compiled(spec)
+        except (GrammarError, ValueError) as error:
+            message = f"Invalid value for `{spec.param}`: {_reason(str(error), spec)}."
+            return RequestError(ErrorKind.INVALID, message, spec.param)
+
+    def keep(self, spec: GrammarSpec, result: str | RequestError) -> None:
+        """Remember the result of a check."""
+        self._checked[spec.kind, spec.source] = result
+        if len(self._checked) > MAX_CHECKED:
+            self._checked.popitem(last=False)
+
+    def _compiled(self, spec: GrammarSpec) -> str:
+        library = self._library
+        if library is None:
+            raise GrammarError("this model's tokenizer does not support grammars")
+        started = time.thread_time()
+        text = grammar_text(spec)
+        matcher = library.compile(text)
+        words_W = np.zeros(library.num_words, np.uint32)
+        matcher.fill(words_W)
+        if not words_W.any():
+            raise GrammarError("it allows no output")
+        if time.thread_time() - started > MAX_SECONDS:
+            raise GrammarError("it takes too long to compile")
+        return text
+
+    def _too_long(self, spec: GrammarSpec) -> RequestError:
+        message = f"Invalid value for `{spec.param}`: a grammar must have at most {self._max_bytes} bytes."
+        return RequestError(ErrorKind.INVALID, message, spec.param)
+
+
+def _with_param(result: str | RequestError | None, param: str) -> str | RequestError | None:
+    """Return a result as of another request, whose field may be another."""
+    if not isinstance(result, RequestError) or result.param == param:
+        return result
+    return attrs.evolve(result, message=result.message.replace(f"`{result.param}`", f"`{param}`", 1), param=param)
+
+
+def _reason(error: str, spec: GrammarSpec) -> str:
+    """Return the library's message, with the place of the keyword that it does not support."""
+    unsupported = _UNSUPPORTED.search(error)
+    if unsupported is None or spec.kind is not GrammarKind.JSON_SCHEMA:
+        return error
+    keyword = unsupported[1] or unsupported[2]
+    path = path_of(keyword, spec.source)
+    place = "" if path is None else f" at `{path}`"
+    return f"the keyword `{keyword}`{place} is not supported ({error})"
+
+
+def place_grammar(
+    text: str,
+    delimiters: ReasoningDelimiters | None,
+) -> OutputGrammar:
+    """Return the grammar of a request whose reasoning, if there can be any, has these delimiters."""
+    if delimiters is None:
+        return OutputGrammar(text)
+    return OutputGrammar(text, delimiters.opening_ids, delimiters.closing_ids)

@@ -1,0 +1,222 @@
+"""Outputs that have to match a grammar, across every actor, with a real model of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from quipu.actors.engine import LoopHost
+from quipu.actors.messages.grammar import GrammarSpec
+from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome
+from quipu.actors.messages.output import OutputRules
+from quipu.actors.messages.sampling import LogitRules
+from quipu.actors.messages.scores import ScoredToken
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.text_workers.renderer import InlineRenderer
+from quipu.kernels.fake import Dials
+from tests.grammars import EOS, PARAM, PERSON, UNION, accepts, check_person, check_union, regex, schema
+from tests.prompts import prompt_of
+from tests.runtimes import Client, kill_engine, open_with_kept_vocabulary, runtime_config, serving_info
+from tests.tiny import TINY
+from tests.vocabularies import Vocabulary
+
+TAGS = ("<think>", "</think>")
+VOCABULARY = Vocabulary(TINY)
+OPENING, CLOSING = (list(VOCABULARY.encoder.encode_within_text(tag)) for tag in TAGS)
+PROMPT = prompt_of(40, seed=5)
+NUMBERS = regex("[0-9]{3}(-[0-9]{3})*")
+
+
+@attrs.define
+class Choice:
+    token_ids: list[int] = attrs.field(factory=list)
+    scores: list[ScoredToken] = attrs.field(factory=list)
+    text: str = ""
+    reason: FinishReason | None = None
+
+
+@attrs.frozen
+class Reply:
+    choices: list[Choice]
+    error: Any
+    record: UsageRecord
+
+
+@asynccontextmanager
+async def open_client(*, executor: str = "reference", **changes: Any) -> AsyncIterator[Client]:
+    config = runtime_config(executor=executor, eos_token_ids=(EOS,), reasoning_parser="qwen3", **changes)
+    info, host = serving_info(config), LoopHost(config.engine)
+    async with open_with_kept_vocabulary(config, info, host, make_renderer=InlineRenderer) as runtime:
+        with trio.fail_after(100):
+            while not runtime.desk.health().is_ready:
+                await trio.sleep(0.01)
+            yield Client(runtime, config, Dials())
+
+
+async def ask(
+    client: Client, prompt: list[int], grammar: GrammarSpec | None, rules: LogitRules | None = None, **fields: Any
+) -> Reply:
+    """Serve one request, and return its choices."""
+    request = client.encode(
+        prompt, grammar=grammar, with_token_ids=True, **{"max_tokens": 60, "temperature": 1.0, "seed": 3, **fields}
+    )
+    sampling = attrs.evolve(request.sampling, logprobs=2, rules=rules)
+    ticket = client.runtime.desk.open(attrs.evolve(request, sampling=sampling), "test")
+    choices = [Choice() for _ in range(request.num_choices)]
+    try:
+        await ticket.start()
+        while True:
+            for event in await ticket.mailbox.get():
+                if isinstance(event, Closed):
+                    return Reply(choices, event.error, event.record)
+                if isinstance(event, Delta):
+                    choice = choices[event.index]
+                    choice.text += event.text
+                    choice.token_ids += event.token_ids or ()
+                    choice.reason = event.finish_reason or choice.reason
+                    if isinstance(event, ScoredDelta):
+                        choice.scores += event.scores
+    finally:
+        ticket.leave()
+
+
+@pytest.mark.parametrize("executor", ["cpu", "fake"])
+async def test_outputs_match_their_schema(executor: str) -> None:
+    """Whatever the weights: an output that ends by itself is what its schema says; one that is cut begins like that."""
+    checks: list[tuple[GrammarSpec, Callable[[str], object]]] = [
+        (schema(PERSON), check_person),
+        (schema(UNION), check_union),
+    ]
+    num_whole = 0
+    async with open_client(executor=executor) as client:
+        for spec, check in checks:
+            for max_tokens in (60, 5):
+                reply = await ask(client, PROMPT, spec, n=4, max_tokens=max_tokens)
+                assert reply.error is None and reply.record.outcome is Outcome.FINISHED
+                for choice in reply.choices:
+                    if choice.reason is FinishReason.STOP:
+                        check(choice.text)
+                        num_whole += 1
+                    else:
+                        assert accepts(spec, choice.token_ids)
+    assert num_whole >= 4
+
+
+async def test_grammar_depends_on_the_sequence_alone() -> None:
+    """The same tokens and logprobs alone, in a batch, from the cache and after preemptions; choices are independent;
+    logprobs are those of the raw logits.
+    """
+    async with open_client() as client:
+        alone = await ask(client, PROMPT, schema(PERSON), n=3)
+        free = await ask(client, PROMPT, None, n=3, max_tokens=1)
+    async with open_client(num_blocks=14, max_model_len=208) as client:
+        replies: list[Reply] = []
+
+        async def beside(seed: int) -> None:
+            await ask(client, prompt_of(20, seed=seed), schema(UNION) if seed % 2 else None, max_tokens=80, seed=seed)
+
+        async def this() -> None:
+            replies.append(await ask(client, PROMPT, schema(PERSON), n=3))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(this)
+            for seed in range(20, 24):
+                nursery.start_soon(beside, seed)
+        assert replies[0].record.recomputed_tokens > 0
+    assert [choice.scores for choice in replies[0].choices] == [choice.scores for choice in alone.choices]
+    assert len({tuple(choice.token_ids) for choice in alone.choices}) == 3
+    for choice, plain in zip(alone.choices, free.choices, strict=True):
+        assert [score.token_id for score in choice.scores[0].top] == [score.token_id for score in plain.scores[0].top]
+        assert (choice.scores[0].logprob or 0.0) < choice.scores[0].top[0].logprob
+
+
+async def test_grammar_with_other_rules() -> None:
+    """`min_tokens` holds while the grammar can go on, `ignore_eos` until it cannot; biases, bans and stop strings
+    apply with it.
+    """
+    async with open_client() as client:
+        longer = await ask(client, PROMPT, NUMBERS, LogitRules(min_tokens=9, bias={EOS: 100.0}))
+        least = await ask(client, PROMPT, regex("[0-9]{3}"), LogitRules(min_tokens=9, bias={EOS: 100.0}))
+        to_the_end = await ask(client, PROMPT, regex("[0-9]{1,6}"), ignore_eos=True)
+        (digit,) = VOCABULARY.library.list_ids("7", add_special_tokens=False)
+        biased = await ask(client, PROMPT, regex("[0-9]{4}"), LogitRules(bias={digit: 100.0}))
+        banned = await ask(client, PROMPT, regex("[67]{4}"), LogitRules(bad_words=((digit,),)))
+        stopped = await ask(client, PROMPT, regex("[0-9]{4}-[a-z]{30}"), stop=("-",))
+    (choice,) = longer.choices
+    assert (choice.text[:3].isdigit() and len(choice.token_ids) >= 10) or choice.reason is FinishReason.LENGTH
+    assert len(least.choices[0].text) == 3 and least.choices[0].reason is FinishReason.STOP
+    assert len(to_the_end.choices[0].text) == 6 and to_the_end.choices[0].reason is FinishReason.STOP
+    assert biased.choices[0].text == "7777"
+    assert banned.choices[0].text == "6666"
+    assert len(stopped.choices[0].text) == 4 and stopped.choices[0].reason is FinishReason.STOP
+
+
+async def test_no_token_left_ends_one_request() -> None:
+    """A request whose grammar and rules leave nothing ends with an error of its client; those beside it go on."""
+    async with open_client() as client:
+        (seven,) = VOCABULARY.library.list_ids("7", add_special_tokens=False)
+        replies: dict[str, Reply] = {}
+
+        async def one(name: str, *args: Any, **fields: Any) -> None:
+            replies[name] = await ask(client, *args, **{"max_tokens": 12, **fields})
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, "free", prompt_of(30, seed=8), None)
+            nursery.start_soon(one, "at once", PROMPT, regex("7a"), LogitRules(bad_words=((seven,),)))
+            nursery.start_soon(one, "later", PROMPT, regex("7a"), LogitRules(allowed_token_ids=(seven,)))
+            nursery.start_soon(one, "good", prompt_of(30, seed=9), regex("7[ab]{30}"))
+        plain = await ask(client, prompt_of(30, seed=8), None, max_tokens=12)
+        client.assert_at_rest()
+    assert replies["free"].choices == plain.choices
+    assert replies["good"].error is None and accepts(regex("7[ab]{30}"), replies["good"].choices[0].token_ids)
+    for name, num_tokens in (("at once", 0), ("later", 1)):
+        error = replies[name].error
+        assert error.kind is ErrorKind.INVALID and "No token satisfies" in error.message
+        assert len(replies[name].choices[0].token_ids) == num_tokens == replies[name].record.completion_tokens
+
+
+async def test_grammar_begins_after_reasoning() -> None:
+    """Where reasoning is told from text, the answer begins after it; a budget closes it. Elsewhere at once."""
+    async with open_client() as client:
+        opened, rules, lasts = [*PROMPT, *OPENING], OutputRules(), LogitRules(min_tokens=30)
+        closed = await ask(client, opened, NUMBERS, lasts, output=rules, thinking_budget=6)
+        at_once = await ask(client, opened, NUMBERS)
+        leads_in = attrs.evolve(lasts, bias=dict.fromkeys(OPENING, 60.0))
+        itself = await ask(client, PROMPT, NUMBERS, leads_in, output=rules, thinking_budget=len(OPENING))
+    for reply, begin in ((closed, 6), (itself, len(OPENING))):
+        assert reply.error is None
+        token_ids = reply.choices[0].token_ids
+        assert token_ids[begin : begin + len(CLOSING)] == CLOSING
+        answer = VOCABULARY.library.decode(token_ids[begin + len(CLOSING) :], skip_special_tokens=True)
+        assert answer.lstrip()[:3].isdigit(), answer
+    assert not accepts(NUMBERS, closed.choices[0].token_ids[:6])
+    assert accepts(NUMBERS, [i for i in at_once.choices[0].token_ids if i != EOS])
+
+
+async def test_grammar_after_an_engine_died() -> None:
+    """A request that an engine held fails with it; the next engine follows the same grammar anew."""
+    async with open_client(executor="fake") as client:
+        before = await ask(client, PROMPT, schema(PERSON))
+        kill_engine(client)
+        during = await ask(client, PROMPT, schema(PERSON))
+        assert during.error is not None and during.error.kind is not ErrorKind.INVALID
+        while not client.runtime.desk.health().is_ready:
+            await trio.sleep(0.01)
+        after = await ask(client, PROMPT, schema(PERSON))
+    assert after.error is None and after.choices[0].token_ids == before.choices[0].token_ids
+
+
+async def test_refused_grammar_reaches_no_engine() -> None:
+    """A grammar that is not supported is refused before any sequence is submitted, again at once."""
+    async with open_client(executor="fake") as client:
+        for _ in range(2):
+            reply = await ask(client, PROMPT, schema({"not": {}}))
+            assert reply.error.kind is ErrorKind.INVALID and reply.error.param == PARAM
+            assert reply.record.outcome is Outcome.REJECTED
+        client.assert_at_rest()

@@ -1,0 +1,118 @@
+"""Which grammars are refused before anything is generated, and what their clients are told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import pytest
+
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
+from quipu.actors.messages.outcomes import ErrorKind, RequestError
+from quipu.actors.shared.grammar_library import load_grammars
+from quipu.actors.tokenizer import grammar_check
+from quipu.actors.tokenizer.grammar_check import MAX_CHECKED, GrammarChecker
+from tests.actors.tokenizer.tokenizer_kinds import BASES
+from tests.grammars import PARAM, PERSON, regex, schema, tiny_grammars
+
+K = GrammarKind
+
+
+def spec_of(kind: GrammarKind, source: Any) -> GrammarSpec:
+    return GrammarSpec(kind, source if isinstance(source, str) else json.dumps(source), PARAM)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec_of(K.JSON_OBJECT, ""),
+        spec_of(K.JSON_SCHEMA, PERSON),
+        spec_of(K.JSON_SCHEMA, True),
+        spec_of(K.JSON_SCHEMA, {"title": "T", "description": "d", "default": 1, "examples": [1], "x-mine": {}}),
+        spec_of(
+            K.JSON_SCHEMA,
+            {"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"},
+        ),
+        spec_of(K.REGEX, r"\d+(\.\d+)?"),
+        spec_of(K.CHOICE, ["yes", 'a "quoted"\n\\ é ☃ text', "/x/i"]),
+        spec_of(K.LARK, 'start: "a" | %json {"type": "integer"}'),
+    ],
+)
+def test_supported_grammars(spec: GrammarSpec) -> None:
+    """Every kind becomes text that the engine can compile."""
+    text = GrammarChecker(tiny_grammars(), 9999).check(spec)
+    assert isinstance(text, str), text
+    tiny_grammars().compile(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        (K.JSON_SCHEMA, {"properties": {"a/b": {"items": [{"not": {}}]}}}, ["`not` at `#/properties/a~1b/items/0`"]),
+        (K.JSON_SCHEMA, {"type": "array", "uniqueItems": True}, ["`uniqueItems` at `#`"]),
+        (K.JSON_SCHEMA, {"type": "array", "contains": {}}, ["`contains`"]),
+        (K.JSON_SCHEMA, {"type": "object", "propertyNames": {}}, ["`propertyNames`"]),
+        (K.JSON_SCHEMA, {"if": {}, "then": {}}, ["`if`"]),
+        (K.JSON_SCHEMA, {"anyOf": [{"type": "string", "format": "klingon"}]}, ["`format` at `#/anyOf/0`", "klingon"]),
+        (K.JSON_SCHEMA, {"type": "string", "pattern": "(?=a)b"}, ["look-ahead"]),
+        (K.JSON_SCHEMA, {"oneOf": [{"type": "object"}, {"type": "object", "title": "B"}]}, ["oneOf"]),
+        (K.JSON_SCHEMA, {"$ref": "http://example.com/s"}, ["example.com"]),
+        (K.JSON_SCHEMA, {"type": "strnig"}, ["strnig"]),
+        (K.JSON_SCHEMA, {"type": "integer", "minimum": 2, "maximum": 1}, []),
+        (K.JSON_SCHEMA, False, ["must be an object"]),
+        (K.JSON_SCHEMA, [], ["must be an object"]),
+        (K.JSON_SCHEMA, "{", ["not valid JSON"]),
+        (K.JSON_SCHEMA, "[" * 5000, ["not valid JSON"]),
+        (K.JSON_SCHEMA, '{"a":' * 1500 + "1" + "}" * 1500, []),
+        (K.REGEX, "[a-", ["unclosed"]),
+        (K.CHOICE, "[]", ["non-empty"]),
+        (K.CHOICE, '["a", 1]', ["list of strings"]),
+        (K.CHOICE, "yes", ["not valid JSON"]),
+        (K.LARK, 'begin: "a"', ["start"]),
+        (K.LARK, "start: <nothing>", ["unknown special token"]),
+        (K.LARK, 'start: %json {"not": {}}', ["not"]),
+        (K.JSON_SCHEMA, {"enum": ["x" * 10000]}, ["at most 9999 bytes"]),
+        (K.REGEX, "☃" * 4000, ["at most 9999 bytes"]),
+    ],
+)
+def test_refused_grammars(kind: GrammarKind, source: Any, words: list[str]) -> None:
+    """What the library does not support, or only in part, is an error of the client that names the field."""
+    error = GrammarChecker(tiny_grammars(), 9999).check(spec_of(kind, source))
+    assert isinstance(error, RequestError)
+    assert error.kind is ErrorKind.INVALID and error.param == PARAM and f"`{PARAM}`" in error.message
+    assert all(word in error.message for word in words), error.message
+    assert len(error.message) < 1000
+
+
+def test_results_are_kept() -> None:
+    """A grammar, or its error, is found again, under the name of the field that asks; the oldest ones are forgotten."""
+    checker = GrammarChecker(tiny_grammars(), 9999)
+    good, bad = schema(PERSON), schema({"not": {}})
+    for spec in (good, bad):
+        assert checker.known(spec) is None
+        checker.keep(spec, checker.check(spec))
+    assert checker.known(good) == checker.check(good)
+    error = checker.known(attrs.evolve(bad, param="tools"))
+    assert isinstance(error, RequestError) and error.param == "tools" and "`tools`" in error.message
+    checker.known(good)
+    for index in range(MAX_CHECKED - 1):
+        checker.keep(regex(str(index)), "")
+    assert checker.known(good) is not None and checker.known(bad) is None
+    assert isinstance(checker.known(regex("x" * 10_000)), RequestError)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_any_tokenizer(base: str) -> None:
+    """A tokenizer that the library does not support is served all the same; only grammars are refused."""
+    checker = GrammarChecker(load_grammars(BASES[base]().to_str().encode(), (0,)), 9999)
+    result = checker.check(schema(PERSON))
+    assert isinstance(result, str) == (base in ("tiny", "qwen", "roberta", "llama 2"))
+    assert isinstance(result, str) or (result.kind is ErrorKind.INVALID and "tokenizer" in result.message)
+
+
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar that takes the processor for too long is refused."""
+    monkeypatch.setattr(grammar_check, "MAX_SECONDS", 0.0)
+    error = GrammarChecker(tiny_grammars(), 9999).check(schema(PERSON))
+    assert isinstance(error, RequestError) and "too long" in error.message
