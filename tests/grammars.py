@@ -40,7 +40,9 @@ def regex(pattern: str) -> GrammarSpec:
 
 @cache
 def tiny_grammars(folder: Path = TINY) -> GrammarLibrary:
-    return load_grammars((folder / "tokenizer.json").read_bytes(), (EOS,))
+    library = load_grammars((folder / "tokenizer.json").read_bytes(), (EOS,))
+    assert library is not None
+    return library
 
 
 def accepts(spec: GrammarSpec, token_ids: list[int]) -> bool:

@@ -43,12 +43,9 @@ def load_executor(config: EngineConfig) -> Executor:
 
 
 def _load_masks(config: EngineConfig) -> GrammarMasks | None:
-    """Load what follows grammars, from the same tokenizer as the web process. None: there is none."""
+    """Load what follows grammars, from the same tokenizer as the web process. None: it cannot."""
     path = Path(config.model_path) / "tokenizer.json"
     if not path.is_file():
         return None
-    try:
-        library = load_grammars(path.read_bytes(), config.eos_token_ids)
-    except ValueError:  # the web process, which reads the same file, says so
-        return None
-    return GrammarMasks(library, config.eos_token_ids)
+    library = load_grammars(path.read_bytes(), config.eos_token_ids)
+    return None if library is None else GrammarMasks(library, config.eos_token_ids)

@@ -75,9 +75,15 @@ class GrammarLibrary:
 
 
 @lru_cache(maxsize=2)
-def load_grammars(tokenizer_json: bytes, eos_token_ids: tuple[int, ...]) -> GrammarLibrary:
-    """Return the library for a tokenizer; the same one if it was the last that was asked for."""
-    return GrammarLibrary(tokenizer_json, eos_token_ids)
+def load_grammars(tokenizer_json: bytes, eos_token_ids: tuple[int, ...]) -> GrammarLibrary | None:
+    """Return the library for a tokenizer; the same one if it was the last that was asked for.
+
+    None: the library cannot tell the bytes of its tokens (WordPiece, or Metaspace without byte fallback).
+    """
+    try:
+        return GrammarLibrary(tokenizer_json, eos_token_ids)
+    except ValueError:
+        return None
 
 
 class Matcher:

@@ -33,7 +33,8 @@ _UNSUPPORTED = re.compile(r'Unimplemented keys: \["([^"]+)"|Unknown (format): ')
 class GrammarChecker:
     """Checks grammars, and keeps the results of the last ones."""
 
-    def __init__(self, library: GrammarLibrary, max_bytes: int) -> None:
+    def __init__(self, library: GrammarLibrary | None, max_bytes: int) -> None:
+        """Without a library, every grammar is refused."""
         self._library = library
         self._max_bytes = max_bytes
         self._checked: OrderedDict[tuple[GrammarKind, str], str | RequestError] = OrderedDict()
@@ -66,10 +67,13 @@ class GrammarChecker:
             self._checked.popitem(last=False)
 
     def _compiled(self, spec: GrammarSpec) -> str:
+        library = self._library
+        if library is None:
+            raise GrammarError("this model's tokenizer does not support grammars")
         started = time.thread_time()
         text = grammar_text(spec)
-        matcher = self._library.compile(text)
-        words_W = np.zeros(self._library.num_words, np.uint32)
+        matcher = library.compile(text)
+        words_W = np.zeros(library.num_words, np.uint32)
         matcher.fill(words_W)
         if not words_W.any():
             raise GrammarError("it allows no output")

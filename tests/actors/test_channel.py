@@ -10,7 +10,7 @@ import trio.testing
 
 from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone, WireMessage
 from quipu.actors.messages.accountant import StepReport
-from quipu.actors.messages.sampling import LogitRules, SamplingParams
+from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingParams
 from quipu.actors.messages.scheduler import Abort, Submit
 from quipu.actors.messages.supervisor import EngineReady
 
@@ -110,7 +110,10 @@ def messages() -> list[WireMessage]:
         *([2], ["a step failed"], ["internal"], 3, 4, 5, 6, 7),
     )
     rules = LogitRules(bias={7: -1.5}, bad_words=((1, 2), (3,)), allowed_token_ids=(7,), min_tokens=2)
-    sampling = SamplingParams(max_tokens=5, temperature=0.7, seed=2**64 - 1, stop_token_ids=(1, 2), rules=rules)
+    grammar = OutputGrammar("start: /a/", (1,), (2, 3), prompt_opens_reasoning=True)
+    sampling = SamplingParams(
+        max_tokens=5, temperature=0.7, seed=2**64 - 1, stop_token_ids=(1, 2), rules=rules, grammar=grammar
+    )
     return [
         EngineReady(1, 64, 16, "fake", "none"),
         Submit(2**40, list(range(2000)), b"r" * 32, [bytes([i]) * 32 for i in range(100)], sampling),

@@ -63,7 +63,7 @@ def test_masks(seed: int) -> None:
     logits_MV = torch.from_numpy(rng.normal(0, 3, (count, V)).astype(np.float32))
     raw_MV = logits_MV.clone()
     none_within = bytes(12) + b"\xf0\0\0\0"
-    masks = [rng.bytes(16), b"\0\0\1\0", "It fails.", none_within, rng.bytes(32), b"\2\0\0\0"]
+    masks: list[bytes | str] = [rng.bytes(16), b"\0\0\1\0", "It fails.", none_within, rng.bytes(32), b"\2\0\0\0"]
     rules = LogitRules(allowed_token_ids=(3,)), LogitRules(bias={5: 9.0})
     processors = [LogitProcessor(one, [], []) for one in rules]
     settings = [{"temperature": index % 2, "top_k": 3 * index % 7, "top_p": 0.8} for index in range(count)]

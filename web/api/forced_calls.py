@@ -31,7 +31,7 @@ from .pace import Pace
 from .tool_set import ToolSet
 
 _PARAM = "tools"
-_CHARS_AN_ITEM = 1024
+_CHARS_AN_ITEM, _ITEMS_A_RULE = 1024, 4
 _JSON = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
 
 
@@ -97,7 +97,7 @@ async def _compile(rules: Iterator[str], tools: Sequence[GrammarTool], pace: Pac
                     f"the schemas of all tools must have at most {MAX_GRAMMAR_CHARS} characters for calls to be held"
                 )
                 raise bad_value(_PARAM, problem, "too_many_items")
-            await pace.tick(1 + len(rule) // _CHARS_AN_ITEM)
+            await pace.tick(_ITEMS_A_RULE + len(rule) // _CHARS_AN_ITEM)
     except UnsupportedSchema as error:
         raise unsupported_value(error.param, error.problem) from None
     return GrammarSpec(GrammarKind.LARK, "".join(parts), _PARAM)

@@ -103,6 +103,7 @@ async def as_json(value: Any, param: str, pace: Pace) -> str:
 
 async def check_size(value: Any, param: str, pace: Pace) -> None:
     """Raise APIError if a part of the body is too large or too deep to be written as JSON at once."""
+    await pace.tick()
     num_chars = num_items = depth = 0
     level = [value]
     while level:

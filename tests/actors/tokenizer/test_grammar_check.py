@@ -10,8 +10,10 @@ import pytest
 
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
+from quipu.actors.shared.grammar_library import load_grammars
 from quipu.actors.tokenizer import grammar_check
 from quipu.actors.tokenizer.grammar_check import MAX_CHECKED, GrammarChecker
+from tests.actors.tokenizer.tokenizer_kinds import BASES
 from tests.grammars import PARAM, PERSON, regex, schema, tiny_grammars
 
 K = GrammarKind
@@ -98,6 +100,15 @@ def test_results_are_kept() -> None:
         checker.keep(regex(str(index)), "")
     assert checker.known(good) is not None and checker.known(bad) is None
     assert isinstance(checker.known(regex("x" * 10_000)), RequestError)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_any_tokenizer(base: str) -> None:
+    """A tokenizer that the library does not support is served all the same; only grammars are refused."""
+    checker = GrammarChecker(load_grammars(BASES[base]().to_str().encode(), (0,)), 9999)
+    result = checker.check(schema(PERSON))
+    assert isinstance(result, str) == (base in ("tiny", "qwen", "roberta", "llama 2"))
+    assert isinstance(result, str) or (result.kind is ErrorKind.INVALID and "tokenizer" in result.message)
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
