@@ -26,7 +26,7 @@ from quipu.kernels.reasoning_budget import Finder
 from ..messages.sampling import OutputGrammar
 from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Words, regex_grammar
 
-MAX_COMPILED = 128
+MAX_COMPILED = 64
 """Grammars kept for later sequences."""
 MAX_GAP = 2
 """Tokens of white space that may stand between reasoning and answer, each of up to eight characters."""

@@ -23,7 +23,7 @@ from quipu.actors.messages.counts import shown
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason
 from quipu.actors.messages.prompts import Breakpoint
-from quipu.actors.messages.sampling import LogitRules, SamplingParams
+from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, StepFailed, StepResult, Submit
 from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.scheduler.planning import Batcher
@@ -147,6 +147,7 @@ class EngineBench:
         priority: int = 0,
         breakpoints: tuple[Breakpoint, ...] = (),
         rules: LogitRules | None = None,
+        grammar: OutputGrammar | None = None,
     ) -> list[Submission]:
         """Submit one request of `num_choices` sequences. `seed` None means greedy sampling."""
         account = Account(f"r{self._next_id}", "test", 0.0, Caller(), 0.0)
@@ -161,6 +162,7 @@ class EngineBench:
                 ignore_eos=ignore_eos,
                 stop_token_ids=stop_token_ids,
                 rules=rules,
+                grammar=grammar,
             )
             submission = Submission(self._next_id, account, domain, prompt, sampling)
             self._next_id += 1

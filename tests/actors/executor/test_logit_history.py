@@ -5,13 +5,17 @@ The fake backend's tokens are a function of prompt and position, so the expected
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import cast
+from unittest import mock
 
 import attrs
 import pytest
 
-from quipu.actors.messages.sampling import LogitRules
+from quipu.actors.executor.grammars import Mask, NoMasks, SequenceGrammar
+from quipu.actors.messages.sampling import LogitRules, OutputGrammar
 from quipu.actors.messages.scheduler import StepDropped, StepFailed
 from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.backend import Backend
@@ -107,6 +111,48 @@ def test_no_processing_without_rules() -> None:
     bench.submit([1, 2, 3, 4], 6)
     bench.finish()
     assert spy.seen and not any(spy.seen)
+
+
+def test_masks_are_made_while_the_backend_runs() -> None:
+    """A step's masks are begun before the backend's step, which alone waits for them; they are those of the rows with
+    grammars, which know every earlier output, through chunks and preemptions.
+    """
+    bench = EngineBench(attrs.evolve(LIMITS, num_blocks=16))
+    order = ""
+    num_masked = 0
+
+    class Masks(NoMasks):
+        def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
+            nonlocal order, num_masked
+            order += "begin "
+            num_masked += len(grammars)
+            for grammar in grammars:
+                assert grammar.answer == continuation([int(grammar.text), 8, 9], len(grammar.answer))
+
+            def wait() -> Sequence[Mask]:
+                nonlocal order
+                order += "wait "
+                return [b"\xff" * 32] * len(grammars)
+
+            return wait
+
+    bench.executor._masks = Masks()
+    backend = bench.executor.backend
+    step = backend.step
+
+    def watched(batch: StepBatch) -> Drawn:
+        nonlocal order
+        order += "step "
+        return step(batch)
+
+    with mock.patch.object(backend, "step", watched):
+        for first in (5, 6, 7):
+            bench.submit([first, 8, 9], 20, grammar=OutputGrammar(str(first)))
+        bench.submit([4, 8, 9], 30)
+        bench.finish()
+    assert any(submission.num_preempted for submission in bench.submissions.values())
+    assert num_masked >= 3 * 20
+    assert re.fullmatch("((begin step wait |step )+)", order), order
 
 
 @pytest.mark.parametrize("rules", [None, RULES])
