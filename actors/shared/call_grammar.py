@@ -15,6 +15,7 @@ import attrs
 import orjson
 
 from ..messages.call_syntax import NAME, ArgumentStyle, CallForm, CallSyntax
+from ..messages.grammar import SCHEMA_FROM
 from .tagged_values import JSON_FORM, UnsupportedSchema, argument_rules, pattern_of, quoted
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -90,6 +91,7 @@ def _call(rule: str, syntax: CallSyntax, form: CallForm, tool: GrammarTool) -> I
     if syntax.may_break:
         opens, closes = f"{opens} BREAK", f"BREAK {closes}"
     schema = tool.schema if tool.is_held else _FREE
+    yield f"{SCHEMA_FROM}{tool.param}\n"
     match syntax.style:
         case ArgumentStyle.OBJECT:
             head, tail = quoted(f'{{"name": {quoted(tool.name)}, "{syntax.key}": '), quoted("}")

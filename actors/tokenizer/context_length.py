@@ -42,7 +42,7 @@ def prompt_too_long(param: str, num_tokens: int, max_model_len: int, *, is_exact
     """Return the error for a prompt that fills the context. Unless `is_exact`, it has at least `num_tokens`."""
     counted = f"{num_tokens}" if is_exact else f"at least {num_tokens}"
     message = (
-        f"This model's maximum context length is {max_model_len} tokens, but `{param}` has {counted}, which leaves no "
-        f"room for an output (prompt is too long: {num_tokens} tokens > {max_model_len - 1})."
+        f"This model's maximum context length is {max_model_len} tokens, but `{param}` has {counted} tokens, which "
+        f"leaves no room for an output (prompt is too long: {num_tokens} tokens > {max_model_len - 1})."
     )
     return RequestError(ErrorKind.INVALID, message, param, _CODE)
