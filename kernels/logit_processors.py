@@ -30,7 +30,7 @@ Row = npt.NDArray[np.float32]
 NONE_LEFT = "No token satisfies the request's grammar together with its other rules."
 
 _NEVER = np.float32(-np.inf)
-_BY_BIT = np.array([-np.inf, 0], dtype=np.float32)
+_NEVER_BITS = _NEVER.view(np.int32)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -171,10 +171,10 @@ class Edit:
         """Ban the tokens whose bit is 0, and those that have none."""
         # a count beyond the bits pads with zeros
         bits = np.unpackbits(np.frombuffer(words, dtype=np.uint8), count=len(self.logits_V), bitorder="little")
-        self.is_masked = True
         self._replaced.append((slice(None), self.logits_V.copy()))
-        self.logits_V += _BY_BIT[bits]  # twice as fast as a masked assignment
-        self.is_contradictory = bool(self.logits_V.max() == _NEVER)
+        # 0 where a bit is 1, else minus infinity: from -1, all of whose bits are 1. Five times as fast as a table.
+        self.logits_V += ((bits.view(np.int8) - np.int8(1)).astype(np.int32) & _NEVER_BITS).view(np.float32)
+        self.is_masked, self.is_contradictory = True, not bits.any()
 
     def undo(self) -> None:
         while self._replaced:
