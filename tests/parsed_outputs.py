@@ -123,8 +123,12 @@ def merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 Call = tuple[str, dict[str, Any]]
 
 
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _json_call(call: Call) -> str:
-    return json.dumps({"name": call[0], "arguments": call[1]}, ensure_ascii=False)
+    return _json({"name": call[0], "arguments": call[1]})
 
 
 def _tags(arguments: dict[str, Any]) -> str:
@@ -145,7 +149,7 @@ def gemma_value(value: object, quote: str) -> str:
     return json.dumps(value)
 
 
-def _deepseek(text: str) -> str:
+def deepseek(text: str) -> str:
     return text.replace("[", "<\uff5ctool\u2581").replace("]", "\uff5c>").replace("_", "\u2581")
 
 
@@ -169,18 +173,19 @@ def render_calls(family: str, calls: list[Call]) -> str:
             return f"<|tool_call|>[{', '.join(map(_json_call, calls))}]"
         case "deepseek_v3":
             return (
-                _deepseek("[calls_begin]")
-                + _deepseek("[call_end]\n").join(
-                    f"{_deepseek('[call_begin]')}function{_deepseek('[sep]')}{name}\n```json\n{json.dumps(arguments)}\n```"
+                deepseek("[calls_begin]")
+                + deepseek("[call_end]\n").join(
+                    f"{deepseek('[call_begin]')}function{deepseek('[sep]')}{name}\n```json\n{_json(arguments)}\n```"
                     for name, arguments in calls
                 )
-                + _deepseek("[call_end][calls_end]")
+                + deepseek("[call_end][calls_end]")
             )
         case "deepseek_v31":
-            return "".join(
-                _deepseek("[call_begin]") + name + _deepseek("[sep]") + json.dumps(arguments) + _deepseek("[call_end]")
+            each = (
+                deepseek("[call_begin]") + name + deepseek("[sep]") + _json(arguments) + deepseek("[call_end]")
                 for name, arguments in calls
             )
+            return deepseek("[calls_begin]") + "".join(each) + deepseek("[calls_end]")
         case "gemma4":
             return "".join(
                 f"<|tool_call>call:{name}{gemma_value(arguments, QUOTE)}<tool_call|>" for name, arguments in calls

@@ -6,15 +6,18 @@ Called by `wiring.py`: the detokenizer gets the template, the web layer what req
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 import jinja2
 
+from ..messages.call_syntax import CallForm
 from ..messages.output import OutputFormat
 from ..shared.checkpoint import CheckpointError
 from ..shared.template_names import TemplateNames, names_in
-from .response_parsing.parser_choice import UnknownParser, choose
+from .response_parsing.call_syntaxes import own_form, shipped_form
+from .response_parsing.parser_choice import OWN, Chosen, UnknownParser, choose
 from .response_parsing.parser_files import read_parser_files
 from .response_parsing.response_template import ResponseTemplate
 
@@ -53,8 +56,15 @@ def choose_format(
             reasoning_tags=None if chosen.template is None else chosen.template.reasoning_tags,
             template_variables=frozenset(name for name in _SWITCHES if name in names),
             has_short_call_ids=_SHORT_IDS.search(source) is not None,
+            call_form=_call_form(chosen, files.added_ids),
         ),
     )
+
+
+def _call_form(chosen: Chosen, added_ids: Mapping[str, int]) -> CallForm | None:
+    if chosen.tool_call_parser == OWN:
+        return own_form(chosen.own_calls, added_ids)
+    return None if chosen.tool_call_parser is None else shipped_form(chosen.tool_call_parser, added_ids)
 
 
 def _names_in(source: str) -> TemplateNames:

@@ -168,7 +168,7 @@ def _make_processing(plan: StepPlan, states: Sequence[SequenceState], masks: Mas
     grammars = [
         (row, grammar)
         for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
-        if samples and (grammar := state.sequence_grammar()) is not None and grammar.is_active
+        if samples and (grammar := state.sequence_grammar()) is not None
     ]
     processors = [
         (row, processor)

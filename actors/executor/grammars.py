@@ -4,7 +4,8 @@ The executor keeps a `SequenceGrammar` for each such sequence and tells it every
 the masks of a step in a thread of its own, with the GIL released, while the backend runs the forward pass.
 
     prompt opened reasoning:          reasoning ... closing ids, white space?, answer
-    the model may open it:            opening ids, then likewise; or the answer at once
+    prompt opened and closed it:      answer
+    otherwise:                        opening ids, then as in the first line; or the answer at once
 
 What must always hold: a mask depends on the grammar and on the sequence's outputs alone, so that it is the same after a
 preemption; a sequence whose grammar fails says why, and no other does; only the thread of `GrammarMasks` uses matchers.
@@ -72,9 +73,9 @@ class SequenceGrammar:
             self._may_open = False
 
     @property
-    def is_active(self) -> bool:
-        """Whether the next token is masked: no reasoning is open."""
-        return self._closing is None
+    def is_reasoning(self) -> bool:
+        """Whether reasoning is open: any token may be drawn but those that would end the output before its answer."""
+        return self._closing is not None
 
     @property
     def next_opening_id(self) -> int | None:
@@ -106,6 +107,7 @@ class GrammarMasks:
     def __init__(self, library: GrammarLibrary, eos_token_ids: tuple[int, ...]) -> None:
         self._library = library
         self._eos = library.end_mask
+        self._any_but_end = (~library.end_mask).tobytes()
         self._can_end = bool(eos_token_ids)
         self._white_space: Words | None = None
         self._compiled: OrderedDict[str, Future[Matcher]] = OrderedDict()
@@ -139,6 +141,8 @@ class GrammarMasks:
         return [self._mask(grammar, compiled) for grammar, compiled in work]
 
     def _mask(self, grammar: SequenceGrammar, compiled: Future[Matcher]) -> Mask:
+        if grammar.is_reasoning:
+            return self._any_but_end
         words_W = np.zeros(self._library.num_words, np.uint32)
         try:
             if grammar.matcher is None:

@@ -26,3 +26,7 @@ class GrammarSpec:
     """A JSON schema, a pattern, a JSON list of strings, or a grammar in llguidance's dialect of Lark."""
     param: str
     """The field it comes from, for error messages."""
+
+
+SCHEMA_FROM = "// schema from "
+"""Begins a comment in a grammar of calls: the field from which the schemas in the next lines are."""

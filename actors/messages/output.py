@@ -12,6 +12,8 @@ from collections.abc import Mapping
 import attrs
 import msgspec
 
+from .call_syntax import CallForm
+
 ArgumentTypes = Mapping[str, tuple[str, ...]]
 """The JSON types that a tool's schema allows for each of its arguments, by name. Empty: any."""
 
@@ -95,3 +97,5 @@ class OutputFormat:
     """Those of `enable_thinking`, `reasoning_effort`, `thinking`, `documents`, … that the chat template reads."""
     has_short_call_ids: bool = False
     """The chat template accepts ids of nine letters and digits alone, as Mistral's."""
+    call_form: CallForm | None = None
+    """How calls are written. None: not known well enough to make the model write one."""

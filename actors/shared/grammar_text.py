@@ -12,8 +12,10 @@ from typing import Any
 
 import orjson
 
-from ..messages.grammar import GrammarKind, GrammarSpec
+from ..messages.grammar import SCHEMA_FROM, GrammarKind, GrammarSpec
 from .grammar_library import GrammarError, json_grammar, lark_grammar, regex_grammar
+
+_EMBEDDED = "%json "
 
 
 def grammar_text(spec: GrammarSpec) -> str:
@@ -60,6 +62,20 @@ def path_of(keyword: str, source: str) -> str | None:
     except orjson.JSONDecodeError:
         return None
     return next((path for path, found in _objects(schema) if keyword in found), None)
+
+
+def schema_at(line: int, source: str) -> tuple[str, str] | None:
+    """Return the field from which the schema in a line of a grammar of calls is, and the schema."""
+    lines = source.split("\n")[:line]
+    field = next((one.removeprefix(SCHEMA_FROM) for one in reversed(lines) if one.startswith(SCHEMA_FROM)), None)
+    start = lines[-1].find(_EMBEDDED) if lines else -1
+    if field is None or start < 0:
+        return None
+    try:
+        schema, _ = json.JSONDecoder().raw_decode(lines[-1], start + len(_EMBEDDED))
+    except ValueError:  # the words are part of a tool's name
+        return None
+    return field, json.dumps(schema)
 
 
 def _objects(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -26,12 +26,12 @@ def types_by_property(schema: object) -> Iterator[tuple[str, tuple[str, ...]]]:
     An iterator, so that the caller can pause between the properties.
     """
     if isinstance(schema, dict) and isinstance(properties := schema.get("properties"), dict):
-        definitions = _Definitions(schema)
+        definitions = Definitions(schema)
         for name, declared in properties.items():
             yield name, definitions.types_of(declared)
 
 
-class _Definitions:
+class Definitions:
     """What a schema's properties may refer to. What is found there is remembered."""
 
     def __init__(self, schema: dict[str, object]) -> None:
@@ -46,7 +46,7 @@ class _Definitions:
         if reference is None:
             return self._find_types(declared)
         if reference not in self._types:
-            self._types[reference] = self._find_types(self._resolve(reference))
+            self._types[reference] = self._find_types(self.resolve(reference))
         return self._types[reference]
 
     def _find_types(self, declared: object) -> tuple[str, ...]:
@@ -70,10 +70,10 @@ class _Definitions:
         if reference is None:
             return _own_types(alternative)
         if reference not in self._own_types:
-            self._own_types[reference] = tuple(dict.fromkeys(_own_types(self._resolve(reference))))
+            self._own_types[reference] = tuple(dict.fromkeys(_own_types(self.resolve(reference))))
         return self._own_types[reference]
 
-    def _resolve(self, reference: str) -> object:
+    def resolve(self, reference: str) -> object:
         """Return what a local reference stands for; that may be a reference again, which then says nothing."""
         for prefix, table in self._tables.items():
             if reference.startswith(prefix):

@@ -18,7 +18,7 @@ from ..messages.grammar import GrammarKind, GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.sampling import OutputGrammar
 from ..shared.grammar_library import GrammarError, GrammarLibrary
-from ..shared.grammar_text import grammar_text, path_of
+from ..shared.grammar_text import grammar_text, path_of, schema_at
 from .thinking_budget import ReasoningDelimiters
 
 MAX_THREADS = 2
@@ -28,6 +28,9 @@ MAX_SECONDS = 0.5
 """Processor time to compile a grammar and to compute its first mask, which the engine spends again."""
 
 _UNSUPPORTED = re.compile(r'Unimplemented keys: \["([^"]+)"|Unknown (format): ')
+
+_LINE = re.compile(r"at (\d+)\(\d+\): ")
+"""Begins the library's message about a part of a grammar."""
 
 
 class GrammarChecker:
@@ -95,12 +98,18 @@ def _with_param(result: str | RequestError | None, param: str) -> str | RequestE
 
 def _reason(error: str, spec: GrammarSpec) -> str:
     """Return the library's message, with the place of the keyword that it does not support."""
-    unsupported = _UNSUPPORTED.search(error)
-    if unsupported is None or spec.kind is not GrammarKind.JSON_SCHEMA:
-        return error
+    unsupported, line = _UNSUPPORTED.search(error), _LINE.match(error)
+    field, source = "", spec.source
+    if spec.kind is GrammarKind.LARK:
+        found = None if line is None else schema_at(int(line[1]), spec.source)
+        if line is None or found is None:
+            return error
+        (field, source), error = found, error[line.end() :].partition("\n")[0]
+    if unsupported is None or spec.kind not in (GrammarKind.JSON_SCHEMA, GrammarKind.LARK):
+        return f"{error} (in `{field}`)" if field else error
     keyword = unsupported[1] or unsupported[2]
-    path = path_of(keyword, spec.source)
-    place = "" if path is None else f" at `{path}`"
+    path = path_of(keyword, source)
+    place = "" if path is None else f" at `{field}{path}`"
     return f"the keyword `{keyword}`{place} is not supported ({error})"
 
 

@@ -56,26 +56,32 @@ def sampling_after(
     rules, grammar = sampling.rules, sampling.grammar
     if rules is not None and rules.thinking_budget is not None:
         opens = _leaves_open(prompt_token_ids, rules, special_token_ids)
-        sampling = attrs.evolve(sampling, rules=attrs.evolve(rules, prompt_opens_reasoning=opens))
+        sampling = attrs.evolve(sampling, rules=attrs.evolve(rules, prompt_opens_reasoning=bool(opens)))
     if grammar is not None and grammar.reasoning_opening_ids:
         opens = _leaves_open(prompt_token_ids, grammar, special_token_ids)
-        sampling = attrs.evolve(sampling, grammar=attrs.evolve(grammar, prompt_opens_reasoning=opens))
+        grammar = attrs.evolve(grammar, prompt_opens_reasoning=bool(opens))
+        if opens is False:  # the model is not to think again
+            grammar = attrs.evolve(grammar, reasoning_opening_ids=(), reasoning_closing_ids=())
+        sampling = attrs.evolve(sampling, grammar=grammar)
     return sampling
 
 
 def _leaves_open(
     prompt_token_ids: list[int], rules: LogitRules | OutputGrammar, special_token_ids: Collection[int]
-) -> bool:
-    """Return whether an opening delimiter near the end of a prompt is followed by neither a closing one nor a special
-    token: that ends the message, so that the delimiter is somebody's text.
+) -> bool | None:
+    """Return whether reasoning that begins near the end of a prompt is open there. None: none begins.
+
+    A special token after an opening delimiter ends the message, so that the delimiter is somebody's text.
     """
     last = tuple(prompt_token_ids[-END_OF_PROMPT:])
     opening, closing = rules.reasoning_opening_ids, rules.reasoning_closing_ids
     begin = _find_last(last, opening)
     if begin is None:
-        return False
+        return None
     after = last[begin + len(opening) :]
-    return _find_last(after, closing) is None and not any(token_id in special_token_ids for token_id in after)
+    if any(token_id in special_token_ids for token_id in after):
+        return None
+    return _find_last(after, closing) is None
 
 
 def _find_last(token_ids: TokenIds, ids: TokenIds) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from quipu.actors.messages.output import ArgumentTypes, OutputRules
+from quipu.actors.shared.call_grammar import GrammarTool
 from quipu.actors.shared.tool_types import types_by_property
 
 from ..request.errors import bad_value
@@ -33,6 +34,9 @@ class ToolSet:
         self.shown: list[Mapping[str, Any]] = []
         """In the form that chat templates expect."""
         self._types: dict[str, dict[str, tuple[str, ...]]] = {}
+        self.held: list[GrammarTool] = []
+        """As grammars know them: those that are strict are held to their schemas."""
+        self._strict: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._types
@@ -47,18 +51,34 @@ class ToolSet:
         await self._pace.schema(schema, f"{param}.properties")
         return schema
 
-    def read_strict(self, function: Fields) -> None:
-        """Check `strict`. Calls are not held to their schemas, so it has no effect. Raises APIError."""
-        if function.flag("strict"):
-            self.unused.append(function.param("strict"))
+    def read_strict(self, function: Fields) -> bool:
+        """Return `strict`: whether calls match the tool's schema. Raises APIError."""
+        is_strict = function.flag("strict")
+        if is_strict:
+            self._strict.append(function.param("strict"))
+        return is_strict
 
-    async def add(self, name: str, param: str, tool: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    def note_strict(self) -> None:
+        """Note that no call is held to a schema, so that `strict` has no effect."""
+        self.unused += self._strict
+
+    async def add(
+        self,
+        name: str,
+        param: str,
+        tool: Mapping[str, Any],
+        schema: Mapping[str, Any],
+        schema_param: str,
+        *,
+        is_strict: bool = False,
+    ) -> None:
         """Add a tool whose name comes from the field `param`. Raises APIError if another one has this name."""
         if name in self._types:
             raise bad_value(param, "must be unique, but another tool has the same name")
         self._pace.check_tools(len(self.shown) + 1, param)
         types = self._types[name] = {}
         self.shown.append(tool)
+        self.held.append(GrammarTool(name, schema, schema_param, param, is_held=is_strict))
         await self._pace.tick()
         for key, allowed in types_by_property(schema):
             if allowed:

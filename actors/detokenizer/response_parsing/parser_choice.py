@@ -14,7 +14,7 @@ import attrs
 from .output_patterns import UnsupportedPattern
 from .response_template import ResponseTemplate
 from .shipped_templates import CALLS_BY_CHAT_TEMPLATE, REASONING, REASONING_BY_CHAT_TEMPLATE, TOOL_CALLS
-from .template_building import Fields, build_template, read_fields
+from .template_building import Fields, Spec, build_template, read_fields
 
 AUTO = "auto"
 NONE = "none"
@@ -35,6 +35,8 @@ class Chosen:
     tool_call_parser: str | None
     reasoning_parser: str | None
     reason: str
+    own_calls: tuple[Spec, ...] = ()
+    """The checkpoint's own format of calls, if that is chosen."""
 
 
 def choose(
@@ -81,7 +83,8 @@ def choose(
     template = None
     if calls is not None or reasoning is not None:
         template = build_template(calls, reasoning, special_ids)
-    return Chosen(template, calls_name, reasoning_name, "; ".join(reasons))
+    own_calls = calls.calls if calls is not None and calls_name == OWN else ()
+    return Chosen(template, calls_name, reasoning_name, "; ".join(reasons), own_calls)
 
 
 def _half(

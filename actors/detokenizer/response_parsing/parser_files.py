@@ -18,6 +18,8 @@ class ParserFiles:
     """The `response_template`, if it is an object."""
     special_ids: dict[str, int]
     """The ids of special tokens, by text."""
+    added_ids: dict[str, int]
+    """The ids of all tokens that are recognized in text as a whole, by text."""
 
 
 def read_parser_files(path: Path) -> ParserFiles:
@@ -27,13 +29,15 @@ def read_parser_files(path: Path) -> ParserFiles:
     """
     config, tokenizer = (_read(path / name) for name in ("tokenizer_config.json", "tokenizer.json"))
     template = config.get(KEY)
-    special_ids = {}
+    special_ids, added_ids = {}, {}
     added = tokenizer.get("added_tokens")
     for token in added if isinstance(added, list) else []:
         match token:
-            case {"content": str(text), "id": int(token_id), "special": True} if text:
-                special_ids[text] = token_id
-    return ParserFiles(template if isinstance(template, dict) else None, special_ids)
+            case {"content": str(text), "id": int(token_id)} if text:
+                added_ids[text] = token_id
+                if token.get("special") is True:
+                    special_ids[text] = token_id
+    return ParserFiles(template if isinstance(template, dict) else None, special_ids, added_ids)
 
 
 def _read(path: Path) -> dict[str, Any]:

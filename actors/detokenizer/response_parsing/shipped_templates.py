@@ -48,13 +48,14 @@ _QWEN_CODER = _calls(
 _LLAMA = _calls(_call(r"\s*<\|python_tag\|>", is_bare=True))
 
 
-def _deepseek(name: str) -> str:
+def deepseek_token(name: str) -> str:
+    """Return a token of DeepSeek's, whose words are separated by a character of its own."""
     return f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
 
 
-_DEEPSEEK_OPEN = rf"\s*(?:{_deepseek('tool calls begin')})?\s*{_deepseek('tool call begin')}"
-_DEEPSEEK_SEPARATOR = _deepseek("tool sep")
-_DEEPSEEK_CLOSE = rf"{_deepseek('tool call end')}(?:\s*{_deepseek('tool calls end')})?"
+_DEEPSEEK_OPEN = rf"\s*(?:{deepseek_token('tool calls begin')})?\s*{deepseek_token('tool call begin')}"
+_DEEPSEEK_SEPARATOR = deepseek_token("tool sep")
+_DEEPSEEK_CLOSE = rf"{deepseek_token('tool call end')}(?:\s*{deepseek_token('tool calls end')})?"
 
 TOOL_CALLS: dict[str, Spec] = {
     "deepseek_v3": _calls(

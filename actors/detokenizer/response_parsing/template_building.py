@@ -192,7 +192,7 @@ class _Builder:
         if opens is None:
             raise UnsupportedPattern("calls without an opening delimiter are not supported")
         has_name = _has_name(self.pattern(field, "open"))
-        style, content = _style(field), field.get("content", "text")
+        style, content = call_style(field), field.get("content", "text")
         arguments = field.get("content_args", {})
         if has_name is not (style is CallStyle.ARGUMENTS):
             raise UnsupportedPattern("a name that does not come from where the transform takes it is not supported")
@@ -270,7 +270,8 @@ def _has_name(node: Sequence | None) -> bool:
     return bool(names)
 
 
-def _style(field: Spec) -> CallStyle:
+def call_style(field: Spec) -> CallStyle:
+    """Return where a call's name is. Raises UnsupportedPattern."""
     transform = field.get("transform", "{content}")
     function = transform.get("function", transform) if isinstance(transform, Mapping) else transform
     if function == "{content}":

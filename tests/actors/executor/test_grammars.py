@@ -36,18 +36,19 @@ def mask_of(masks: GrammarMasks, sequence: SequenceGrammar) -> Mask:
 
 
 def test_grammar_begins_where_reasoning_ends() -> None:
-    """Nothing is masked while the prompt's reasoning lasts; then the answer comes, at most two tokens of white space
-    before it, and none within it.
+    """While the prompt's reasoning lasts, only its end is masked; then the answer comes, at most two tokens of white
+    space before it, and none within it.
     """
     masks = GrammarMasks(tiny_grammars(), (EOS,))
     sequence = SequenceGrammar(OutputGrammar(DIGITS, OPEN, CLOSE, prompt_opens_reasoning=True), [], ends_early=True)
     digits, (space,), (line,) = {ids(digit)[0] for digit in "0123456789"}, ids(" "), ids("\n")
-    for token_id in (*ids("thinking 1"), EOS, *OPEN):
-        assert not sequence.is_active
+    for token_id in (*ids("thinking 1"), *OPEN):
+        assert sequence.is_reasoning
+        assert EOS not in allowed(mask_of(masks, sequence)) and {token_id, *CLOSE} <= allowed(mask_of(masks, sequence))
         sequence.add_output(token_id)
     sequence.add_output(CLOSE[0])
     for token_id in (line, space):
-        assert sequence.is_active
+        assert not sequence.is_reasoning
         assert {space, line} | digits <= allowed(mask_of(masks, sequence)) and EOS not in allowed(
             mask_of(masks, sequence)
         )
@@ -68,7 +69,7 @@ def test_model_may_open_reasoning_first() -> None:
     reasons.add_output(OPEN[0])
     assert allowed(mask_of(masks, reasons)) == {OPEN[1]}
     reasons.add_output(OPEN[1])
-    assert not reasons.is_active
+    assert reasons.is_reasoning
     for token_id in (5, CLOSE[0], *ids("12")):
         reasons.add_output(token_id)
     assert allowed(mask_of(masks, reasons)) == {EOS}

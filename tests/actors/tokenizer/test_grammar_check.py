@@ -8,8 +8,10 @@ from typing import Any
 import attrs
 import pytest
 
+from quipu.actors.messages.call_syntax import ArgumentStyle, CallForm, CallSyntax
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
+from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
 from quipu.actors.shared.grammar_library import load_grammars
 from quipu.actors.tokenizer import grammar_check
 from quipu.actors.tokenizer.grammar_check import MAX_CHECKED, GrammarChecker
@@ -116,3 +118,23 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_check, "MAX_SECONDS", 0.0)
     error = GrammarChecker(tiny_grammars(), 9999).check(schema(PERSON))
     assert isinstance(error, RequestError) and "too long" in error.message
+
+
+@pytest.mark.parametrize(
+    ("keywords", "told"),
+    [
+        ({"not": {}}, "the keyword `not` at `tools[1]#/properties/a` is not supported (failed to compile JSON schema"),
+        ({"type": "string", "pattern": "("}, "(in `tools[1]`)"),
+    ],
+)
+def test_calls_name_their_tool(keywords: dict[str, Any], told: str) -> None:
+    """A grammar of calls is refused with the tool whose schema is not supported, and without the grammar itself."""
+    form = CallForm((CallSyntax(style=ArgumentStyle.OBJECT, open="<call>", close="</call>"),))
+    schemas: list[dict[str, Any]] = [{}, {"properties": {"a": keywords}}]
+    tools = [GrammarTool(f"f{number}", one, f"tools[{number}]", "") for number, one in enumerate(schemas)]
+    source = "".join(forced_calls(form, tools, several=True))
+    refused = GrammarChecker(tiny_grammars(), 9999).check(GrammarSpec(K.LARK, source, "tools"))
+    assert isinstance(refused, RequestError)
+    assert told in refused.message and "\n" not in refused.message
+    odd = "".join(forced_calls(form, [attrs.evolve(tools[1], name="%json x")], several=True))
+    assert isinstance(GrammarChecker(tiny_grammars(), 9999).check(GrammarSpec(K.LARK, odd, "tools")), RequestError)

@@ -69,26 +69,32 @@ def test_budget_becomes_a_rule() -> None:
 @pytest.mark.parametrize(
     ("prompt", "is_open"),
     [
-        ([], False),
-        ([5, 5], False),
+        ([], None),
+        ([5, 5], None),
         ([5, 7, 8], True),
         ([5, 7, 8, 5, 5], True),
         ([7, 8, 5, 7], True),  # the closing delimiter is not complete
         ([7, 8, 5, 7, 9], False),
         ([7, 8, 7, 9, 7, 8, 5], True),
-        ([7, 9], False),
-        ([7, 8, 5, SPECIAL, 5], False),  # somebody's message mentions the delimiter
+        ([7, 9], None),
+        ([7, 8, 5, SPECIAL, 5], None),  # somebody's message mentions the delimiter
         ([5, SPECIAL, 5, 7, 8, 5], True),
         ([7, 8, *[5] * (END_OF_PROMPT - 2)], True),
-        ([7, 8, *[5] * (END_OF_PROMPT - 1)], False),
+        ([7, 8, *[5] * (END_OF_PROMPT - 1)], None),
     ],
 )
-def test_reasoning_that_a_prompt_leaves_open(prompt: list[int], *, is_open: bool) -> None:
-    """It is open after the last opening delimiter, unless it was closed or another message has begun."""
+def test_reasoning_that_a_prompt_leaves_open(prompt: list[int], *, is_open: bool | None) -> None:
+    """It is open after the last opening delimiter, unless it was closed or another message has begun.
+
+    A prompt that closes it leaves none for the model to open before an answer that has a grammar.
+    """
     grammar = OutputGrammar("start: /a/", RULES.reasoning_opening_ids, RULES.reasoning_closing_ids)
     sampling = sampling_after(prompt, SamplingParams(max_tokens=9, rules=RULES, grammar=grammar), {SPECIAL})
-    assert sampling.rules == attrs.evolve(RULES, prompt_opens_reasoning=is_open)
-    assert sampling.grammar == attrs.evolve(grammar, prompt_opens_reasoning=is_open)
+    assert sampling.rules == attrs.evolve(RULES, prompt_opens_reasoning=bool(is_open))
+    at_once = OutputGrammar(grammar.text)
+    assert sampling.grammar == (
+        at_once if is_open is False else attrs.evolve(grammar, prompt_opens_reasoning=bool(is_open))
+    )
 
 
 @pytest.mark.parametrize("rules", [None, LogitRules(min_tokens=4)])

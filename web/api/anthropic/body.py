@@ -29,7 +29,7 @@ from ..sampling import read_sampling
 from .prompt import AskedPrompt, read_prompt
 
 ENDPOINT = "/v1/messages"
-UNSUPPORTED = ("container", "mcp_servers", "output_format")
+UNSUPPORTED = ("container", "mcp_servers")
 """Refused unless empty."""
 OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
@@ -80,6 +80,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
         bad_words=sampling.bad_words,
         system_param="system",
         output=prompt.output,
+        grammar=prompt.grammar,
         thinking_budget=prompt.thinking_budget,
         unused_fields=prompt.unused_fields,
     )
@@ -97,9 +98,6 @@ async def _read_counted(fields: Fields, info: ServingInfo, options: AppOptions) 
     for name in UNSUPPORTED:
         if fields.get(name):
             raise unsupported_parameter(name)
-    if fields.fields("output_config").get("format"):
-        param = "output_config.format"
-        raise unsupported_parameter(param)
     return await read_prompt(fields, info.output, keep_billing_header=options.keep_billing_header)
 
 

@@ -18,16 +18,19 @@ from typing import Any
 
 import attrs
 
+from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.output import OutputFormat, OutputRules
 from quipu.actors.messages.prompts import ChatPrompt
 
 from ...request.errors import bad_value
 from ..fields import Fields, missing, wrong_type
+from ..forced_calls import read_calls_grammar
+from ..output_grammar import only_one, read_schema_format
 from ..pace import Pace
 from ..thinking import Thinking
 from .cache_control import Breakpoints
 from .conversation import Conversation, blocks_of, read_assistant, read_user, say_text, text_of
-from .tools import read_output, read_tools
+from .tools import read_choice, read_tools
 
 ROLES = ("user", "assistant", "system")
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -41,6 +44,7 @@ class AskedPrompt:
 
     chat: ChatPrompt
     output: OutputRules
+    grammar: GrammarSpec | None
     thinking_budget: int | None
     unused_fields: tuple[str, ...]
 
@@ -50,10 +54,12 @@ async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header
     breakpoints = Breakpoints()
     async with Pace() as pace:
         tools = await read_tools(fields, breakpoints, pace)
-        output = read_output(fields, tools)
+        choice, one_call = read_choice(fields)
         conversation = Conversation(breakpoints, pace)
         await _read_system(fields, conversation, keep_billing_header)
         continue_final = await _read_messages(fields, conversation)
+        answer = await _read_format(fields, pace)
+        grammar = await read_calls_grammar(tools, choice, answer, form.call_form, one_call=one_call, pace=pace)
     breakpoints.whole_request(fields)
     thinking = _read_thinking(fields, form)
     chat = ChatPrompt(
@@ -63,7 +69,9 @@ async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header
         marks=breakpoints.marks(),
         template_kwargs=thinking.variables,
     )
-    return AskedPrompt(chat, output, thinking.budget, (*thinking.unused, *tools.unused))
+    return AskedPrompt(
+        chat, tools.rules(choice.names, one_call=one_call), grammar, thinking.budget, (*thinking.unused, *tools.unused)
+    )
 
 
 # ---------------------------------------------------------------- system
@@ -157,6 +165,12 @@ def _check_end(messages: list[Mapping[str, Any]], conversation: Conversation) ->
     if conversation.ends_with_space:
         raise bad_value(param, "the final assistant message must not end with whitespace")
     return True
+
+
+async def _read_format(fields: Fields, pace: Pace) -> GrammarSpec | None:
+    """Read `output_config.format`, or `output_format`, its older name."""
+    older = await read_schema_format(fields, "output_format", pace)
+    return only_one([older, await read_schema_format(fields.fields("output_config"), "format", pace)])
 
 
 def _read_thinking(fields: Fields, form: OutputFormat) -> Thinking:

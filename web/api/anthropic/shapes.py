@@ -35,7 +35,10 @@ _BLOCK = Shape(
     lists={"content": _TEXT},
     index=_INDEX,
 )
-_TOOL = Shape(known=frozenset({NAME, "description", "input_schema", "name", "type"}), objects={NAME: _CACHE_CONTROL})
+_TOOL = Shape(
+    known=frozenset({NAME, "description", "input_schema", "name", "strict", "type"}), objects={NAME: _CACHE_CONTROL}
+)
+_FORMAT = Shape(known=frozenset({"schema", "type"}))
 MESSAGES_SHAPE = Shape(
     known=frozenset(
         {
@@ -46,6 +49,7 @@ MESSAGES_SHAPE = Shape(
             "metadata",
             "model",
             "output_config",
+            "output_format",
             "priority",
             "stop_sequences",
             "stream",
@@ -62,7 +66,8 @@ MESSAGES_SHAPE = Shape(
     objects={
         NAME: _CACHE_CONTROL,
         "metadata": Shape(known=frozenset({"user_id"})),
-        "output_config": Shape(known=frozenset({"effort", "format"})),
+        "output_config": Shape(known=frozenset({"effort", "format"}), objects={"format": _FORMAT}),
+        "output_format": _FORMAT,
         "thinking": Shape(known=frozenset({"budget_tokens", "type"})),
         "tool_choice": Shape(known=frozenset({"disable_parallel_tool_use", "name", "type"})),
     },

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from quipu.actors.messages.output import OutputRules
 from quipu.actors.messages.prompts import CacheTtl, ToolMark
 
-from ...request.errors import bad_value, unsupported_value
+from ...request.errors import bad_value
 from ..fields import Fields, wrong_type
+from ..forced_calls import ToolChoice
 from ..pace import Pace
 from ..tool_set import ToolSet
 from .cache_control import Breakpoints
 
-_FORCED = ("any", "tool")
+_KINDS = ("auto", "any", "tool", "none")
 
 
 async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> ToolSet:
@@ -51,22 +51,22 @@ async def _read_tool(fields: Fields, where: str, tools: ToolSet) -> None:
         raise bad_value(fields.param("name"), "must not be empty")
     description = "" if fields.get("description") is None else fields.text("description")
     function = {"name": name, "description": description, "parameters": schema}
-    await tools.add(name, fields.param("name"), {"type": "function", "function": function}, schema)
+    shown, is_strict = {"type": "function", "function": function}, tools.read_strict(fields)
+    await tools.add(name, fields.param("name"), shown, schema, fields.param("input_schema"), is_strict=is_strict)
 
 
 def _tool_mark(index: int, ttl: CacheTtl) -> ToolMark:
     return ToolMark(ttl, index)
 
 
-def read_output(fields: Fields, tools: ToolSet) -> OutputRules:
-    """Return how the output is read, with the calls that `tool_choice` allows. Raises APIError."""
+def read_choice(fields: Fields) -> tuple[ToolChoice, bool]:
+    """Return which tools may be called, and whether only one call may be made. Raises APIError."""
     if fields.get("tool_choice") is None:
-        return tools.rules(None, one_call=False)
+        return ToolChoice(), False
     choice = fields.fields("tool_choice")
-    kind = choice.text("type")
-    if kind in _FORCED:
-        problem = "must be `auto` or `none`; forced tool calls are not supported by this server yet"
-        raise unsupported_value("tool_choice.type", problem)
-    if kind not in ("auto", "none"):
-        raise bad_value("tool_choice.type", "must be `auto` or `none`")
-    return tools.rules(() if kind == "none" else None, one_call=choice.flag("disable_parallel_tool_use"))
+    kind, param = choice.text("type"), choice.param("type")
+    if kind not in _KINDS:
+        raise bad_value(param, f"must be one of {', '.join(_KINDS)}")
+    names = frozenset({choice.text("name")}) if kind == "tool" else frozenset() if kind == "none" else None
+    forced_by = param if kind in ("any", "tool") else None
+    return ToolChoice(names, forced_by), choice.flag("disable_parallel_tool_use")

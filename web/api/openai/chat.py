@@ -40,7 +40,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     read_switch_and_budget(fields, thinking)
     async with Pace() as pace:
         messages = await read_messages(fields, pace)
-        tools = await read_chat_tools(fields, pace)
+        tools = await read_chat_tools(fields, info.output.call_form, pace)
         documents = await read_documents(fields, pace)
     unused = [*thinking.unused, *tools.unused]
     if documents and "documents" not in info.output.template_variables:
@@ -73,6 +73,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         rules=attrs.evolve(tools.rules, names_reasoning=names_reasoning),
         include_reasoning=include_reasoning,
         with_token_ids=fields.flag("return_token_ids"),
+        grammar=tools.grammar,
         thinking_budget=thinking.budget,
         unused_fields=tuple(unused),
     )

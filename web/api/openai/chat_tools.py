@@ -6,10 +6,14 @@ from typing import Any
 
 import attrs
 
+from quipu.actors.messages.call_syntax import CallForm
+from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.output import OutputRules
 
 from ...request.errors import bad_value, unsupported_value
 from ..fields import Fields, wrong_type
+from ..forced_calls import read_calls_grammar
+from ..output_grammar import read_openai_grammar
 from ..pace import Pace
 from ..reply_rules import ReplyRules
 from ..tool_set import ToolSet, read_name
@@ -25,12 +29,14 @@ class ChatTools:
     shown: tuple[Any, ...]
     output: OutputRules
     rules: ReplyRules
+    grammar: GrammarSpec | None
+    """What the output must match, calls and text."""
     unused: tuple[str, ...]
     """Paths of fields without effect."""
 
 
-async def read_chat_tools(fields: Fields, pace: Pace) -> ChatTools:
-    """Read `tools` and `functions`, and which of them may be called. Raises APIError."""
+async def read_chat_tools(fields: Fields, form: CallForm | None, pace: Pace) -> ChatTools:
+    """Read `tools` and `functions`, which of them may be called, and what the answer must match. Raises APIError."""
     tools = ToolSet(pace)
     is_legacy = bool(fields.get("functions"))
     if is_legacy and fields.get("tools"):
@@ -53,10 +59,16 @@ async def read_chat_tools(fields: Fields, pace: Pace) -> ChatTools:
     choice = await read_tool_choice(fields, pace)
     old_choice = await read_tool_choice(fields, pace, "function_call")
     one_call = is_legacy or not fields.flag("parallel_tool_calls", default=True)
+    if old_choice.forced_by is not None and not is_legacy:
+        raise bad_value(old_choice.forced_by, "only allowed together with `functions`")
+    choice = old_choice if is_legacy else choice
+    answer = await read_openai_grammar(fields, pace)
+    grammar = await read_calls_grammar(tools, choice, answer, form, one_call=one_call, pace=pace)
     return ChatTools(
         shown=tuple(tools.shown),
-        output=tools.rules(old_choice if is_legacy else choice, one_call=one_call),
+        output=tools.rules(choice.names, one_call=one_call),
         rules=ReplyRules(legacy_functions=is_legacy),
+        grammar=grammar,
         unused=tuple(tools.unused),
     )
 
@@ -73,5 +85,5 @@ def _read_list(fields: Fields, name: str, pace: Pace) -> list[Any]:
 
 async def _add(function: Fields, tool: dict[str, Any], tools: ToolSet) -> None:
     name = read_name(function)
-    tools.read_strict(function)
-    await tools.add(name, function.param("name"), tool, await tools.read_schema(function))
+    is_strict, schema = tools.read_strict(function), await tools.read_schema(function)
+    await tools.add(name, function.param("name"), tool, schema, function.param("parameters"), is_strict=is_strict)

@@ -22,6 +22,7 @@ from ...request.errors import bad_value, invalid
 from ..content import CallIds
 from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..generation import GenerationRequest, read_model
+from ..output_grammar import read_openai_grammar
 from ..pace import Pace
 from ..stream import Transcript
 from .chunks import ChunkWriter
@@ -59,6 +60,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
         limit = attrs.evolve(limit, num_tokens=DEFAULT_MAX_TOKENS)
     async with Pace() as pace:
         prompts = await _read_prompts(fields, info, max_sequences, pace)
+        grammar = await read_openai_grammar(fields, pace)
     request = read_generation(
         fields,
         info,
@@ -75,7 +77,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
         raise bad_value(
             "best_of", "must equal `n`; other values are not supported by this server", "unsupported_parameter"
         )
-    return attrs.evolve(request, with_token_ids=fields.flag("return_token_ids"))
+    return attrs.evolve(request, grammar=grammar, with_token_ids=fields.flag("return_token_ids"))
 
 
 async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, pace: Pace) -> tuple[Prompt, ...]:

@@ -18,6 +18,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 from ...request.errors import bad_value, unknown_parameter, unsupported_value
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest, read_model
+from ..output_grammar import read_format
 from ..pace import Pace
 from ..thinking import Thinking
 from .common_fields import TokenLimit, read_delivery, read_generation
@@ -26,7 +27,7 @@ from .responses_input import read_input
 from .responses_tools import ResponseTools
 from .template_fields import read_switch_and_budget, read_template_kwargs
 from .tool_choice import read_tool_choice
-from .unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
+from .unsupported import RESPONSES, RESPONSES_CACHE, refuse_unsupported
 
 ENDPOINT = "/v1/responses"
 MAX_INCLUDED = 64
@@ -55,11 +56,14 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     thinking = Thinking(info.output)
     thinking.read_effort(fields.fields("reasoning"), "effort")
     read_switch_and_budget(fields, thinking)
+    one_call = not fields.flag("parallel_tool_calls", default=True)
     async with Pace() as pace:
         tools = ResponseTools(pace)
         await tools.read(fields)
         messages = await read_input(fields, tools, pace)
         choice = await read_tool_choice(fields, pace)
+        answer = await read_format(fields.fields("text"), "format", None, pace)
+        grammar = await tools.grammar(choice, answer, info.output.call_form, one_call=one_call)
     prompt = ChatPrompt(messages=messages, template_kwargs=read_template_kwargs(fields, thinking), tools=tools.shown)
     wanted = read_generation(
         fields,
@@ -74,9 +78,10 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     wanted = attrs.evolve(
         wanted,
         system_param="instructions" if fields.get("instructions") else "",
-        output=tools.output(choice, one_call=not fields.flag("parallel_tool_calls", default=True)),
+        output=tools.output(choice, one_call=one_call),
         rules=tools.rules(),
         include_reasoning=fields.flag("include_reasoning", default=True),
+        grammar=grammar,
         thinking_budget=thinking.budget,
         unused_fields=(*thinking.unused, *_unused_verbosity(fields), *tools.unused),
     )
@@ -90,7 +95,6 @@ def _refuse(fields: Fields) -> None:
         if fields.get(name) is not None:
             raise unknown_parameter(name, instead="max_output_tokens")
     refuse_unsupported(fields, RESPONSES)
-    refuse_unsupported(fields.fields("text"), RESPONSES_TEXT)
     refuse_unsupported(fields.fields("prompt_cache_options"), RESPONSES_CACHE)
     include = fields.get("include")
     if type(include) is list and len(include) > MAX_INCLUDED:

@@ -42,7 +42,7 @@ def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
         "service_tier": _read_service_tier(fields),
         "store": False,
         "temperature": wanted.sampling.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _read_format(fields.fields("text"))},
         "tool_choice": next(iter(_small([choice])), "auto") if choice else "auto",
         "tools": _small(fields.get("tools") or []),
         "top_logprobs": 0,
@@ -57,6 +57,18 @@ def _read_reasoning(reasoning: Fields) -> Mapping[str, Any]:
         if reasoning.get(name) is not None and reasoning.text(name) not in _SUMMARIES:
             raise bad_value(reasoning.param(name), f"must be one of {', '.join(_SUMMARIES)}")
     return {name: reasoning.get(name) for name in ("effort", "summary")}
+
+
+def _read_format(text: Fields) -> Mapping[str, Any]:
+    """Return the format, without a schema that is too large."""
+    form = text.fields("format")
+    if form.get("type") is None:
+        return {"type": "text"}
+    names = ("type", "name", "description", "strict")
+    told = {name: form.get(name) for name in names if form.get(name) is not None}
+    if form.get("type") == "json_schema":
+        told["schema"] = next(iter(_small([form.get("schema")])), {})
+    return told
 
 
 def _read_service_tier(fields: Fields) -> str:

@@ -10,12 +10,15 @@ Agents also send tools as items of the input (`additional_tools`), so `responses
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from quipu.actors.messages.call_syntax import CallForm
+from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.output import OutputRules
 
 from ..fields import Fields, wrong_type
+from ..forced_calls import ToolChoice, read_calls_grammar
 from ..pace import Pace
 from ..reply_rules import NamespacedTool, ReplyRules
 from ..tool_set import ToolSet, read_name
@@ -46,9 +49,15 @@ class ResponseTools:
         """Paths of tools and items that were skipped, and of fields without effect."""
         return self._set.unused
 
-    def output(self, callable_names: Collection[str] | None, *, one_call: bool) -> OutputRules:
+    def output(self, choice: ToolChoice, *, one_call: bool) -> OutputRules:
         """Return how the output is read (`ToolSet.rules`)."""
-        return self._set.rules(callable_names, one_call=one_call)
+        return self._set.rules(choice.names, one_call=one_call)
+
+    async def grammar(
+        self, choice: ToolChoice, answer: GrammarSpec | None, form: CallForm | None, *, one_call: bool
+    ) -> GrammarSpec | None:
+        """Return what the output must match (`read_calls_grammar`). Raises APIError."""
+        return await read_calls_grammar(self._set, choice, answer, form, one_call=one_call, pace=self._pace)
 
     def rules(self) -> ReplyRules:
         """Return how calls are written."""
@@ -90,12 +99,13 @@ class ResponseTools:
             return
         if is_custom:
             self._custom.add(name)
-            description, schema = _describe_custom(tool), _FREE_TEXT
+            description, schema, is_strict = _describe_custom(tool), _FREE_TEXT, False
         else:
-            self._set.read_strict(tool)
+            is_strict = self._set.read_strict(tool)
             description, schema = tool.get("description"), await self._set.read_schema(tool)
         function = {"name": name, **({"description": description} if description else {}), "parameters": schema}
-        await self._set.add(name, tool.param("name"), {"type": "function", "function": function}, schema)
+        shown = {"type": "function", "function": function}
+        await self._set.add(name, tool.param("name"), shown, schema, tool.param("parameters"), is_strict=is_strict)
 
 
 def _describe_custom(tool: Fields) -> str:

@@ -8,6 +8,7 @@ listed.
 from __future__ import annotations
 
 from ..ignored_fields import Shape
+from ..output_grammar import STRUCTURED_OUTPUTS
 from ..sampling import SAMPLING_NAMES
 from . import unsupported
 
@@ -28,11 +29,19 @@ _GENERATION = SAMPLING_NAMES | {
 _STREAM_OPTIONS = Shape(known=frozenset({"continuous_usage_stats", "include_obfuscation", "include_usage"}))
 """Deltas are never padded to hide their length, so `include_obfuscation` has no effect."""
 
+_SCHEMA_FORMAT = Shape(known=frozenset({"description", "name", "schema", "strict", "type"}))
+_FORMATS = {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "response_format", "structured_outputs"}
+_FORMAT_OBJECTS = {
+    "response_format": Shape(known=frozenset({"json_schema", "type"}), objects={"json_schema": _SCHEMA_FORMAT}),
+    "structured_outputs": Shape(known=STRUCTURED_OUTPUTS),
+}
+
 COMPLETIONS_SHAPE = Shape(
     known=_GENERATION
+    | _FORMATS
     | unsupported.COMPLETIONS.keys()
     | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs", "return_token_ids"},
-    objects={"stream_options": _STREAM_OPTIONS},
+    objects={"stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
 )
 
 _CHAT_PART = Shape(known=frozenset({"type", "text"}))
@@ -59,6 +68,7 @@ _CHAT_MESSAGE = Shape(
 )
 CHAT_SHAPE = Shape(
     known=_GENERATION
+    | _FORMATS
     | unsupported.CHAT.keys()
     | {
         "add_generation_prompt",
@@ -80,7 +90,7 @@ CHAT_SHAPE = Shape(
         "tools",
         "top_logprobs",
     },
-    objects={"stream_options": _STREAM_OPTIONS},
+    objects={"stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
     lists={"messages": _CHAT_MESSAGE},
 )
 
@@ -139,7 +149,7 @@ RESPONSES_SHAPE = Shape(
         "prompt_cache_options": Shape(known=frozenset(unsupported.RESPONSES_CACHE)),
         "reasoning": Shape(known=frozenset({"effort", "generate_summary", "summary"})),
         "stream_options": _STREAM_OPTIONS,
-        "text": Shape(known=frozenset({"verbosity", *unsupported.RESPONSES_TEXT})),
+        "text": Shape(known=frozenset({"format", "verbosity"}), objects={"format": _SCHEMA_FORMAT}),
     },
     lists={"input": _RESPONSE_ITEM},
 )

@@ -1,43 +1,53 @@
 """`tool_choice`: which of a request's tools may be called. Used for chat and for responses.
 
-`auto`, `none`, and a list of allowed tools are supported; a request that forces a call is refused. Whatever the choice
-is, the template shows every tool, so that the choice does not change the prompt.
+A choice may leave it to the model whether to call one, forbid it, or force it. Whatever the choice is, the template
+shows every tool, so that the choice does not change the prompt.
 """
 
 from __future__ import annotations
 
-from ...request.errors import APIError, bad_value, unsupported_value
+from ...request.errors import bad_value, unsupported_value
 from ..fields import Fields, wrong_type
+from ..forced_calls import ToolChoice
 from ..pace import Pace
 from ..reply_rules import NamespacedTool
 
 _LIST = "allowed_tools"
 
 
-async def read_tool_choice(fields: Fields, pace: Pace, name: str = "tool_choice") -> frozenset[str] | None:
-    """Return the names of the tools that may be called, None for all. Raises APIError."""
-    choice = fields.get(name)
-    if choice is None or choice == "auto":
-        return None
-    if choice == "none":
-        return frozenset()
-    if choice == "required":
-        raise _forced(fields.param(name))
-    if type(choice) is str:
-        raise bad_value(fields.param(name), "must be `auto` or `none`")
-    if type(choice) is not dict:
-        raise wrong_type(fields.param(name), "a string or an object")
-    chosen = fields.fields(name)
-    if chosen.get("type") != _LIST:
-        raise _forced(fields.param(name))
-    return await _read_allowed(chosen.fields(_LIST) if chosen.get(_LIST) is not None else chosen, pace)
+async def read_tool_choice(fields: Fields, pace: Pace, name: str = "tool_choice") -> ToolChoice:
+    """Return which tools may be called, and whether one has to be. Raises APIError."""
+    choice, param = fields.get(name), fields.param(name)
+    match choice:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice(names=frozenset())
+        case "required":
+            return ToolChoice(forced_by=param)
+        case str():
+            raise bad_value(param, "must be `auto`, `none` or `required`")
+        case dict():
+            return await _read_object(fields.fields(name), param, pace)
+    raise wrong_type(param, "a string or an object")
 
 
-async def _read_allowed(allowed: Fields, pace: Pace) -> frozenset[str]:
+async def _read_object(choice: Fields, param: str, pace: Pace) -> ToolChoice:
+    kind = "function" if choice.get("type") is None else choice.text("type")
+    if kind == _LIST:
+        return await _read_allowed(choice.fields(_LIST) if choice.get(_LIST) is not None else choice, pace)
+    if kind not in ("function", "custom"):
+        problem = f"must be `function`, `custom` or `{_LIST}`; other tools are not supported by this server"
+        raise unsupported_value(choice.param("type"), problem)
+    function = choice.fields(kind) if choice.get(kind) is not None else choice
+    return ToolChoice(frozenset({read_flat_name(function)}), forced_by=param)
+
+
+async def _read_allowed(allowed: Fields, pace: Pace) -> ToolChoice:
     """Read the list, which chat nests in a field of its own."""
     mode = allowed.text("mode")
-    if mode != "auto":
-        raise _forced(allowed.param("mode"))
+    if mode not in ("auto", "required"):
+        raise bad_value(allowed.param("mode"), "must be `auto` or `required`")
     tools, param = allowed.get("tools"), allowed.param("tools")
     if type(tools) is not list:
         raise wrong_type(param, "a list of tools")
@@ -52,14 +62,10 @@ async def _read_allowed(allowed: Fields, pace: Pace) -> frozenset[str]:
         function = entry.fields("function") if entry.get("function") is not None else entry
         if function.get("name") is not None:
             names.add(read_flat_name(function))
-    return frozenset(names)
+    return ToolChoice(frozenset(names), forced_by=allowed.param("mode") if mode == "required" else None)
 
 
 def read_flat_name(function: Fields) -> str:
     """Return the name by which the model knows a tool that may be one of a group. Raises APIError."""
     name = function.text("name")
     return name if function.get("namespace") is None else NamespacedTool(function.text("namespace"), name).flat_name
-
-
-def _forced(param: str) -> APIError:
-    return unsupported_value(param, "must be `auto` or `none`; forced tool calls are not supported by this server yet")

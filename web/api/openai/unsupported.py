@@ -48,21 +48,15 @@ def _is_text_format(value: Any) -> bool:
 
 _EITHER: Mapping[str, Neutral] = {
     "ebnf": _empty,
-    "guided_choice": _empty,
-    "guided_grammar": _empty,
-    "guided_json": _empty,
-    "guided_regex": _empty,
     "json_schema": _empty,
     "kv_transfer_params": _empty,
     "length_penalty": _one,
     "logits_processors": _empty,
     "regex": _empty,
     "repetition_detection": _never,
-    "response_format": _is_text_format,
     "return_tokens_as_token_ids": _empty,
     "spaces_between_special_tokens": _true,
     "structural_tag": _empty,
-    "structured_outputs": _empty,
     "truncate_prompt_tokens": _empty,
     "use_beam_search": _empty,
     "vllm_xargs": _empty,
@@ -102,6 +96,10 @@ RESPONSES: Mapping[str, Neutral] = {
     "conversation": _never,
     "documents": _empty,
     "echo": _empty,
+    "guided_choice": _empty,
+    "guided_grammar": _empty,
+    "guided_json": _empty,
+    "guided_regex": _empty,
     "logprobs": _false,
     "moderation": _never,
     "n": _one,
@@ -109,14 +107,13 @@ RESPONSES: Mapping[str, Neutral] = {
     "prompt": _never,
     "prompt_logprobs": _false,
     "reasoning_effort": _among("none"),
+    "response_format": _is_text_format,
     "return_token_ids": _empty,
+    "structured_outputs": _empty,
     "top_logprobs": _empty,
     "truncation": _among("disabled"),
     "verbosity": _among("medium"),
 }
-
-RESPONSES_TEXT: Mapping[str, Neutral] = {"format": _is_text_format}
-"""Fields within `text`."""
 
 RESPONSES_CACHE: Mapping[str, Neutral] = {"prewarm": _empty}
 """Fields within `prompt_cache_options`; the operator decides how long blocks are kept, and where."""

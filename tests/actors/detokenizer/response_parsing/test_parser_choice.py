@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quipu.actors.detokenizer.response_parsing.call_syntaxes import own_form
 from quipu.actors.detokenizer.response_parsing.parser_choice import OWN, UnknownParser, choose
 from quipu.actors.detokenizer.response_parsing.parser_files import read_parser_files
 from quipu.actors.detokenizer.response_parsing.shipped_templates import REASONING, TOOL_CALLS
@@ -161,7 +162,8 @@ def test_odd_templates(data: st.DataObject) -> None:
             break
         place = place[key]
     place[key] = data.draw(JSON)
-    choose("auto", "auto", own, None, {"x": 1})
+    chosen = choose("auto", "auto", own, None, {"x": 1})
+    own_form(chosen.own_calls, {"x": 1})
 
 
 def named(content: str, arguments: dict[str, Any]) -> dict[str, Any]:

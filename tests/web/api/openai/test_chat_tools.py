@@ -212,11 +212,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         {"tools": TOOLS, "tool_choice": "required"},
         "tool_choice",
-        "forced tool calls are not supported by this server yet",
+        "this model has no format of tool calls in which one can be forced",
     ),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "forced"),
     ({"tool_choice": "required"}, "tool_choice", "forced"),
-    ({"tool_choice": "any"}, "tool_choice", "`auto` or `none`"),
+    ({"tool_choice": "any"}, "tool_choice", "`auto`, `none` or `required`"),
     ({"tool_choice": 1}, "tool_choice", "a string or an object"),
     (
         {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}},
@@ -225,7 +225,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools", "a list"),
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [1]}}, "tool_choice.tools[0]", "an object"),
-    ({"function_call": {"name": "f"}}, "function_call", "forced"),
+    ({"function_call": {"name": "f"}}, "function_call", "together with `functions`"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls", "a boolean"),
     (message(tool_calls={}), "messages[0].tool_calls", "a list"),
     (message(tool_calls=[1]), "messages[0].tool_calls[0]", "an object"),

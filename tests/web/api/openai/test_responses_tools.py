@@ -239,7 +239,7 @@ async def test_codex() -> None:
     }  # fmt: skip
 
 
-FORCED = "forced tool calls are not supported by this server yet"
+FORCED = "this model has no format of tool calls in which one can be forced"
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": {}}, "tools", "a list"),
     ({"tools": [1]}, "tools[0]", "an object"),

@@ -1,0 +1,186 @@
+"""How models write calls in each format that the server knows: the text itself, where a template has only patterns.
+
+A shipped format has its syntaxes here; a checkpoint's own template has what its delimiters say, if its calls are JSON.
+What must always hold: the parser reads every call that is written like this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ...messages.call_syntax import NAME, ArgumentStyle, CallForm, CallSyntax
+from .json_calls import ARGUMENT_KEYS
+from .output_patterns import CharSet, Choice, Group, Node, Repeat, UnsupportedPattern, flat, parse_pattern
+from .output_patterns import Sequence as Items
+from .response_template import CallStyle
+from .shipped_templates import deepseek_token
+from .template_building import Spec, call_style
+
+_MIN_TOKEN_CHARS = 3
+"""Shorter tokens are words of the vocabulary, not delimiters."""
+
+
+def _objects(opens: str, closes: str = "", **more: Any) -> CallSyntax:
+    return CallSyntax(style=ArgumentStyle.OBJECT, open=opens, close=closes, **more)
+
+
+@attrs.frozen
+class _Written:
+    syntaxes: tuple[CallSyntax, ...]
+    needs: str = ""
+    """The format is another one if the vocabulary lacks this token."""
+
+
+_DEEPSEEK_BEGIN, _DEEPSEEK_END = deepseek_token("tool calls begin"), deepseek_token("tool calls end")
+_DEEPSEEK_OPEN, _DEEPSEEK_CLOSE = deepseek_token("tool call begin"), deepseek_token("tool call end")
+_DEEPSEEK_SEPARATOR = deepseek_token("tool sep")
+_QWEN_CODER = CallSyntax(
+    style=ArgumentStyle.TAGS,
+    open=f"<tool_call>\n<function={NAME}>\n",
+    close="</function>\n</tool_call>",
+    between="\n",
+    name_pattern=r"[^>\n]+",
+    argument_open=f"<parameter={NAME}>\n",
+    argument_close="\n</parameter>\n",
+    value_ends=("</parameter>", "</function>"),
+)
+_LLAMA = (
+    _objects("", between="; ", key="parameters"),
+    _objects("", begin="<|python_tag|>", between="; ", key="parameters"),
+)
+_SHIPPED: dict[str, tuple[_Written, ...]] = {
+    "deepseek_v3": (
+        _Written(
+            (
+                CallSyntax(
+                    style=ArgumentStyle.JSON,
+                    begin=_DEEPSEEK_BEGIN,
+                    open=f"{_DEEPSEEK_OPEN}function{_DEEPSEEK_SEPARATOR}{NAME}\n```json\n",
+                    close=f"\n```{_DEEPSEEK_CLOSE}",
+                    between="\n",
+                    end=_DEEPSEEK_END,
+                    name_pattern=r"[^\n<]+",
+                ),
+            )
+        ),
+    ),
+    "deepseek_v31": (
+        _Written(
+            (
+                CallSyntax(
+                    style=ArgumentStyle.JSON,
+                    begin=_DEEPSEEK_BEGIN,
+                    open=f"{_DEEPSEEK_OPEN}{NAME}{_DEEPSEEK_SEPARATOR}",
+                    close=_DEEPSEEK_CLOSE,
+                    end=_DEEPSEEK_END,
+                    name_pattern=r"[^\n<]+",
+                ),
+            )
+        ),
+    ),
+    "granite": (
+        _Written((_objects("", begin="<|tool_call|>[", between=", ", end="]"),), needs="<|tool_call|>"),
+        _Written((_objects("", begin="<tool_call>[", between=", ", end="]"),)),
+    ),
+    "hermes": (_Written((_objects("<tool_call>\n", "\n</tool_call>", between="\n"),)),),
+    "llama3_json": (_Written(_LLAMA, needs="<|python_tag|>"), _Written(_LLAMA[:1])),
+    "mistral": (
+        _Written(
+            (
+                CallSyntax(
+                    style=ArgumentStyle.JSON,
+                    open=f"[TOOL_CALLS]{NAME}[ARGS]",
+                    name_pattern=r"[^\[\]{}\s\"]+",
+                ),
+            ),
+            needs="[ARGS]",
+        ),
+        _Written((_objects("", begin="[TOOL_CALLS][", between=", ", end="]"),)),
+    ),
+    "phi4_mini_json": (
+        _Written((_objects("", begin="<|tool_call|>[", between=", ", end="]<|/tool_call|>"),), needs="<|tool_call|>"),
+        _Written((_objects("", begin="functools[", between=", ", end="]"),)),
+    ),
+    "qwen3_coder": (_Written((_QWEN_CODER,)),),
+}
+_SHIPPED |= {"llama4_json": _SHIPPED["llama3_json"], "qwen3_xml": _SHIPPED["qwen3_coder"]}
+_MARKERS = {
+    "deepseek_v3": (_DEEPSEEK_BEGIN, _DEEPSEEK_OPEN),
+    "deepseek_v31": (_DEEPSEEK_BEGIN, _DEEPSEEK_OPEN),
+    "granite": ("<|tool_call|>", "<tool_call>"),
+    "hermes": ("<tool_call>",),
+    "mistral": ("[TOOL_CALLS]",),
+    "phi4_mini_json": ("functools[", "<|tool_call|>"),
+    "qwen3_coder": ("<tool_call>", "<function="),
+    "qwen3_xml": ("<tool_call>", "<function="),
+}
+
+
+def shipped_form(name: str, added_ids: Mapping[str, int]) -> CallForm | None:
+    """Return how calls of a shipped format are written, None if no grammar can be made of it."""
+    options = _SHIPPED.get(name, ())
+    written = next((one for one in options if not one.needs or one.needs in added_ids), None)
+    return None if written is None else _form(written.syntaxes, _MARKERS.get(name, ()), added_ids)
+
+
+def own_form(calls: Sequence[Spec], added_ids: Mapping[str, int]) -> CallForm | None:
+    """Return how calls of a checkpoint's own template are written, None if the template does not tell."""
+    try:
+        syntaxes = tuple(_from_delimiters(call) for call in calls)
+    except UnsupportedPattern:
+        return None
+    return _form(syntaxes, tuple(one.open.partition(NAME)[0].strip() for one in syntaxes), added_ids)
+
+
+def _form(syntaxes: tuple[CallSyntax, ...], markers: tuple[str, ...], added_ids: Mapping[str, int]) -> CallForm:
+    texts = [text for one in syntaxes for text in (one.begin, one.open, one.close, one.between, one.end)]
+    found = {
+        token: token_id
+        for token, token_id in added_ids.items()
+        if len(token) >= _MIN_TOKEN_CHARS and any(token in text for text in texts)
+    }
+    return CallForm(syntaxes, found, markers)
+
+
+def _from_delimiters(call: Spec) -> CallSyntax:
+    if call.get("content") != "json" or call.get("content_args"):
+        raise UnsupportedPattern("calls that are not JSON")
+    style = call_style(call)
+    opens, closes = _text(call, "open"), _text(call, "close")
+    if not opens.partition(NAME)[0].strip():
+        raise UnsupportedPattern("calls without an opening delimiter")
+    key = next((key for key in ARGUMENT_KEYS if f"content.{key}" in str(call.get("transform"))), ARGUMENT_KEYS[0])
+    return CallSyntax(
+        style=ArgumentStyle.OBJECT if style is CallStyle.OBJECT else ArgumentStyle.JSON,
+        open=opens,
+        close=closes,
+        key=key,
+        name_pattern=r"[\w.-]+",
+        may_break=True,
+    )
+
+
+def _text(call: Spec, side: str) -> str:
+    """Return what a delimiter is at its shortest."""
+    texts, pattern = call.get(side), call.get(f"{side}_pattern")
+    if pattern is not None:
+        return _shortest(parse_pattern(str(pattern)))
+    return str(texts[0] if isinstance(texts, list) else texts or "")
+
+
+def _shortest(node: Node) -> str:
+    match node:
+        case CharSet(chars=chars, classes=(), negated=False) if len(chars) == 1:
+            return next(iter(chars))
+        case Group(name="name"):
+            return NAME
+        case Repeat(item=item, least=least):
+            return _shortest(item) * least if least else ""
+        case Items(items=items):
+            return "".join(map(_shortest, flat(items)))
+        case Choice(options=options):
+            return _shortest(options[0])
+    raise UnsupportedPattern("a delimiter of more than one text")

@@ -1,0 +1,224 @@
+"""What a grammar of calls accepts and rejects, in every format; whatever it accepts is read as calls."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quipu.actors.messages.call_syntax import CallForm
+from quipu.actors.shared.call_grammar import (
+    GrammarTool,
+    calls_or_json,
+    calls_within_text,
+    can_hold_within_text,
+    forced_calls,
+)
+from quipu.actors.shared.tagged_values import MAX_OPTIONS, UnsupportedSchema
+from tests.call_grammars import SCHEMAS, TOKENS, TOOLS, Family, family, matches, outputs
+from tests.parsed_outputs import Call, render_calls
+
+FAMILIES = sorted(TOKENS)
+OSLO: Call = ("get_weather", {"city": 'Øslo "1"', "days": 3})
+ALL: Call = (
+    "f",
+    {
+        "text": "a\n<b>{c}",
+        "count": -5,
+        "ratio": 0.5,
+        "flag": True,
+        "maybe": None,
+        "things": [1, 2],
+        "options": {"deep": False},
+        "short": "é!",
+        "one": 1,
+        "day": "2026-11-22",
+    },
+)
+
+
+def grammar(form: CallForm, *, several: bool = True, tools: list[GrammarTool] = TOOLS) -> str:
+    return "".join(forced_calls(form, tools, several=several))
+
+
+def written(one: Family, calls: list[Call]) -> str:
+    """Return calls as a model of the family writes them, before this vocabulary."""
+    if one.name == "mistral" and one.vocabulary.added:
+        return "".join(
+            f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls
+        )
+    text = render_calls(one.name, calls)
+    if one.name == "llama3_json":
+        text = text.replace('"arguments": ', '"parameters": ')
+    if not one.vocabulary.added:
+        text = {
+            "granite": text.replace("<|tool_call|>", "<tool_call>"),
+            "llama3_json": text.removeprefix("<|python_tag|>"),
+            "phi4_mini_json": text.replace("<|tool_call|>", "functools").removesuffix("<|/tool_call|>"),
+        }.get(one.name, text)
+    return text
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_natural_calls(name: str, has_tokens: bool) -> None:
+    """Calls as the family writes them are accepted, one or several, with delimiters as tokens or as text."""
+    one = family(name, has_tokens=has_tokens)
+    rules = grammar(one.form)
+    for calls in ([OSLO], [ALL], [OSLO, ALL, ("now", {})]):
+        assert one.vocabulary.accepts(rules, written(one, calls)), written(one, calls)
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_wrong_calls(name: str, has_tokens: bool) -> None:
+    """Other names, wrong, missing and additional arguments, text, an empty and an unfinished output are rejected."""
+    one = family(name, has_tokens=has_tokens)
+    rules = grammar(one.form)
+    for call in (
+        ("get_whether", {"city": "Oslo"}),
+        ("get_weather", {}),
+        ("get_weather", {"city": "Oslo", "days": "soon"}),
+        ("get_weather", {"city": "Oslo", "unit": "K"}),
+        ("get_weather", {"city": "Oslo", "more": 1}),
+        ("f", {**ALL[1], "short": "too long"}),
+        ("f", {**ALL[1], "options": {"deep": 1}}),
+        ("f", {**ALL[1], "day": "soon"}),
+    ):
+        assert not one.vocabulary.accepts(rules, written(one, [call])), call
+    assert not one.vocabulary.accepts(rules, "")
+    assert not one.vocabulary.begins(rules, "Let me see. " + written(one, [OSLO]))
+    assert not one.vocabulary.accepts(rules, written(one, [OSLO])[:-2])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_call(name: str) -> None:
+    """Where one call is allowed, a second one is not."""
+    one = family(name, has_tokens=True)
+    rules = grammar(one.form, several=False)
+    assert one.vocabulary.accepts(rules, written(one, [OSLO]))
+    assert not one.vocabulary.accepts(rules, written(one, [OSLO, OSLO]))
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_whatever_is_written_is_read(name: str, has_tokens: bool) -> None:
+    """The parser reads every accepted output as calls of the tools, with arguments that match their schemas."""
+    one = family(name, has_tokens=has_tokens)
+    found = outputs(one, grammar(one.form), 12)
+    assert found
+    for output in found:
+        calls = one.calls(output)
+        assert calls
+        for tool, arguments in calls:
+            assert matches(SCHEMAS[tool], arguments), (tool, arguments)
+
+
+def test_tokens_of_delimiters() -> None:
+    """A delimiter that is one token is written as that token, not in parts."""
+    one = family("hermes", has_tokens=True)
+    rules = grammar(one.form)
+    assert one.vocabulary.matcher(rules).try_consume_tokens(list(b"<tool_call>")) == 0
+    bare = family("hermes", has_tokens=False)
+    assert bare.vocabulary.begins(grammar(bare.form), "<tool_call>\n{")
+
+
+def test_calls_or_json() -> None:
+    """An answer is JSON of its schema, or calls, and nothing else."""
+    one = family("hermes", has_tokens=True)
+    rules = "".join(calls_or_json(one.form, TOOLS, '{"type":"object","required":["a"]}', several=True))
+    assert one.vocabulary.accepts(rules, '{"a":1}') and one.vocabulary.accepts(rules, written(one, [OSLO]))
+    assert not one.vocabulary.accepts(rules, '{"a": 1}') and not one.vocabulary.begins(rules, "Well")
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama3_json"])
+def test_calls_within_text(name: str) -> None:
+    """Text is free until a call begins; then it is complete, and matches its schema if the tool is strict."""
+    one = family(name, has_tokens=True)
+    assert can_hold_within_text(one.form) and not can_hold_within_text(family(name, has_tokens=False).form)
+    free = GrammarTool("free", SCHEMAS["get_weather"], "tools", "tools", is_held=False)
+    rules = "".join(calls_within_text(one.form, [*TOOLS, free], several=True))
+    vocabulary, call = one.vocabulary, written(one, [OSLO])
+    for text in ("", "I do not need a tool, <b>thanks</b>.", call, f"Let me see.\n{call}"):
+        assert vocabulary.accepts(rules, text), text
+    assert vocabulary.accepts(rules, written(one, [("free", {"anything": "x"})]))
+    assert not vocabulary.begins(rules, written(one, [("get_weather", {"anything": 1})]))
+    assert not vocabulary.begins(rules, written(one, [("get_whether", {"city": "Oslo"})]))
+    assert not vocabulary.accepts(rules, f"Let me see.\n{call[:-2]}")
+    for marker in one.form.markers:  # written in parts, it would be read as the beginning of a call as well
+        parts = list(marker.encode())
+        assert vocabulary.matcher(rules).try_consume_tokens(parts) < len(parts), marker
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"patternProperties": {}}, "tools: the keyword `patternProperties`"),
+    ({"properties": {"x": {"type": "string", "pattern": "a"}}}, "tools.properties.x: the keyword `pattern`"),
+    ({"properties": {"x": {"type": "string", "format": "email"}}}, "tools.properties.x: the keyword `format`"),
+    ({"properties": {"x": {"allOf": [{}]}}}, "tools.properties.x: the keyword `allOf`"),
+    ({"properties": {"x": {"$ref": "https://example.com"}}}, "tools.properties.x: the keyword `$ref`"),
+    (
+        {"properties": {"x": {"type": ["string", "null"], "maxLength": 3}}},
+        "tools.properties.x: the keyword `maxLength`",
+    ),
+    ({"properties": {"x": {"enum": ["</parameter>"]}}}, "cannot write one of these values"),
+    ({"properties": {"x": {"anyOf": []}}}, "`anyOf` must be a list"),
+    ({"properties": {"x": {"anyOf": [{"enum": ["a"] * MAX_OPTIONS}]}}}, "up to 512 alternatives"),
+    ({"properties": {"x": {"type": "string", "maxLength": "1}/ | /x/"}}}, "`maxLength` must be an integer"),
+    ({"properties": {"x": {"type": "string", "format": []}}}, "the keyword `format`"),
+    ({"properties": {"x": {}}, "required": [{}]}, "not among"),
+    ({"properties": {"a>b": {}}}, "cannot write this name"),
+    ({"properties": {"x": {"type": "thing"}}}, "the type `thing`"),
+    ({"required": ["x"]}, "not among"),
+    ({"properties": []}, "must be an object"),
+]
+
+
+@pytest.mark.parametrize(("schema", "problem"), REFUSED)
+def test_refused_schemas(schema: dict[str, Any], problem: str) -> None:
+    """What arguments between tags cannot be held to is refused, with its path."""
+    form = family("qwen3_coder", has_tokens=False).form
+    with pytest.raises(UnsupportedSchema) as refused:
+        grammar(form, tools=[GrammarTool("f", schema, "tools", "name")])
+    assert problem in str(refused.value)
+
+
+ODD = st.recursive(
+    st.sampled_from([None, True, 0, -1, 2.5, "", "x", "string", "object", "#/$defs/x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "enum", "const", "anyOf", "$ref", "minLength", "format", "properties", "x"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["properties", "required", "$defs", "type"]), ODD, max_size=3),
+    st.dictionaries(st.sampled_from(["x", "y"]), ODD, max_size=2),
+)
+@settings(max_examples=60, deadline=None)
+def test_odd_schemas(schema: dict[str, Any], properties: dict[str, Any]) -> None:
+    """No schema, whatever stands in it, raises anything else; what is not refused is a grammar."""
+    form = family("qwen3_coder", has_tokens=False).form
+    for one in (schema, {**schema, "properties": properties}):
+        tool = GrammarTool("f", one, "tools", "name")
+        with suppress(UnsupportedSchema):
+            rules = grammar(form, tools=[tool])
+            assert rules.startswith("start: calls\n")
+
+
+def test_refused_names() -> None:
+    """A name that the delimiter cannot carry is refused; within JSON, any name is written."""
+    tool = GrammarTool('a">\n', {}, "tools", "tools[0].name")
+    with pytest.raises(UnsupportedSchema, match=r"tools\[0\]\.name: "):
+        grammar(family("qwen3_coder", has_tokens=False).form, tools=[tool])
+    one = family("hermes", has_tokens=False)
+    assert one.vocabulary.accepts(grammar(one.form, tools=[tool]), render_calls("hermes", [('a">\n', {})]))

@@ -1,0 +1,203 @@
+"""The fields by which a client says what its output must look like, as grammars.
+
+Each API's reader asks for its own fields. Only their shape is checked here; whether a grammar can be compiled is found
+out by the tokenizer, which names the field. What must always hold: a grammar is bounded in bytes and in depth before it
+is written as text, and a request has at most one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
+
+from ..request.errors import APIError, bad_value, unsupported_parameter, unsupported_value
+from .fields import Fields, missing, wrong_type
+from .json_body import parse_json
+from .json_structure import InvalidJson, TooComplex
+from .pace import Pace
+
+MAX_GRAMMAR_CHARS = 1 << 18
+"""Of one grammar, and of all schemas of one: about a millisecond to write as JSON."""
+MAX_GRAMMAR_DEPTH = 64
+MAX_CHOICES = 4096
+"""Strings of a `choice`."""
+ANY_OBJECT = '{"type":"object"}'
+_VALUES_AN_ITEM = 16
+_KINDS = {
+    "json": GrammarKind.JSON_SCHEMA,
+    "json_object": GrammarKind.JSON_OBJECT,
+    "regex": GrammarKind.REGEX,
+    "choice": GrammarKind.CHOICE,
+    "grammar": GrammarKind.LARK,
+}
+"""By the names that vLLM gives them."""
+_LEGACY = ("json", "regex", "choice", "grammar")
+_STRUCTURED_UNSUPPORTED = ("disable_additional_properties", "structural_tag", "whitespace_pattern")
+STRUCTURED_OUTPUTS = frozenset({*_KINDS, *_STRUCTURED_UNSUPPORTED, "disable_any_whitespace", "disable_fallback"})
+"""The known fields of `structured_outputs`. White space is compact in any case, and nothing is fallen back on."""
+
+
+async def read_openai_grammar(fields: Fields, pace: Pace) -> GrammarSpec | None:
+    """Read OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_…`. Raises APIError."""
+    specs = [
+        await read_format(fields, "response_format", "json_schema", pace),
+        await _read_structured(fields, "structured_outputs", pace),
+    ]
+    specs += [await _read_one(fields, f"guided_{name}", _KINDS[name], pace) for name in _LEGACY]
+    return only_one(specs)
+
+
+async def read_format(fields: Fields, name: str, nested: str | None, pace: Pace) -> GrammarSpec | None:
+    """Read a format with a type. `nested`: the field in which the schema's object is; None: in the format itself.
+
+    Raises APIError.
+    """
+    if fields.get(name) is None:
+        return None
+    form = fields.fields(name)
+    match form.text("type"):
+        case "text":
+            return None
+        case "json_object":
+            return GrammarSpec(GrammarKind.JSON_OBJECT, ANY_OBJECT, form.param("type"))
+        case "json_schema":
+            return await _read_named_schema(form if nested is None else _required(form, nested), pace)
+        case "structural_tag" | "grammar" | "regex" as kind:
+            raise unsupported_value(form.param("type"), f"`{kind}` is not supported by this server")
+        case _:
+            raise bad_value(form.param("type"), "must be `text`, `json_object` or `json_schema`")
+
+
+async def read_schema_format(fields: Fields, name: str, pace: Pace) -> GrammarSpec | None:
+    """Read Anthropic's form of a format, which has a schema alone. Raises APIError."""
+    if not fields.get(name):
+        return None
+    form = fields.fields(name)
+    if form.text("type") != "json_schema":
+        raise bad_value(form.param("type"), "must be `json_schema`")
+    return await _read_schema(form, "schema", pace)
+
+
+def only_one(specs: Sequence[GrammarSpec | None]) -> GrammarSpec | None:
+    """Return the request's grammar. Raises APIError if there are two."""
+    found = [spec for spec in specs if spec is not None]
+    if len(found) > 1:
+        raise both(found[1].param, found[0].param)
+    return found[0] if found else None
+
+
+def both(param: str, other: str) -> APIError:
+    """Return the error for two fields that contradict each other."""
+    return bad_value(param, f"not allowed together with `{other}`")
+
+
+async def as_json(value: Any, param: str, pace: Pace) -> str:
+    """Return a part of the body as JSON. Raises APIError if it is too large or too deep."""
+    await check_size(value, param, pace)
+    return orjson.dumps(value).decode()
+
+
+async def check_size(value: Any, param: str, pace: Pace) -> None:
+    """Raise APIError if a part of the body is too large or too deep to be written as JSON at once."""
+    await pace.tick()
+    num_chars = num_items = depth = 0
+    level = [value]
+    while level:
+        inner: list[Any] = []
+        depth += 1
+        for item in level:
+            num_chars += 1 + (len(item) if type(item) in (str, dict, list) else 0)
+            if num_chars > MAX_GRAMMAR_CHARS:
+                raise bad_value(param, f"must have at most {MAX_GRAMMAR_CHARS} characters", "too_many_items")
+            if type(item) is dict:
+                inner += [*item, *item.values()]
+            elif type(item) is list:
+                inner += item
+            num_items += 1
+            if num_items % _VALUES_AN_ITEM == 0:
+                await pace.tick()
+        if depth > MAX_GRAMMAR_DEPTH:
+            raise bad_value(param, f"must be nested at most {MAX_GRAMMAR_DEPTH} deep", "too_many_items")
+        level = inner
+
+
+def _required(fields: Fields, name: str) -> Fields:
+    if fields.get(name) is None:
+        raise missing(fields.param(name))
+    return fields.fields(name)
+
+
+async def _read_named_schema(form: Fields, pace: Pace) -> GrammarSpec:
+    form.text("name")
+    form.flag("strict")  # the output matches the schema, strict or not
+    if form.get("description") is not None:
+        form.text("description")
+    return await _read_schema(form, "schema", pace)
+
+
+async def _read_schema(form: Fields, name: str, pace: Pace) -> GrammarSpec:
+    _required(form, name)
+    value, param = form.get(name), form.param(name)
+    await pace.schema(value, f"{param}.properties")
+    return GrammarSpec(GrammarKind.JSON_SCHEMA, await as_json(value, param, pace), param)
+
+
+async def _read_structured(body: Fields, name: str, pace: Pace) -> GrammarSpec | None:
+    if body.get(name) is None:
+        return None
+    fields = body.fields(name)
+    for inner in _STRUCTURED_UNSUPPORTED:
+        if fields.get(inner):
+            raise unsupported_parameter(fields.param(inner))
+    spec = only_one([await _read_one(fields, inner, kind, pace) for inner, kind in _KINDS.items()])
+    if spec is None:
+        raise bad_value(body.param(name), f"must have one of {', '.join(_KINDS)}")
+    return spec
+
+
+async def _read_one(fields: Fields, name: str, kind: GrammarKind, pace: Pace) -> GrammarSpec | None:
+    value, param = fields.get(name), fields.param(name)
+    if value is None:
+        return None
+    match kind:
+        case GrammarKind.JSON_OBJECT:
+            return GrammarSpec(kind, ANY_OBJECT, param) if fields.flag(name) else None
+        case GrammarKind.JSON_SCHEMA:
+            schema = await _parsed(value, param, pace) if type(value) is str else value
+            if type(schema) is not dict:
+                raise wrong_type(param, "a JSON schema, as an object or as text")
+            await pace.schema(schema, f"{param}.properties")
+            return GrammarSpec(kind, await as_json(schema, param, pace), param)
+        case GrammarKind.CHOICE:
+            return GrammarSpec(kind, await _choices(value, param, pace), param)
+    return GrammarSpec(kind, _source(value, param), param)
+
+
+def _source(value: Any, param: str) -> str:
+    if type(value) is not str:
+        raise wrong_type(param, "a string")
+    if not 0 < len(value) <= MAX_GRAMMAR_CHARS:
+        raise bad_value(param, f"must have between 1 and {MAX_GRAMMAR_CHARS} characters")
+    return value
+
+
+async def _choices(value: Any, param: str, pace: Pace) -> str:
+    if type(value) is not list or not all(type(choice) is str for choice in value[:MAX_CHOICES]):
+        raise wrong_type(param, "a list of strings")
+    if not 0 < len(value) <= MAX_CHOICES:
+        raise bad_value(param, f"must have between 1 and {MAX_CHOICES} strings")
+    return await as_json(value, param, pace)
+
+
+async def _parsed(text: str, param: str, pace: Pace) -> Any:
+    _source(text, param)
+    pace.check_json_text(text, param)
+    pace.rest()
+    try:
+        return await parse_json(text.encode())
+    except (InvalidJson, TooComplex) as error:
+        raise bad_value(param, f"not valid JSON: {error}", "invalid_json") from None
