@@ -7,6 +7,7 @@ well-formed call ends with its JSON, a malformed one at the closing delimiter.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 
 from ...messages.output import ArgumentsDelta, CallEnd, Markup, OutputEvent
 from .call_reader import Opening, Progress
@@ -19,7 +20,7 @@ CALL_KEYS = frozenset({"name", "type", "id", "function", *ARGUMENT_KEYS})
 _SPACE = " \t\n\r"
 
 
-class JsonReader:
+class JsonReader(ABC):
     """What both forms share: the arguments as runs of characters, and the end."""
 
     def __init__(self, opening: Opening, *, has_close: bool) -> None:
@@ -75,7 +76,8 @@ class JsonReader:
             self._end(source, events)
 
     def cut(self, events: list[OutputEvent]) -> None:
-        """Do nothing: all is released."""
+        """Leave the call as it is."""
+        del events  # nothing is held back
 
     def _end(self, source: str, events: list[OutputEvent]) -> None:
         if not self._has_arguments:
@@ -87,13 +89,13 @@ class JsonReader:
         if text:
             events.append(ArgumentsDelta(self._index, text, text) if is_argument else Markup(text))
 
+    @abstractmethod
     def _open(self, char: str, events: list[OutputEvent]) -> bool:
         """Take one character of the opening. Return False, and leave it, if this is no call."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step(self, char: str) -> bool:
         """Consume one character. Return whether it belongs to the arguments."""
-        raise NotImplementedError
 
 
 class JsonObjectReader(JsonReader):
