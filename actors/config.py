@@ -12,6 +12,7 @@ from __future__ import annotations
 import attrs
 
 from .declarations import REQUIRED, setting, settings_of
+from .messages.grammar import MAX_GRAMMAR_BYTES
 
 
 @attrs.frozen
@@ -220,9 +221,10 @@ class RuntimeConfig:
         group="text",
     )
     max_grammar_bytes: int = setting(
-        65536,
+        131072,
         "--max-grammar-bytes",
         minimum=1,
+        maximum=MAX_GRAMMAR_BYTES,
         metavar="BYTES",
         help="maximum size of the JSON schema or other grammar that an output has to match",
         group="text",

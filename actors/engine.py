@@ -20,11 +20,12 @@ from .config import EngineConfig
 from .executor.actor import run_executor
 from .executor.loading import load_executor
 from .executor.step_runner import Executor
+from .grammar_gate import GrammarGate, WebMessage
 from .kv_events.event_log import EventLog
 from .messages.accountant import StepReport
 from .messages.block_manager import Reserve
 from .messages.executor import StepPlan
-from .messages.scheduler import Granted, Submit
+from .messages.scheduler import Granted
 from .messages.supervisor import EngineReady, Heartbeat
 from .scheduler.actor import SchedulerMessage, run_scheduler
 from .scheduler.config import SchedulerConfig
@@ -54,6 +55,7 @@ class Engine:
             events = EventLog(config.block_size)
             self.events = EventPublisher(config.kv_events, events)
         self.inbox: Channel[SchedulerMessage] = Channel(config.max_num_seqs)
+        self._gate = GrammarGate(executor.prepare, self.inbox)
         self.block_manager = BlockManager(
             pool.num_blocks,
             config.block_size,
@@ -82,11 +84,9 @@ class Engine:
             )
         )
 
-    async def receive(self, message: SchedulerMessage) -> None:
+    async def receive(self, message: WebMessage) -> None:
         """Pass on a message from the web side."""
-        if isinstance(message, Submit) and (grammar := message.sampling.grammar) is not None:
-            self.executor.prepare(grammar)
-        await self.inbox.send(message)
+        await self._gate.send(message)
 
     async def run(self, reports: Sender[StepReport]) -> None:
         """Run the three actors until cancelled or one of them raises."""

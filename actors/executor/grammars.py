@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -86,7 +86,7 @@ class SequenceGrammar:
 class MaskMaker(Protocol):
     """What the executor needs of `GrammarMasks`."""
 
-    def prepare(self, text: str) -> None: ...
+    def prepare(self, text: str) -> Future[Any]: ...
 
     def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]: ...
 
@@ -94,8 +94,10 @@ class MaskMaker(Protocol):
 class NoMasks:
     """Stands for `GrammarMasks` in an engine without a tokenizer."""
 
-    def prepare(self, text: str) -> None:
-        pass
+    def prepare(self, text: str) -> Future[Any]:
+        nothing: Future[None] = Future()
+        nothing.set_result(None)
+        return nothing
 
     def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
         return lambda: ["This engine has no tokenizer to follow a grammar with."] * len(grammars)
@@ -115,11 +117,8 @@ class GrammarMasks:
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
-    def prepare(self, text: str) -> None:
+    def prepare(self, text: str) -> Future[Matcher]:
         """Begin to compile a grammar, unless it is known. May be called from any thread."""
-        self._future(text)
-
-    def _future(self, text: str) -> Future[Matcher]:
         with self._lock:
             future = self._compiled.get(text)
             if future is None:
@@ -132,7 +131,7 @@ class GrammarMasks:
 
     def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
         """Begin to compute the masks of the next tokens of these sequences. The result waits for them."""
-        work = [(grammar, self._future(grammar.text)) for grammar in grammars]
+        work = [(grammar, self.prepare(grammar.text)) for grammar in grammars]
         return self._masks.submit(partial(self._compute, work)).result
 
     # ------------------------------------------------------------ in the thread

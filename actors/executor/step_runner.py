@@ -15,6 +15,8 @@ What must always hold: a plan whose generation has failed is not run.
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
+from typing import Any
 
 import attrs
 
@@ -55,9 +57,12 @@ class Executor:
         self.running_step: RunningStep | None = None
         """Set by the caller of `run`; may be read from any thread."""
 
-    def prepare(self, grammar: OutputGrammar) -> None:
-        """Begin to compile a grammar that a plan will need. May be called from any thread."""
-        self._masks.prepare(grammar.text)
+    def prepare(self, grammar: OutputGrammar) -> Future[Any]:
+        """Begin to compile a grammar that a plan will need. May be called from any thread.
+
+        The result is done as soon as a plan need not wait for the grammar.
+        """
+        return self._masks.prepare(grammar.text)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one plan. Whatever the backend raises becomes `StepFailed`."""

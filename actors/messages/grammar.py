@@ -6,6 +6,9 @@ from enum import StrEnum
 
 import attrs
 
+MAX_GRAMMAR_BYTES = 1 << 18
+"""Of one grammar, whatever the configuration: about a millisecond to write as JSON."""
+
 
 class GrammarKind(StrEnum):
     """How a grammar is written."""

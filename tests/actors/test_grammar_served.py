@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from quipu.actors.messages.output import OutputRules
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scores import ScoredToken
 from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.shared.grammar_library import GrammarLibrary, Matcher
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials
 from tests.grammars import EOS, PARAM, PERSON, UNION, accepts, check_person, check_union, regex, schema
@@ -155,6 +157,35 @@ async def test_grammar_with_other_rules() -> None:
     assert biased.choices[0].text == "7777"
     assert banned.choices[0].text == "6666"
     assert len(stopped.choices[0].text) == 4 and stopped.choices[0].reason is FinishReason.STOP
+
+
+async def test_compiling_holds_up_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the engine compiles a grammar, others are served; one that leaves meanwhile ends without an answer."""
+    going_on, compile_grammar = threading.Event(), GrammarLibrary.compile
+
+    def compile_slowly(library: GrammarLibrary, text: str) -> Matcher:
+        if threading.current_thread().name.startswith("grammars"):
+            assert going_on.wait(60)
+        return compile_grammar(library, text)
+
+    monkeypatch.setattr(GrammarLibrary, "compile", compile_slowly)
+    replies: list[Reply] = []
+
+    async with open_client() as client, trio.open_nursery() as nursery:
+
+        async def constrained() -> None:
+            replies.append(await ask(client, PROMPT, schema(PERSON), n=2, max_tokens=5))
+
+        nursery.start_soon(constrained)
+        await trio.sleep(0.05)
+        with trio.move_on_after(0.05):
+            await ask(client, PROMPT, schema(PERSON))
+        try:
+            reply = await ask(client, prompt_of(20, seed=6), None, max_tokens=30)
+        finally:
+            going_on.set()
+        assert len(reply.choices[0].token_ids) == 30 and not replies
+    assert replies[0].error is None and all(len(choice.token_ids) == 5 for choice in replies[0].choices)
 
 
 async def test_no_token_left_ends_one_request() -> None:

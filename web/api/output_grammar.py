@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
+from quipu.actors.messages.grammar import MAX_GRAMMAR_BYTES, GrammarKind, GrammarSpec
 
 from ..request.errors import APIError, bad_value, unsupported_parameter, unsupported_value
 from .fields import Fields, missing, wrong_type
@@ -20,8 +20,8 @@ from .json_body import parse_json
 from .json_structure import InvalidJson, TooComplex
 from .pace import Pace
 
-MAX_GRAMMAR_CHARS = 1 << 18
-"""Of one grammar, and of all schemas of one: about a millisecond to write as JSON."""
+MAX_GRAMMAR_CHARS = MAX_GRAMMAR_BYTES
+"""Of one grammar, and of all schemas of one. The tokenizer counts the bytes, and may be configured to take fewer."""
 MAX_GRAMMAR_DEPTH = 64
 MAX_CHOICES = 4096
 """Strings of a `choice`."""

@@ -1,0 +1,77 @@
+"""Holds sequences back until the engine has compiled their grammar, so that no step of others waits for it.
+
+Stands between the web side's messages and the scheduler's inbox; `engine.py` runs it. What must always hold: messages
+about one sequence, and sequences with the same grammar, keep their order; a sequence is held no longer than its grammar
+takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
+
+import trio
+
+from .channel import Poster, Sender
+from .messages.sampling import OutputGrammar
+from .messages.scheduler import Abort, ResetPrefixCache, Submit
+
+Prepare = Callable[[OutputGrammar], Future[Any]]
+"""Begins to compile a grammar, unless it is compiled, and returns what is done as soon as it is."""
+
+
+WebMessage = Submit | Abort | ResetPrefixCache
+
+
+class Inbox(Sender[WebMessage], Poster[WebMessage], Protocol):
+    """Where messages go that are passed on."""
+
+
+class GrammarGate:
+    """Passes messages on to the scheduler; sequences only once their grammar is compiled."""
+
+    def __init__(self, prepare: Prepare, inbox: Inbox) -> None:
+        self._prepare = prepare
+        self._inbox = inbox
+        self._held: dict[str, list[WebMessage]] = {}
+        """By grammar, in order."""
+
+    async def send(self, message: WebMessage) -> None:
+        """Pass a message on, or hold it."""
+        if (held := self._behind(message)) is not None:
+            held.append(message)
+            return
+        if isinstance(message, Submit) and (grammar := message.sampling.grammar) is not None:
+            compiled = self._prepare(grammar)
+            if not compiled.done():
+                self._held[grammar.text] = [message]
+                release = partial(self._release, grammar.text)
+                compiled.add_done_callback(partial(_call_in_loop, trio.lowlevel.current_trio_token(), release))
+                return
+        await self._inbox.send(message)
+
+    def _behind(self, message: WebMessage) -> list[WebMessage] | None:
+        """Return the held messages that must be passed on before `message`."""
+        match message:
+            case Submit():
+                grammar = message.sampling.grammar
+                return None if grammar is None else self._held.get(grammar.text)
+            case Abort():
+                for held in self._held.values():
+                    if any(isinstance(one, Submit) and one.sequence_id == message.sequence_id for one in held):
+                        return held
+        return None
+
+    def _release(self, text: str) -> None:
+        # `post` and not `send`: this is no task; the web side limits how many sequences there are
+        for message in self._held.pop(text):
+            self._inbox.post(message)
+
+
+def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: Future[Any]) -> None:
+    """Run `function` in the loop, unless that has ended. Called in the thread that has compiled."""
+    with contextlib.suppress(trio.RunFinishedError):
+        token.run_sync_soon(function)
