@@ -21,7 +21,7 @@ that the peer is gone, and is reported as such.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import attrs
@@ -94,6 +94,15 @@ class Channel(Generic[T]):
 
     def post(self, item: T, /) -> None:
         self._items.append(item)
+        self._wake_receiver()
+
+    def post_first(self, items: Sequence[T]) -> None:
+        """Add items before all others, in order; there is always room."""
+        if items:
+            self._items[:0] = items
+            self._wake_receiver()
+
+    def _wake_receiver(self) -> None:
         if self._receiver is not None:
             task, self._receiver = self._receiver, None
             trio.lowlevel.reschedule(task)

@@ -253,8 +253,16 @@ class RuntimeConfig:
     12 bytes each are kept until the request ends."""
     max_output_scores: int = 1 << 25
     """The same for the maximum output of all its choices."""
+    on_engine_death: str = setting(
+        "resume",
+        "--on-engine-death",
+        choices=("resume", "fail"),
+        help="what becomes of the requests that a dead engine held: the next one goes on with them, or they fail",
+        group="supervision",
+    )
     max_restarts: int = 5
-    """Engine deaths within `restart_window_s` after which the server gives up."""
+    """Engine deaths within `restart_window_s` after which the server gives up. Those of engines that had done some work
+    do not count."""
     step_timeout_s: float = setting(
         300.0,
         "--step-timeout",

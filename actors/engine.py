@@ -18,7 +18,7 @@ from .block_manager.reservation import BlockManager
 from .channel import Channel, Sender
 from .config import EngineConfig
 from .executor.actor import run_executor
-from .executor.loading import load_executor
+from .executor.loading import load_executor, numerics_of
 from .executor.step_runner import Executor
 from .grammar_gate import GrammarGate, WebMessage
 from .kv_events.event_log import EventLog
@@ -125,6 +125,7 @@ class Engine:
             weights_bytes=pool.weights_bytes,
             kv_cache_bytes=pool.num_blocks * pool.block_bytes,
             workspace_bytes=pool.workspace_bytes,
+            numerics=numerics_of(capabilities),
         )
 
 

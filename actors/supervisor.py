@@ -2,11 +2,12 @@
 
 An engine (scheduler, KV-block manager and executor, restarted as one group) runs in a host: in this loop (`engine.py`)
 or in its own process (`processes/process_host.py`). When it dies, health is updated first; then `EngineDied`, after the
-last of its reports, ends all sequences that it held, and a new incarnation is started. Messages waiting in the lane go
-to the new one.
+last of its reports, has the accountant take back all sequences that it held, which are resumed or ended, and a new
+incarnation is started. Messages waiting in the lane go to the new one.
 
 What must always hold: health is never reported better than it is; two engines never hold the same sequence; too many
-deaths within the window end the server with an error.
+deaths within the window end the server with an error. Deaths of engines that have done some work do not count, nor do
+those by which the one request is found that causes them.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class EngineLink:
         self._ready = trio.Event()
         self.refusal: str | None = None
         """Why the engine cannot serve, if it has refused."""
+        self.has_progressed = False
+        """Whether the engine has done any work."""
 
     async def take(self) -> list[EngineMessage]:
         """Return the next messages for the engine. Waits until it is ready and there are any.
@@ -76,6 +79,7 @@ class EngineLink:
         for message in messages:
             match message:
                 case StepReport():
+                    self.has_progressed |= bool(message.span_ids)
                     await self._accountant.send(message)
                 case EngineReady():
                     log.info("engine.ready", **attrs.asdict(message), **describe_pool(message))
@@ -133,8 +137,10 @@ class Supervisor:
                 continue
             num_shortages = 0
             now = trio.current_time()
-            deaths.append(now)
-            while deaths[0] < now - config.restart_window_s:
+            # an engine that did some work, or was to find out which request is the cause, says nothing about the next
+            if not link.has_progressed and not desk.lane.is_searching:
+                deaths.append(now)
+            while deaths and deaths[0] < now - config.restart_window_s:
                 deaths.popleft()
             is_refused = death.hopeless and not was_ready
             giving_up = is_refused or len(deaths) > config.max_restarts
@@ -142,10 +148,11 @@ class Supervisor:
             held = desk.lane.held_by(incarnation)
             desk.set_health(Health(state, incarnation, death.reason))
             log.error("engine.died", incarnation=incarnation, reason=death.reason, num_held=len(held))
-            self._accountant.post(EngineDied(incarnation, death.reason, held))
+            self._accountant.post(EngineDied(incarnation, death.reason, held, is_last=giving_up))
             if giving_up:
                 raise (EngineRefusal if is_refused else EngineGivenUp)(death.reason)
-            await trio.sleep(config.restart_backoff_s * 2 ** (len(deaths) - 1))
+            await trio.sleep(config.restart_backoff_s * 2 ** max(0, len(deaths) - 1))
+            await desk.lane.until_taken_back(incarnation)
 
     def _note_shortage(self, incarnation: int, death: Death) -> None:
         """Note that a restart has to wait. This engine held nothing, so it does not count as a death."""

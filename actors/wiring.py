@@ -41,6 +41,7 @@ from .config import RuntimeConfig
 from .detokenizer.actor import Detokenizer, DetokenizerMessage
 from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
+from .messages.accountant import Unsent
 from .processes.process_host import ProcessHost
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane, EngineMessage
@@ -96,7 +97,7 @@ async def open_runtime(
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
-    lane = EngineLane(Channel[EngineMessage](config.submit_slots))
+    lane = EngineLane(Channel[EngineMessage](config.submit_slots), resumes=config.on_engine_death == "resume")
     # these two are posted to without waiting: a few messages for each open request
     accounts: Channel[Any] = Channel(config.report_slots)  # of AccountantMessage
     texts: Channel[DetokenizerMessage] = Channel(config.report_slots)
@@ -119,6 +120,8 @@ async def open_runtime(
         show_pool=lambda num_blocks: metrics.set_blocks(total=num_blocks, free=num_blocks, cached=0),
         max_open_requests=config.max_open_requests,
     )
+    lane.on_unsent = lambda sequence_id: accounts.post(Unsent(sequence_id))
+    lane.on_resumed = metrics.count_resumed
     renderer = make_renderer(chat_template, config.chat_template_timeout_s)
     processes = EncodeProcesses(encoder, library.source) if encode_apart else None
     lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)

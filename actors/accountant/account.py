@@ -16,7 +16,19 @@ from ..messages.counts import UNKNOWN, Count, Known, total
 from ..messages.outcomes import Fault, Outcome, RequestError
 from ..messages.prompts import Breakpoint, CacheTtl
 from ..messages.usage_record import UsageRecord
-from .account_entries import Admission, Ended, Entry, Estimation, FirstToken, Gap, Pinned, Revision, Span, Written
+from .account_entries import (
+    Admission,
+    Ended,
+    EngineLost,
+    Entry,
+    Estimation,
+    FirstToken,
+    Gap,
+    Pinned,
+    Revision,
+    Span,
+    Written,
+)
 from .prompt_account import TIERS, UNATTRIBUTED, PromptAccount
 from .sequence_account import SequenceAccount
 
@@ -80,6 +92,8 @@ class Account:
                 self._admit(sequence, entry)
             case FirstToken():
                 self._first_token(sequence, entry.at)
+            case EngineLost():
+                sequence.lose_engine(entry.incarnation)
             case Ended():
                 sequence.has_ended = True
                 self._settle(sequence)
@@ -104,7 +118,7 @@ class Account:
     def _first_token(self, sequence: SequenceAccount, at: float) -> None:
         if self.first_token_at is None:
             self.first_token_at = at
-        if Side.PREFILL not in sequence.num_admissions:
+        if not sequence.is_admitted:
             if sequence.has_spans:
                 sequence.mismatches.append("its first token came before any admission")
             self._admit(sequence, Admission(number=1, reused=None, read=0, miss=None, incarnation=None, at=at))
@@ -237,6 +251,7 @@ class Account:
             disputed=bool(self.problems()),
             cache_misses=tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
             incarnation=self.incarnation,
+            num_engine_deaths=len(set().union(*(sequence.deaths for sequence in sequences))),
             seed=self.seed,
             fault=self.fault,
         )

@@ -18,7 +18,7 @@ class Admission:
     """One admission of one sequence, as the engine reported it with the admission's first step."""
 
     number: int
-    """1 for a sequence's first admission on its side; each preemption adds one."""
+    """1 for a sequence's first admission on its side of an engine; each preemption adds one."""
     side: Side = Side.PREFILL
     reused: int | None
     """Tokens that the block manager granted from its cache. None: the engine does not count them."""
@@ -81,6 +81,13 @@ class FirstToken:
 
 
 @attrs.frozen
+class EngineLost:
+    """The engine that held the sequence has died, and the next one resumes it."""
+
+    incarnation: int
+
+
+@attrs.frozen
 class Ended:
     """The engine reports nothing more about the sequence."""
 
@@ -90,4 +97,4 @@ class Gap:
     """A step report was lost. It may have concerned the sequence, and may have contained its end."""
 
 
-Entry = Admission | Span | Written | Pinned | Revision | Estimation | FirstToken | Ended | Gap
+Entry = Admission | Span | Written | Pinned | Revision | Estimation | FirstToken | EngineLost | Ended | Gap

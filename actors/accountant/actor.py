@@ -27,7 +27,7 @@ import structlog
 import trio
 
 from ..channel import Receiver, Sender
-from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prompted, Refused, StepReport
+from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prompted, Refused, StepReport, Unsent
 from ..messages.detokenizer import Tokens
 from ..request_desk.desk import RequestDesk
 from .effects import SideEffects
@@ -83,6 +83,11 @@ class Accountant:
                 await self._on_report(pending, pending.message)
             case EngineDied():
                 await self._on_engine_died(pending, pending.message)
+            case Unsent(sequence_id):
+                if not pending.is_written:
+                    pending.is_written = True
+                    self._writer.write_unsent(sequence_id)
+                await self._apply_due([sequence_id], pending.at)
             case _:
                 request = self._write(pending)
                 if request is not None:
@@ -205,6 +210,14 @@ class Accountant:
     async def _on_engine_died(self, pending: Pending, message: EngineDied) -> None:
         if not pending.is_written:
             pending.is_written = True
-            self._writer.write_engine_death(message)
+            taken = self._writer.write_engine_death(message)
+            log.warning(
+                "engine.requests_taken_back",
+                incarnation=message.incarnation,
+                num_resumed=len(taken.resumed),
+                num_ended=len(taken.ended),
+                num_failed=len(taken.failed) + len(taken.culprits),
+                num_pinned_blocks_lost=self._metrics.num_pinned_blocks,
+            )
         self._metrics.set_engine_gone(self._desk.num_usable_blocks)
         await self._apply_due(list(message.held_ids), pending.at)

@@ -16,14 +16,14 @@ from collections import deque
 
 import attrs
 
-from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prompted, Refused, StepReport
+from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prompted, Refused, StepReport, Unsent
 from ..messages.counts import UNKNOWN, Count, Known, total
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
 
-AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied
+AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied | Unsent
 
 _ENDS = (Ended, Gap)
 
@@ -137,6 +137,10 @@ class RequestEntries:
                 last.end = end
                 return
         entries.append(Span(start, end))
+
+    def num_computed(self, sequence_id: int) -> int:
+        """Return up to which position a sequence was ever computed."""
+        return max((entry.end for entry in self.entries[sequence_id] if type(entry) is Span), default=0)
 
     @property
     def may_close(self) -> bool:

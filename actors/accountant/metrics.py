@@ -72,6 +72,16 @@ class Metrics:
         )
         for outcome in ("finished", "failed", "cancelled", "rejected"):
             self._requests.labels(model_name, outcome)
+        self._resumed = Counter(
+            "quipu:requests_resumed",
+            "Requests that the next engine went on with after theirs had died.",
+            ["model_name", "same_numerics"],
+            registry=self.registry,
+        )
+        for same in ("true", "false"):
+            self._resumed.labels(model_name, same)
+        self.num_pinned_blocks = 0
+        """As the last step report says."""
         self.request_cached_tokens = histogram("request_cached_tokens", "Cached tokens of a request.", (0, *_TOKENS))
         self.request_cache_hit_ratio = histogram("request_cache_hit_ratio", "Cached share of a prompt.", _RATIOS)
         self.time_to_first_token = histogram("time_to_first_token_seconds", "Receipt to first token.", _SECONDS)
@@ -105,6 +115,7 @@ class Metrics:
 
     def set_step(self, report: StepReport, num_usable_blocks: int) -> None:
         """Set the gauges to what a step report says, and count its preemptions and yielded pins."""
+        self.num_pinned_blocks = report.num_pinned_blocks
         self.num_requests_running.set(report.num_running)
         self.num_requests_waiting.set(report.num_waiting)
         self.set_blocks(
@@ -120,6 +131,7 @@ class Metrics:
 
     def set_engine_gone(self, num_usable_blocks: int) -> None:
         """Set the gauges for a dead engine: its blocks are gone, and its successor's are all free."""
+        self.num_pinned_blocks = 0
         self.num_requests_running.set(0)
         self.num_requests_waiting.set(0)
         self.set_blocks(total=num_usable_blocks, free=num_usable_blocks, cached=0)
@@ -131,6 +143,9 @@ class Metrics:
 
     def count_request(self, outcome: str) -> None:
         self._requests.labels(self._model, outcome).inc()
+
+    def count_resumed(self, num_requests: int, same_numerics: bool) -> None:
+        self._resumed.labels(self._model, "true" if same_numerics else "false").inc(num_requests)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

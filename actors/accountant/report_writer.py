@@ -9,8 +9,9 @@ from __future__ import annotations
 from ..messages.accountant import EngineDied, Side, StepReport
 from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.outcomes import ErrorKind, Fault, RequestError
-from ..request_desk.engine_lane import EngineLane
-from .account_entries import Admission, Ended, Estimation, FirstToken, Gap, Pinned, Revision, Written
+from ..request_desk.engine_lane import EngineLane, TakenBack
+from ..shared.scored_tokens import num_packed
+from .account_entries import Admission, Ended, EngineLost, Estimation, FirstToken, Gap, Pinned, Revision, Written
 from .entry_store import EntryStore
 
 
@@ -38,6 +39,15 @@ class ReportWriter:
         for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
             if (request := requests.get(sequence_id)) is not None:
                 request.add(sequence_id, Pinned(end))
+        lane = self._lane
+        lane.note_tokens(report.token_sequence_ids, report.token_ids)
+        lane.note_last_tokens(report.ended_ids)
+        for scores in report.scores:
+            for sequence_id, start, packed in zip(
+                scores.prompt_ids, scores.prompt_positions, scores.prompts, strict=True
+            ):
+                lane.note_prompt_scores(sequence_id, start + num_packed(packed))
+        lane.note_progress(report.span_ids, report.span_ends)
         for sequence_id in dict.fromkeys(self.first_tokens(report)):
             if (request := requests.get(sequence_id)) is not None:
                 request.add(sequence_id, FirstToken(now))
@@ -54,14 +64,29 @@ class ReportWriter:
             if self._lane.incarnation_of(sequence_id) is not None:
                 request.add(sequence_id, Gap())
 
-    def write_engine_death(self, message: EngineDied) -> None:
-        """End the sequences that the dead engine held, and expect its successor's first report."""
-        self._store.num_reports = 0
-        for sequence_id in message.held_ids:
-            if self._lane.incarnation_of(sequence_id) != message.incarnation:
-                continue  # its Terminal was on its way here when the engine died, and has been booked since
+    def write_engine_death(self, message: EngineDied) -> TakenBack:
+        """Write what becomes of the sequences that the dead engine held; expect its successor's first report."""
+        store, incarnation = self._store, message.incarnation
+        store.num_reports = 0
+        requests = store.by_sequence
+        lost = {i for i in message.held_ids if i not in requests or requests[i].has_gap}
+        held = {i: 0 if i not in requests else requests[i].num_computed(i) for i in message.held_ids}
+        taken = self._lane.take_back(incarnation, held, lost, is_last=message.is_last)
+        for sequence_id in taken.resumed:
+            requests[sequence_id].add(sequence_id, EngineLost(incarnation))
+        for sequence_id in taken.ended:
+            self._write_terminal(sequence_id, None, None, None)
+        for sequence_id in taken.failed:
             error = f"The engine died: {message.reason}"
             self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
+        for sequence_id in taken.culprits:
+            error = f"The engine died again when no other request could have been the cause: {message.reason}"
+            self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
+        return taken
+
+    def write_unsent(self, sequence_id: int) -> None:
+        """End a sequence that no engine was given again."""
+        self._write_terminal(sequence_id, None, None, None)
 
     def first_tokens(self, report: StepReport) -> list[int]:
         """Return the report's sequences that had no token before it."""

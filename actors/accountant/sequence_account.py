@@ -28,9 +28,12 @@ class SequenceAccount:
     num_prompt_tokens: int
     covered: Coverage = attrs.field(factory=Coverage)
     num_admissions: dict[Side, int] = attrs.field(factory=dict)
-    """Admissions booked so far, by side."""
+    """Number of the last admission that was booked, by side; counted anew by each engine."""
+    deaths: set[int] = attrs.field(factory=set)
+    """Incarnations of the engines that died while they held the sequence."""
     counts_reuse: bool = True
     """Whether its engine reports what it reuses."""
+    is_admitted: bool = False
     has_spans: bool = False
     read: int = 0
     """Positions first covered by what the executor confirmed at the first admission."""
@@ -57,20 +60,31 @@ class SequenceAccount:
         if admission.number != previous + 1:
             self.mismatches.append(f"admission {admission.number} follows {previous}")
         self.num_admissions[admission.side] = admission.number
-        new = self.covered.add(0, admission.read)
-        if admission.side is Side.PREFILL and previous == 0:
+        if admission.side is Side.PREFILL and not self.is_admitted:
+            self.is_admitted = True
+            new = self.covered.add(0, admission.read)
             self.read = new
             self.recomputed += admission.read - new
             self.counts_reuse = admission.reused is not None
         else:
-            self.restored_first += new
-            self.recomputed += admission.read - new
-        new = self.covered.add(admission.read, admission.read + admission.copied)
-        self.restored_first += new
-        self.recomputed += admission.copied - new
+            self._restore(0, admission.read)
+        self._restore(admission.read, admission.read + admission.copied)
         if admission.reused is not None:
             self.admissions.append(admission)
         return True
+
+    def _restore(self, start: int, end: int) -> None:
+        """Book positions that an admission found computed. Only those of the prompt have to add up."""
+        boundary = self.num_prompt_tokens
+        new = self.covered.add(min(start, boundary), min(end, boundary))
+        new_output = self.covered.add(max(start, boundary), max(end, boundary))
+        self.restored_first += new
+        self.recomputed += end - start - new - new_output
+
+    def lose_engine(self, incarnation: int) -> None:
+        """Note that its engine died; the next one counts its admissions anew."""
+        self.deaths.add(incarnation)
+        self.num_admissions.clear()
 
     def compute(self, start: int, end: int) -> None:
         """Book one span whose KV a step wrote."""
@@ -88,9 +102,9 @@ class SequenceAccount:
     def problems(self) -> list[str]:
         """Say why the entries do not add up; empty if they do."""
         problems = list(self.mismatches)
-        for admission in self.admissions:
+        for index, admission in enumerate(self.admissions):
             assert admission.reused is not None
-            is_first = admission.number == 1 and admission.side is Side.PREFILL
+            is_first = index == 0 and admission.side is Side.PREFILL
             usable = admission.reused - self.num_revised if is_first else admission.reused
             if usable != admission.read:
                 problems.append(f"admission {admission.number}: reused {usable}, read {admission.read}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from importlib.metadata import version
 from pathlib import Path
 
-from quipu.kernels.backend import BackendConfig, KVMemory
+from quipu.kernels.backend import BackendConfig, Capabilities, KVMemory
 from quipu.kernels.fake import FakeBackend
 from quipu.kernels.load import load_backend
 
@@ -40,6 +42,16 @@ def load_executor(config: EngineConfig) -> Executor:
             backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}
             backend.dials.eos_token_id = config.eos_token_ids[0]
     return Executor(backend, max_num_seqs=config.max_num_seqs, masks=_load_masks(config))
+
+
+def numerics_of(capabilities: Capabilities) -> str:
+    """Return a digest of all that determines the bits of a result: equal for engines that draw the same tokens.
+
+    The KV cache has the dtype of the weights. What the bits depend on within one build stands in its version.
+    """
+    builds = [f"{package} {version(package)}" for package in ("quipu-llm", "torch")]
+    parts = (capabilities.name, capabilities.instruction_set, capabilities.dtype, capabilities.determinism, *builds)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _load_masks(config: EngineConfig) -> GrammarMasks | None:

@@ -62,6 +62,7 @@ FIELD_NAMES: Final = (
     "miss_token",
     "cache_misses",
     "engine_incarnation",
+    "engine_deaths",
     "seed",
     "fault",
 )
@@ -105,6 +106,7 @@ def flatten(record: UsageRecord) -> dict[str, Value]:
         "miss_token": None if first_miss is None else first_miss.token,
         "cache_misses": " ".join(f"{m.reason.value}@{m.token}" for m in record.cache_misses[:MAX_MISSES]),
         "engine_incarnation": record.incarnation,
+        "engine_deaths": record.num_engine_deaths,
         "seed": record.seed,
         "fault": None if record.fault is None else record.fault.value,
     }
@@ -147,6 +149,7 @@ def restore(values: Mapping[str, object]) -> UsageRecord:
         disputed=bool(values["disputed"]),
         cache_misses=tuple(_miss(word) for word in _str(values["cache_misses"]).split()),
         incarnation=_opt_int(values["engine_incarnation"]),
+        num_engine_deaths=_int(values["engine_deaths"]),
         seed=_opt_int(values["seed"]),
         fault=None if values["fault"] is None else Fault(_str(values["fault"])),
     )

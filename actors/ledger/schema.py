@@ -11,7 +11,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-HEAD: Final = "0003"
+HEAD: Final = "0004"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -83,6 +83,7 @@ records: Final = sa.Table(
     _number("miss_token", nullable=True),
     _text("cache_misses"),
     _number("engine_incarnation", nullable=True),
+    sa.Column("engine_deaths", sa.BigInteger, nullable=False, server_default="0"),
     _number("seed", nullable=True),
     _text("fault", nullable=True),
     sa.Column("recovered", sa.Boolean, nullable=False),

@@ -167,3 +167,12 @@ class EngineDied:
     reason: str
     held_ids: tuple[int, ...]
     """Sequences that it held, according to the reports read before it died."""
+    is_last: bool = False
+    """There will be no other engine."""
+
+
+@attrs.frozen
+class Unsent:
+    """A sequence was aborted before an engine could be given it: it has no Terminal."""
+
+    sequence_id: int

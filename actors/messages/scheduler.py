@@ -36,6 +36,12 @@ class Submit:
     """Sequences of its request that follow; all are accepted or refused together."""
     tokens_to_come: int = 0
     """Prompt tokens of the sequences that follow."""
+    is_resumed: bool = False
+    """An engine that died held it; it is served in any case."""
+    output_token_ids: list[int] = attrs.field(factory=list)
+    """Tokens that were drawn for it and reported. The next one continues them."""
+    num_scored: int = 1
+    """Prompt tokens whose scores were reported, if they are wanted; the first has none."""
 
 
 @attrs.frozen

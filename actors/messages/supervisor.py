@@ -24,6 +24,9 @@ class EngineReady:
     kv_cache_bytes: int = 0
     workspace_bytes: int | None = None
     """Peak memory of the largest pass; None if it was not run."""
+    numerics: str = ""
+    """Digest of all that determines the bits of a result. Engines with the same one draw the same tokens if they are
+    strict."""
 
 
 @attrs.frozen

@@ -58,6 +58,8 @@ class UsageRecord:
     """Why each admitted prompt's cached prefix ended where it did."""
     incarnation: int | None = None
     """The engine that admitted it first."""
+    num_engine_deaths: int = 0
+    """Engines that died while they held it, and after which it was resumed. 0 in records of older servers."""
     seed: int | None = None
     """The sampling seed, the request's own or one chosen by the server: 64 bits, signed as in OpenAI's API. None in
     records of older servers."""

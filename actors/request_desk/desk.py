@@ -131,8 +131,7 @@ class RequestDesk:
         return RequestTicket(self, request, mailbox)
 
     def _check_room(self) -> None:
-        num_open = len(self._open) + self._num_counts
-        if num_open >= self._max_open_requests:
+        if (num_open := len(self._open) + self._num_counts) >= self._max_open_requests:
             raise DeskClosed(f"Too many requests are open ({num_open}). Please try again later.")
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
@@ -156,8 +155,7 @@ class RequestDesk:
 
     async def hand_over(self, request: Encode) -> None:
         """Implement `Ticket.start`."""
-        opened = self._open.get(request.request_id)
-        if opened is not None:
+        if (opened := self._open.get(request.request_id)) is not None:
             await self._encoding.send(opened, request)
 
     def when_encoded(self, request_id: str, call: Callable[[], object]) -> None:
@@ -170,8 +168,8 @@ class RequestDesk:
 
     def expire(self, request_id: str, after_s: float) -> None:
         """Fail a request whose deadline has passed."""
-        error = RequestError(ErrorKind.TIMEOUT, f"The request took longer than {after_s:g} seconds.")
-        self._accountant.post(Refused(request_id, error))
+        message = f"The request took longer than {after_s:g} seconds."
+        self._accountant.post(Refused(request_id, RequestError(ErrorKind.TIMEOUT, message)))
 
     def leave(self, request_id: str) -> None:
         """Release a request whose scope has ended."""
@@ -189,9 +187,11 @@ class RequestDesk:
         self.lane.post(ResetPrefixCache())
 
     def health(self) -> Health:
-        if self._draining and self._health.state is State.READY:
+        if self._health.state is not State.READY:
+            return self._health
+        if self._draining:
             return attrs.evolve(self._health, state=State.DRAINING, detail="the server is shutting down")
-        if self._health.state is State.READY and (trouble := self._trouble()) is not None:
+        if (trouble := self._trouble()) is not None:
             return attrs.evolve(self._health, state=State.REFUSING, detail=trouble)
         return self._health
 
@@ -241,10 +241,9 @@ class RequestDesk:
             self.lane.cancel_reservation()
             return False
         request = self._open[track.request_id]
-        request.submitted_ids.append(submit.sequence_id)
-        request.num_to_come = submit.num_to_come
+        request.note_submitted(submit)
         self._detokenizer.post(track)
-        self.lane.put_reserved(submit)
+        self.lane.put_reserved(submit, request)
         return True
 
     # ------------------------------------------------------------ for the accountant
@@ -265,7 +264,7 @@ class RequestDesk:
         for sequence_id in request.submitted_ids:
             self.lane.abort(sequence_id)
         if request.num_to_come:
-            request.num_to_come = 0
+            request.num_to_come = request.tokens_to_come = 0
             self.lane.post(Abort(request.submitted_ids[0], ends_group=True))
         if request.submitted_ids:
             self._detokenizer.post(Forget(tuple(request.submitted_ids)))
@@ -283,7 +282,9 @@ class RequestDesk:
 
     def introduce(self, engine: EngineReady) -> None:
         """Serve with what a ready engine has found out from now on."""
-        longest = self._info.max_model_len if engine.max_model_len is None else engine.max_model_len
+        before = self._info.engine
+        self.lane.has_same_numerics = before is None or before.numerics == engine.numerics
+        longest = engine.max_model_len or self._info.max_model_len
         self._info = attrs.evolve(self._info, num_blocks=engine.num_blocks, max_model_len=longest, engine=engine)
         self._show_pool(engine.num_blocks - 1)
 

@@ -9,6 +9,7 @@ import trio
 
 from ..messages.handler import Counted
 from ..messages.outcomes import RequestError
+from ..messages.scheduler import Submit
 from .mailbox import Mailbox
 
 
@@ -21,6 +22,8 @@ class OpenRequest:
     submitted_ids: list[int] = attrs.field(factory=list)
     num_to_come: int = 0
     """Sequences of this request that the engine still expects."""
+    tokens_to_come: int = 0
+    """Their prompt tokens."""
     stopped: bool = False
     """It has left or failed: nothing more of it is submitted."""
     is_encoding: bool = False
@@ -29,6 +32,11 @@ class OpenRequest:
     """Its prompts are no longer needed."""
     on_encoded: list[Callable[[], object]] = attrs.field(factory=list)
     on_stopped: Callable[[], object] | None = None
+
+    def note_submitted(self, submit: Submit) -> None:
+        """Record one of its sequences."""
+        self.submitted_ids.append(submit.sequence_id)
+        self.num_to_come, self.tokens_to_come = submit.num_to_come, submit.tokens_to_come
 
     def when_stopped(self, call: Callable[[], object]) -> None:
         """Call `call` when the request leaves or fails; at once if it already has."""

@@ -12,6 +12,7 @@ import attrs
 
 from ..messages.outcomes import ErrorKind
 from ..messages.scheduler import Submit
+from ..shared.block_keys import chain_keys
 from .config import SchedulerConfig
 from .sequence import Sequence
 from .waiting import WaitingQueue
@@ -23,21 +24,28 @@ def make_sequence(message: Submit, arrival: int, config: SchedulerConfig) -> Seq
     ignores_eos = sampling.ignore_eos and sampling.grammar is None
     ends: frozenset[int] = frozenset() if ignores_eos else config.eos_token_ids
     num_prompt_tokens = len(message.prompt_token_ids)
+    known, keys = message.prompt_token_ids, message.block_keys if config.enable_prefix_caching else []
+    if message.output_token_ids:
+        known = known + message.output_token_ids
+        if config.enable_prefix_caching:
+            num_keyed, parent = len(keys) * config.block_size, keys[-1] if keys else message.root_key
+            keys = keys + chain_keys(parent, known[num_keyed:], config.block_size)
     return Sequence(
         id=message.sequence_id,
         arrival=arrival,
         tenant=message.tenant,
         priority=message.priority,
-        tokens=list(message.prompt_token_ids),
-        known_tokens=message.prompt_token_ids,
+        tokens=list(known),
+        known_tokens=known,
         num_prompt_tokens=num_prompt_tokens,
         root_key=message.root_key,
-        keys=list(message.block_keys) if config.enable_prefix_caching else [],
+        keys=list(keys),
         sampling=sampling,
         stop_ids=ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends,
         max_len=num_prompt_tokens + sampling.max_tokens,
         reads_cache=message.reads_cache,
         pins=message.pins,
+        num_scored=message.num_scored,
     )
 
 
@@ -102,7 +110,7 @@ class AdmissionControl:
             if group.num_sequences <= 0:
                 del self._groups[message.group_id]
             return group.refusal
-        refusal = self._refusal_of_group(message, waiting, num_running)
+        refusal = None if message.is_resumed else self._refusal_of_group(message, waiting, num_running)
         if message.num_to_come:
             group = RequestGroup(message.tenant, message.num_to_come, message.tokens_to_come, refusal)
             self._groups[message.group_id] = group

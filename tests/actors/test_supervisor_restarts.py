@@ -44,7 +44,10 @@ async def test_shortage_at_a_restart(autojump_clock: trio.abc.Clock) -> None:
     """The start is retried with growing delays, however long it takes; health has the reason, and waiting requests are
     served."""
     deaths: list[Death] = []
-    async with small_runtime(make_host=failing_host(deaths), max_restarts=2) as client, trio.open_nursery() as nursery:
+    async with (
+        small_runtime(make_host=failing_host(deaths), max_restarts=2, on_engine_death="fail") as client,
+        trio.open_nursery() as nursery,
+    ):
         deaths += [SHORTAGE] * 100
         kill_engine(client)
         with structlog.testing.capture_logs() as lines:
@@ -77,7 +80,7 @@ async def test_refusals(autojump_clock: trio.abc.Clock) -> None:
         async with small_runtime(make_host=failing_host([REFUSAL])):
             pytest.fail("there was an engine")
     deaths: list[Death] = []
-    async with small_runtime(make_host=failing_host(deaths)) as client:
+    async with small_runtime(make_host=failing_host(deaths), on_engine_death="fail") as client:
         deaths += [REFUSAL] * 2
         kill_engine(client)
         assert (await client.ask(PROMPT)).error is not None

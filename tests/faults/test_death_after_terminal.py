@@ -66,7 +66,7 @@ async def test_death_after_the_last_terminal(
     """Requests whose text, finish reason and Terminal arrived are finished, and nothing is disputed."""
     journal = KeptJournal()
     answers: list[Answer] = []
-    async with scripted_runtime(script, journal=journal, make_host=make_host) as client:
+    async with scripted_runtime(script, journal=journal, make_host=make_host, on_engine_death="fail") as client:
         tickets = [client.open([*PROMPT, 400 + index], max_tokens=3) for index in range(NUM_REQUESTS)]
         for ticket in tickets:
             await ticket.start()

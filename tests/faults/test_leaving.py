@@ -55,7 +55,7 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_submit_then_abort_before_the_engine_reads(autojump_clock: trio.abc.Clock) -> None:
     """Both are queued in order; the next engine ends the sequence within two steps, with one Terminal."""
-    async with small_runtime(restart_backoff_s=5.0) as client:
+    async with small_runtime(restart_backoff_s=5.0, on_engine_death="fail") as client:
         kill_engine(client)
         await client.ask(PROMPT)
         assert not client.runtime.desk.health().is_ready, "no engine reads from the lane now"

@@ -143,9 +143,9 @@ async def test_tokenizer_error_fails_one_request(
 
 
 async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
-    """Requests in flight fail with a clear error, health reports it at once, and the next request is served."""
+    """With `--on-engine-death fail`, requests in flight fail, health reports it at once, and the next one is served."""
     prompt = prompt_of(50, 1)
-    async with small_runtime(restart_backoff_s=5.0) as client:
+    async with small_runtime(restart_backoff_s=5.0, on_engine_death="fail") as client:
         await client.ask(prompt)
         answers: list[Answer] = []
 
@@ -208,7 +208,7 @@ async def test_engine_that_dies_while_it_loads(autojump_clock: trio.abc.Clock) -
 async def test_too_many_engine_deaths(autojump_clock: trio.abc.Clock) -> None:
     """An engine that dies again and again ends the server, and health reports it first."""
     with pytest.raises(ExceptionGroup) as caught:
-        async with small_runtime(max_restarts=2) as client:
+        async with small_runtime(max_restarts=2, on_engine_death="fail") as client:
             for _ in range(3):
                 while not client.runtime.desk.health().is_ready:
                     await trio.sleep(0.01)

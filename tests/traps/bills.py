@@ -84,6 +84,7 @@ class BilledRuntime:
 
 @asynccontextmanager
 async def open_billed_runtime(folder: Path, dials: Dials | None = None, **changes: Any) -> AsyncIterator[BilledRuntime]:
+    changes = {"on_engine_death": "fail", **changes}
     async with (
         open_ledger(LedgerConfig(folder)) as ledger,
         small_runtime(dials or Dials(step_seconds=0.001), journal=ledger.journal, **changes) as client,

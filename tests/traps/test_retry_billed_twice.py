@@ -116,7 +116,7 @@ async def test_billed_if_not_the_servers_fault(tmp_path: Path) -> None:
             await exchange.read()
         await recover(billed)
     records = records_of(tmp_path, billed.ids)
-    assert [record.outcome for record in records] == [Outcome.CANCELLED, Outcome.FAILED, Outcome.FAILED]
+    assert [record.outcome for record in records] == [Outcome.CANCELLED, Outcome.CANCELLED, Outcome.FAILED]
     assert [record.fault for record in records] == [None, None, None]
     bill = await bill_of(tmp_path)
     assert (bill.requests, bill.prompt) == (3, 150)

@@ -69,8 +69,8 @@ class Oracle:
                 self.first[position] = how
 
     def count(self, how: str) -> int:
-        """Count first coverages; those of outputs do not count, unless an admission covered them."""
-        end = PROMPT if how == "computed" else MOST
+        """Count first coverages; those of outputs do not count, unless the first admission read them."""
+        end = MOST if how == "read" else PROMPT
         return sum(word == how for position, word in self.first.items() if position < end)
 
 

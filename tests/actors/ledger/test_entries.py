@@ -194,7 +194,7 @@ def test_defaults_never_change() -> None:
         "reasoning_tokens",
         "computed_tokens",
     )
-    zero += ("restored_tokens", "recomputed_tokens", "num_choices")
+    zero += ("restored_tokens", "recomputed_tokens", "num_choices", "engine_deaths")
     expected: dict[str, Any] = dict.fromkeys(FIELD_NAMES) | dict.fromkeys(zero, 0)
     expected |= {"request_id": "", "tenant": "default", "model": "", "endpoint": "", "outcome": "failed"}
     expected |= {"received_at": 0.0, "closed_at": 0.0, "disputed": False, "cache_misses": ""}

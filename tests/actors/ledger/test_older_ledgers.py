@@ -45,7 +45,11 @@ class OldSchema:
         engine.dispose()
 
 
-OLDER = [OldSchema("0001", ("seed", "fault")), OldSchema("0002", ("fault",))]
+OLDER = [
+    OldSchema("0001", ("seed", "fault", "engine_deaths")),
+    OldSchema("0002", ("fault", "engine_deaths")),
+    OldSchema("0003", ("engine_deaths",)),
+]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 
 

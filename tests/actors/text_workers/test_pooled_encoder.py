@@ -414,9 +414,9 @@ async def test_block_keys_computed_in_slices(monkeypatch: pytest.MonkeyPatch) ->
     async with small_runtime() as client:
         put = client.runtime.desk.lane.put_reserved
 
-        def keep(item: Any) -> None:
+        def keep(item: Any, request: Any) -> None:
             submitted.append(item)
-            put(item)
+            put(item, request)
 
         monkeypatch.setattr(client.runtime.desk.lane, "put_reserved", keep)
         for length in (1, 16, 31, 32, 33, 64, 65, 200):

@@ -104,6 +104,7 @@ def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
         "num_threads": engine.num_threads,
         "weights_bytes": engine.weights_bytes,
         "workspace_bytes": engine.workspace_bytes,
+        "numerics": engine.numerics,
     }
 
 

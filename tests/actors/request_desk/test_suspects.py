@@ -1,0 +1,104 @@
+"""The search for the request that kills engines."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.request_desk.suspects import Suspects
+
+
+def names(count: int) -> list[str]:
+    return [f"req-{number}" for number in range(count)]
+
+
+def test_first_death_blames_nobody() -> None:
+    """Everything is resumed, and progress clears whoever made it."""
+    suspects = Suspects()
+    assert suspects.on_death(["a", "b"]).resumed == ["a", "b"]
+    assert not suspects.is_searching and suspects.is_active
+    suspects.on_progress(["a", "b"])
+    assert not suspects.is_active
+    verdict = suspects.on_death(["a", "b"])
+    assert (verdict.resumed, verdict.culprit, verdict.isolates) == (["a", "b"], None, False)
+
+
+def test_alone_twice() -> None:
+    """A request that was alone when two engines died in a row is the culprit; after progress it is not."""
+    suspects = Suspects()
+    suspects.on_death(["a"])
+    assert suspects.on_death(["a"]).culprit == "a"
+    suspects.on_death(["b"])
+    suspects.on_progress(["b"])
+    assert suspects.on_death(["b"]).culprit is None
+
+
+def test_newcomer_is_a_suspect_too() -> None:
+    """A request that came after the first death is not protected by an older one without progress."""
+    suspects = Suspects()
+    suspects.on_death(["old"])
+    verdict = suspects.on_death(["old", "new"])
+    assert verdict.culprit is None and verdict.resumed == ["old"]
+    assert not suspects.may_run("new") and not suspects.may_run("other")
+    suspects.on_progress(["old"])
+    assert suspects.may_run("new") and not suspects.may_run("other")
+    assert suspects.on_death(["old", "new"]).culprit == "new"
+    assert suspects.may_run("other")
+
+
+def test_engine_that_held_nothing() -> None:
+    """An engine that dies while it loads changes nothing about a search."""
+    suspects = Suspects()
+    suspects.on_death(names(4))
+    suspects.on_death(names(4))
+    assert suspects.on_death([]).resumed == []
+    assert [name for name in names(4) if suspects.may_run(name)] == names(2)
+
+
+def test_requests_that_end_during_a_search() -> None:
+    """A trial is over when its requests are; nothing of them is kept."""
+    suspects = Suspects()
+    suspects.on_death(names(4))
+    suspects.on_death(names(4))
+    suspects.on_end("req-3")
+    suspects.on_end("req-0")
+    assert not suspects.may_run("req-2")
+    suspects.on_end("req-1")
+    assert suspects.may_run("req-2") and suspects.is_searching
+    suspects.on_end("req-2")
+    assert not suspects.is_searching and not suspects.is_active and suspects.may_run("any")
+
+
+@given(st.integers(1, 100), st.data())
+def test_every_killer_is_found_and_nobody_else(count: int, data: st.DataObject) -> None:
+    """Engines die whenever a killer runs. All others make progress in between; the search ends within its bound."""
+    everyone = names(count)
+    killers = set(data.draw(st.lists(st.sampled_from(everyone), min_size=1, max_size=3, unique=True), "killers"))
+    num_killers, num_deaths = len(killers), 0
+    suspects, found = Suspects(), []
+    live = list(everyone)
+    while live and num_deaths < 1000:
+        running = [name for name in live if suspects.may_run(name)]
+        assert running, "some request runs"
+        if killers.intersection(running):
+            lucky = data.draw(st.booleans(), "others get on before the engine dies")
+            if lucky:
+                suspects.on_progress([name for name in running if name not in killers])
+            num_deaths += 1
+            culprit = suspects.on_death(running).culprit
+            if culprit is not None:
+                found.append(culprit)
+                killers.discard(culprit)
+                live.remove(culprit)
+        else:
+            suspects.on_progress(running)
+            done = data.draw(st.sampled_from(running), "ends")
+            suspects.on_end(done)
+            live.remove(done)
+            if not killers:
+                break
+    assert not killers and len(found) == num_killers
+    if num_killers == 1:
+        assert num_deaths <= 2 + math.log2(count) + 2

@@ -1,0 +1,155 @@
+"""Engines that die in the middle of their work, and the requests that are asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+import trio.testing
+
+from quipu.actors.config import EngineConfig
+from quipu.actors.engine import LoopHost
+from quipu.actors.executor.loading import load_executor
+from quipu.actors.executor.step_runner import Executor
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.grammar import GrammarSpec
+from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.sampling import LogitRules
+from quipu.actors.messages.scheduler import StepResult
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.text_workers.renderer import InlineRenderer
+from quipu.kernels.fake import Dials
+from tests.grammars import EOS
+from tests.runtimes import Client, open_with_kept_vocabulary, runtime_config, serving_info
+
+
+@attrs.define
+class Deaths:
+    """When engines die. Every engine counts its steps."""
+
+    at_steps: list[int] = attrs.field(factory=list)
+    """The step, counted from 1, in which each engine dies, one after the other; those that follow live."""
+    token_ids: frozenset[int] = frozenset()
+    """An engine that is to compute one of these dies."""
+    after_step: bool = False
+    """Whether the step is done, and its result lost."""
+    num_deaths: int = 0
+    num_engines: int = 0
+
+    def load(self, config: EngineConfig) -> Executor:
+        executor = load_executor(config)
+        run, limit = executor.run, self.at_steps[self.num_engines] if self.num_engines < len(self.at_steps) else None
+        self.num_engines += 1
+        num_steps = 0
+
+        def run_or_die(plan: StepPlan) -> StepResult:
+            nonlocal num_steps
+            num_steps += 1
+            dies = num_steps == limit or any(self.token_ids.intersection(ids) for ids in plan.row_token_ids)
+            if not dies or self.after_step:
+                result = run(plan)
+            if dies:
+                self.num_deaths += 1
+                raise SystemError("segmentation fault")
+            return result
+
+        executor.run = run_or_die
+        return executor
+
+
+@attrs.frozen
+class Output:
+    """What a client has got of one request."""
+
+    texts: tuple[str, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    scores: tuple[Any, ...]
+    prompt_scores: tuple[Any, ...]
+    reasons: tuple[FinishReason | None, ...]
+    usage: tuple[int | None, ...]
+    record: UsageRecord = attrs.field(eq=False)
+    error: Any = None
+
+
+@asynccontextmanager
+async def open_deadly(deaths: Deaths, **changes: Any) -> AsyncIterator[Client]:
+    """Open a runtime whose engines die as `deaths` says. The executor is the fake one unless `changes` name another."""
+    settings = {"eos_token_ids": (EOS,), "reasoning_parser": "qwen3", "restart_backoff_s": 0.0, **changes}
+    config = runtime_config(**settings)
+    host = LoopHost(config.engine, deaths.load)
+    async with open_with_kept_vocabulary(config, serving_info(config), host, make_renderer=InlineRenderer) as runtime:
+        with trio.fail_after(100):
+            while not runtime.desk.health().is_ready:
+                await trio.sleep(0.001)
+            yield Client(runtime, config, Dials())
+
+
+async def ask(
+    client: Client,
+    prompt: list[int],
+    *,
+    grammar: GrammarSpec | None = None,
+    rules: LogitRules | None = None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    on_delta: Callable[[Delta], object] = lambda delta: None,
+    **fields: Any,
+) -> Output:
+    """Serve one request to its end."""
+    request = client.encode(
+        prompt, grammar=grammar, with_token_ids=True, **{"max_tokens": 12, "temperature": 1.0, "seed": 3, **fields}
+    )
+    sampling = attrs.evolve(request.sampling, logprobs=logprobs, prompt_logprobs=prompt_logprobs, rules=rules)
+    ticket = client.runtime.desk.open(attrs.evolve(request, sampling=sampling), "test")
+    num = request.num_choices
+    texts = [""] * num
+    token_ids: list[list[int]] = [[] for _ in range(num)]
+    scores: list[list[Any]] = [[] for _ in range(num)]
+    reasons: list[FinishReason | None] = [None] * num
+    prompt_scores: list[Any] = []
+    try:
+        await ticket.start()
+        while True:
+            for event in await ticket.mailbox.get():
+                if isinstance(event, Closed):
+                    record = event.record
+                    usage = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+                    return Output(
+                        tuple(texts),
+                        tuple(map(tuple, token_ids)),
+                        tuple(map(tuple, scores)),
+                        tuple(prompt_scores),
+                        tuple(reasons),
+                        usage,
+                        record,
+                        event.error,
+                    )
+                if isinstance(event, Delta):
+                    on_delta(event)
+                    texts[event.index] += event.text
+                    token_ids[event.index] += event.token_ids or ()
+                    reasons[event.index] = event.finish_reason or reasons[event.index]
+                    if isinstance(event, ScoredDelta):
+                        scores[event.index] += event.scores
+                        if (found := event.prompt_scores) is not None:
+                            prompt_scores += found.tokens(0, len(found), 2)
+    finally:
+        ticket.leave()
+
+
+async def settle(client: Client) -> None:
+    """Wait until everything has ended, and assert that nothing is left."""
+    runtime = client.runtime
+    with trio.fail_after(20):
+        while (
+            not runtime.desk.health().is_ready
+            or runtime.desk.num_live_sequences
+            or runtime.entry_store.num_open_accounts
+        ):
+            await trio.sleep(0.001)
+        await trio.testing.wait_all_tasks_blocked()
+    client.assert_at_rest()
