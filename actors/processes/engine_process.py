@@ -16,10 +16,13 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 from .child import end_with_parent
 
 ENGINE = "quipu.actors.engine_server"
+OOM_SCORE, MAX_OOM_SCORE = 500, 1000
+"""How much likelier than its parent this process is killed when memory runs out, in the kernel's units."""
 ORDERLY_END_S = 0.75
 """How long the engine may take to shut down (flush logs, close sockets) once its parent is gone."""
 
@@ -30,6 +33,13 @@ def bind_to_parent(descriptor: int) -> None:
     threading.Thread(target=end_with_parent, args=(descriptor, _end_late), name="parent", daemon=True).start()
 
 
+def be_killed_first() -> None:
+    """Have the kernel choose this process and not its parent, which keeps the books, if memory runs out."""
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        score.write_text(str(min(MAX_OOM_SCORE, int(score.read_text()) + OOM_SCORE)))
+
+
 def _end_late(code: int) -> None:
     time.sleep(ORDERLY_END_S)
     os._exit(code)
@@ -38,6 +48,7 @@ def _end_late(code: int) -> None:
 def main(argv: list[str]) -> None:
     """Run the engine; does not return."""
     bind_to_parent(int(argv[0]))
+    be_killed_first()
     code = importlib.import_module(ENGINE).main(argv)
     with contextlib.suppress(OSError):  # nothing reads them any more
         sys.stdout.flush()

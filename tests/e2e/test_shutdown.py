@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from quipu.kernels.fake import continuation
 from tests.e2e.prompts import token_prompt
@@ -85,3 +88,26 @@ def test_second_signal_while_ledger_closes(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(PATIENCE_S) == 128 + signal.SIGINT
         assert "Traceback" not in server.log_text
+
+
+def test_service_manager(tmp_path: Path) -> None:
+    """A real server tells its manager when it is ready, alive and stopping; its engine is to be killed first."""
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+        link.bind(str(address))
+        link.settimeout(PATIENCE_S)
+        environment = {"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "1000000"}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            with serving(tmp_path, "--executor", "fake") as server:
+                told: list[str] = []
+                while told.count("WATCHDOG=1") < 3 or not any(message.startswith("READY=1") for message in told):
+                    told.append(link.recv(4096).decode())
+                engine = server.engine_pid()
+                assert "NOTIFY_SOCKET" not in Path(f"/proc/{engine}/environ").read_text()
+                scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (server.process.pid, engine)]
+                assert scores[1] - scores[0] == min(500, 1000 - scores[0])
+                assert server.stop() == 0
+                while not told[-1].startswith("STOPPING=1"):
+                    told.append(link.recv(4096).decode())

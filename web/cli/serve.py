@@ -44,6 +44,7 @@ from ..telemetry.loop_watch import watch_loop
 from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
+from .service_manager import Manager, find_manager, notify
 from .settings import resolve_config
 
 log = structlog.get_logger("quipu.cli")
@@ -102,6 +103,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         max_body_memory_bytes=arguments.max_body_memory,
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    manager = find_manager(os.environ)
     server = ServerConfig(graceful_timeout_s=CLOSING_S, max_connections=max_connections)
     failure: str | None = None
     try:
@@ -116,6 +118,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
                 ledger,
                 tracing,
                 log_writer,
+                manager,
                 host=arguments.host,
                 port=arguments.port,
                 grace_s=arguments.shutdown_timeout,
@@ -164,6 +167,7 @@ async def run_server(
     ledger_config: LedgerConfig,
     tracing: TracingConfig | None,
     log_writer: LogWriter,
+    manager: Manager | None,
     *,
     host: str,
     port: int,
@@ -204,6 +208,8 @@ async def run_server(
                     )
                 )
                 watching.start_soon(watch_loop, runtime.metrics.event_loop_lag)
+                if manager is not None:
+                    watching.start_soon(notify, manager, runtime.desk.health, stopping)
                 log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
                 _calm_collector()
         # Only now that all accounts are closed: until then a second signal must kill the server, without a

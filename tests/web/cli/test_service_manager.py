@@ -1,0 +1,115 @@
+"""What a service manager such as systemd is told, and the unit that comes with the project."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from quipu.actors.request_desk.interface import Health, State
+from quipu.web.cli.service_manager import POLL_S, Manager, find_manager, notify
+
+UNIT = Path(__file__).parents[3] / "deploy" / "quipu.service"
+
+
+@contextmanager
+def manager_socket(address: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as link:
+        link.bind(f"\0{address[1:]}" if address.startswith("@") else address)
+        yield link
+
+
+def received(link: socket.socket) -> list[str]:
+    messages = []
+    while True:
+        try:
+            messages.append(link.recv(4096).decode())
+        except BlockingIOError:
+            return messages
+
+
+@pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
+async def test_life_of_a_server(autojump_clock: trio.abc.Clock, tmp_path: Path, abstract: bool) -> None:
+    """Ready once it can serve; alive twice in each interval, but only while it is healthy; stopping at the signal."""
+    address = f"@quipu-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    state, stopping = State.STARTING, trio.Event()
+    with manager_socket(address) as link:
+        async with trio.open_nursery() as nursery:
+            manager = Manager(address, watchdog_s=4.0)
+            nursery.start_soon(notify, manager, lambda: Health(state, 1, ""), stopping)
+            await trio.sleep(1)
+            assert received(link) == ["WATCHDOG=1"], "loading is no fault"
+            state = State.READY
+            await trio.sleep(2 * POLL_S)
+            assert received(link) == ["READY=1\nSTATUS=Serving."]
+            await trio.sleep(20)
+            assert received(link) == ["WATCHDOG=1"] * 10
+            state = State.RESTARTING
+            await trio.sleep(20)
+            assert received(link) == [], "the manager may end a server that cannot restart its engine"
+            state = State.DRAINING
+            stopping.set()
+            await trio.sleep(1)
+            assert received(link) == ["STOPPING=1\nSTATUS=Finishing the requests that are open.", "WATCHDOG=1"]
+            nursery.cancel_scope.cancel()
+
+
+async def test_manager_that_is_gone_or_does_not_read(autojump_clock: trio.abc.Clock, tmp_path: Path) -> None:
+    """Neither raises nor waits."""
+    address = str(tmp_path / "notify")
+    Manager(address).send("READY=1")
+    with manager_socket(address):
+        for _ in range(1000):
+            Manager(address).send("WATCHDOG=1")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"NOTIFY_SOCKET": ""}, None),
+        ({"NOTIFY_SOCKET": "vsock:2:1234"}, None),
+        ({"NOTIFY_SOCKET": "/run/notify"}, Manager("/run/notify")),
+        ({"NOTIFY_SOCKET": "@abstract", "WATCHDOG_USEC": "30000000"}, Manager("@abstract", 30.0)),
+        ({"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())}, Manager("/x", 2.0)),
+        ({"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}, Manager("/x")),
+        ({"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "soon"}, Manager("/x")),
+    ],
+)
+def test_environment(environment: dict[str, str], expected: Manager | None) -> None:
+    """As sd_notify(3) and sd_watchdog_enabled(3) read it; children do not inherit the variables."""
+    assert find_manager(environment) == expected
+    assert not environment
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+def test_unit(tmp_path: Path) -> None:
+    """systemd accepts the unit, and calls its exposure low."""
+    unit = tmp_path / UNIT.name
+    command = Path(sys.executable).with_name("quipu")
+    unit.write_text(UNIT.read_text().replace("/opt/quipu/.venv/bin/quipu", str(command)))
+    verdict = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert verdict.returncode == 0 and not verdict.stderr, verdict.stderr
+    security = ["systemd-analyze", "security", "--offline=yes", "--no-pager", unit]
+    report = subprocess.run(security, capture_output=True, text=True, check=False).stdout
+    exposure = re.search(r"exposure level for quipu.service: ([0-9.]+)", report)
+    assert exposure is not None and float(exposure[1]) <= 3.0, report
+
+
+def test_flags_of_the_unit_exist() -> None:
+    """The unit's command is one that `quipu serve` understands."""
+    from quipu.web.cli.cli import make_parser
+
+    (line,) = re.findall(r"^ExecStart=\S+ (.*)$", UNIT.read_text(), re.MULTILINE)
+    (example,) = re.findall(r"QUIPU_FLAGS=(.*)$", UNIT.read_text(), re.MULTILINE)
+    arguments = make_parser().parse_args(line.replace("$QUIPU_FLAGS", example).split())
+    assert arguments.data_dir is not None and arguments.shutdown_timeout == 60
