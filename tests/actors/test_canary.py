@@ -18,7 +18,6 @@ from bench.demo_rows import long_document
 from quipu.actors.engine import LoopHost
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.actors.wiring import open_runtime
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.demo.chat_encoder import ChatEncoder
 from quipu.kernels.demo.text.chat_mixture import HELD_OUT
@@ -29,7 +28,7 @@ from quipu.kernels.kv_cache import KVCache
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.kernel_markers import MISSING
-from tests.runtimes import BLOCK, runtime_config, serving_info
+from tests.runtimes import BLOCK, open_with_kept_vocabulary, runtime_config, serving_info
 from tests.traps.wire import COMPLETIONS
 from tests.web.fakes import Client as HttpClient
 
@@ -130,7 +129,7 @@ async def reading() -> AsyncIterator[Reader]:
         max_num_batched_tokens=2048, vocab_size=3072, eos_token_ids=(encoder.token_id("<|im_end|>"),),
     )  # fmt: skip
     host = LoopHost(config.engine)
-    async with open_runtime(config, serving_info(config), host, make_renderer=InlineRenderer) as runtime:
+    async with open_with_kept_vocabulary(config, serving_info(config), host, make_renderer=InlineRenderer) as runtime:
         with trio.fail_after(110):
             while not runtime.desk.health().is_ready:
                 await trio.sleep(0.01)
