@@ -38,6 +38,7 @@ from bench.shapes import TINY
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 
 PLANNED = 256
+QUICK_PLANNED = 8
 NUM_BLOCKS = 1 << 16
 STEPS_A_TURN = 6
 
@@ -45,8 +46,8 @@ STEPS_A_TURN = 6
 class Planner:
     """A thread that plans one step of many sequences at each `begin`."""
 
-    def __init__(self) -> None:
-        self._engine = decoding_engine(num_seqs=PLANNED, num_blocks=NUM_BLOCKS, block_size=execution.BLOCK_SIZE)
+    def __init__(self, num_seqs: int) -> None:
+        self._engine = decoding_engine(num_seqs=num_seqs, num_blocks=NUM_BLOCKS, block_size=execution.BLOCK_SIZE)
         self._begin, self._done = threading.Event(), threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run)
@@ -96,9 +97,9 @@ def timed(step: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def beside_planning(step: Callable[[], object], rounds: int) -> dict[str, float]:
+def beside_planning(step: Callable[[], object], rounds: int, planned: int) -> dict[str, float]:
     """Return medians in milliseconds."""
-    planner = Planner()
+    planner = Planner(planned)
     alone, beside = [], []
 
     def with_plan() -> None:
@@ -130,7 +131,7 @@ def medians(alone: list[float], beside: list[float]) -> dict[str, float]:
     return {"alone_ms": first * 1000, "beside_ms": second * 1000, "ratio": second / first}
 
 
-def measure(num_seqs: int, rounds: int) -> dict[str, Any]:
+def measure(num_seqs: int, rounds: int, planned: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     work = execution.Work("decode", num_seqs, 1, execution.CONTEXT)
     with tempfile.TemporaryDirectory() as folder:
@@ -141,8 +142,8 @@ def measure(num_seqs: int, rounds: int) -> dict[str, Any]:
         most = backend.num_threads
         for num_threads in sorted({max(1, most - 1), most}):
             backend.num_threads = num_threads
-            rows[f"planning {PLANNED}, {num_threads} of {most} threads"] = beside_planning(
-                lambda: backend.step(batch), rounds
+            rows[f"planning {planned}, {num_threads} of {most} threads"] = beside_planning(
+                lambda: backend.step(batch), rounds, planned
             )
         rows[f"busy neighbour, {most} of {most} threads"] = beside_neighbour(lambda: backend.step(batch), rounds)
         backend.close()
@@ -160,8 +161,8 @@ def main() -> None:
     SHAPE["num_hidden_layers"] = arguments.layers
     if arguments.quick:
         SHAPE.update(TINY)
-        arguments.rounds = 1
-    rows = measure(arguments.num_seqs, arguments.rounds)
+    rounds, planned = (1, QUICK_PLANNED) if arguments.quick else (arguments.rounds, PLANNED)
+    rows = measure(arguments.num_seqs, rounds, planned)
     if arguments.json:
         print(json.dumps(rows))
         return

@@ -60,11 +60,11 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=200, help="cases of each row (200)")
     parser.add_argument("--seed", type=int, default=HELD_OUT, help="first seed of the cases")
     parser.add_argument("--model", default="demo", help="the checkpoint to serve (demo)")
-    parser.add_argument("--quick", action="store_true", help="smoke test: ten cases a row")
+    parser.add_argument("--quick", action="store_true", help="smoke test: one case a row")
     arguments = parser.parse_args()
     server = nullcontext(arguments.base_url) if arguments.base_url else served(arguments.model)
     with server as base_url:
-        rows = measure(base_url, 10 if arguments.quick else arguments.cases, arguments.seed)
+        rows = measure(base_url, 1 if arguments.quick else arguments.cases, arguments.seed)
     if arguments.json:
         print(json.dumps({"rows": rows}))
         return

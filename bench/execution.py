@@ -45,9 +45,6 @@ CONTEXT = 512
 PREFILL = 1024
 BLOCK_SIZE = 16
 NUM_SEQS = 32
-READ_BYTES = 1 << 30
-QUICK_READ_BYTES = 1 << 24
-PRODUCT_COLUMNS = 32768
 
 
 @attrs.frozen
@@ -128,12 +125,25 @@ def make_batch(work: Work) -> StepBatch:
     )
 
 
-def limit_jobs(read_bytes: int) -> dict[str, tuple[Callable[[], object], float]]:
-    """Return what to time for the limits, each with its bytes (`read_bytes`) or operations."""
+@attrs.frozen
+class LimitSizes:
+    """The sizes of what is timed for the limits."""
+
+    read_bytes: int = 1 << 30
+    width: int = 1024
+    columns: int = 32768
+
+
+QUICK_SIZES = LimitSizes(read_bytes=1 << 22, width=128, columns=512)
+
+
+def limit_jobs(sizes: LimitSizes) -> dict[str, tuple[Callable[[], object], float]]:
+    """Return what to time for the limits, each with its bytes or operations."""
+    read_bytes, width, columns = sizes.read_bytes, sizes.width, sizes.columns
     memory = torch.ones(read_bytes // 8, dtype=torch.int64)
-    left, right = torch.randn(1024, 1024), torch.randn(1024, 4096)
-    left_half, right_half = left[:128].bfloat16(), right.bfloat16()
-    operations = 2.0 * 1024 * 1024 * 4096
+    left, right = torch.randn(width, width), torch.randn(width, 4 * width)
+    left_half, right_half = left[: width // 8].bfloat16(), right.bfloat16()
+    operations = 8.0 * width**3
     jobs: dict[str, tuple[Callable[[], object], float]] = {
         "read, torch": (memory.sum, read_bytes),
         "products, torch float32": (lambda: left @ right, operations),
@@ -144,9 +154,9 @@ def limit_jobs(read_bytes: int) -> dict[str, tuple[Callable[[], object], float]]
         library = load(choose_instruction_set(processor_flags()))
     except CannotBuild:
         return jobs
-    jobs["read, ours"] = (product(library, rows=1, width=1024, columns=read_bytes // 2048), read_bytes)
-    ours = product(library, rows=96, width=1024, columns=PRODUCT_COLUMNS)
-    jobs["products, ours"] = (ours, 2.0 * 96 * 1024 * PRODUCT_COLUMNS)
+    jobs["read, ours"] = (product(library, rows=1, width=width, columns=read_bytes // width // 2), read_bytes)
+    ours = product(library, rows=96, width=width, columns=columns)
+    jobs["products, ours"] = (ours, 2.0 * 96 * width * columns)
     return jobs
 
 
@@ -170,8 +180,8 @@ class Sample:
 class Limits:
     """Measures the limits of the machine, repeatedly."""
 
-    def __init__(self, read_bytes: int) -> None:
-        self._jobs = limit_jobs(read_bytes)
+    def __init__(self, sizes: LimitSizes) -> None:
+        self._jobs = limit_jobs(sizes)
         self._slow: set[str] = set()
         self.best = dict.fromkeys(self._jobs, 0.0)
         self.measure()
@@ -193,14 +203,14 @@ class Limits:
         return now
 
 
-def measure(executor: str, rounds: int, read_bytes: int = READ_BYTES) -> dict[str, Any]:
+def measure(executor: str, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
     """Run all rows in alternation; return the round with the median share for each."""
     with tempfile.TemporaryDirectory() as folder:
         backend = make_backend(executor, Path(folder))
         batches = {work: make_batch(work) for work in WORKS}
         for batch in batches.values():  # the first run touches memory for the first time
             backend.step(batch)
-        limits = Limits(read_bytes)
+        limits = Limits(sizes)
         samples: dict[Work, list[Sample]] = {work: [] for work in WORKS}
         for _ in range(rounds):
             for work, batch in batches.items():
@@ -236,9 +246,9 @@ def main() -> None:
     SHAPE["num_hidden_layers"] = arguments.layers
     if arguments.quick:
         SHAPE.update(TINY)
-        report = measure(arguments.executor, 1, QUICK_READ_BYTES)
+        report = measure(arguments.executor, 1, QUICK_SIZES)
     else:
-        report = measure(arguments.executor, arguments.rounds)
+        report = measure(arguments.executor, arguments.rounds, LimitSizes())
     if arguments.json:
         print(json.dumps(report))
         return

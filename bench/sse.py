@@ -116,7 +116,7 @@ def measure(module: str, *, num_streams: int, detokenize: bool, seconds: float) 
                 if time.monotonic() > deadline:
                     raise TimeoutError("not every stream was opened")
                 time.sleep(0.001)
-            run_steps(control, streams, num_streams, WARM_UP_S)
+            run_steps(control, streams, num_streams, min(WARM_UP_S, seconds))
             cpu_before, began = control.ask(b"t"), time.perf_counter()
             num_steps = run_steps(control, streams, num_streams, seconds)
             took, cpu = time.perf_counter() - began, control.ask(b"t") - cpu_before
@@ -179,7 +179,7 @@ def main() -> None:
         names.remove("starlette")
         print(NO_PEER, file=sys.stderr)
     if arguments.quick:
-        arguments.streams, arguments.seconds, arguments.rounds = [2], 0.1, 1
+        arguments.streams, arguments.seconds, arguments.rounds = [2], 0.05, 1
     os.sched_setaffinity(0, {CLIENT_CORE})
     rows = []
     if not arguments.json:

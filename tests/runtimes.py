@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -21,6 +21,7 @@ from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.detokenizer.decoder import Decoder
+from quipu.actors.detokenizer.output_format import choose_format
 from quipu.actors.engine import Engine, LoopHost
 from quipu.actors.executor.loading import load_executor
 from quipu.actors.executor.step_runner import Executor
@@ -34,8 +35,11 @@ from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import load_library
+from quipu.actors.text_workers import renderer
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
+from quipu.actors.tokenizer.chat_template import ChatTemplate
 from quipu.actors.tokenizer.encoder import load_encoder
+from quipu.actors.tokenizer.template_source import read_template
 from quipu.actors.wiring import Runtime, open_runtime
 from quipu.kernels.fake import Dials, FakeBackend
 from tests.tiny import TINY
@@ -189,20 +193,40 @@ async def read_answer(ticket: RequestTicket) -> Answer:
 
 
 kept_library, kept_encoder, kept_decoder = cache(load_library), cache(load_encoder), cache(Decoder)
-"""Kept because a vocabulary takes as long to load as the rest of a small runtime, and is immutable."""
+kept_source, kept_format = cache(read_template), cache(choose_format)
+"""Kept because these take several times as long as the rest of a small runtime, and are immutable."""
 KEPT = frozenset(map(str, (TINY, DEMO)))
 """Checkpoints that no test changes."""
 
 
+@cache
+def _kept_template(source: str, variables: frozenset[tuple[str, str]]) -> ChatTemplate:
+    return ChatTemplate(source, dict(variables))
+
+
+def kept_template(source: str, variables: Mapping[str, str]) -> ChatTemplate:
+    """Return a compiled template, which has no state."""
+    return _kept_template(source, frozenset(variables.items()))
+
+
 @asynccontextmanager
 async def open_with_kept_vocabulary(*arguments: Any, **options: Any) -> AsyncIterator[Runtime]:
-    """Open a runtime; the vocabularies of the tiny and of the demo model are loaded once for all of them."""
+    """Open a runtime; what the tiny and the demo model's files say is read once for all of them."""
+    kept: dict[str, Callable[..., object]] = {}
     if arguments[0].engine.model_path in KEPT:
-        kept = {"load_library": kept_library, "load_encoder": kept_encoder, "Decoder": kept_decoder}
-    else:
-        kept = {}
+        kept = {
+            "load_library": kept_library,
+            "load_encoder": kept_encoder,
+            "Decoder": kept_decoder,
+            "read_template": kept_source,
+        }
+        if vars(wiring)["choose_format"] is choose_format:  # otherwise a test has replaced it
+            kept["choose_format"] = kept_format
     async with AsyncExitStack() as stack:
-        with mock.patch.multiple(wiring, **kept) if kept else nullcontext():
+        with ExitStack() as patches:
+            if kept:
+                patches.enter_context(mock.patch.multiple(wiring, **kept))
+                patches.enter_context(mock.patch.object(renderer, "ChatTemplate", kept_template))
             runtime = await stack.enter_async_context(open_runtime(*arguments, **options))
         yield runtime
 

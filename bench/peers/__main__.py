@@ -53,7 +53,7 @@ class Load:
         return rows | {f"prefill_{self.long_prompt}": "tokens/s", f"first_token_warm_{self.long_prompt}": "ms"}
 
 
-QUICK = Load(concurrencies=(1, 2), output_tokens=16, long_prompt=256, vocab_size=TINY["vocab_size"])
+QUICK = Load(concurrencies=(1, 2), output_tokens=8, long_prompt=64, vocab_size=TINY["vocab_size"])
 
 
 def measure(port: int, load: Load, draw: random.Random) -> dict[str, float]:
@@ -108,7 +108,9 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
                 server = servers[peer.name] = Server(peer, model, Path(logs) / f"{peer.name}.log")
                 try:
                     about[peer.name] = server.wait()
-                    warm_up = attrs.evolve(load, concurrencies=(max(load.concurrencies),), output_tokens=16)
+                    warm_up = attrs.evolve(
+                        load, concurrencies=(max(load.concurrencies),), output_tokens=min(16, load.output_tokens)
+                    )
                     measure(server.port, warm_up, random.Random(f"warm up {seed}"))
                 except (PeerFailed, LoadFailed, OSError) as error:
                     about[peer.name] = {"failed": str(error)}

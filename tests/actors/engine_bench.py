@@ -7,6 +7,7 @@ well.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingPa
 from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, StepFailed, StepResult, Submit
 from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.scheduler.planning import Batcher
-from quipu.actors.scheduler.sequence import Status
+from quipu.actors.scheduler.sequence import Sequence, Status
 from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
@@ -131,6 +132,7 @@ class EngineBench:
         # the expected contents of reports, from the results handled
         self._spans: list[tuple[int, int, int]] = []
         self._failing: set[int] = set()
+        self._expected_tokens: dict[int, list[int]] = {}
 
     # ------------------------------------------------------------ actions of tests
 
@@ -431,7 +433,7 @@ class EngineBench:
         batcher, pool = self.batcher, self.manager.pool
         state, updates = batcher._state, batcher._state.cache_updates
         return {
-            "sequences": {i: attrs.asdict(s) for i, s in batcher.sequences.items()},
+            "sequences": {i: _snapshot(s) for i, s in batcher.sequences.items()},
             "running": [s.id for s in state.running],
             "waiting": [s.id for s in state.waiting.first(len(state.waiting))],
             "in flight": [(s.plan.step, s.error) for s in state.in_flight._sent],
@@ -450,13 +452,13 @@ class EngineBench:
 
     def expected_tokens(self, submission: Submission) -> list[int]:
         """Return the tokens of `submission` in an engine of its own that never fails."""
-        sampling = submission.sampling
-        tokens = continuation(submission.prompt, sampling.max_tokens, self.dials, sampling.seed)
-        for index, token_id in enumerate(tokens):
-            ends = () if sampling.ignore_eos else self.limits.eos_token_ids
-            if token_id in ends or token_id in sampling.stop_token_ids:
-                return tokens[: index + 1]
-        return tokens
+        if submission.id not in self._expected_tokens:
+            sampling = submission.sampling
+            tokens = continuation(submission.prompt, sampling.max_tokens, self.dials, sampling.seed)
+            ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.limits.eos_token_ids)}
+            length = next((at for at, token_id in enumerate(tokens, 1) if token_id in ends), len(tokens))
+            self._expected_tokens[submission.id] = tokens[:length]
+        return self._expected_tokens[submission.id]
 
     def check_tokens_so_far(self) -> None:
         for submission in self.submissions.values():
@@ -520,3 +522,11 @@ class EngineBench:
         assert written % self.limits.block_size == 0
         assert (shown(prompt.cached) or 0) + written <= prompt.num_prompt_tokens
         assert 0 <= sum(prompt.created.values()) <= written
+
+
+SEQUENCE_FIELDS = operator.attrgetter(*(field.name for field in attrs.fields(Sequence)))
+
+
+def _snapshot(sequence: Sequence) -> list[object]:
+    """Return the fields of a sequence and copies of its lists; everything else in it is immutable."""
+    return [list(value) if isinstance(value, list) else value for value in SEQUENCE_FIELDS(sequence)]

@@ -11,10 +11,10 @@ import trio
 
 from quipu.actors.engine import LoopHost
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.actors.wiring import Runtime, open_runtime
+from quipu.actors.wiring import Runtime
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.runtimes import runtime_config, serving_info
+from tests.runtimes import open_with_kept_vocabulary, runtime_config, serving_info
 from tests.traps.wire import COMPLETIONS, body, prompt_of
 from tests.web.fakes import Client as HttpClient
 
@@ -55,7 +55,7 @@ class Server:
 @asynccontextmanager
 async def reference_runtime(defaults: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
     config = runtime_config(**{"executor": "reference", "max_num_seqs": 32, "num_blocks": 256, **changes})
-    async with open_runtime(
+    async with open_with_kept_vocabulary(
         config, serving_info(config), LoopHost(config.engine), make_renderer=InlineRenderer
     ) as runtime:
         with trio.fail_after(100):

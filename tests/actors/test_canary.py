@@ -6,20 +6,18 @@ tenant), questions about facts that stand in it are answered wrongly, and questi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 import attrs
-import pytest
 import trio
 
 from bench.demo_rows import long_document
 from quipu.actors.engine import LoopHost
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.actors.wiring import open_runtime
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.demo.chat_encoder import ChatEncoder
 from quipu.kernels.demo.text.chat_mixture import HELD_OUT
@@ -30,7 +28,7 @@ from quipu.kernels.kv_cache import KVCache
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.kernel_markers import MISSING
-from tests.runtimes import BLOCK, runtime_config, serving_info
+from tests.runtimes import BLOCK, open_with_kept_vocabulary, runtime_config, serving_info
 from tests.traps.wire import COMPLETIONS
 from tests.web.fakes import Client as HttpClient
 
@@ -131,7 +129,7 @@ async def reading() -> AsyncIterator[Reader]:
         max_num_batched_tokens=2048, vocab_size=3072, eos_token_ids=(encoder.token_id("<|im_end|>"),),
     )  # fmt: skip
     host = LoopHost(config.engine)
-    async with open_runtime(config, serving_info(config), host, make_renderer=InlineRenderer) as runtime:
+    async with open_with_kept_vocabulary(config, serving_info(config), host, make_renderer=InlineRenderer) as runtime:
         with trio.fail_after(110):
             while not runtime.desk.health().is_ready:
                 await trio.sleep(0.01)
@@ -154,9 +152,15 @@ def share(right: list[bool]) -> float:
     return sum(right) / len(right)
 
 
-async def wrong_block_shows(reader: Reader, pages: list[Page], contents_for: Any, **fields: Any) -> None:
-    """Overwrite one block of each page after another, by `contents_for(page, place)`, and compare what is answered."""
-    inside_before, inside_after, outside_before, outside_after = [], [], [], []
+Contents = Callable[[Page, int], list[Any]]
+"""Returns what to write into the block at a place of a page."""
+
+
+async def wrong_blocks_show(reader: Reader, pages: list[Page], sources: dict[str, Contents], **fields: Any) -> None:
+    """Overwrite one block of each page after another, from each source, and compare what is answered."""
+    inside_before, outside_before = list[bool](), list[bool]()
+    inside_after: dict[str, list[bool]] = {name: [] for name in sources}
+    outside_after: dict[str, list[bool]] = {name: [] for name in sources}
     for turn in range(NUM_ROUNDS):
         random = Random(turn)
         inside: list[tuple[Page, Fact]] = []
@@ -171,39 +175,26 @@ async def wrong_block_shows(reader: Reader, pages: list[Page], contents_for: Any
         inside_before += await reader.are_right(inside, **fields)
         outside_before += await reader.are_right(outside, **fields)
         kept = [reader.contents(page.blocks[place]) for page, place in zip(pages, places, strict=True)]
-        wrong = [contents_for(page, place) for page, place in zip(pages, places, strict=True)]
-        for page, place, contents in zip(pages, places, wrong, strict=True):
-            reader.overwrite(page.blocks[place], contents)
-        inside_after += await reader.are_right(inside, **fields)
-        outside_after += await reader.are_right(outside, **fields)
-        for page, place, contents in zip(pages, places, kept, strict=True):
-            reader.overwrite(page.blocks[place], contents)
+        for name, contents_for in sources.items():
+            wrong = [contents_for(page, place) for page, place in zip(pages, places, strict=True)]
+            for page, place, contents in zip(pages, places, wrong, strict=True):
+                reader.overwrite(page.blocks[place], contents)
+            inside_after[name] += await reader.are_right(inside, **fields)
+            outside_after[name] += await reader.are_right(outside, **fields)
+            for page, place, contents in zip(pages, places, kept, strict=True):
+                reader.overwrite(page.blocks[place], contents)
     assert len(inside_before) >= NUM_DOCUMENTS * NUM_ROUNDS
     usual = share(inside_before + outside_before)
     assert usual >= 0.8, usual
     assert share(inside_before) >= 0.9 * usual
-    assert share(inside_after) <= 0.2, share(inside_after)
-    assert abs(share(outside_after) - share(outside_before)) <= 0.1
+    for name in sources:
+        assert share(inside_after[name]) <= 0.2, (name, share(inside_after[name]))
+        assert abs(share(outside_after[name]) - share(outside_before)) <= 0.1, name
 
 
-@pytest.mark.parametrize("other", ["of another document", "of the same document"])
-async def test_block_with_other_contents(other: str) -> None:
-    """A block with the contents of another one, of another document or of its own, is noticed."""
-    async with reading() as reader:
-        pages = [Page.draw(seed, reader.encoder) for seed in range(NUM_DOCUMENTS)]
-        for page in pages:
-            await reader.read(page)
-
-        def contents_for(page: Page, place: int) -> list[Any]:
-            if other == "of another document":
-                return reader.contents(pages[pages.index(page) - 1].blocks[place])
-            return reader.contents(page.blocks[place + 9 if place < 40 else place - 9])
-
-        await wrong_block_shows(reader, pages, contents_for)
-
-
-async def test_stale_block_after_reset() -> None:
-    """A block with what it held before a reset, when it belonged to another document, is noticed."""
+async def test_wrong_blocks() -> None:
+    """A block with other contents is noticed, whatever they are: those of a block of another document, or of the same;
+    what the block held before a reset, when it belonged to another document; a block of another tenant's document."""
     async with reading() as reader:
         old = [Page.draw(100 + seed, reader.encoder) for seed in range(NUM_DOCUMENTS)]
         for page in old:
@@ -213,26 +204,22 @@ async def test_stale_block_after_reset() -> None:
         assert exchange.status == 200
         pages = [Page.draw(seed, reader.encoder) for seed in range(NUM_DOCUMENTS)]
         for page in pages:
-            await reader.read(page)
+            await reader.read(page, cache_salt="ours")
         used_again = [block for page in pages for block in page.blocks if block in before]
         assert len(used_again) > 100, "the pool is so small that most blocks are used again"
         stale = next(iter(before.values()))
-        await wrong_block_shows(reader, pages, lambda page, place: before.get(page.blocks[place], stale))
-
-
-async def test_block_of_another_tenant() -> None:
-    """A block of a document that another tenant has sent is noticed."""
-    async with reading() as reader:
-        pages = [Page.draw(seed, reader.encoder) for seed in range(NUM_DOCUMENTS)]
         theirs = [Page.draw(300 + seed, reader.encoder) for seed in range(NUM_DOCUMENTS)]
-        for ours, their in zip(pages, theirs, strict=True):
-            await reader.read(ours, cache_salt="ours")
-            await reader.read(their, cache_salt="theirs")
-
-        def contents_for(page: Page, place: int) -> list[Any]:
-            return reader.contents(theirs[pages.index(page)].blocks[place])
-
-        await wrong_block_shows(reader, pages, contents_for, cache_salt="ours")
+        for page in theirs:
+            await reader.read(page, cache_salt="theirs")
+        sources: dict[str, Contents] = {
+            "of another document": lambda page, place: reader.contents(pages[pages.index(page) - 1].blocks[place]),
+            "of the same document": lambda page, place: reader.contents(
+                page.blocks[place + 9 if place < 40 else place - 9]
+            ),
+            "before a reset": lambda page, place: before.get(page.blocks[place], stale),
+            "of another tenant": lambda page, place: reader.contents(theirs[pages.index(page)].blocks[place]),
+        }
+        await wrong_blocks_show(reader, pages, sources, cache_salt="ours")
 
 
 async def test_wrong_position_changes_logprobs() -> None:

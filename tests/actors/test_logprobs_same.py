@@ -1,4 +1,4 @@
-"""The same prompt cold, warm, in chunks, beside 30 others: the same text and the same logprobs, to the bit.
+"""The same prompt cold, warm, in chunks, beside 10 and 30 others: the same text and the same logprobs, to the bit.
 
 The tests run the whole of quipu on one event loop, over HTTP, on the reference backend with the tiny checkpoint.
 """
@@ -18,7 +18,7 @@ async def test_outputs() -> None:
         cold, warm = await server.ask(PROMPT), await server.ask(PROMPT)
         crowded = await server.ask_beside_others(PROMPT)
     async with reference_runtime(ASKED, max_num_batched_tokens=23) as server:
-        chunked = await server.ask_beside_others(PROMPT)
+        chunked = await server.ask_beside_others(PROMPT, num_others=10)
     assert (cached(cold), cached(warm), cached(crowded)) == (0, 64, 64)
     assert len(set(cold["choices"][0]["logprobs"]["token_logprobs"])) > 6, "the logprobs must not be trivial"
     assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]
@@ -30,9 +30,9 @@ async def test_prompts() -> None:
     async with reference_runtime(ASKED) as server:
         cold = await server.ask(PROMPT, **fields)
         warm, plain = await server.ask(PROMPT, **fields), await server.ask(PROMPT)
-        crowded = await server.ask_beside_others(PROMPT, **fields)
+        crowded = await server.ask_beside_others(PROMPT, num_others=10, **fields)
     async with reference_runtime(ASKED, max_num_batched_tokens=23, num_blocks=40, max_model_len=600) as server:
-        chunked = await server.ask_beside_others(PROMPT, **fields)
+        chunked = await server.ask_beside_others(PROMPT, num_others=10, **fields)
     assert (cached(cold), cached(warm), cached(plain), cached(crowded), cached(chunked)) == (0, 0, 64, 0, 0)
     assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]
     (echoed,), (alone,) = cold["choices"], plain["choices"]

@@ -18,8 +18,7 @@ from unittest import mock
 
 import pytest
 
-from bench import shapes
-from tests.e2e.servers import run_quipu
+from bench import engine_core, shapes, sse
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
@@ -37,7 +36,6 @@ COMMANDS = {
     "bench.commits": ("--jobs", "engine_core"),
     "bench.chat_tokens": (),
     "bench.demo_model": (),
-    "bench.peers": ("--peers",),  # quipu only: transformers takes ten seconds to load
     "bench.sse": (),
     "bench.trace_replay": (),
 }
@@ -45,6 +43,7 @@ COMMANDS_HERE = {
     "bench.beside": (),
     "bench.engine_overhead": ("--executor", "fake"),
     "bench.execution": (),
+    "bench.peers": ("--peers",),  # quipu only: transformers takes ten seconds to load
     "bench.request_budget": ("--executor", "fake"),
     "bench.sampling": (),
     "bench.structured": (),
@@ -53,7 +52,6 @@ COMMANDS_HERE = {
 TESTED_ELSEWHERE = {"bench.engine_core", "bench.sharing", "bench.stalls"}
 """Commands whose own tests run them in the same way."""
 FOLDER_MADE = "bench.peers.checkpoint"
-FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -91,7 +89,8 @@ def run_here(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> Non
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with mock.patch.dict(shapes.QWEN3_06B):
-            import_module(name).main()
+            module = import_module(name)
+            (import_module(f"{name}.__main__") if hasattr(module, "__path__") else module).main()
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
 
@@ -111,26 +110,25 @@ def test_checkpoint_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     }
 
 
-@pytest.mark.parametrize("name", ["latency", "throughput"])
-def test_offline_command_runs(name: str) -> None:
-    """`quipu bench latency` and `throughput` run on the fake executor."""
-    ended = run_quipu("bench", name, "--quick", "--json", *FAKE)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["quipu_version"]
+@pytest.mark.parametrize(("name", "measured"), [("bench.sse", ["bench.sse_quipu"]), ("bench.engine_core", None)])
+def test_missing_peer(
+    name: str, measured: list[str] | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its peer, a command says so in one line and measures quipu alone."""
+    started: list[str] = []
 
+    def measure(module: str, **_: object) -> sse.Speed:
+        """Replace the servers, which `test_command_runs` starts."""
+        started.append(module)
+        return sse.Speed(1.0, 1.0)
 
-@pytest.mark.parametrize(
-    ("code", "named"),
-    [
-        ("from bench import sse as command; command.PEER_NEEDS = ('no_such_module',)", "Starlette"),
-        ("from bench import engine_core as command; command.PEER = command.REPOSITORY / 'nowhere'", "vLLM"),
-    ],
-    ids=["sse", "engine_core"],
-)
-def test_missing_peer(code: str, named: str) -> None:
-    """Without its peer, a command says so in one line, measures quipu alone and exits with 0."""
-    ended = run(sys.executable, "-c", f"import sys; {code}; sys.argv[1:] = ['--quick', '--json']; command.main()")
-    assert ended.returncode == 0, ended.stderr
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"{named} is not measured")
-    assert json.loads(ended.stdout)["rows"][0]["ratio"] is None
+    monkeypatch.setattr(sse, "PEER_NEEDS", ("no_such_module",))
+    monkeypatch.setattr(sse, "measure", measure)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(engine_core, "PEER", engine_core.REPOSITORY / "nowhere")
+    run_here(monkeypatch, name, "--json")
+    output = capsys.readouterr()
+    (line,) = output.err.splitlines()
+    assert line in (sse.NO_PEER, engine_core.NO_PEER) and "is not measured" in line
+    assert started == (measured or [])
+    assert json.loads(output.out)["rows"][0]["ratio"] is None

@@ -19,7 +19,7 @@ from tests.e2e.ledger_command import ledger
 from tests.e2e.servers import PATIENCE_S, Server, serving
 from tests.web.surfaces import SURFACES, Surface
 
-NUM_REQUESTS = 200
+NUM_REQUESTS = 120
 POISON = 777
 STEM = "A quipu is a ledger of cords, and each of its knots is a number that somebody has counted. "
 
@@ -36,7 +36,7 @@ def ask(server: Server, seed: int) -> Received:
     rng = random.Random(seed)
     surface = rng.choice(SURFACES)
     body: dict[str, Any] = surface.body(
-        STEM * rng.randint(0, 4) + f"{rng.randrange(9)}?", max_tokens=rng.randint(1, 250)
+        STEM * rng.randint(0, 4) + f"{rng.randrange(9)}?", max_tokens=rng.randint(1, 120)
     )
     leaves = rng.random() < 0.15
     if leaves:

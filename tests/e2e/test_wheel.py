@@ -9,6 +9,7 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,39 @@ pytestmark = pytest.mark.timeout(300)  # the first build compiles the kernels of
 ROOT = Path(__file__).resolve().parents[2]
 
 
+BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+
+
+def build(hook: str, source: Path, folder: Path, **environment: str) -> str:
+    """Call a hook of the build backend in a process of its own, as every frontend does; return its output."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", BUILD, hook, str(folder)],
+        cwd=source,
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=250,
+        env={**os.environ, **environment},
+    )
+    return done.stdout
+
+
+def extract(distribution: Path, folder: Path) -> Path:
+    """Extract the sdist; return the folder of its sources."""
+    (sdist,) = distribution.glob("quipu_llm-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    return source
+
+
 @pytest.fixture(scope="module")
 def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the sdist, and the wheel from it; return their folder."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True, timeout=250)
+    build("build_sdist", ROOT, folder)
+    build("build_wheel", extract(folder, tmp_path_factory.mktemp("source")), folder)
     return folder
 
 
@@ -63,18 +91,21 @@ def test_wheel_has_kernels(distribution: Path) -> None:
 
 def test_wheel_without_compiler(distribution: Path, tmp_path: Path) -> None:
     """The sdist builds without a compiler; the wheel then has the kernels' sources and no library."""
-    (sdist,) = distribution.glob("quipu_llm-*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (source,) = tmp_path.iterdir()
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
-    environment = {**os.environ, "CXX": "no-such-compiler", "CC": "no-such-compiler"}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100, env=environment)
-    assert "no CPU kernels for avx2: no C++ compiler found (looked for no-such-compiler)" in done.stdout + done.stderr
+    source = extract(distribution, tmp_path)
+    output = build("build_wheel", source, tmp_path, CXX="no-such-compiler", CC="no-such-compiler")
+    assert "no CPU kernels for avx2: no C++ compiler found (looked for no-such-compiler)" in output
     (wheel,) = tmp_path.glob("quipu_llm-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert not [name for name in names if name.endswith(".so")]
     assert "quipu/kernels/cpu/csrc/linear.cpp" in names
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_what_is_installed() -> Iterator[None]:
+    """Keep a checkout on PYTHONPATH from being taken for the wheel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONPATH", raising=False)
+        yield
 
 
 @pytest.fixture(scope="module")

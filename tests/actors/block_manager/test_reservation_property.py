@@ -1,17 +1,20 @@
 """Properties of the block manager under any messages, marks, results, failures, resets and ends.
 
-One state machine per property, all with the rules of `reservation_rules.py`:
+One class per property, all with the rules of `reservation_rules.py`:
 
-    free + held + pinned only + null = total                 TestConservation
-    reference 0 <=> in the free list                         TestFreeList
-    a pinned prefix is complete and can be found             TestPins
-    pins deny no sequence blocks, and stay within the limit  TestPins
-    never write a shared or committed block                  TestWrites
-    cached, and everything else, equals the oracle's         TestOracle
-    cached is whole blocks, and less than the prompt         TestCachedLength
-    cached grows when a prompt is extended                   TestExtension
-    distinct domains never share                             TestDomains
-    a failed step leaves no pending key reachable            TestFailedSteps
+    free + held + pinned only + null = total                 Conservation
+    reference 0 <=> in the free list                         FreeList
+    a pinned prefix is complete and can be found             Pins
+    pins deny no sequence blocks, and stay within the limit  Pins
+    never write a shared or committed block                  Writes
+    cached, and everything else, equals the oracle's         Oracle
+    cached is whole blocks, and less than the prompt         CachedLength
+    cached grows when a prompt is extended                   Extension
+    distinct domains never share                             Domains
+    a failed step leaves no pending key reachable            FailedSteps
+
+Two state machines check them, each all of its properties in every run: `TestBlocks`, and `TestLookups` for those that
+have rules of their own and copy the manager.
 """
 
 from __future__ import annotations
@@ -65,11 +68,13 @@ class Pins(ReservationRules):
     """Follows the chains that have been offered, by their last keys."""
 
     def begin(self) -> None:
+        super().begin()
         self.chains: dict[bytes, list[bytes]] = {}
 
     def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         """Check that no candidate waits only because of pins, and that those that must wait would not fit without them
         either."""
+        super().check_grant(proposal, granted, offered)
         self.chains |= {key: keys[: i + 1] for keys in proposal.candidate_keys for i, key in enumerate(keys)}
         pool = self.manager.pool
         refused = [c for c in offered if c.id not in granted.admitted_ids]
@@ -106,12 +111,14 @@ class Pins(ReservationRules):
 
 class Writes(ReservationRules):
     def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        super().check_grant(proposal, granted, offered)
         check_writes_are_private(self.manager, granted)
 
 
 class CachedLength(ReservationRules):
     def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         """`cached` is whole blocks; one token at least is computed; without caching it is 0."""
+        super().check_grant(proposal, granted, offered)
         for sequence_id, cached in reused_of(granted).items():
             assert cached % self.size == 0
             assert 0 <= cached <= len(self.sequences[sequence_id].tokens) - 1
@@ -147,10 +154,12 @@ class Domains(ReservationRules):
     """Follows whose tokens each block holds."""
 
     def begin(self) -> None:
+        super().begin()
         self.writers: dict[int, str] = {}
         self.domains: dict[int, str] = {}
 
     def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        super().check_grant(proposal, granted, offered)
         self.domains |= {candidate.id: candidate.domain for candidate in offered}
         for sequence_id, start in zip(granted.sequence_ids, granted.starts, strict=True):
             table = self.manager.allocations[sequence_id].table
@@ -176,10 +185,12 @@ class FailedSteps(ReservationRules):
     """Follows which step was the last to write to each block."""
 
     def begin(self) -> None:
+        super().begin()
         self.last_step: dict[int, int] = {}
         self.failed_steps: set[int] = set()
 
     def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        super().check_grant(proposal, granted, offered)
         self.failed_steps.update(proposal.failed_steps)
         for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
             table = self.manager.allocations[sequence_id].table
@@ -199,6 +210,7 @@ class Oracle(ReservationRules):
     """The manager beside a naive implementation; the properties above are thereby checked in a second way."""
 
     def begin(self) -> None:
+        super().begin()
         self.oracle = NaiveManager(
             self.usable + 1,
             self.size,
@@ -208,6 +220,7 @@ class Oracle(ReservationRules):
         )
 
     def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        super().check_grant(proposal, granted, offered)
         rows = list(zip(proposal.row_ids, proposal.row_starts, proposal.row_counts, strict=True))
         expected = self.grant_by_oracle(rows, proposal.victim_ids, offered, proposal.token_budget)
         assert reused_of(granted) == expected.reused, "cached differs from what the oracle finds"
@@ -276,23 +289,15 @@ class Oracle(ReservationRules):
             assert self.manager.pool.match([key], 1) == ([] if number is None else [number])
 
 
-AT_LEAST = settings(max_examples=max(80, settings.default.max_examples))
+class Blocks(Conservation, FreeList, Pins, Writes, CachedLength, FailedSteps, Oracle):
+    """The properties that follow what the manager does."""
 
-TestConservation = Conservation.TestCase
-TestConservation.settings = AT_LEAST
-TestFreeList = FreeList.TestCase
-TestFreeList.settings = AT_LEAST
-TestPins = Pins.TestCase
-TestPins.settings = AT_LEAST
-TestWrites = Writes.TestCase
-TestWrites.settings = AT_LEAST
-TestCachedLength = CachedLength.TestCase
-TestCachedLength.settings = AT_LEAST
-TestExtension = Extension.TestCase
-TestExtension.settings = AT_LEAST
-TestDomains = Domains.TestCase
-TestDomains.settings = AT_LEAST
-TestFailedSteps = FailedSteps.TestCase
-TestFailedSteps.settings = AT_LEAST
-TestOracle = Oracle.TestCase
-TestOracle.settings = settings(max_examples=max(200, settings.default.max_examples))
+
+class Lookups(Extension, Domains):
+    """The properties that look something up in a copy."""
+
+
+TestBlocks = Blocks.TestCase
+TestBlocks.settings = settings(max_examples=max(200, settings.default.max_examples))
+TestLookups = Lookups.TestCase
+TestLookups.settings = settings(max_examples=max(80, settings.default.max_examples))

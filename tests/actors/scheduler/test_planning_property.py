@@ -4,7 +4,7 @@ whatever fits alone finishes, and accounts balance       TestEngine: `check_all_
 never write a shared or committed block                  TestEngine: at every grant and every plan
 late rows are booked and emit nothing                    TestEngine: at every result
 duplicate messages are no-ops                            TestDuplicates: every message is sent twice
-preempt and resume change neither output nor cached      TestPreemption, and next to an engine that has room
+preempt and resume change neither output nor cached      TestEngine: at every rule, and next to an engine that has room
 no preemption for worse rank                             TestEngine: at every grant, and below for every alignment
 """
 
@@ -79,6 +79,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens: int,
     ) -> None:
         self.capacity = size * usable
+        self.reported: dict[int, int] = {}
         limits = SchedulerConfig(
             block_size=size,
             num_blocks=usable + 1,
@@ -227,6 +228,16 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "bench"):
             self.bench.check_tokens_so_far()
 
+    @invariant()
+    def preemption_does_not_change_cached(self) -> None:
+        """What was reported at a sequence's first admission does not change."""
+        if not hasattr(self, "bench"):
+            return
+        for submission in self.bench.submissions.values():
+            if submission.cached is not None:
+                first = self.reported.setdefault(submission.id, submission.cached)
+                assert first == submission.cached, "cached has changed"
+
     def teardown(self) -> None:
         """Check that everything that fits finishes if nothing else happens; then no blocks are held and every account
         balances."""
@@ -267,21 +278,6 @@ class Duplicates(EngineMachine):
         """An older result is a duplicate too."""
         result = data.draw(st.sampled_from(self.bench.handled), "result")
         self.bench.duplicate_messages_are_no_ops(lambda: self.bench.handle_again(result))
-
-
-class Preemption(EngineMachine):
-    """Follows what was reported for each sequence at its first admission."""
-
-    @invariant()
-    def preempt_and_resume_change_neither_output_nor_cached(self) -> None:
-        """The reported cached count does not change, and tokens are those of an engine that never preempts."""
-        if not hasattr(self, "bench"):
-            return
-        reported = self.__dict__.setdefault("told", {})
-        for submission in self.bench.submissions.values():
-            if submission.cached is not None:
-                assert reported.setdefault(submission.id, submission.cached) == submission.cached, "cached has changed"
-        self.bench.check_tokens_so_far()
 
 
 @given(
@@ -351,6 +347,4 @@ def test_no_preemption_for_worse_rank(policy: Policy, budget: int, spare: int) -
 TestEngine = EngineMachine.TestCase
 TestDuplicates = Duplicates.TestCase
 TestDuplicates.settings = settings(max_examples=max(80, settings.default.max_examples))
-TestPreemption = Preemption.TestCase
-TestPreemption.settings = settings(max_examples=max(120, settings.default.max_examples))
-TestEngine.settings = settings(max_examples=max(120, settings.default.max_examples))
+TestEngine.settings = settings(max_examples=max(160, settings.default.max_examples))

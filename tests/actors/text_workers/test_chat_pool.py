@@ -58,6 +58,12 @@ async def pool_of(source: str, timeout_s: float = PATIENCE_S) -> AsyncIterator[C
     assert pool.worker_ids == []
 
 
+@pytest.fixture
+def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep one worker ready instead of two, for tests that need no second one."""
+    monkeypatch.setattr(chat_pool, "QUICK_WORKERS", 1)
+
+
 async def render(pool: ChatPool, prompt: ChatPrompt, tenant: str = "", max_characters: int = 10**7) -> RenderedChat:
     return await pool.render(prompt, tenant, max_characters)
 
@@ -74,6 +80,7 @@ def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "It is.", "parameters": {"big": 1 << 70}}}
 
 
+@pytest.mark.usefixtures("one_worker")
 async def test_same_result_as_in_this_process() -> None:
     """Texts and positions of marks, for short chats and for ones sent in many pieces."""
     call = {"id": "1", "function": {"name": "f", "arguments": {"x": [1, None, 1.5, True, "é"]}}}
@@ -119,6 +126,7 @@ async def test_same_result_as_in_this_process() -> None:
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ],
 )
+@pytest.mark.usefixtures("one_worker")
 async def test_templates_that_fail(source: str, reason: str) -> None:
     """Whatever a template raises fails one chat, and the next is rendered."""
     async with pool_of(source) as pool:
@@ -127,6 +135,7 @@ async def test_templates_that_fail(source: str, reason: str) -> None:
                 await render(pool, chat("x"))
 
 
+@pytest.mark.usefixtures("one_worker")
 async def test_chats_that_cannot_be_rendered() -> None:
     """Lone surrogates, deep nesting and non-JSON values each raise TemplateError."""
     deep: dict[str, Any] = {}
@@ -154,12 +163,13 @@ async def test_chats_that_cannot_be_rendered() -> None:
         "{{ (messages | length + 10) ** (messages | length + 99999999) }}",
     ],
 )
+@pytest.mark.usefixtures("one_worker")
 async def test_endless_template_is_killed(endless: str) -> None:
     """At the time limit the chat fails and its process is killed, even if it never leaves C code."""
     source = "{% if messages[0].content == 'x' %}" + endless + "{% endif %}"
-    async with pool_of(source, timeout_s=2.0) as pool:
+    async with pool_of(source, timeout_s=1.0) as pool:
         before = set(pool.worker_ids)
-        with pytest.raises(TemplateError, match="took longer than 2 seconds"):
+        with pytest.raises(TemplateError, match="took longer than 1 seconds"):
             await render(pool, chat("x"))
         while before <= set(pool.worker_ids):
             await trio.sleep(0.01)
@@ -262,6 +272,7 @@ async def test_killed_worker_fails_one_chat() -> None:
         ("{{ messages", "does not compile"),
     ],
 )
+@pytest.mark.usefixtures("one_worker")
 async def test_templates_that_do_not_compile(source: str, reason: str) -> None:
     """A template that does not compile raises CheckpointError at startup."""
     with pytest.raises(BaseExceptionGroup) as raised:
@@ -277,17 +288,18 @@ async def test_templates_that_do_not_compile(source: str, reason: str) -> None:
     "source",
     ["{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "{{ 3 ** 999999999 }}"],
 )
+@pytest.mark.usefixtures("one_worker")
 async def test_endless_templates_compile(source: str) -> None:
     """Nothing of a template runs at startup: the checkpoint is served, and each of its chats fails."""
-    async with pool_of(source, timeout_s=0.5) as pool:
-        with pytest.raises(TemplateError, match=r"longer than 0\.5 seconds"):
+    async with pool_of(source, timeout_s=0.2) as pool:
+        with pytest.raises(TemplateError, match=r"longer than 0\.2 seconds"):
             await render(pool, chat("x"))
 
 
 async def test_every_waiting_chat_gets_its_turn() -> None:
     """With one slow chat more than its tenant may have workers, each gets its answer, even if no other chat arrives."""
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    async with pool_of(endless, timeout_s=0.5) as pool:
+    async with pool_of(endless, timeout_s=0.2) as pool:
         reasons: list[str] = []
 
         async def ask() -> None:

@@ -37,6 +37,9 @@ from tests.vocabularies import Vocabulary
 VOCABULARY = Vocabulary(TINY)
 WORDS = "It's a knotted cord; they kept bøøks ✓ 🦙🦙.\n\n  "
 LONG = WORDS * (2 * SHORT_BYTES // len(WORDS))
+PIECE_CHARACTERS = 4096
+PIECES = "🦙" * (PIECE_CHARACTERS + 1)
+"""Sent to a process in two pieces; its ids come back in several."""
 FOREVER = WORDS * 80_000
 """Takes seconds to encode."""
 MARK = CacheTtl.FIVE_MINUTES
@@ -57,10 +60,12 @@ def processes() -> Iterator[EncodeProcesses]:
 # ---------------------------------------------------------------- results
 
 
-@pytest.mark.parametrize("text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, "🦙" * (encode_process.PIECE_CHARACTERS + 1)])
-def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, PIECES])
+def test_ids_are_the_same(processes: EncodeProcesses, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids are the same for plain texts, with and without an echo, and where only the number of tokens is returned."""
     here = VOCABULARY.encoder
+    monkeypatch.setattr(encode_process, "PIECE_CHARACTERS", PIECE_CHARACTERS)
+    monkeypatch.setattr(encode_process, "PIECE_BYTES", PIECE_CHARACTERS)
 
     def compare(there: TextEncoder) -> None:
         for with_echo in (False, True):

@@ -1,6 +1,6 @@
 """After a random run, the sums of counters, ledger records, log lines, spans and reported usage are equal.
 
-Two thousand requests of several tenants use every endpoint, whole and streamed, on a runtime that is too small for
+A thousand requests of several tenants use every endpoint, whole and streamed, on a runtime that is too small for
 them: some leave, some are refused, some steps fail, many are preempted. Once no account is open all sums are equal, and
 every usage reported to a client equals its record.
 """
@@ -34,7 +34,7 @@ from tests.web.fakes import Exchange
 from tests.web.surfaces import SURFACES, Numbers, ResponseUsage, Surface
 from tests.web.telemetry.spans import KeepingTracer
 
-NUM_REQUESTS = 2000
+NUM_REQUESTS = 1000
 NUM_AT_ONCE = 40
 TENANTS = ("ada", "blaise", "charles")
 POISON = 3999
@@ -170,7 +170,7 @@ def restored(closed: list[UsageRecord]) -> list[UsageRecord]:
 def check_mixture(records: dict[str, UsageRecord], requests: list[SentRequest], counters: dict[str, float]) -> None:
     """The run contains enough of each kind of request."""
     outcomes = Counter(record.outcome for record in records.values())
-    assert min(outcomes[outcome] for outcome in Outcome) > 20 and outcomes[Outcome.FINISHED] > NUM_REQUESTS / 2
+    assert min(outcomes[outcome] for outcome in Outcome) > 10 and outcomes[Outcome.FINISHED] > NUM_REQUESTS / 2
     assert counters["num_preemptions_total"] > 50 and counters["recomputed_tokens_total"] > 0
     assert {record.tenant for record in records.values()} == set(TENANTS)
     assert {sent.plan.surface.name for sent in requests if sent.reported().finals} == {s.name for s in SURFACES}

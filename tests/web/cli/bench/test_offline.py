@@ -103,6 +103,13 @@ def test_latency(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert report["engine"]["num_blocks"] > 0
 
 
+@pytest.mark.parametrize("name", ["latency", "throughput"])
+def test_quick(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--quick` alone, a few short requests are served and the result names the version."""
+    assert quipu(["bench", name, "--quick", "--json", *FAKE]) == 0
+    assert json.loads(capsys.readouterr().out)["quipu_version"]
+
+
 def test_latency_in_numbers() -> None:
     """Percentiles are interpolated, as in numpy and vLLM."""
     report = summarize_latencies([4.0, 1.0, 2.0, 3.0], batch_size=2, output_len=5)
