@@ -1,7 +1,7 @@
 """Writes a client's grammar in the language of the grammar library.
 
 Used by the tokenizer (`tokenizer/grammar_check.py`), which then lets the library check it. What must always hold: a
-source that is not of its kind is refused, not repaired.
+source that is not of its kind is refused, not repaired; nothing is deeper than the library's stack.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from ..messages.grammar import SCHEMA_FROM, GrammarKind, GrammarSpec
+from .grammar_depth import check_depth_of_lark, check_depth_of_schema
 from .grammar_library import GrammarError, json_grammar, lark_grammar, regex_grammar
 
 _EMBEDDED = "%json "
@@ -24,12 +25,15 @@ def grammar_text(spec: GrammarSpec) -> str:
         case GrammarKind.JSON_OBJECT:
             return json_grammar({"type": "object"})
         case GrammarKind.JSON_SCHEMA:
-            return json_grammar(_schema_of(spec.source))
+            schema = _schema_of(spec.source)
+            check_depth_of_schema(schema)
+            return json_grammar(schema)
         case GrammarKind.REGEX:
             return regex_grammar(spec.source)
         case GrammarKind.CHOICE:
             return lark_grammar(f"start: {' | '.join(json.dumps(text) for text in _choices(spec.source))}")
         case GrammarKind.LARK:
+            check_depth_of_lark(spec.source)
             return lark_grammar(spec.source)
 
 
