@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from ..messages.grammar import SCHEMA_FROM, GrammarKind, GrammarSpec
+from .gbnf import is_gbnf, lark_of
 from .grammar_depth import check_depth_of_lark, check_depth_of_schema
 from .grammar_library import GrammarError, json_grammar, lark_grammar, regex_grammar
 
@@ -33,8 +34,9 @@ def grammar_text(spec: GrammarSpec) -> str:
         case GrammarKind.CHOICE:
             return lark_grammar(f"start: {' | '.join(json.dumps(text) for text in _choices(spec.source))}")
         case GrammarKind.LARK:
-            check_depth_of_lark(spec.source)
-            return lark_grammar(spec.source)
+            source = lark_of(spec.source) if is_gbnf(spec.source) else spec.source
+            check_depth_of_lark(source)
+            return lark_grammar(source)
 
 
 def _schema_of(source: str) -> dict[str, Any]:

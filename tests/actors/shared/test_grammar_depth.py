@@ -50,6 +50,7 @@ TOO_DEEP: list[tuple[GrammarKind, Any]] = [
     (GrammarKind.LARK, rules(4000, "/x\nfake: / {}")),  # a pattern of two lines is no border of a rule
     (GrammarKind.LARK, rules(2000, '%lark {{\nstart: "x"\n}} {}')),
     (GrammarKind.LARK, "start: %json " + json.dumps(chain(3000, REF))),
+    (GrammarKind.LARK, "root ::= a0\n" + rules(2000, "{}").replace(":", " ::=").replace("start ::=", "other ::=")),
 ]
 
 
