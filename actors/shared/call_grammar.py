@@ -16,7 +16,8 @@ import orjson
 
 from ..messages.call_syntax import NAME, ArgumentStyle, CallForm, CallSyntax
 from ..messages.grammar import SCHEMA_FROM
-from .tagged_values import JSON_FORM, UnsupportedSchema, argument_rules, pattern_of, quoted
+from .tagged_values import JSON_FORM, argument_rules
+from .text_values import UnsupportedSchema, pattern_of, quoted
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _FREE: Mapping[str, Any] = {"type": "object"}

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import attrs
 
 from .grammar_library import GrammarError
-from .tagged_values import pattern_of
+from .text_values import pattern_of
 
 MAX_CHARS = 1 << 15
 """The library's time is quadratic in the alternatives of one rule."""

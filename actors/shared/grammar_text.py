@@ -71,12 +71,14 @@ def path_of(keyword: str, source: str) -> str | None:
 
 
 def schema_at(line: int, source: str) -> tuple[str, str] | None:
-    """Return the field from which the schema in a line of a grammar of calls is, and the schema."""
+    """Return the field from which a line of a grammar of calls is, and the schema in it, if there is one."""
     lines = source.split("\n")[:line]
     field = next((one.removeprefix(SCHEMA_FROM) for one in reversed(lines) if one.startswith(SCHEMA_FROM)), None)
     start = lines[-1].find(_EMBEDDED) if lines else -1
-    if field is None or start < 0:
+    if field is None:
         return None
+    if start < 0:
+        return field, ""
     try:
         schema, _ = json.JSONDecoder().raw_decode(lines[-1], start + len(_EMBEDDED))
     except ValueError:  # the words are part of a tool's name

@@ -113,13 +113,13 @@ def _reason(error: str, spec: GrammarSpec) -> str:
         if line is None or found is None:
             place = None if line is None or is_gbnf(source) else f"line {line[1]}, column {line[2]}: "
             return f"{place or ''}{_plain(error)}"
-        (field, source), error = found, error[line.end() :].partition("\n")[0]
+        field, source = found
     if unsupported is None or spec.kind not in (GrammarKind.JSON_SCHEMA, GrammarKind.LARK):
         return f"{_plain(error)} (in `{field}`)" if field else _plain(error)
     keyword = unsupported[1] or unsupported[2]
     path = path_of(keyword, source)
     place = "" if path is None else f" at `{field}{path}`"
-    return f"the keyword `{keyword}`{place} is not supported ({error})"
+    return f"the keyword `{keyword}`{place} is not supported ({_plain(error)})"
 
 
 def _plain(error: str) -> str:

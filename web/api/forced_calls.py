@@ -24,7 +24,7 @@ from quipu.actors.shared.call_grammar import (
     can_hold_within_text,
     forced_calls,
 )
-from quipu.actors.shared.tagged_values import UnsupportedSchema
+from quipu.actors.shared.text_values import UnsupportedSchema
 
 from ..request.errors import bad_value, unsupported_value
 from .output_grammar import MAX_GRAMMAR_CHARS, both, check_size

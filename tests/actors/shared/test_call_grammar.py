@@ -18,7 +18,8 @@ from quipu.actors.shared.call_grammar import (
     can_hold_within_text,
     forced_calls,
 )
-from quipu.actors.shared.tagged_values import MAX_OPTIONS, UnsupportedSchema
+from quipu.actors.shared.tagged_values import MAX_OPTIONS
+from quipu.actors.shared.text_values import UnsupportedSchema
 from tests.call_grammars import SCHEMAS, TOKENS, TOOLS, Family, family, matches, outputs
 from tests.parsed_outputs import Call, render_calls
 
@@ -156,7 +157,8 @@ def test_calls_within_text(name: str) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"patternProperties": {}}, "tools: the keyword `patternProperties`"),
-    ({"properties": {"x": {"type": "string", "pattern": "a"}}}, "tools.properties.x: the keyword `pattern`"),
+    ({"properties": {"x": {"type": "string", "pattern": "a(?=b)"}}}, "tools.properties.x: the keyword `pattern`"),
+    ({"properties": {"x": {"type": "string", "pattern": ["a"]}}}, "tools.properties.x: the keyword `pattern`"),
     ({"properties": {"x": {"type": "string", "format": "email"}}}, "tools.properties.x: the keyword `format`"),
     ({"properties": {"x": {"allOf": [{}]}}}, "tools.properties.x: the keyword `allOf`"),
     ({"properties": {"x": {"$ref": "https://example.com"}}}, "tools.properties.x: the keyword `$ref`"),
@@ -213,6 +215,33 @@ def test_odd_schemas(schema: dict[str, Any], properties: dict[str, Any]) -> None
         with suppress(UnsupportedSchema):
             rules = grammar(form, tools=[tool])
             assert rules.startswith("start: calls\n")
+
+
+PATTERNS: list[tuple[str, list[str], list[str]]] = [
+    ("^[0-9]{5}$", ["12345"], ["1234", "123456", "12345\n"]),
+    ("b+", ["b", "abba\n"], ["", "a"]),
+    ("^a/b|^c", [], []),
+    ("^(a/b|c)", ["a/b!", "c"], ["/b", "xc"]),
+    ("[]/[]$", [], []),
+    (r"[\]/[]$", ["x]", "[", "/"], ["[x", ""]),
+    (r"\$\^", ["a$^b"], ["$"]),
+]
+
+
+@pytest.mark.parametrize(("pattern", "right", "wrong"), PATTERNS)
+def test_patterns_between_tags(pattern: str, right: list[str], wrong: list[str]) -> None:
+    """A pattern is looked for anywhere in a string, as JSON Schema says, and the end of an argument stays its end."""
+    one = family("qwen3_coder", has_tokens=True)
+    schema = {"properties": {"x": {"type": "string", "pattern": pattern, "maxLength": 9}}, "required": ["x"]}
+    tools = [GrammarTool("f", schema, "tools", "name")]
+    if not right:
+        with pytest.raises(UnsupportedSchema, match="the keyword `pattern`"):
+            grammar(one.form, tools=tools)
+        return
+    rules = grammar(one.form, tools=tools)
+    assert all(one.vocabulary.accepts(rules, written(one, [("f", {"x": text})])) for text in right)
+    assert not any(one.vocabulary.accepts(rules, written(one, [("f", {"x": text})])) for text in wrong)
+    assert not one.vocabulary.begins(rules, written(one, [("f", {"x": f"{right[0]}</parameter>"})]))
 
 
 def test_refused_names() -> None:

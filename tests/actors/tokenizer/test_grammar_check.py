@@ -129,6 +129,23 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(error, RequestError) and "too long" in error.message
 
 
+def test_calls_name_their_argument() -> None:
+    """A pattern that the library does not know is refused with the argument's path, also where calls are not JSON."""
+    syntax = CallSyntax(
+        style=ArgumentStyle.TAGS,
+        open="<call>{name}",
+        close="</call>",
+        argument_open="<{name}>",
+        argument_close="</a>",
+        value_ends=("</a>",),
+    )
+    tool = GrammarTool("f", {"properties": {"a": {"type": "string", "pattern": r"\p{Foo}"}}}, "tools[1]", "")
+    source = "".join(forced_calls(CallForm((syntax,)), [tool], several=False))
+    refused = GrammarChecker(tiny_grammars(), 9999).check(GrammarSpec(K.LARK, source, "tools"))
+    assert isinstance(refused, RequestError)
+    assert "Unicode property not found (in `tools[1].properties.a`)" in refused.message
+
+
 @pytest.mark.parametrize(
     ("keywords", "told"),
     [
