@@ -16,7 +16,7 @@ import orjson
 
 from ..messages.call_syntax import NAME, CallSyntax
 from ..messages.grammar import SCHEMA_FROM
-from .text_values import NOTES, UnsupportedSchema, check_keywords, quoted, refusal, text_terminal
+from .text_values import NOTES, SCALARS, UnsupportedSchema, check_keywords, quoted, refusal, text_terminal
 from .tool_types import Definitions, types_by_property
 
 MAX_OPTIONS = 512
@@ -24,10 +24,6 @@ MAX_OPTIONS = 512
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON may have the spaces that chat templates and `json.dumps` write, and no others."""
 _SCHEMA_NOTES = NOTES | {"$defs", "additionalProperties", "definitions", "properties", "required"}
-_SCALARS = {
-    "integer": r"/-?(0|[1-9][0-9]{0,17})/",
-    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
-}
 _KEY = re.compile(r"[^<>\s\0][^<>\n\0]*")
 _ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_.-]*/"
 
@@ -145,8 +141,8 @@ class _Values:
             raise UnsupportedSchema(
                 self._where, f"the type `{name[:40]}` is not supported here in this model's format of calls"
             )
-        if name in _SCALARS and not schema.keys() - NOTES:
-            return f"{_SCALARS[name]} {self._close}"
+        if name in SCALARS and not schema.keys() - NOTES:
+            return f"{SCALARS[name]} {self._close}"
         held = {**self._kept, **schema, "type": name, "x-guidance": JSON_FORM}
         return f"%json {orjson.dumps(held).decode()} {self._close}"
 

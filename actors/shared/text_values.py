@@ -1,4 +1,4 @@
-"""Strings that a model does not write as JSON, as terminals of a grammar.
+"""Strings that a model does not write as JSON, as terminals of a grammar; and what else such formats have in common.
 
 Used for the values of calls that are not JSON (`tagged_values.py`, `dialect_values.py`). What must always hold: a
 keyword that cannot be held is refused by name.
@@ -20,6 +20,10 @@ NOTES = frozenset(
 )
 """Keywords that are read, or that restrict nothing."""
 _TEXT_KEYWORDS = NOTES | {"maxLength", "minLength", "pattern"}
+SCALARS = {
+    "integer": r"/-?(0|[1-9][0-9]{0,17})/",
+    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
+}
 _DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _FORMATS = {
