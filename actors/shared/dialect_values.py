@@ -18,7 +18,17 @@ from typing import Any
 import orjson
 
 from ..messages.grammar import SCHEMA_FROM
-from .text_values import NOTES, SCALARS, UnsupportedSchema, check_keywords, quoted, refusal, text_terminal
+from .text_values import (
+    FREE_KEYWORDS,
+    NOTES,
+    SCALARS,
+    UnsupportedSchema,
+    check_keywords,
+    may_be_refused,
+    quoted,
+    refusal,
+    text_terminal,
+)
 from .tool_types import Definitions
 
 MAX_OPTIONS = 512
@@ -58,17 +68,18 @@ class _Rules:
         self._references: dict[str, str] = {}
         """The rules of definitions."""
         self._any: str | None = None
+        self._free_text: str | None = None
 
     def of(self, schema: Mapping[str, Any], param: str) -> Iterator[str]:
         self._waiting.append((self._rule, schema, param))
         while self._waiting:
             name, one, where = self._waiting.popleft()
-            options = self._options(one, where)
-            yield f"{SCHEMA_FROM}{where}\n"
-            yield from self._terminals
+            rule = f"{name}: {' | '.join(self._options(one, where))}\n"
+            lines = [*self._terminals, rule]
             self._terminals.clear()
-            yield f"{name}: {' | '.join(options)}\n"
-        yield f"{SCHEMA_FROM}{param}\n"
+            if any(may_be_refused(line) for line in lines):
+                yield f"{SCHEMA_FROM}{where}\n"
+            yield from lines
 
     def _later(self, schema: Any, where: str) -> str:
         """Return the name of a rule that is still to be written."""
@@ -151,10 +162,16 @@ class _Rules:
     def _string(self, schema: Mapping[str, Any], where: str) -> str:
         text, mark = text_terminal(schema, (self._quote,), where), self._write(self._quote)
         is_token = mark.startswith("<[")  # otherwise, what ends a string belongs to its terminal
+        is_free = not schema.keys() - FREE_KEYWORDS
+        if is_free and self._free_text is not None:
+            return self._free_text
         self._num_rules += 1
         name = f"{self._rule}_{self._num_rules}".upper()
         self._terminals.append(f"{name}: {text if is_token else f'{mark} {text} {mark}'}\n")
-        return f"{mark} {name} {mark}" if is_token else name
+        value = f"{mark} {name} {mark}" if is_token else name
+        if is_free:
+            self._free_text = value
+        return value
 
     def _list(self, item: str, least: int, most: int | None) -> str:
         if most == 0:

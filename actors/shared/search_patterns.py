@@ -8,6 +8,8 @@ slashes in a grammar, and does not end there.
 from __future__ import annotations
 
 MAX_PATTERN_CHARS = 4096
+GROUP = "(?:"
+"""Begins a client's pattern, and nothing else that is made here."""
 _ANYTHING = "(?s:.*)"
 _SET_OPERATIONS = ("&&", "--", "~~")
 """Of the library, in a class of characters; in JSON Schema these are characters."""
@@ -56,4 +58,4 @@ def whole_pattern(pattern: object) -> str | None:
     if depth or in_class or len(anchors) != begins + ends or (anchors and has_alternatives):
         return None
     core = "".join(parts[begins : len(parts) - ends])
-    return f"{'' if begins else _ANYTHING}(?:{core}){'' if ends else _ANYTHING}"
+    return f"{'' if begins else _ANYTHING}{GROUP}{core}){'' if ends else _ANYTHING}"

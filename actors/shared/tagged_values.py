@@ -16,7 +16,16 @@ import orjson
 
 from ..messages.call_syntax import NAME, CallSyntax
 from ..messages.grammar import SCHEMA_FROM
-from .text_values import NOTES, SCALARS, UnsupportedSchema, check_keywords, quoted, refusal, text_terminal
+from .text_values import (
+    NOTES,
+    SCALARS,
+    UnsupportedSchema,
+    check_keywords,
+    may_be_refused,
+    quoted,
+    refusal,
+    text_terminal,
+)
 from .tool_types import Definitions, types_by_property
 
 MAX_OPTIONS = 512
@@ -45,9 +54,10 @@ def argument_rules(rule: str, syntax: CallSyntax, schema: Mapping[str, Any], par
             raise UnsupportedSchema(where, "the model's format of calls cannot write this name")
         values = _Values(name, syntax, where, definitions, types, kept)
         options = values.options(properties[key])
-        yield f"{SCHEMA_FROM}{where}\n"
+        has_path = any(map(may_be_refused, values.terminals))
+        yield from [f"{SCHEMA_FROM}{where}\n"] if has_path else []
         yield from values.terminals
-        yield f"{SCHEMA_FROM}{param}\n"
+        yield from [f"{SCHEMA_FROM}{param}\n"] if has_path else []
         yield f"{name}: {quoted(syntax.argument_open.replace(NAME, key))} ({' | '.join(options)})\n"
         parts.append(name if key in required_keys else f"{name}?")
     if not properties and schema.get("additionalProperties") is not False:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .search_patterns import whole_pattern
+from .search_patterns import GROUP, whole_pattern
 
 MAX_LENGTH = 1 << 16
 """Of strings whose length is limited."""
@@ -19,6 +19,8 @@ NOTES = frozenset(
     | {"readOnly", "title", "type", "writeOnly"}
 )
 """Keywords that are read, or that restrict nothing."""
+FREE_KEYWORDS = NOTES - {"format"}
+"""Of a string that may be any."""
 _TEXT_KEYWORDS = NOTES | {"maxLength", "minLength", "pattern"}
 SCALARS = {
     "integer": r"/-?(0|[1-9][0-9]{0,17})/",
@@ -63,6 +65,11 @@ def check_keywords(schema: Mapping[str, Any], known: frozenset[str], where: str)
 def refusal(where: str, keyword: str) -> UnsupportedSchema:
     """Return the error for a keyword that cannot be held."""
     return UnsupportedSchema(where, f"the keyword `{keyword[:40]}` is not supported in this model's format of calls")
+
+
+def may_be_refused(rule: str) -> bool:
+    """Return whether a rule has a client's schema or pattern in it, which the library may not support."""
+    return "%json" in rule or GROUP in rule
 
 
 def text_terminal(schema: Mapping[str, Any], ends: Iterable[str], where: str) -> str:
