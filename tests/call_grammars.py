@@ -53,6 +53,8 @@ _DEEPSEEK = tuple(deepseek(f"[{name}]") for name in ("calls_begin", "calls_end",
 TOKENS: dict[str, tuple[str, ...]] = {
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v31": _DEEPSEEK,
+    "functiongemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
     "granite": ("<|tool_call|>",),
     "hermes": ("<tool_call>", "</tool_call>"),
     "llama3_json": ("<|python_tag|>",),
@@ -102,9 +104,9 @@ def _schema_matcher() -> ByteVocabulary:
 
 
 def matches(schema: dict[str, Any], arguments: str) -> bool:
-    """Return whether arguments in the schema's order match it."""
+    """Return whether arguments in the schema's order match it. (The library's JSON lacks the character DEL.)"""
     grammar = f"start: %json {orjson.dumps({'type': 'object', **schema}).decode()}"
-    return _schema_matcher().accepts(grammar, arguments)
+    return _schema_matcher().accepts(grammar, arguments.replace("\x7f", "?"))
 
 
 def outputs(one: Family, grammar: str, count: int) -> list[list[int]]:

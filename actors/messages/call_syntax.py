@@ -22,6 +22,8 @@ class ArgumentStyle(Enum):
     """A name in the opening delimiter, then JSON."""
     TAGS = auto()
     """A name in the opening delimiter, then each argument between delimiters of its own."""
+    DIALECT = auto()
+    """A name in the opening delimiter, then JSON with bare keys, and with `quote` around strings."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +45,7 @@ class CallSyntax:
     argument_close: str = ""
     value_ends: tuple[str, ...] = ()
     """Texts that end an argument between delimiters, so that it cannot contain them."""
+    quote: str = ""
     may_break: bool = False
     """A line break may stand next to a delimiter."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -16,7 +17,9 @@ import orjson
 
 from ..messages.call_syntax import NAME, ArgumentStyle, CallForm, CallSyntax
 from ..messages.grammar import SCHEMA_FROM
-from .tagged_values import JSON_FORM, UnsupportedSchema, argument_rules, pattern_of, quoted
+from .dialect_values import dialect_rules
+from .tagged_values import JSON_FORM, argument_rules
+from .text_values import UnsupportedSchema, pattern_of, quoted
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _FREE: Mapping[str, Any] = {"type": "object"}
@@ -100,6 +103,10 @@ def _call(rule: str, syntax: CallSyntax, form: CallForm, tool: GrammarTool) -> I
             yield f"{rule}: {opens} %json {_object_schema(schema)} {closes}\n"
         case ArgumentStyle.TAGS:
             yield from argument_rules(f"{rule}_arguments", syntax, schema, tool.param)
+            yield f"{rule}: {opens} {rule}_arguments {closes}\n"
+        case ArgumentStyle.DIALECT:
+            write = partial(_terminals, form=form)
+            yield from dialect_rules(f"{rule}_arguments", write, syntax.quote, schema, tool.param)
             yield f"{rule}: {opens} {rule}_arguments {closes}\n"
 
 

@@ -1,7 +1,7 @@
 """Writes a client's grammar in the language of the grammar library.
 
 Used by the tokenizer (`tokenizer/grammar_check.py`), which then lets the library check it. What must always hold: a
-source that is not of its kind is refused, not repaired.
+source that is not of its kind is refused, not repaired; nothing is deeper than the library's stack.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 
 from ..messages.grammar import SCHEMA_FROM, GrammarKind, GrammarSpec
+from .gbnf import is_gbnf, lark_of
+from .grammar_depth import check_depth_of_lark, check_depth_of_schema
 from .grammar_library import GrammarError, json_grammar, lark_grammar, regex_grammar
 
 _EMBEDDED = "%json "
@@ -24,13 +26,17 @@ def grammar_text(spec: GrammarSpec) -> str:
         case GrammarKind.JSON_OBJECT:
             return json_grammar({"type": "object"})
         case GrammarKind.JSON_SCHEMA:
-            return json_grammar(_schema_of(spec.source))
+            schema = _schema_of(spec.source)
+            check_depth_of_schema(schema)
+            return json_grammar(schema)
         case GrammarKind.REGEX:
             return regex_grammar(spec.source)
         case GrammarKind.CHOICE:
             return lark_grammar(f"start: {' | '.join(json.dumps(text) for text in _choices(spec.source))}")
         case GrammarKind.LARK:
-            return lark_grammar(spec.source)
+            source = lark_of(spec.source) if is_gbnf(spec.source) else spec.source
+            check_depth_of_lark(source)
+            return lark_grammar(source)
 
 
 def _schema_of(source: str) -> dict[str, Any]:
@@ -65,12 +71,14 @@ def path_of(keyword: str, source: str) -> str | None:
 
 
 def schema_at(line: int, source: str) -> tuple[str, str] | None:
-    """Return the field from which the schema in a line of a grammar of calls is, and the schema."""
+    """Return the field from which a line of a grammar of calls is, and the schema in it, if there is one."""
     lines = source.split("\n")[:line]
     field = next((one.removeprefix(SCHEMA_FROM) for one in reversed(lines) if one.startswith(SCHEMA_FROM)), None)
     start = lines[-1].find(_EMBEDDED) if lines else -1
-    if field is None or start < 0:
+    if field is None:
         return None
+    if start < 0:
+        return field, ""
     try:
         schema, _ = json.JSONDecoder().raw_decode(lines[-1], start + len(_EMBEDDED))
     except ValueError:  # the words are part of a tool's name

@@ -15,49 +15,31 @@ from typing import Any
 import orjson
 
 from ..messages.call_syntax import NAME, CallSyntax
+from ..messages.grammar import SCHEMA_FROM
+from .text_values import (
+    NOTES,
+    SCALARS,
+    UnsupportedSchema,
+    check_keywords,
+    may_be_refused,
+    quoted,
+    refusal,
+    text_terminal,
+)
 from .tool_types import Definitions, types_by_property
 
 MAX_OPTIONS = 512
 """Alternatives of one argument, the values of enums included."""
-MAX_LENGTH = 1 << 16
-"""Of strings whose length is limited."""
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON may have the spaces that chat templates and `json.dumps` write, and no others."""
-_NOTES = frozenset(
-    {"$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "format", "nullable"}
-    | {"readOnly", "title", "type", "writeOnly"}
-)
-"""Keywords that are read, or that restrict nothing."""
-_SCHEMA_NOTES = _NOTES | {"$defs", "additionalProperties", "definitions", "properties", "required"}
-_TEXT_NOTES = _NOTES | {"maxLength", "minLength"}
-_SCALARS = {
-    "integer": r"/-?(0|[1-9][0-9]{0,17})/",
-    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
-}
-_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_FORMATS = {
-    "date": _DATE,
-    "date-time": f"{_DATE}T{_TIME}",
-    "time": _TIME,
-    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-}
+_SCHEMA_NOTES = NOTES | {"$defs", "additionalProperties", "definitions", "properties", "required"}
 _KEY = re.compile(r"[^<>\s\0][^<>\n\0]*")
 _ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_.-]*/"
 
 
-class UnsupportedSchema(ValueError):
-    """A schema that the model's format of calls cannot be held to."""
-
-    def __init__(self, param: str, problem: str) -> None:
-        super().__init__(f"{param}: {problem}")
-        self.param = param
-        self.problem = problem
-
-
 def argument_rules(rule: str, syntax: CallSyntax, schema: Mapping[str, Any], param: str) -> Iterator[str]:
     """Yield the rules of one call's arguments, of which the last one is `rule`. Raises UnsupportedSchema."""
-    _check(schema, _SCHEMA_NOTES, param)
+    check_keywords(schema, _SCHEMA_NOTES, param)
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise UnsupportedSchema(param, "`properties` must be an object, and `required` a list")
@@ -72,7 +54,10 @@ def argument_rules(rule: str, syntax: CallSyntax, schema: Mapping[str, Any], par
             raise UnsupportedSchema(where, "the model's format of calls cannot write this name")
         values = _Values(name, syntax, where, definitions, types, kept)
         options = values.options(properties[key])
+        has_path = any(map(may_be_refused, values.terminals))
+        yield from [f"{SCHEMA_FROM}{where}\n"] if has_path else []
         yield from values.terminals
+        yield from [f"{SCHEMA_FROM}{param}\n"] if has_path else []
         yield f"{name}: {quoted(syntax.argument_open.replace(NAME, key))} ({' | '.join(options)})\n"
         parts.append(name if key in required_keys else f"{name}?")
     if not properties and schema.get("additionalProperties") is not False:
@@ -83,16 +68,6 @@ def argument_rules(rule: str, syntax: CallSyntax, schema: Mapping[str, Any], par
         yield f"{rule}_any: {quoted(before)} {_ANY_KEY} {quoted(after)} {options[0]}\n"
         parts.append(f"{rule}_any*")
     yield f"{rule}: {' '.join(parts) or quoted('')}\n"
-
-
-def quoted(text: str) -> str:
-    """Return `text` as a string of the grammar, or of JSON."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def pattern_of(text: str) -> str:
-    """Return a pattern that matches `text` alone, to stand between slashes."""
-    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
 class _Values:
@@ -123,7 +98,7 @@ class _Values:
         schema = self._resolved(declared)
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                _check(schema, _NOTES | {key}, self._where)
+                check_keywords(schema, NOTES | {key}, self._where)
                 options = self._counted(schema[key], key)
                 return [found for option in options for found in self._plain(self._resolved(option))]
         return self._plain(schema)
@@ -132,17 +107,17 @@ class _Values:
         if isinstance(declared, dict) and isinstance(reference := declared.get("$ref"), str):
             declared = self._definitions.resolve(reference)
             if declared is None:
-                raise _refusal(self._where, "$ref")
+                raise refusal(self._where, "$ref")
         return declared if isinstance(declared, dict) else {}
 
     def _plain(self, schema: Mapping[str, Any]) -> list[str]:
         if "enum" in schema or "const" in schema:
-            _check(schema, _NOTES | {"enum", "const"}, self._where)
+            check_keywords(schema, NOTES | {"enum", "const"}, self._where)
             values = self._counted(schema.get("enum", [schema.get("const")]), "enum")
             return [self._literal(value) for value in values]
         types = schema.get("type")
         if types is None:
-            _check(schema, _NOTES, self._where)
+            check_keywords(schema, NOTES, self._where)
             types = "string"
         names = [*(self._counted(types, "type") if isinstance(types, list) else [types])]
         if schema.get("nullable") is True:
@@ -160,22 +135,9 @@ class _Values:
         return options
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        if schema.get("type") == "string":
-            _check(schema, _TEXT_NOTES, self._where)
-        elif found := {"maxLength", "minLength", "pattern"} & schema.keys():
-            raise _refusal(self._where, min(found))
-        form = schema.get("format")
-        if form is not None and not (isinstance(form, str) and form in _FORMATS):
-            raise _refusal(self._where, "format")
-        held = "" if form is None else f"/{_FORMATS[form]}/ & "
-        for key in ("minLength", "maxLength"):
-            if key in schema and not (type(schema[key]) is int and 0 <= schema[key] <= MAX_LENGTH):
-                raise UnsupportedSchema(self._where, f"`{key}` must be an integer of at most {MAX_LENGTH}")
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        bounds = "*" if not least and most == "" else f"{{{least},{most}}}"
-        ends = "|".join(map(pattern_of, self._syntax.value_ends))
         name = f"{self._rule}_{len(self.terminals)}"
-        self.terminals.append(f"{name}: ({held}/(?s:.{bounds})/ & ~/(?s:.*)({ends})(?s:.*)/) {self._close}\n")
+        terminal = text_terminal(schema, self._syntax.value_ends, self._where)
+        self.terminals.append(f"{name}: {terminal} {self._close}\n")
         return name
 
     def _literal(self, value: object) -> str:
@@ -189,21 +151,11 @@ class _Values:
             raise UnsupportedSchema(
                 self._where, f"the type `{name[:40]}` is not supported here in this model's format of calls"
             )
-        if name in _SCALARS and not schema.keys() - _NOTES:
-            return f"{_SCALARS[name]} {self._close}"
+        if name in SCALARS and not schema.keys() - NOTES:
+            return f"{SCALARS[name]} {self._close}"
         held = {**self._kept, **schema, "type": name, "x-guidance": JSON_FORM}
         return f"%json {orjson.dumps(held).decode()} {self._close}"
 
     @property
     def _close(self) -> str:
         return quoted(self._syntax.argument_close)
-
-
-def _check(schema: Mapping[str, Any], known: frozenset[str], where: str) -> None:
-    for keyword in schema:
-        if keyword not in known and not keyword.startswith("x-"):
-            raise _refusal(where, keyword)
-
-
-def _refusal(where: str, keyword: str) -> UnsupportedSchema:
-    return UnsupportedSchema(where, f"the keyword `{keyword[:40]}` is not supported in this model's format of calls")

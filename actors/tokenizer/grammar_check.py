@@ -17,6 +17,7 @@ import numpy as np
 from ..messages.grammar import GrammarKind, GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.sampling import OutputGrammar
+from ..shared.gbnf import is_gbnf
 from ..shared.grammar_library import GrammarError, GrammarLibrary
 from ..shared.grammar_text import grammar_text, path_of, schema_at
 from .thinking_budget import ReasoningDelimiters
@@ -29,8 +30,15 @@ MAX_SECONDS = 0.5
 
 _UNSUPPORTED = re.compile(r'Unimplemented keys: \["([^"]+)"|Unknown (format): ')
 
-_LINE = re.compile(r"at (\d+)\(\d+\): ")
-"""Begins the library's message about a part of a grammar."""
+_LINE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+"""Begins the library's message about a part of a grammar, with its line and column."""
+_NO_OUTPUT = "it allows no output"
+_PATTERN, _PATTERN_ERROR = " (in regex): ", "error: "
+_INDENT = 4
+"""Of a pattern in the library's message, over marks at what is wrong."""
+_ADDED_ESCAPES = (r"\/", r"\n")
+"""Which the library may have put into the pattern, so that places behind them are other ones."""
+_MAX_REASON_CHARS = 400
 
 
 class GrammarChecker:
@@ -79,7 +87,7 @@ class GrammarChecker:
         words_W = np.zeros(library.num_words, np.uint32)
         matcher.fill(words_W)
         if not words_W.any():
-            raise GrammarError("it allows no output")
+            raise GrammarError(_NO_OUTPUT)
         if time.thread_time() - started > MAX_SECONDS:
             raise GrammarError("it takes too long to compile")
         return text
@@ -103,14 +111,30 @@ def _reason(error: str, spec: GrammarSpec) -> str:
     if spec.kind is GrammarKind.LARK:
         found = None if line is None else schema_at(int(line[1]), spec.source)
         if line is None or found is None:
-            return error
-        (field, source), error = found, error[line.end() :].partition("\n")[0]
+            place = None if line is None or is_gbnf(source) else f"line {line[1]}, column {line[2]}: "
+            return f"{place or ''}{_plain(error)}"
+        field, source = found
     if unsupported is None or spec.kind not in (GrammarKind.JSON_SCHEMA, GrammarKind.LARK):
-        return f"{error} (in `{field}`)" if field else error
+        return f"{_plain(error)} (in `{field}`)" if field else _plain(error)
     keyword = unsupported[1] or unsupported[2]
     path = path_of(keyword, source)
     place = "" if path is None else f" at `{field}{path}`"
-    return f"the keyword `{keyword}`{place} is not supported ({error})"
+    return f"the keyword `{keyword}`{place} is not supported ({_plain(error)})"
+
+
+def _plain(error: str) -> str:
+    """Return the library's message without the grammar, which it repeats, and with the place in a pattern."""
+    lines = error.split("\n")
+    line = _LINE.match(error)
+    first = lines[0] if line is None else lines[0][line.end() :]
+    reason = next((one.removeprefix(_PATTERN_ERROR) for one in lines if one.startswith(_PATTERN_ERROR)), None)
+    if reason is not None:
+        mark = next((number for number, one in enumerate(lines) if "^" in one and not one.strip(" ^")), 0)
+        before = lines[mark - 1][: lines[mark].find("^")][_INDENT:]
+        is_known = mark > 0 and not any(escape in before for escape in _ADDED_ESCAPES)
+        place = f" at character {len(before) + 1}" if is_known else ""
+        return f"invalid regular expression{place}: {reason}"
+    return (_NO_OUTPUT if first == "NoExtensionBias" else first.rpartition(_PATTERN)[2])[:_MAX_REASON_CHARS]
 
 
 def place_grammar(

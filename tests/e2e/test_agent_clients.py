@@ -1,5 +1,7 @@
 """Agents as people write them: a tool is called, carried out, and its result used, with each official client and with
 frameworks on top of them. The model's part is written by the test: a call, and an answer once there is a result.
+
+The frameworks are imported by the tests that use them: each worker of the test command collects every file.
 """
 
 from __future__ import annotations
@@ -11,15 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import instructor
 import openai
 import pydantic
 import pytest
-from pydantic_ai import Agent
-from pydantic_ai.models.anthropic import AnthropicModel
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.e2e.servers import Server, serving
 from tests.runtimes import kept_library
@@ -125,6 +121,12 @@ def test_anthropic_tool_runner(agents: Server, stream: bool) -> None:
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_pydantic_ai(agents: Server, api: str) -> None:
     """An agent of pydantic-ai calls its tool and answers, over each API, and knows the tokens."""
+    from pydantic_ai import Agent
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     asked = []
 
     def get_weather(city: str) -> str:
@@ -153,6 +155,8 @@ def test_pydantic_ai(agents: Server, api: str) -> None:
 
 def test_instructor(agents: Server, tmp_path: Path) -> None:
     """Instructor's modes that force nothing: calls the model chooses to make, and JSON within an answer."""
+    import instructor
+
     calls = call(OTHERS, name="Weather")
     replies = tmp_path / "replies.json"
     flags = ("--executor", "fake", "--fake-step-seconds", "0", "--fake-replies", str(replies))

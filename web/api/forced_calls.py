@@ -1,6 +1,7 @@
 """Which of a request's tools are called, and the grammar that makes the model call them.
 
-    a call is forced          calls alone, in the model's own format, each with arguments of its tool's schema
+    a call is forced          calls alone, in the model's own format, each with arguments of its tool's schema; a JSON
+                              format of the answer says nothing then, as there is no answer but calls
     a format and tools        JSON of that format, or calls
     tools with `strict`       text, in which calls are complete, and match their schemas where tools are strict
     otherwise                 no grammar of calls
@@ -23,7 +24,7 @@ from quipu.actors.shared.call_grammar import (
     can_hold_within_text,
     forced_calls,
 )
-from quipu.actors.shared.tagged_values import UnsupportedSchema
+from quipu.actors.shared.text_values import UnsupportedSchema
 
 from ..request.errors import bad_value, unsupported_value
 from .output_grammar import MAX_GRAMMAR_CHARS, both, check_size
@@ -43,6 +44,8 @@ class ToolChoice:
     """None: all."""
     forced_by: str | None = None
     """The field that asks for a call."""
+    one_call: bool = False
+    """There may be one call only, whatever the request says of several."""
 
 
 async def read_calls_grammar(
@@ -65,7 +68,7 @@ async def read_calls_grammar(
             raise unsupported_value(choice.forced_by, problem)
         if not chosen:
             raise bad_value(choice.forced_by, "must leave a tool to call, which has to be among the request's tools")
-        if answer is not None:
+        if answer is not None and answer.kind not in _JSON:
             raise both(answer.param, choice.forced_by)
         held = [attrs.evolve(tool, is_held=True) for tool in chosen]
         return await _compile(forced_calls(form, held, several=not one_call), held, pace)

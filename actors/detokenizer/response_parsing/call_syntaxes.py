@@ -1,6 +1,7 @@
 """How models write calls in each format that the server knows: the text itself, where a template has only patterns.
 
-A shipped format has its syntaxes here; a checkpoint's own template has what its delimiters say, if its calls are JSON.
+A shipped format has its syntaxes here; a checkpoint's own template has what its delimiters say, if its calls are JSON,
+with quotes and keys of its own or without.
 What must always hold: the parser reads every call that is written like this.
 """
 
@@ -51,6 +52,14 @@ _LLAMA = (
     _objects("", between="; ", key="parameters"),
     _objects("", begin="<|python_tag|>", between="; ", key="parameters"),
 )
+
+
+def _dialect(opens: str, closes: str, quote: str) -> CallSyntax:
+    return CallSyntax(
+        style=ArgumentStyle.DIALECT, open=f"{opens}call:{NAME}", close=closes, name_pattern=r"\w+", quote=quote
+    )
+
+
 _SHIPPED: dict[str, tuple[_Written, ...]] = {
     "deepseek_v3": (
         _Written(
@@ -81,6 +90,8 @@ _SHIPPED: dict[str, tuple[_Written, ...]] = {
             )
         ),
     ),
+    "functiongemma": (_Written((_dialect("<start_function_call>", "<end_function_call>", "<escape>"),)),),
+    "gemma4": (_Written((_dialect("<|tool_call>", "<tool_call|>", '<|"|>'),)),),
     "granite": (
         _Written((_objects("", begin="<|tool_call|>[", between=", ", end="]"),), needs="<|tool_call|>"),
         _Written((_objects("", begin="<tool_call>[", between=", ", end="]"),)),
@@ -110,6 +121,8 @@ _SHIPPED |= {"llama4_json": _SHIPPED["llama3_json"], "qwen3_xml": _SHIPPED["qwen
 _MARKERS = {
     "deepseek_v3": (_DEEPSEEK_BEGIN, _DEEPSEEK_OPEN),
     "deepseek_v31": (_DEEPSEEK_BEGIN, _DEEPSEEK_OPEN),
+    "functiongemma": ("<start_function_call>",),
+    "gemma4": ("<|tool_call>",),
     "granite": ("<|tool_call|>", "<tool_call>"),
     "hermes": ("<tool_call>",),
     "mistral": ("[TOOL_CALLS]",),
@@ -136,7 +149,7 @@ def own_form(calls: Sequence[Spec], added_ids: Mapping[str, int]) -> CallForm | 
 
 
 def _form(syntaxes: tuple[CallSyntax, ...], markers: tuple[str, ...], added_ids: Mapping[str, int]) -> CallForm:
-    texts = [text for one in syntaxes for text in (one.begin, one.open, one.close, one.between, one.end)]
+    texts = [text for one in syntaxes for text in (one.begin, one.open, one.close, one.between, one.end, one.quote)]
     found = {
         token: token_id
         for token, token_id in added_ids.items()
@@ -146,12 +159,15 @@ def _form(syntaxes: tuple[CallSyntax, ...], markers: tuple[str, ...], added_ids:
 
 
 def _from_delimiters(call: Spec) -> CallSyntax:
-    if call.get("content") != "json" or call.get("content_args"):
+    style, arguments = call_style(call), call.get("content_args") or {}
+    quote = _quote(arguments)
+    if call.get("content") != "json" or (arguments and (not quote or style is CallStyle.OBJECT)):
         raise UnsupportedPattern("calls that are not JSON")
-    style = call_style(call)
     opens, closes = _text(call, "open"), _text(call, "close")
     if not opens.partition(NAME)[0].strip():
         raise UnsupportedPattern("calls without an opening delimiter")
+    if quote:
+        return CallSyntax(style=ArgumentStyle.DIALECT, open=opens, close=closes, name_pattern=r"\w+", quote=quote)
     key = next((key for key in ARGUMENT_KEYS if f"content.{key}" in str(call.get("transform"))), ARGUMENT_KEYS[0])
     return CallSyntax(
         style=ArgumentStyle.OBJECT if style is CallStyle.OBJECT else ArgumentStyle.JSON,
@@ -161,6 +177,14 @@ def _from_delimiters(call: Spec) -> CallSyntax:
         name_pattern=r"[\w.-]+",
         may_break=True,
     )
+
+
+def _quote(arguments: Spec) -> str:
+    """Return what is around strings where keys are bare, nothing if the arguments are otherwise."""
+    match arguments:
+        case {"unquoted_keys": True, "string_delims": [[opens, closes]], **rest} if opens == closes and not rest:
+            return str(opens)
+    return ""
 
 
 def _text(call: Spec, side: str) -> str:

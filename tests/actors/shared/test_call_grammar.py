@@ -18,7 +18,8 @@ from quipu.actors.shared.call_grammar import (
     can_hold_within_text,
     forced_calls,
 )
-from quipu.actors.shared.tagged_values import MAX_OPTIONS, UnsupportedSchema
+from quipu.actors.shared.tagged_values import MAX_OPTIONS
+from quipu.actors.shared.text_values import UnsupportedSchema
 from tests.call_grammars import SCHEMAS, TOKENS, TOOLS, Family, family, matches, outputs
 from tests.parsed_outputs import Call, render_calls
 
@@ -156,7 +157,8 @@ def test_calls_within_text(name: str) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"patternProperties": {}}, "tools: the keyword `patternProperties`"),
-    ({"properties": {"x": {"type": "string", "pattern": "a"}}}, "tools.properties.x: the keyword `pattern`"),
+    ({"properties": {"x": {"type": "string", "pattern": "a(?=b)"}}}, "tools.properties.x: the keyword `pattern`"),
+    ({"properties": {"x": {"type": "string", "pattern": ["a"]}}}, "tools.properties.x: the keyword `pattern`"),
     ({"properties": {"x": {"type": "string", "format": "email"}}}, "tools.properties.x: the keyword `format`"),
     ({"properties": {"x": {"allOf": [{}]}}}, "tools.properties.x: the keyword `allOf`"),
     ({"properties": {"x": {"$ref": "https://example.com"}}}, "tools.properties.x: the keyword `$ref`"),
@@ -207,12 +209,139 @@ ODD = st.recursive(
 @settings(max_examples=60, deadline=None)
 def test_odd_schemas(schema: dict[str, Any], properties: dict[str, Any]) -> None:
     """No schema, whatever stands in it, raises anything else; what is not refused is a grammar."""
-    form = family("qwen3_coder", has_tokens=False).form
-    for one in (schema, {**schema, "properties": properties}):
-        tool = GrammarTool("f", one, "tools", "name")
-        with suppress(UnsupportedSchema):
-            rules = grammar(form, tools=[tool])
-            assert rules.startswith("start: calls\n")
+    for name in ("gemma4", "qwen3_coder"):
+        form = family(name, has_tokens=False).form
+        for one in (schema, {**schema, "properties": properties}):
+            tool = GrammarTool("f", one, "tools", "name")
+            with suppress(UnsupportedSchema):
+                rules = grammar(form, tools=[tool])
+                assert rules.startswith("start: calls\n")
+
+
+PATTERNS: list[tuple[str, list[str], list[str]]] = [
+    ("^[0-9]{5}$", ["12345"], ["1234", "123456", "12345\n"]),
+    ("b+", ["b", "abba\n"], ["", "a"]),
+    ("^a/b|^c", [], []),
+    ("^(a/b|c)", ["a/b!", "c"], ["/b", "xc"]),
+    ("[]/[]$", [], []),
+    (r"[\]/[]$", ["x]", "[", "/"], ["[x", ""]),
+    (r"\$\^", ["a$^b"], ["$"]),
+]
+
+
+@pytest.mark.parametrize(("pattern", "right", "wrong"), PATTERNS)
+def test_patterns_between_tags(pattern: str, right: list[str], wrong: list[str]) -> None:
+    """A pattern is looked for anywhere in a string, as JSON Schema says, and the end of an argument stays its end."""
+    one = family("qwen3_coder", has_tokens=True)
+    schema = {"properties": {"x": {"type": "string", "pattern": pattern, "maxLength": 9}}, "required": ["x"]}
+    tools = [GrammarTool("f", schema, "tools", "name")]
+    if not right:
+        with pytest.raises(UnsupportedSchema, match="the keyword `pattern`"):
+            grammar(one.form, tools=tools)
+        return
+    rules = grammar(one.form, tools=tools)
+    assert all(one.vocabulary.accepts(rules, written(one, [("f", {"x": text})])) for text in right)
+    assert not any(one.vocabulary.accepts(rules, written(one, [("f", {"x": text})])) for text in wrong)
+    assert not one.vocabulary.begins(rules, written(one, [("f", {"x": f"{right[0]}</parameter>"})]))
+
+
+DIALECTS = ["functiongemma", "gemma4"]
+NESTED: dict[str, Any] = {
+    "properties": {
+        "first": {"type": ["integer", "null"]},
+        "node": {"$ref": "#/$defs/Node"},
+        "names": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,3}$"}, "minItems": 1},
+        "pairs": {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "maxItems": 2}},
+        "level": {"type": "integer", "minimum": 3, "maximum": 5},
+        "kind": {"enum": ["a b", 1, None, {"x": ["y"]}]},
+        "table": {"type": "object", "additionalProperties": {"type": "boolean"}},
+        "none": {"type": "array", "maxItems": 0},
+    },
+    "required": ["node", "names"],
+    "additionalProperties": False,
+    "$defs": {
+        "Node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "string"},
+                "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]},
+            },
+            "required": ["next"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_nested_dialect(name: str) -> None:
+    """Objects and lists within arguments are held like the arguments, also those that contain their own kind."""
+    one = family(name, has_tokens=True)
+    rules = grammar(one.form, tools=[GrammarTool("get_weather", NESTED, "tools", "name")])
+    node = {"value": 'a "b"\n', "next": {"next": None}}
+    right: list[dict[str, Any]] = [
+        {"node": node, "names": ["ab", "c"]},
+        {"first": None, "node": node, "names": ["a"], "pairs": [[1, -2.5], []], "level": 4, "none": []},
+        {"node": {"next": None}, "names": ["a"], "kind": {"x": ["y"]}, "table": {"b": True, "c_1": False}},
+    ]
+    wrong: list[dict[str, Any]] = [
+        {"node": node},
+        {"node": node, "names": []},
+        {"node": node, "names": ["abcd"]},
+        {"node": {"value": "x"}, "names": ["a"]},
+        {"node": {"next": {"next": 1}}, "names": ["a"]},
+        {"node": node, "names": ["a"], "pairs": [[1, 2, 3]]},
+        {"node": node, "names": ["a"], "level": 6},
+        {"node": node, "names": ["a"], "kind": {"x": ["z"]}},
+        {"node": node, "names": ["a"], "table": {"b": 1}},
+        {"node": node, "names": ["a"], "none": [1]},
+    ]
+    for arguments in right:
+        text = written(one, [("get_weather", arguments)])
+        assert one.vocabulary.accepts(rules, text), text
+        ((_, read),) = one.calls(one.vocabulary.encode(text))
+        assert json.loads(read) == arguments
+    for arguments in wrong:
+        assert not one.vocabulary.accepts(rules, written(one, [("get_weather", arguments)])), arguments
+
+
+@pytest.mark.parametrize("schema", [NESTED, {}, {"properties": {"x": {}}}, {"additionalProperties": {"type": "array"}}])
+@pytest.mark.parametrize("name", DIALECTS)
+def test_whatever_a_dialect_holds_is_read(name: str, schema: dict[str, Any]) -> None:
+    """Arguments of nested schemas, or of any, are read as JSON that matches."""
+    one = family(name, has_tokens=True)
+    found = outputs(one, grammar(one.form, tools=[GrammarTool("get_weather", schema, "tools", "name")]), 12)
+    assert found
+    for output in found:
+        for _, arguments in one.calls(output):
+            assert matches(schema, arguments), arguments
+
+
+REFUSED_DIALECT: list[tuple[dict[str, Any], str]] = [
+    ({"properties": {"x": {"type": "string", "format": "email"}}}, "tools.properties.x: the keyword `format`"),
+    ({"properties": {"x": {"items": {"not": {}}, "type": "array"}}}, "tools.properties.x.items: the keyword `not`"),
+    ({"properties": {"x": {"type": "array", "uniqueItems": True}}}, "tools.properties.x: the keyword `uniqueItems`"),
+    ({"properties": {"x": {"type": "array", "maxItems": 5000}}}, "must be integers of at most 1024"),
+    ({"properties": {"x": {"allOf": [{}]}}}, "tools.properties.x: the keyword `allOf`"),
+    ({"properties": {"x": {"$ref": "#"}}}, "tools.properties.x: the keyword `$ref`"),
+    ({"properties": {"x": {"enum": ["<escape>"]}}}, "cannot write one of these values"),
+    ({"properties": {"x": {"const": {"a-b": 1}}}}, "cannot write one of these values"),
+    ({"properties": {"x": {"anyOf": []}}}, "`anyOf` must be a list"),
+    ({"properties": {"a-b": {}}}, "tools.properties.a-b: the model's format of calls cannot write this name"),
+    ({"properties": {f"x{number}": {} for number in range(65)}}, "too many properties that may be missing"),
+    ({"properties": {"x": {"type": "thing"}}}, "the type `thing`"),
+    ({"properties": {"x": 1}}, "tools.properties.x: must be an object"),
+    ({"required": ["x"]}, "not among"),
+    ({"patternProperties": {}}, "tools: the keyword `patternProperties`"),
+]
+
+
+@pytest.mark.parametrize(("schema", "problem"), REFUSED_DIALECT)
+def test_refused_by_a_dialect(schema: dict[str, Any], problem: str) -> None:
+    """What arguments in a dialect cannot be held to is refused, with its path."""
+    with pytest.raises(UnsupportedSchema) as refused:
+        grammar(family("functiongemma", has_tokens=True).form, tools=[GrammarTool("f", schema, "tools", "name")])
+    assert problem in str(refused.value)
 
 
 def test_refused_names() -> None:
@@ -220,5 +349,7 @@ def test_refused_names() -> None:
     tool = GrammarTool('a">\n', {}, "tools", "tools[0].name")
     with pytest.raises(UnsupportedSchema, match=r"tools\[0\]\.name: "):
         grammar(family("qwen3_coder", has_tokens=False).form, tools=[tool])
+    with pytest.raises(UnsupportedSchema, match="name: "):
+        grammar(family("gemma4", has_tokens=True).form, tools=[GrammarTool("a-b", {}, "tools", "name")])
     one = family("hermes", has_tokens=False)
     assert one.vocabulary.accepts(grammar(one.form, tools=[tool]), render_calls("hermes", [('a">\n', {})]))

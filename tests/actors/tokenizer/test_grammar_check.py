@@ -39,6 +39,7 @@ def spec_of(kind: GrammarKind, source: Any) -> GrammarSpec:
         spec_of(K.REGEX, r"\d+(\.\d+)?"),
         spec_of(K.CHOICE, ["yes", 'a "quoted"\n\\ é ☃ text', "/x/i"]),
         spec_of(K.LARK, 'start: "a" | %json {"type": "integer"}'),
+        spec_of(K.LARK, 'root ::= "a" | "(" root ")"'),
     ],
 )
 def test_supported_grammars(spec: GrammarSpec) -> None:
@@ -67,11 +68,19 @@ def test_supported_grammars(spec: GrammarSpec) -> None:
         (K.JSON_SCHEMA, "{", ["not valid JSON"]),
         (K.JSON_SCHEMA, "[" * 5000, ["not valid JSON"]),
         (K.JSON_SCHEMA, '{"a":' * 1500 + "1" + "}" * 1500, []),
-        (K.REGEX, "[a-", ["unclosed"]),
+        (K.REGEX, "ab[c-", ["invalid regular expression at character 3: unclosed character class."]),
+        (K.REGEX, r"(a)\1", ["at character 4: backreferences are not supported."]),
+        (K.REGEX, "/a)", ["invalid regular expression: unopened group."]),
+        (K.REGEX, r"a\b", ["lookarounds not supported"]),
+        (K.REGEX, "(" * 9000, ["at character 9000: unclosed group."]),
         (K.CHOICE, "[]", ["non-empty"]),
         (K.CHOICE, '["a", 1]', ["list of strings"]),
         (K.CHOICE, "yes", ["not valid JSON"]),
-        (K.LARK, 'begin: "a"', ["start"]),
+        (K.LARK, 'begin: "a"', ["no start rule found."]),
+        (K.LARK, 'start: a\na: "x" | b', ["line 2, column 4: unknown name"]),
+        (K.LARK, "start: T\nT: /a/ & ~/a/", ["it allows no output."]),
+        (K.LARK, 'root ::= "a" |\n b', ["line 2 of the GBNF grammar: there is no rule `b`."]),
+        (K.LARK, 'root ::= root "a"', ["`response_format`: it allows no output."]),
         (K.LARK, "start: <nothing>", ["unknown special token"]),
         (K.LARK, 'start: %json {"not": {}}', ["not"]),
         (K.JSON_SCHEMA, {"enum": ["x" * 10000]}, ["at most 9999 bytes"]),
@@ -118,6 +127,23 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_check, "MAX_SECONDS", 0.0)
     error = GrammarChecker(tiny_grammars(), 9999).check(schema(PERSON))
     assert isinstance(error, RequestError) and "too long" in error.message
+
+
+def test_calls_name_their_argument() -> None:
+    """A pattern that the library does not know is refused with the argument's path, also where calls are not JSON."""
+    syntax = CallSyntax(
+        style=ArgumentStyle.TAGS,
+        open="<call>{name}",
+        close="</call>",
+        argument_open="<{name}>",
+        argument_close="</a>",
+        value_ends=("</a>",),
+    )
+    tool = GrammarTool("f", {"properties": {"a": {"type": "string", "pattern": r"\p{Foo}"}}}, "tools[1]", "")
+    source = "".join(forced_calls(CallForm((syntax,)), [tool], several=False))
+    refused = GrammarChecker(tiny_grammars(), 9999).check(GrammarSpec(K.LARK, source, "tools"))
+    assert isinstance(refused, RequestError)
+    assert "Unicode property not found (in `tools[1].properties.a`)" in refused.message
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,11 @@ OUTPUT = OutputFormat(tool_call_parser="hermes", call_form=HERMES.form)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 MESSAGE = [{"role": "user", "content": "x"}]
 OSLO = {"city": "Oslo"}
+FORMATS: dict[str, dict[str, Any]] = {
+    CHAT: {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+    RESPONSES: {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+    MESSAGES: {"output_format": {"type": "json_schema", "schema": SCHEMA}},
+}
 
 
 def tools(path: str, *names: str, schema: dict[str, Any] = SCHEMA, **more: Any) -> list[dict[str, Any]]:
@@ -83,9 +88,11 @@ async def test_any_call(path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_named_call(path: str) -> None:
-    """A call of one tool is forced."""
+    """A call of one tool is forced: one call in OpenAI's APIs, at least one in Anthropic's, as they say."""
     asked = await ask(path, body(path, tool_choice=choice(path, "b")), OUTPUT)
     assert accepts(asked, calls("b")) and not accepts(asked, calls("a"))
+    assert accepts(asked, calls("b", "b")) == (path == MESSAGES)
+    assert asked.max_calls == (None if path == MESSAGES else 1)
     assert asked.callable_names == ["b"]
 
 
@@ -151,17 +158,20 @@ async def test_strict_without_effect() -> None:
 @pytest.mark.parametrize("path", PATHS)
 async def test_format_with_tools(path: str) -> None:
     """An answer in a format does not keep the model from calling tools."""
-    formats: dict[str, dict[str, Any]] = {
-        CHAT: {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
-        RESPONSES: {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
-        MESSAGES: {"output_format": {"type": "json_schema", "schema": SCHEMA}},
-    }
-    fields = formats[path]
+    fields = FORMATS[path]
     asked = await ask(path, body(path, **fields), OUTPUT)
     assert accepts(asked, '{"city":"Oslo"}') and accepts(asked, calls("a")) and not accepts(asked, "{}")
     none: Any = {"type": "none"} if path == MESSAGES else "none"
     plain = await ask(path, body(path, tool_choice=none, **fields), OUTPUT)
     assert plain.encode.grammar is not None and plain.encode.grammar.kind is GrammarKind.JSON_SCHEMA
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_format_with_forced_call(path: str) -> None:
+    """A forced call comes before a JSON format, since there is no text; clients send both (instructor on responses)."""
+    asked = await ask(path, body(path, tool_choice=choice(path), **FORMATS[path]), OUTPUT)
+    assert asked.ignored is None
+    assert accepts(asked, calls("a")) and not accepts(asked, '{"city":"Oslo"}')
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -183,8 +193,8 @@ async def test_refused(path: str) -> None:
 
 async def test_conflicts_are_named() -> None:
     """Two fields that contradict each other are both named."""
-    forced = await refusal(CHAT, tool_choice="required", response_format={"type": "json_object"})
-    assert "`response_format.type`: not allowed together with `tool_choice`" in forced
+    forced = await refusal(CHAT, tool_choice="required", guided_choice=["a"])
+    assert "`guided_choice`: not allowed together with `tool_choice`" in forced
     assert "`guided_regex`: not allowed together with tools" in await refusal(CHAT, guided_regex="a")
 
 

@@ -56,12 +56,13 @@ async def read_chat_tools(fields: Fields, form: CallForm | None, pace: Pace) -> 
         if type(function) is not dict:
             raise wrong_type(where, "an object")
         await _add(Fields(function, where), {"type": "function", "function": function}, tools)
+    several = fields.flag("parallel_tool_calls", default=True) and not is_legacy
     choice = await read_tool_choice(fields, pace)
     old_choice = await read_tool_choice(fields, pace, "function_call")
-    one_call = is_legacy or not fields.flag("parallel_tool_calls", default=True)
     if old_choice.forced_by is not None and not is_legacy:
         raise bad_value(old_choice.forced_by, "only allowed together with `functions`")
     choice = old_choice if is_legacy else choice
+    one_call = choice.one_call or not several
     answer = await read_openai_grammar(fields, pace)
     grammar = await read_calls_grammar(tools, choice, answer, form, one_call=one_call, pace=pace)
     return ChatTools(

@@ -1,7 +1,8 @@
 """`tool_choice`: which of a request's tools may be called. Used for chat and for responses.
 
 A choice may leave it to the model whether to call one, forbid it, or force it. Whatever the choice is, the template
-shows every tool, so that the choice does not change the prompt.
+shows every tool, so that the choice does not change the prompt. A tool that is named is called exactly once, as in
+OpenAI's API.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ async def _read_object(choice: Fields, param: str, pace: Pace) -> ToolChoice:
         problem = f"must be `function`, `custom` or `{_LIST}`; other tools are not supported by this server"
         raise unsupported_value(choice.param("type"), problem)
     function = choice.fields(kind) if choice.get(kind) is not None else choice
-    return ToolChoice(frozenset({read_flat_name(function)}), forced_by=param)
+    return ToolChoice(frozenset({read_flat_name(function)}), forced_by=param, one_call=True)
 
 
 async def _read_allowed(allowed: Fields, pace: Pace) -> ToolChoice:

@@ -1,0 +1,227 @@
+"""Grammars of arguments in JSON with bare keys, and strings between quotes of the format's own, as Gemma writes them.
+
+    {city:<|"|>Oslo<|"|>,days:3,tags:[<|"|>a<|"|>],more:{deep:true}}
+
+What must always hold: the parser (`detokenizer/response_parsing/dialect_calls.py`) makes of every accepted text JSON
+that its schema allows; a keyword that cannot be held is refused by name; a rule costs what its own part of the schema
+does, so that a caller can pause.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from ..messages.grammar import SCHEMA_FROM
+from .text_values import (
+    FREE_KEYWORDS,
+    NOTES,
+    SCALARS,
+    UnsupportedSchema,
+    check_keywords,
+    may_be_refused,
+    quoted,
+    refusal,
+    text_terminal,
+)
+from .tool_types import Definitions
+
+MAX_OPTIONS = 512
+"""Alternatives of one value, and values of an enum."""
+MAX_ITEMS = 1024
+"""Of `minItems` and `maxItems`."""
+MAX_PAIRS = 4096
+"""Of arguments and those that may come first, which are written out for each other."""
+_OBJECT = NOTES | {"$defs", "additionalProperties", "definitions", "properties", "required"}
+_ARRAY = NOTES | {"items", "maxItems", "minItems"}
+_KEY = re.compile(r"\w{1,512}")
+_ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_]*:/"
+_JSON_KEYS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"})
+
+
+def dialect_rules(
+    rule: str, write: Callable[[str], str], quote: str, schema: Mapping[str, Any], param: str
+) -> Iterator[str]:
+    """Yield the rules of one call's arguments, among them `rule`. Raises UnsupportedSchema.
+
+    `write` returns a text as terminals.
+    """
+    return _Rules(rule, write, quote, Definitions(dict(schema))).of({**schema, "type": "object"}, param)
+
+
+class _Rules:
+    def __init__(self, rule: str, write: Callable[[str], str], quote: str, definitions: Definitions) -> None:
+        self._rule = rule
+        self._write = write
+        self._quote = quote
+        self._definitions = definitions
+        self._waiting: deque[tuple[str, Any, str]] = deque()
+        """Rules that are referred to and not yet written, with their schemas and paths."""
+        self._terminals: list[str] = []
+        """What the next rule uses."""
+        self._num_rules = 0
+        self._references: dict[str, str] = {}
+        """The rules of definitions."""
+        self._any: str | None = None
+        self._free_text: str | None = None
+
+    def of(self, schema: Mapping[str, Any], param: str) -> Iterator[str]:
+        self._waiting.append((self._rule, schema, param))
+        while self._waiting:
+            name, one, where = self._waiting.popleft()
+            rule = f"{name}: {' | '.join(self._options(one, where))}\n"
+            lines = [*self._terminals, rule]
+            self._terminals.clear()
+            if any(may_be_refused(line) for line in lines):
+                yield f"{SCHEMA_FROM}{where}\n"
+            yield from lines
+
+    def _later(self, schema: Any, where: str) -> str:
+        """Return the name of a rule that is still to be written."""
+        if not schema or schema is True:
+            if self._any is not None:
+                return self._any
+            self._any = f"{self._rule}_any"
+            self._waiting.append((self._any, {}, where))
+            return self._any
+        self._num_rules += 1
+        name = f"{self._rule}_{self._num_rules}"
+        self._waiting.append((name, schema, where))
+        return name
+
+    def _options(self, schema: Any, where: str) -> list[str]:
+        if not isinstance(schema, dict):
+            raise UnsupportedSchema(where, "must be an object")
+        if "$ref" in schema:
+            check_keywords(schema, NOTES | {"$ref", "$defs", "definitions"}, where)
+            return [self._referred(schema["$ref"], where)]
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                check_keywords(schema, NOTES | {key}, where)
+                return [self._later(option, where) for option in _counted(schema[key], key, where)]
+        if "enum" in schema or "const" in schema:
+            check_keywords(schema, NOTES | {"enum", "const"}, where)
+            values = _counted(schema["enum"], "enum", where) if "enum" in schema else [schema["const"]]
+            return [self._write(self._text(value, where)) for value in values]
+        types = schema.get("type")
+        if types is None:
+            check_keywords(schema, NOTES, where)
+            return self._any_value(where)
+        names = _counted(types, "type", where) if isinstance(types, list) else [types]
+        if len(names) > 1:
+            check_keywords(schema, NOTES, where)
+        nothing = [self._write("null")] if schema.get("nullable") is True else []
+        return [*(self._typed(schema, name, where) for name in names), *nothing]
+
+    def _referred(self, reference: Any, where: str) -> str:
+        if not isinstance(reference, str):
+            raise refusal(where, "$ref")
+        if reference not in self._references:
+            found = self._definitions.resolve(reference)
+            if found is None:
+                raise refusal(where, "$ref")
+            self._references[reference] = self._later(found, where)
+        return self._references[reference]
+
+    def _any_value(self, where: str) -> list[str]:
+        one = self._later({}, where)
+        scalars = [SCALARS["number"], *map(self._write, ("true", "false", "null"))]
+        return [self._string({}, where), *scalars, self._list(one, 0, None), f'"{{" {self._free_members(one)} "}}"']
+
+    def _typed(self, schema: Mapping[str, Any], name: Any, where: str) -> str:
+        match name:
+            case "string":
+                return self._string(schema, where)
+            case "integer" | "number":
+                check_keywords(schema, NOTES | _JSON_KEYS, where)
+                bounds = {key: schema[key] for key in _JSON_KEYS if key in schema}
+                return f"%json {orjson.dumps({'type': name, **bounds}).decode()}" if bounds else SCALARS[name]
+            case "boolean":
+                check_keywords(schema, NOTES, where)
+                return '"true" | "false"'
+            case "null":
+                check_keywords(schema, NOTES, where)
+                return '"null"'
+            case "array":
+                check_keywords(schema, _ARRAY, where)
+                bounds = {key: schema[key] for key in ("minItems", "maxItems") if key in schema}
+                if any(type(bound) is not int or not 0 <= bound <= MAX_ITEMS for bound in bounds.values()):
+                    raise UnsupportedSchema(where, f"`minItems` and `maxItems` must be integers of at most {MAX_ITEMS}")
+                item = self._later(schema.get("items", {}), f"{where}.items")
+                return self._list(item, bounds.get("minItems", 0), bounds.get("maxItems"))
+            case "object":
+                check_keywords(schema, _OBJECT, where)
+                return f'"{{" {self._members(schema, where)} "}}"'
+        raise UnsupportedSchema(where, f"the type `{str(name)[:40]}` is not supported in this model's format of calls")
+
+    def _string(self, schema: Mapping[str, Any], where: str) -> str:
+        text, mark = text_terminal(schema, (self._quote,), where), self._write(self._quote)
+        is_token = mark.startswith("<[")  # otherwise, what ends a string belongs to its terminal
+        is_free = not schema.keys() - FREE_KEYWORDS
+        if is_free and self._free_text is not None:
+            return self._free_text
+        self._num_rules += 1
+        name = f"{self._rule}_{self._num_rules}".upper()
+        self._terminals.append(f"{name}: {text if is_token else f'{mark} {text} {mark}'}\n")
+        value = f"{mark} {name} {mark}" if is_token else name
+        if is_free:
+            self._free_text = value
+        return value
+
+    def _list(self, item: str, least: int, most: int | None) -> str:
+        if most == 0:
+            return '"[" "]"'
+        more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+        return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
+
+    def _free_members(self, value: str) -> str:
+        return f'({_ANY_KEY} {value} ("," {_ANY_KEY} {value})*)?'
+
+    def _members(self, schema: Mapping[str, Any], where: str) -> str:
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise UnsupportedSchema(where, "`properties` must be an object, and `required` a list")
+        if len(required) > len(properties) or not all(type(key) is str and key in properties for key in required):
+            raise UnsupportedSchema(where, "an argument in `required` is not among its `properties`")
+        if not properties:
+            more = schema.get("additionalProperties", True)
+            return "" if more is False else self._free_members(self._later(more, f"{where}.additionalProperties"))
+        needed = frozenset(required)
+        members = []
+        for key, declared in properties.items():
+            path = f"{where}.properties.{key[:80]}"
+            if _KEY.fullmatch(key) is None:
+                raise UnsupportedSchema(path, "the model's format of calls cannot write this name")
+            members.append((f"{quoted(f'{key}:')} {self._later(declared, path)}", key in needed))
+        num_firsts = 1 + next((index for index, (_, is_needed) in enumerate(members) if is_needed), len(members) - 1)
+        if num_firsts * len(members) > MAX_PAIRS:
+            raise UnsupportedSchema(where, "it has too many properties that may be missing before the first required")
+        rests = [f'"," {member}' if is_needed else f'("," {member})?' for member, is_needed in members]
+        firsts = [" ".join([members[index][0], *rests[index + 1 :]]) for index in range(num_firsts)]
+        return f"({' | '.join(firsts)}){'' if needed else '?'}"
+
+    def _text(self, value: Any, where: str) -> str:
+        """Return how a model writes a value."""
+        match value:
+            case str():
+                if self._quote in value:
+                    raise UnsupportedSchema(where, "the model's format of calls cannot write one of these values")
+                return f"{self._quote}{value}{self._quote}"
+            case dict():
+                if not all(map(_KEY.fullmatch, value)):
+                    raise UnsupportedSchema(where, "the model's format of calls cannot write one of these values")
+                return f"{{{','.join(f'{key}:{self._text(one, where)}' for key, one in value.items())}}}"
+            case list():
+                return f"[{','.join(self._text(one, where) for one in value)}]"
+        return json.dumps(value)
+
+
+def _counted(options: Any, key: str, where: str) -> list[Any]:
+    if not isinstance(options, list) or not 0 < len(options) <= MAX_OPTIONS:
+        raise UnsupportedSchema(where, f"`{key}` must be a list of up to {MAX_OPTIONS} alternatives")
+    return options
