@@ -1,0 +1,23 @@
+"""The faults that `make mutants` plants still fit the code that they are planted in."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def test_every_patch_applies() -> None:
+    """Whoever changes a line that a patch touches learns of it here, and not when the mutants are run."""
+    patches = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
+    stale = []
+    for patch in patches:
+        check = subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, capture_output=True, check=False)
+        if check.returncode:
+            stale.append(patch.name)
+    assert len(patches) > 40 and not stale
