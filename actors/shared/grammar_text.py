@@ -7,15 +7,20 @@ source that is not of its kind is refused, not repaired.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from ..messages.grammar import SCHEMA_FROM, GrammarKind, GrammarSpec
-from .grammar_library import GrammarError, json_grammar, lark_grammar, regex_grammar
+from .grammar_library import STRING_ESCAPES, GrammarError, json_grammar, lark_grammar, regex_grammar
+from .schema_holes import UnheldSchema, close_holes
 
 _EMBEDDED = "%json "
+_SCHEMA_WITHIN = re.compile(r"%json\s+(?=\{)")
+_OPTIONS = "x-guidance"
+_DECODER = json.JSONDecoder()
 
 
 def grammar_text(spec: GrammarSpec) -> str:
@@ -30,7 +35,7 @@ def grammar_text(spec: GrammarSpec) -> str:
         case GrammarKind.CHOICE:
             return lark_grammar(f"start: {' | '.join(json.dumps(text) for text in _choices(spec.source))}")
         case GrammarKind.LARK:
-            return lark_grammar(spec.source)
+            return lark_grammar(_with_closed_schemas(spec.source))
 
 
 def _schema_of(source: str) -> dict[str, Any]:
@@ -42,7 +47,37 @@ def _schema_of(source: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise GrammarError("a JSON schema must be an object")
+    close_holes(schema)
     return schema
+
+
+def _with_closed_schemas(source: str) -> str:
+    """Return a grammar whose schemas are held in full. Raises GrammarError."""
+    parts, done = [], 0
+    for found in _SCHEMA_WITHIN.finditer(source):
+        start = found.end()
+        if start < done:
+            continue
+        try:
+            schema, end = _DECODER.raw_decode(source, start)
+        except (ValueError, RecursionError):  # the words are part of a string, or the library refuses the schema
+            continue
+        options = schema.pop(_OPTIONS, {})
+        try:
+            close_holes(schema)
+        except UnheldSchema as error:
+            raise UnheldSchema(error.keyword, f"{_field_at(source, start)}{error.place}", error.reason) from None
+        if isinstance(options, dict):
+            options = {"json_allowed_escapes": STRING_ESCAPES, **options}
+        parts += [source[done:start], json.dumps({**schema, _OPTIONS: options})]
+        done = end
+    return "".join([*parts, source[done:]])
+
+
+def _field_at(source: str, position: int) -> str:
+    """Return the field from which the schema at a position in a grammar of calls is, or nothing."""
+    start = source.rfind(f"\n{SCHEMA_FROM}", 0, position)
+    return "" if start < 0 else source[start + 1 + len(SCHEMA_FROM) :].partition("\n")[0]
 
 
 def _choices(source: str) -> list[str]:

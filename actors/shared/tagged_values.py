@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from ..messages.call_syntax import NAME, CallSyntax
+from .schema_patterns import DATE
 from .tool_types import Definitions, types_by_property
 
 MAX_OPTIONS = 512
@@ -34,11 +35,10 @@ _SCALARS = {
     "integer": r"/-?(0|[1-9][0-9]{0,17})/",
     "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
 }
-_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _FORMATS = {
-    "date": _DATE,
-    "date-time": f"{_DATE}T{_TIME}",
+    "date": DATE,
+    "date-time": f"{DATE}T{_TIME}",
     "time": _TIME,
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
