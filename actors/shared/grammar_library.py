@@ -33,6 +33,10 @@ _LIMITS = llguidance.LLParserLimits(
 )
 
 
+STRING_ESCAPES = 'nrbtf\\"'
+"""What may follow a backslash in JSON. Not `u`: a key written with it would not be known as one of `properties`."""
+
+
 class GrammarError(Exception):
     """A grammar cannot be compiled, or cannot be followed any further."""
 
@@ -40,7 +44,13 @@ class GrammarError(Exception):
 def json_grammar(schema: dict[str, Any]) -> str:
     """Write a JSON schema as the library's text. Values are compact, without white space between their tokens."""
     return llguidance.LLMatcher.grammar_from_json_schema(
-        schema, overrides={"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+        schema,
+        overrides={
+            "whitespace_flexible": False,
+            "item_separator": ",",
+            "key_separator": ":",
+            "json_allowed_escapes": STRING_ESCAPES,
+        },
     )
 
 

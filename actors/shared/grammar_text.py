@@ -7,6 +7,7 @@ source that is not of its kind is refused, not repaired; nothing is deeper than 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +16,13 @@ import orjson
 from ..messages.grammar import SCHEMA_FROM, GrammarKind, GrammarSpec
 from .gbnf import is_gbnf, lark_of
 from .grammar_depth import check_depth_of_lark, check_depth_of_schema
-from .grammar_library import GrammarError, json_grammar, lark_grammar, regex_grammar
+from .grammar_library import STRING_ESCAPES, GrammarError, json_grammar, lark_grammar, regex_grammar
+from .schema_holes import UnheldSchema, close_holes
 
 _EMBEDDED = "%json "
+_SCHEMA_WITHIN = re.compile(r"%json\s+(?=\{)")
+_OPTIONS = "x-guidance"
+_DECODER = json.JSONDecoder()
 
 
 def grammar_text(spec: GrammarSpec) -> str:
@@ -28,6 +33,7 @@ def grammar_text(spec: GrammarSpec) -> str:
         case GrammarKind.JSON_SCHEMA:
             schema = _schema_of(spec.source)
             check_depth_of_schema(schema)
+            close_holes(schema)
             return json_grammar(schema)
         case GrammarKind.REGEX:
             return regex_grammar(spec.source)
@@ -36,7 +42,7 @@ def grammar_text(spec: GrammarSpec) -> str:
         case GrammarKind.LARK:
             source = lark_of(spec.source) if is_gbnf(spec.source) else spec.source
             check_depth_of_lark(source)
-            return lark_grammar(source)
+            return lark_grammar(_with_closed_schemas(source))
 
 
 def _schema_of(source: str) -> dict[str, Any]:
@@ -49,6 +55,35 @@ def _schema_of(source: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise GrammarError("a JSON schema must be an object")
     return schema
+
+
+def _with_closed_schemas(source: str) -> str:
+    """Return a grammar whose schemas are held in full. Raises GrammarError."""
+    parts, done = [], 0
+    for found in _SCHEMA_WITHIN.finditer(source):
+        start = found.end()
+        if start < done:
+            continue
+        try:
+            schema, end = _DECODER.raw_decode(source, start)
+        except (ValueError, RecursionError):  # the words are part of a string, or the library refuses the schema
+            continue
+        options = schema.pop(_OPTIONS, {})
+        try:
+            close_holes(schema)
+        except UnheldSchema as error:
+            raise UnheldSchema(error.keyword, f"{_field_at(source, start)}{error.place}", error.reason) from None
+        if isinstance(options, dict):
+            options = {"json_allowed_escapes": STRING_ESCAPES, **options}
+        parts += [source[done:start], json.dumps({**schema, _OPTIONS: options})]
+        done = end
+    return "".join([*parts, source[done:]])
+
+
+def _field_at(source: str, position: int) -> str:
+    """Return the field from which the schema at a position in a grammar of calls is, or nothing."""
+    start = source.rfind(f"\n{SCHEMA_FROM}", 0, position)
+    return "" if start < 0 else source[start + 1 + len(SCHEMA_FROM) :].partition("\n")[0]
 
 
 def _choices(source: str) -> list[str]:

@@ -7,6 +7,8 @@ slashes in a grammar, and does not end there.
 
 from __future__ import annotations
 
+from .schema_patterns import UnsupportedPattern, library_pattern
+
 MAX_PATTERN_CHARS = 4096
 GROUP = "(?:"
 """Begins a client's pattern, and nothing else that is made here."""
@@ -57,5 +59,8 @@ def whole_pattern(pattern: object) -> str | None:
     begins, ends = pattern.startswith("^"), bool(anchors) and anchors[-1] == len(pattern) - 1 and pattern.endswith("$")
     if depth or in_class or len(anchors) != begins + ends or (anchors and has_alternatives):
         return None
-    core = "".join(parts[begins : len(parts) - ends])
+    try:
+        core = library_pattern("".join(parts[begins : len(parts) - ends]))
+    except UnsupportedPattern:
+        return None
     return f"{'' if begins else _ANYTHING}{GROUP}{core}){'' if ends else _ANYTHING}"

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .schema_patterns import DATE
 from .search_patterns import GROUP, whole_pattern
 
 MAX_LENGTH = 1 << 16
@@ -26,11 +27,10 @@ SCALARS = {
     "integer": r"/-?(0|[1-9][0-9]{0,17})/",
     "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
 }
-_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _FORMATS = {
-    "date": _DATE,
-    "date-time": f"{_DATE}T{_TIME}",
+    "date": DATE,
+    "date-time": f"{DATE}T{_TIME}",
     "time": _TIME,
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }

@@ -89,8 +89,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> Non
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with mock.patch.dict(shapes.QWEN3_06B):
-            module = import_module(name)
-            (import_module(f"{name}.__main__") if hasattr(module, "__path__") else module).main()
+            import_module(f"{name}.__main__" if (ROOT / name.replace(".", "/")).is_dir() else name).main()
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
 
@@ -100,6 +99,16 @@ def test_command_runs_here(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     """Each command prints one non-empty JSON object."""
     run_here(monkeypatch, name, "--json", *COMMANDS_HERE[name])
     assert json.loads(capsys.readouterr().out)
+
+
+def test_outputs_are_valid(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All outputs of the schemas that need no download are valid, or beginnings of valid ones."""
+    run_here(monkeypatch, "bench.structured", "--json", "--parts", "validity")
+    (found,) = json.loads(capsys.readouterr().out)["validity"]
+    assert found["wrong"] == [] and found["unchecked"] == 0
+    assert found["valid_share"] == 1.0 and found["ended"] > 0 and found["outputs"] == 2 * found["accepted"]
+    assert found["refused"] == {"uniqueItems": 1} and found["invalid_allowed"] == 0 < found["invalid_instances"]
+    assert found["valid_allowed"] == found["valid_instances"] > 0
 
 
 def test_checkpoint_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_commands_run(command: tuple[str, ...]) -> None:
     assert ended.returncode == 0, ended.stderr
     rows = {row["name"]: row["value"] for row in json.loads(ended.stdout)["rows"]}
     if name == "engine_overhead":
-        assert rows.keys() == {"overhead_1", "overhead_8", "first_token_warm_256"}
+        assert rows.keys() == {"overhead_1", "overhead_8", "first_token_warm_64"}
     else:
         assert rows.keys() == {*PARTS, "first_token"}
         assert all(value >= 0 for value in rows.values())

@@ -1,0 +1,93 @@
+"""Draws outputs of a grammar as the engine does, one allowed token after the other.
+
+Tokens are drawn by a seed, half of them among those that close a value, so that most outputs end early.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from quipu.actors.executor.grammars import GrammarMasks, SequenceGrammar
+from quipu.actors.messages.sampling import OutputGrammar
+from quipu.actors.shared.grammar_library import GrammarLibrary
+
+Flags = npt.NDArray[np.bool_]
+
+CLOSING = frozenset({'"', "}", "]", '"}', '"]', "}}", "]]", "]}", "}]"})
+
+
+@attrs.frozen
+class Output:
+    token_ids: list[int]
+    """Without the one that ended it."""
+    has_ended: bool
+
+
+class OutputFailed(Exception):
+    """No token was allowed."""
+
+
+class Drawer:
+    """Draws outputs of one vocabulary."""
+
+    def __init__(self, library: GrammarLibrary, tokenizer: dict[str, Any], end_id: int, seed: int) -> None:
+        self._masks = GrammarMasks(library, (end_id,))
+        self._end_id = end_id
+        self._random = np.random.default_rng(seed)
+        self._tokenizer = Tokenizer.from_buffer(json.dumps(tokenizer).encode())
+        self._closing = np.zeros(32 * library.num_words, np.bool_)
+        self._short = np.zeros(32 * library.num_words, np.bool_)
+        for entry, token_id in tokenizer["model"]["vocab"].items():
+            self._closing[token_id] = entry in CLOSING
+            self._short[token_id] = len(entry) == 1
+
+    def draw(self, grammar: str, max_tokens: int) -> Output:
+        """Draw an output. Raises OutputFailed."""
+        return self._continued(grammar, [], max_tokens, closing=0.5)
+
+    def finished(self, grammar: str, output: Output, max_tokens: int, attempts: int) -> Output | None:
+        """Continue an output until it ends. None: it did not within so many tokens and attempts."""
+        for _ in range(attempts):
+            longer = self._continued(grammar, output.token_ids, max_tokens, closing=0.95)
+            if longer.has_ended:
+                return longer
+        return None
+
+    def text(self, output: Output) -> str:
+        return str(self._tokenizer.decode(output.token_ids, skip_special_tokens=False))
+
+    def token_ids(self, text: str) -> list[int]:
+        """Return the tokens of a text, and the one that ends it."""
+        return [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._end_id]
+
+    def _continued(self, grammar: str, token_ids: list[int], max_tokens: int, closing: float) -> Output:
+        sequence = SequenceGrammar(OutputGrammar(grammar), token_ids, ends_early=True)
+        drawn = [*token_ids]
+        for _ in range(max_tokens):
+            (mask,) = self._masks.begin([sequence])()
+            if isinstance(mask, str):
+                raise OutputFailed(mask)
+            allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").view(np.bool_)
+            if not allowed.any():
+                raise OutputFailed("no token is allowed")
+            token_id = self._choice(allowed, closing)
+            if token_id == self._end_id:
+                return Output(drawn, has_ended=True)
+            drawn.append(token_id)
+            sequence.add_output(token_id)
+        return Output(drawn, has_ended=False)
+
+    def _choice(self, allowed: Flags, closing: float) -> int:
+        draw = self._random.random()
+        if allowed[self._end_id] and draw < closing:
+            return self._end_id
+        for group, share in ((self._closing, closing), (self._short, 0.6)):
+            if self._random.random() < share and (found := np.flatnonzero(allowed & group)).size:
+                return int(self._random.choice(found))
+        return int(self._random.choice(np.flatnonzero(allowed)))

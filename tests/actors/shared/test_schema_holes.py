@@ -1,0 +1,138 @@
+"""What the grammar library would allow although a schema forbids it is said in other words, or refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from quipu.actors.messages.call_syntax import ArgumentStyle, CallForm, CallSyntax
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
+from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
+from quipu.actors.shared.grammar_text import grammar_text
+from quipu.actors.shared.schema_holes import UnheldSchema
+from tests.grammars import EOS, PARAM, schema, tiny_grammars
+from tests.tiny import TINY
+
+ESCAPED_KEY = '{"\\u0061":"x"}'
+
+
+def allows(spec: GrammarSpec, text: str) -> bool:
+    """Return whether a text is a whole output."""
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    token_ids = [*tokenizer.encode(text, add_special_tokens=False).ids, EOS]
+    return tiny_grammars().compile(grammar_text(spec)).accepts(token_ids)
+
+
+@pytest.mark.parametrize(
+    ("value", "good", "bad"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, ['{"a":1}', '{"b":"x"}'], [ESCAPED_KEY]),
+        ({"type": "object", "patternProperties": {"^a": {"type": "integer"}}}, ['{"a":1}'], [ESCAPED_KEY]),
+        ({"format": "date"}, ['"2024-02-29"', '"2021-02-28"', "1"], ['"2021-02-29"', '"1900-02-29"', '"0000-01-01"']),
+        (
+            {"type": "string", "format": "date-time", "allOf": [{"maxLength": 20}]},
+            ['"2024-02-29T23:59:59Z"'],
+            ['"2023-02-29T23:59:59Z"', '"2024-02-29T23:59:60Z"', '"2024-02-29T23:59:59.1Z"'],
+        ),
+        ({"type": "string", "format": "time"}, ['"23:59:59Z"'], ['"23:59:60Z"']),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "0.5"], ["0", "0.0", "0.6"]),
+        ({"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}, ["-0.1"], ["-0", "0"]),
+        ({"allOf": [{"type": "number", "exclusiveMinimum": 2}, {"maximum": 2.5}]}, ["2.1"], ["2"]),
+        ({"type": "number", "minimum": 2, "exclusiveMinimum": True, "maximum": 2.5}, ["2.1"], ["2"]),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 10}, ["9.9", "0.1"], ["0", "10"]),
+        ({"type": "array", "minItems": 1.0, "maxItems": 2.0}, ["[1]", "[1,2]"], ["[]", "[1,2,3]"]),
+        ({"type": "integer", "maximum": 2**63 - 1}, [str(2**63 - 1)], [str(2**63)]),
+        ({"type": "string", "pattern": "^.$"}, ['"a"'], ['"\\r"', '"\u2028"', '"\\n"']),
+        ({"type": "string", "pattern": "^\\S$"}, ['"a"'], ['"\ufeff"', '"\u0085"', '" "']),
+        ({"type": "object", "patternProperties": {"^.$": {"type": "integer"}}}, ['{"\\r":"x"}'], ['{"a":"x"}']),
+        ({"x-guidance": {"whitespace_pattern": "a+"}, "type": "array"}, ["[]"], ["[aa]"]),
+        ({"type": "object", "minProperties": 2, "required": ["a"]}, ['{"a":1,"b":1}'], ['{"a":1}']),
+        (
+            {"$ref": "#/components/schemas/A~1B", "components": {"schemas": {"A/B": {"format": "date"}}}},
+            ['"2024-02-29"'],
+            ['"2021-02-29"'],
+        ),
+        ({"properties": {"format": {"enum": ["date"]}, "pattern": {"type": "null"}}}, ['{"format":"date"}'], []),
+        ({"default": 10**17, "examples": [10**17], "x-mine": {"const": 10**17}, "type": "integer"}, ["1"], []),
+    ],
+)
+def test_held(value: Any, good: list[str], bad: list[str]) -> None:
+    """A schema allows what it says."""
+    assert all(allows(schema(value), text) for text in good)
+    assert not any(allows(schema(value), text) for text in bad)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"properties": {"a/b": {"const": 2**53 + 1}}}, "`const` at `#/properties/a~1b`"),
+        ({"anyOf": [{"enum": [[{"a": 1e300}]]}]}, "`enum` at `#/anyOf/0`"),
+        ({"const": "a\0b"}, "`const` at `#`"),
+        ({"items": {"type": "string", "pattern": "a\\x00b"}}, "`pattern` at `#/items`"),
+        ({"patternProperties": {"\\v": {}}}, "`patternProperties` at `#`"),
+        ({"patternProperties": {"a": {}, "\\x61": {}}}, "`patternProperties` at `#`"),
+        ({"type": "string", "pattern": "\\Aa"}, "`pattern` at `#`"),
+        ({"maximum": 2**53 + 1}, "`maximum` at `#`"),
+        ({"exclusiveMinimum": 2**60}, "`exclusiveMinimum` at `#`"),
+        ({"type": "object", "minProperties": 2}, "`minProperties` at `#`"),
+        (
+            {"type": "object", "properties": {"a": {"type": "integer", "required": True}}},
+            "`required` at `#/properties/a`",
+        ),
+        ({"$schema": "http://json-schema.org/draft-03/schema#", "divisibleBy": 2}, "`$schema` at `#`"),
+        ({"$ref": "#/parts/a", "parts": {"a": {"const": "\0"}}}, "`const` at `#/parts/a`"),
+        ({"parts": {"a": {"const": "\0"}}, "items": {"items": {"$ref": "#/parts/a"}}}, "`const` at `#/parts/a`"),
+        ({"properties": {"k" * 5000: {"const": "\0"}}}, f"`const` at `#/properties/{'k' * 80}`"),
+    ],
+)
+def test_refused(value: Any, told: str) -> None:
+    """What cannot be held is refused, with the keyword and the path to it."""
+    with pytest.raises(UnheldSchema) as caught:
+        grammar_text(schema(value))
+    assert f"the keyword {told} is not supported (" in str(caught.value)
+
+
+def test_calls() -> None:
+    """Schemas of tools are held in the same way, and a refusal names the tool."""
+    form = CallForm((CallSyntax(style=ArgumentStyle.OBJECT, open="<call>", close="</call>"),))
+    held = {"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"], "additionalProperties": False}
+    tool = GrammarTool("f", held, "tools[0]", "")
+    spec = GrammarSpec(GrammarKind.LARK, "".join(forced_calls(form, [tool], several=False)), PARAM)
+    call = '<call>{"name": "f", "arguments": {"%s": "%s"}}</call>'
+    assert allows(spec, call % ("a", "2024-02-29"))
+    assert not allows(spec, call % ("a", "2021-02-29")) and not allows(spec, call % ("\\u0061", "2024-02-29"))
+    tools = [tool, GrammarTool("g", {"properties": {"a": {"const": "\0"}}}, "tools[1]", "")]
+    with pytest.raises(UnheldSchema, match=r"`const` at `tools\[1\]#/properties/a`"):
+        grammar_text(GrammarSpec(GrammarKind.LARK, "".join(forced_calls(form, tools, several=False)), PARAM))
+
+
+@pytest.mark.parametrize(
+    ("source", "good", "bad"),
+    [
+        ('start: %json {"format": "date",\n "type": "string"}', '"2024-02-29"', '"2021-02-29"'),
+        ('start: "%json {" ', "%json {", "{}"),
+        ('start: %json {"x-guidance": {"whitespace_flexible": true}, "type": "array"} "!"', "[ ]!", "[]"),
+    ],
+)
+def test_schemas_within_a_grammar(source: str, good: str, bad: str) -> None:
+    """The schemas in a client's own grammar are held too; its other parts stay as they are."""
+    spec = GrammarSpec(GrammarKind.LARK, source, PARAM)
+    assert allows(spec, good) and not allows(spec, bad)
+
+
+def test_cost_is_linear() -> None:
+    """References and keywords that nobody knows do not multiply."""
+    many: dict[str, Any] = {f"k{index}": {"k": {}} for index in range(4000)}
+    value = {"allOf": [{"$ref": f"#/k{index}"} for index in range(4000)], **many}
+    with pytest.raises(UnheldSchema, match="`const` at `#/k3999`"):
+        grammar_text(schema({**value, "k3999": {"const": "\0"}}))
+
+
+def test_json_of_unusual_numbers() -> None:
+    """Numbers that no double holds are an error, or hold."""
+    spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps({"const": 10**40}), PARAM)
+    with pytest.raises(UnheldSchema, match="`const`"):
+        grammar_text(spec)

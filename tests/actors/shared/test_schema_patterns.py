@@ -1,0 +1,77 @@
+"""Patterns of ECMA 262 in the dialect of the grammar library."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+import pytest
+
+from quipu.actors.shared.schema_patterns import DATE, UnsupportedPattern, library_pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("^a[bc]+d{2,}?$", "^a[bc]+d{2,}?$"),
+        (r"\d\w\b\.\/\u00e9\x41", r"\d\w\b\.\/\x{E9}A"),
+        (r"\ud83d\ude00|\u{1F600}", r"\x{1F600}|\x{1F600}"),
+        ("[a&&b~~c]", r"[a\x{26}\x{26}b\x{7E}\x{7E}c]"),
+        ("[[a]", r"[\x{5B}a]"),
+        ("[+--]", r"[\x{2B}-\x{2D}]"),
+        (r"[\w-x]", r"[\w\x{2D}x]"),
+        ("[a-]", r"[a\x{2D}]"),
+        (r"[\b\]\x01b]", r"[\x{8}\x{5D}b]"),
+        ("[^]", "(?s:.)"),
+        (r"\p{L}[\P{Lu}]", r"\p{L}[\P{Lu}]"),
+        (r"\<\>", "<>"),
+        ("(?i:a)", "(?i:a)"),
+        ("a{,2}", "a{,2}"),
+    ],
+)
+def test_pattern(pattern: str, expected: str) -> None:
+    """Classes are written character by character, everything else as it is where both dialects agree."""
+    assert library_pattern(pattern) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        (r"\A", r"`\A`"),
+        (r"\z", r"`\z`"),
+        (r"\x{61}", r"`\x`"),
+        (r"[\q]", r"`\q`"),
+        (r"\ud83d", r"`\ud83d`"),
+        ("a++", "quantifier"),
+        ("a{2}*", "quantifier"),
+        ("[]a]", "empty"),
+        ("[b-a]", "order"),
+        ("[a", "unclosed"),
+        ("a\\", "backslash"),
+        (r"\p", r"`\p`"),
+        (r"\0", "control"),
+        ("a\x7fb", "control"),
+        (r"[\x01]", "control"),
+    ],
+)
+def test_unsupported_pattern(pattern: str, told: str) -> None:
+    """What the library would read in another way is refused."""
+    with pytest.raises(UnsupportedPattern, match=re.escape(told)):
+        library_pattern(pattern)
+
+
+def test_date() -> None:
+    """The pattern matches the dates that Python knows, and no others."""
+    for year in (0, 1, 4, 100, 400, 1000, 1900, 2000, 2021, 2024, 9996, 9999):
+        for month in range(14):
+            for day in (0, 1, 9, 28, 29, 30, 31, 32):
+                text = f"{year:04}-{month:02}-{day:02}"
+                assert (re.fullmatch(DATE, text) is not None) == is_date(text), text
+
+
+def is_date(text: str) -> bool:
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
