@@ -173,7 +173,8 @@ def test_client_disconnects(fake: Server) -> None:
 def test_engine_dies_mid_stream(tmp_path: Path) -> None:
     """The client raises; read without it, the stream ends with the failed response and its usage."""
     fields: dict[str, Any] = {"model": "demo", "input": "hi", "stream": True}
-    with serving(tmp_path, "--executor", "fake") as server, server.client() as client:
+    flags = ["--executor", "fake", "--on-engine-death", "fail"]
+    with serving(tmp_path, *flags) as server, server.client() as client:
         with httpx.stream("POST", f"{server.url}/v1/responses", json=fields | ENDLESS, timeout=PATIENCE_S) as raw:
             lines = raw.iter_lines()
             assert any("output_text.delta" in line for line in lines)
