@@ -229,6 +229,15 @@ class RuntimeConfig:
         help="maximum size of the JSON schema or other grammar that an output has to match",
         group="text",
     )
+    grammar_timeout_s: float = setting(
+        0.5,
+        "--grammar-timeout",
+        above=0,
+        maximum=60,
+        metavar="SECONDS",
+        help="limit on the processor time to compile a grammar; a request whose grammar takes longer gets a 400",
+        group="text",
+    )
     tool_call_parser: str = setting(
         "auto",
         "--tool-call-parser",

@@ -127,7 +127,9 @@ async def open_runtime(
     lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
     segments = SegmentCache(config.token_cache_bytes)
     prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
-    grammars = GrammarChecker(load_grammars(library.source, config.engine.eos_token_ids), config.max_grammar_bytes)
+    grammars = GrammarChecker(
+        load_grammars(library.source, config.engine.eos_token_ids), config.max_grammar_bytes, config.grammar_timeout_s
+    )
     tokenizer = TokenizerActor(config, encoder, desk, accounts, prompt_encoder, grammars)
     detokenizer = Detokenizer(decoder, accounts, lane.abort, chosen.template)
     entry_store = EntryStore()

@@ -7,6 +7,7 @@ was checked before costs nothing; nothing here grows without bound.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import OrderedDict
@@ -25,8 +26,6 @@ from .thinking_budget import ReasoningDelimiters
 MAX_THREADS = 2
 MAX_CHECKED = 256
 """Grammars whose result is kept, each of at most `--max-grammar-bytes`."""
-MAX_SECONDS = 0.5
-"""Processor time to compile a grammar and to compute its first mask, which the engine spends again."""
 
 _UNSUPPORTED = re.compile(r'Unimplemented keys: \["([^"]+)"|Unknown (format): ')
 
@@ -44,9 +43,13 @@ _MAX_REASON_CHARS = 400
 class GrammarChecker:
     """Checks grammars, and keeps the results of the last ones."""
 
-    def __init__(self, library: GrammarLibrary | None, max_bytes: int) -> None:
-        """Without a library, every grammar is refused."""
+    def __init__(self, library: GrammarLibrary | None, max_bytes: int, max_seconds: float = math.inf) -> None:
+        """Without a library, every grammar is refused.
+
+        `max_seconds`: of processor time to compile one and to compute its first mask, which the engine spends again.
+        """
         self._library = library
+        self._max_seconds = max_seconds
         self._max_bytes = max_bytes
         self._checked: OrderedDict[tuple[GrammarKind, str], str | RequestError] = OrderedDict()
 
@@ -88,7 +91,7 @@ class GrammarChecker:
         matcher.fill(words_W)
         if not words_W.any():
             raise GrammarError(_NO_OUTPUT)
-        if time.thread_time() - started > MAX_SECONDS:
+        if time.thread_time() - started > self._max_seconds:
             raise GrammarError("it takes too long to compile")
         return text
 

@@ -25,6 +25,8 @@ from quipu.actors.tokenizer.grammar_check import GrammarChecker
 
 MAX_BYTES = 131_072
 """Of a schema, as `--max-grammar-bytes` has it by default."""
+MAX_SECONDS = 0.5
+"""To compile it, as `--grammar-timeout` has it by default."""
 MAX_TOKENS = 96
 MAX_MORE = 512
 ATTEMPTS = 4
@@ -102,7 +104,7 @@ def measure_validity(
     num_draws: int,
 ) -> Report:
     report = Report(collection.name)
-    checker = GrammarChecker(library, MAX_BYTES)
+    checker = GrammarChecker(library, MAX_BYTES, MAX_SECONDS)
     for entry in collection.entries:
         source = json.dumps(entry.schema)
         report.schemas += 1
