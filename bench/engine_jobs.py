@@ -46,16 +46,15 @@ def draw_tokens(count: int) -> list[int]:
 @contextmanager
 def quiet_collector() -> Iterator[None]:
     """Set up the garbage collector as in the engine process: objects that exist at the start are frozen."""
-    thresholds, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
+    thresholds = gc.get_threshold()
     gc.set_threshold(50_000, 20, 1000)
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        if not was_frozen:
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 def decoding_engine(*, num_seqs: int, num_blocks: int, block_size: int) -> SimulatedEngine:

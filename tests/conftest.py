@@ -23,7 +23,7 @@ __all__ = ["postgres", "postgres_cluster", "pytest_terminal_summary"]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 settings.register_profile(
-    "ci", max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "ci", max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
     "long", max_examples=2000, stateful_step_count=120, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -51,6 +51,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def frozen_imports() -> Iterator[None]:
+    """Keep frozen what `pytest_collection_finish` froze: commands of `quipu bench` would unfreeze it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

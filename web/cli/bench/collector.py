@@ -9,11 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def calm_collector() -> Iterator[None]:
-    """Freeze and disable the collector: a collection during the run would look like latency of the server.
-
-    Objects that were frozen before stay frozen.
-    """
-    thresholds, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    """Freeze and disable the collector: a collection during the run would look like latency of the server."""
+    thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 1000)
@@ -21,5 +18,4 @@ def calm_collector() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        if not was_frozen:
-            gc.unfreeze()
+        gc.unfreeze()
