@@ -1,7 +1,7 @@
 """The requests that one client sends, row by row.
 
 Each row is as large as a server with default limits accepts, or slightly larger. `docs/limits.md` lists them; a new
-endpoint or a field that grows with the request gets a row here, or in `tool_rows.py`.
+endpoint or a field that grows with the request gets a row here, in `tool_rows.py` or in `grammar_rows.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.http_load import request_of
 from bench.stalls.attack import RawRequest
+from bench.stalls.grammar_rows import GRAMMAR_ROWS
 from bench.stalls.row_parts import (
     CHAT,
     COMPLETIONS,
@@ -159,6 +160,7 @@ ROWS: Sequence[Row] = (
     Row("marks of an hour", one(MESSAGES, _marked)),
     Row("messages of one role", one(MESSAGES, _same_role)),
     *TOOL_ROWS,
+    *GRAMMAR_ROWS,
     # ------------------------------------------------------------ answers
     Row("stop strings, held half matched", one(COMPLETIONS, _stops)),
     Row("512 sequences", one(COMPLETIONS, lambda: completion(["Hi."] * 32, n=16, max_tokens=4))),
