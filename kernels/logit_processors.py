@@ -95,15 +95,19 @@ class Processing:
 
 
 @contextmanager
-def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> Iterator[None]:
+def edited(
+    processing: Processing | None, rows: Sequence[int], logits_MV: npt.NDArray[np.float32], *, restores: bool = True
+) -> Iterator[None]:
     """Apply rules and masks to `logits_MV`, the logits of these rows, and restore the raw ones on exit.
 
-    Waits for the masks. Rows that fail are left raw.
+    Waits for the masks. Rows that fail are left raw. `restores`: whether anybody reads the raw logits of rows that have
+    a mask alone; keeping them costs more than the mask.
     """
     if processing is None:
         yield
         return
-    wanted = {*processing.rows, *processing.masked_rows}
+    with_rules = set(processing.rows)
+    wanted = {*with_rules, *processing.masked_rows}
     edits = {row: Edit(logits_V) for row, logits_V in zip(rows, logits_MV, strict=True) if row in wanted}
     try:
         failures = processing.failures
@@ -113,7 +117,7 @@ def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.ND
             if isinstance(mask, str):
                 failures[row] = mask
             else:
-                edits[row].mask(mask)
+                edits[row].mask(mask, keeps_raw=restores or row in with_rules)
         for row, processor in zip(processing.rows, processing.processors, strict=True):
             processor.apply(edits[row])
         failures |= {row: NONE_LEFT for row, edit in edits.items() if edit.is_contradictory}
@@ -167,14 +171,17 @@ class Edit:
             self.logits_V.fill(_NEVER)
             self.logits_V[token_id] = 0
 
-    def mask(self, words: bytes) -> None:
-        """Ban the tokens whose bit is 0, and those that have none."""
+    def mask(self, words: bytes, *, keeps_raw: bool = True) -> None:
+        """Ban the tokens whose bit is 0, and those that have none. A mask without any bit may be left out."""
         # a count beyond the bits pads with zeros
         bits = np.unpackbits(np.frombuffer(words, dtype=np.uint8), count=len(self.logits_V), bitorder="little")
-        self._replaced.append((slice(None), self.logits_V.copy()))
+        self.is_masked, self.is_contradictory = True, not bits.any()
+        if keeps_raw:
+            self._replaced.append((slice(None), self.logits_V.copy()))
+        elif self.is_contradictory:
+            return  # nothing could restore it
         # 0 where a bit is 1, else minus infinity: from -1, all of whose bits are 1. Five times as fast as a table.
         self.logits_V += ((bits.view(np.int8) - np.int8(1)).astype(np.int32) & _NEVER_BITS).view(np.float32)
-        self.is_masked, self.is_contradictory = True, not bits.any()
 
     def undo(self) -> None:
         while self._replaced:

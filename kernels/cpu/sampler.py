@@ -39,7 +39,7 @@ def draw(
     num_threads: int,
 ) -> list[int]:
     """Draw like the oracle. Raises ArithmeticError if a row's logits hold NaN or have no finite maximum."""
-    with edited(batch.processing, rows, logits_MV):
+    with edited(batch.processing, rows, logits_MV, restores=batch.scoring is not None):
         token_ids = decided(library, batch, rows, logits_MV, num_threads=num_threads)
         return [
             sample_row(batch, row, logits_V) if token_id is None else token_id

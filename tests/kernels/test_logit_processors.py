@@ -237,6 +237,20 @@ def test_row_without_a_token(mask: bytes | str, rules: dict[str, Any], failure: 
     assert logits.tolist() == [[1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize("restores", [False, True])
+def test_raw_logits_that_nobody_reads(restores: bool) -> None:
+    """What is drawn from does not depend on `restores`; a row with other rules is restored in any case, and a row that
+    fails is left raw."""
+    logits = np.array([[1, 2, 3], [1, 2, 3], [1, 2, 3]], dtype=np.float32)
+    rules = LogitProcessor(LogitRules(thinking_budget=0, **BUDGET), [], [])
+    processing = Processing([1], [rules], [0, 1, 2], lambda: [b"\3", bytes(4), bytes(4)])
+    with edited(processing, [0, 1, 2], logits, restores=restores):
+        assert logits.tolist() == [[1, 2, OFF], [OFF, 0, OFF], [1, 2, 3]]
+    assert processing.failures == {2: NONE_LEFT}
+    assert logits[1:].tolist() == [[1, 2, 3], [1, 2, 3]]
+    assert logits[0].tolist() == ([1, 2, 3] if restores else [1, 2, OFF])
+
+
 @pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e40, 1e300])
 def test_penalties_keep_logits_finite(penalty: float) -> None:
     """Keep logits finite for any penalty, so that the rest of the step goes on."""
