@@ -181,7 +181,9 @@ class Edit:
         elif self.is_contradictory:
             return  # nothing could restore it
         # 0 where a bit is 1, else minus infinity: from -1, all of whose bits are 1. Five times as fast as a table.
-        self.logits_V += ((bits.view(np.int8) - np.int8(1)).astype(np.int32) & _NEVER_BITS).view(np.float32)
+        added = (bits.view(np.int8) - np.int8(1)).astype(np.int32)
+        added &= _NEVER_BITS  # in place: for 150,000 tokens, another array costs as much as the operation
+        self.logits_V += added.view(np.float32)
 
     def undo(self) -> None:
         while self._replaced:
