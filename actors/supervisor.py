@@ -138,7 +138,7 @@ class Supervisor:
             num_shortages = 0
             now = trio.current_time()
             # an engine that did some work, or was to find out which request is the cause, says nothing about the next
-            if not link.has_progressed and not desk.lane.is_searching:
+            if not link.has_progressed and not (link.is_ready and desk.lane.is_searching):
                 deaths.append(now)
             while deaths and deaths[0] < now - config.restart_window_s:
                 deaths.popleft()

@@ -196,6 +196,7 @@ class EngineLane:
         may_run = set(verdict.resumed)
         self._waiting = {**{i: again[i] for i in resumed if rest[i].request_id not in may_run}, **self._waiting}
         self._channel.post_first([again[i] for i in resumed if rest[i].request_id in may_run])
+        self._let_run()  # what came during a search that this death has ended
         self._taken_back.set()
         return TakenBack(tuple(resumed), tuple(ended), tuple(failed), tuple(culprits))
 

@@ -26,8 +26,6 @@ class Verdict:
     resumed: list[str]
     """They may run on the next engine at once. All others wait."""
     culprit: str | None = None
-    isolates: bool = False
-    """Whether the death was part of a search, or begins one."""
 
 
 class Suspects:
@@ -63,7 +61,7 @@ class Suspects:
         """Decide about the requests that the dead engine held, in their order."""
         counts, unheld = self._num_deaths, self._trial.difference(held)
         if not held:
-            return Verdict([], isolates=bool(self._trial))
+            return Verdict([])
         for request_id in held:
             counts[request_id] = counts.get(request_id, 0) + 1
         idle = [request_id for request_id in held if request_id not in self._proven]
@@ -92,7 +90,7 @@ class Suspects:
         self._proven = {i for i in held if i not in waiting and i != culprit}
         self._trial = unheld  # these are queued for the next engine
         self._advance()
-        return Verdict([i for i in held if self.may_run(i) and i != culprit], culprit, isolates=True)
+        return Verdict([i for i in held if self.may_run(i) and i != culprit], culprit)
 
     def on_progress(self, request_ids: Iterable[str]) -> None:
         """Note that an engine has done work for requests. Others may run now that had to wait."""

@@ -26,7 +26,7 @@ FORMATS = {
 """What the library's own formats miss: most years have no 29th of February, and few minutes have a 61st second."""
 
 UNWRITABLE = frozenset({*range(0x20), 0x7F} - {*b"\b\f\n\r\t"})
-"""Characters that no output contains: JSON has to write them as `\\uXXXX`, which outputs do not."""
+"""Characters that no output contains: JSON has to write them by their numbers, which outputs do not."""
 
 NO_CONTROLS = "outputs have no control characters other than \\b, \\f, \\n, \\r and \\t"
 _SPACE = r"\t\n\v\f\r\x20\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"

@@ -19,7 +19,7 @@ from quipu.actors.engine import LoopHost
 from quipu.actors.processes.log_writer import LogWriter
 from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.request_desk.interface import State
-from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineLink, EngineRefusal
+from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineGivenUp, EngineLink, EngineRefusal
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import open_runtime
 from tests.runtimes import kill_engine, runtime_config, serving_info, small_runtime
@@ -86,6 +86,25 @@ async def test_refusals(autojump_clock: trio.abc.Clock) -> None:
         assert (await client.ask(PROMPT)).error is not None
         assert (await client.ask(PROMPT)).error is None
         assert client.runtime.desk.health().incarnation == 4
+
+
+async def test_engines_that_do_not_load_during_a_search(autojump_clock: trio.abc.Clock) -> None:
+    """They say nothing about a request, so they count, and the server does not start them for ever."""
+    deaths: list[Death] = []
+    with pytest.RaisesGroup(EngineGivenUp, flatten_subgroups=True):
+        async with small_runtime(make_host=failing_host(deaths), max_restarts=4) as client:
+            tickets = [client.open([*PROMPT, 400 + index]) for index in range(2)]
+            for num_deaths in (1, 2):
+                while not client.runtime.desk.health().is_ready:
+                    await trio.sleep(0.01)
+                kill_engine(client)
+                for ticket in tickets if num_deaths == 1 else []:
+                    await ticket.start()
+                deaths += [Death("it does not load")] * (1000 * (num_deaths - 1))
+                while client.runtime.desk.health().is_ready:
+                    await trio.sleep(0.001)
+            await trio.sleep(1000)
+            pytest.fail("it goes on")
 
 
 @pytest.mark.parametrize("what", ["sockets", "process"])

@@ -169,6 +169,25 @@ async def test_two_culprits() -> None:
     assert {name for name, answer in answers.items() if answer.error is not None} == {"b", "d"}
 
 
+async def test_newcomer_after_the_last_culprit() -> None:
+    """A request that came during a search is served when the search ends with a culprit, and nothing else is left."""
+    deaths = Deaths(token_ids=frozenset({299}))
+    answers: list[Output] = []
+    async with open_deadly(deaths) as client:
+
+        async def one(prompt: list[int]) -> None:
+            answers.append(await ask(client, prompt, temperature=0.0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, [*prompt_of(20, seed=1), 299])
+            nursery.start_soon(one, [*prompt_of(20, seed=2), 299])
+            while not client.runtime.desk.lane.is_searching:
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(one, prompt_of(20, seed=3))
+        await settle(client)
+    assert sorted(answer.error is None for answer in answers) == [False, False, True]
+
+
 async def test_engines_that_never_work_end_the_server(autojump_clock: trio.abc.Clock) -> None:
     """If it is not a single request, the server gives up, and the requests fail."""
     answers: list[Output] = []

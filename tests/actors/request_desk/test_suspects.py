@@ -22,7 +22,7 @@ def test_first_death_blames_nobody() -> None:
     suspects.on_progress(["a", "b"])
     assert not suspects.is_active
     verdict = suspects.on_death(["a", "b"])
-    assert (verdict.resumed, verdict.culprit, verdict.isolates) == (["a", "b"], None, False)
+    assert (verdict.resumed, verdict.culprit) == (["a", "b"], None) and not suspects.is_searching
 
 
 def test_alone_twice() -> None:
