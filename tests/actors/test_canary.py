@@ -34,7 +34,7 @@ from tests.web.fakes import Client as HttpClient
 
 EXECUTOR = "reference" if MISSING else "cpu"
 NUM_DOCUMENTS = 5
-NUM_ROUNDS = 6
+NUM_ROUNDS = 4
 """How many blocks of each document are overwritten, one after another."""
 NUM_BLOCKS = 1200
 

@@ -66,14 +66,17 @@ def crash_once(point: str, at: int) -> tuple[ScenarioResult, int]:
 
 
 def test_crash_at_message_k(baseline: tuple[ScenarioResult, int]) -> None:
-    """With one crash at message k, for every k, the result is the same as without a crash. The points alternate."""
+    """With one crash at message k, for every second k, the result is the same as without a crash. The points alternate.
+
+    `test_crash_at_every_point_of_message_k` tries all, and takes long.
+    """
     result, num_messages = baseline
     num_crashes = 0
-    for k in range(1, num_messages + 1):
-        found, crashes = crash_once(POINTS[k % len(POINTS)], k)
+    for number, k in enumerate(range(1, num_messages + 1, 2)):
+        found, crashes = crash_once(POINTS[number % len(POINTS)], k)
         assert found == result, f"killed at message {k}"
         num_crashes += crashes
-    assert num_crashes > num_messages / 3, "most crashes did not happen"
+    assert num_crashes > num_messages / 6, "most crashes did not happen"
 
 
 @pytest.mark.slow
