@@ -24,6 +24,16 @@ def _schema(number: int, num_properties: int = 2_500) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
+def _required(number: int) -> dict[str, Any]:
+    schema = _schema(number, 2_000)
+    return {**schema, "required": list(schema["properties"])}
+
+
+def _objects(number: int) -> dict[str, Any]:
+    """Return a schema of objects with nearly as many optional properties as an object may have."""
+    return {"type": "object", "properties": {f"o{i}": _schema(number, 490) for i in range(5)}}
+
+
 def _enum(number: int) -> dict[str, Any]:
     return {"enum": [f"value {number} {i}" for i in range(LARGE // 18)]}
 
@@ -61,12 +71,14 @@ def _chat(**fields: Any) -> dict[str, Any]:
     return chat([said("Hi.")], **fields)
 
 
-def _formatted(number: int) -> dict[str, Any]:
-    return _chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": _schema(number)}})
+def _formatted(schema: dict[str, Any]) -> dict[str, Any]:
+    return _chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
 
 
 GRAMMAR_ROWS: Sequence[Row] = (
-    Row("schemas of 2,500 properties", _each(CHAT, _formatted), 4),
+    Row("schemas of 2,500 properties", _each(CHAT, lambda n: _formatted(_schema(n))), 4),
+    Row("schemas of 2,000 required properties", _each(CHAT, lambda n: _formatted(_required(n))), 4),
+    Row("schemas of objects of 490 properties", _each(CHAT, lambda n: _formatted(_objects(n))), 4),
     Row("schemas of 6,600 strings", _each(RESPONSES, lambda n: response("Hi.", text={"format": _named(_enum(n))})), 4),
     Row("schemas that refer 400 deep", _each(COMPLETIONS, lambda n: completion("Hi.", guided_json=_references(n))), 4),
     Row("schemas of 300 patterns", _each(CHAT, lambda n: _chat(structured_outputs={"json": _patterns(n)})), 4),
