@@ -1,8 +1,8 @@
 """Checks requests' grammars before they are served, and says where in the output they begin.
 
-Used by the tokenizer, which calls `GrammarChecker.check` in a thread of few: compiling may take a second at the limits
-of the library. What must always hold: a grammar that the library does not support in full is refused; a grammar that
-was checked before costs nothing; nothing here grows without bound.
+`text_workers/grammar_pool.py` calls `GrammarChecker.check` for the tokenizer, in a thread or in another process:
+compiling may take a second at the limits of the library. What must always hold: a grammar that the library does not
+support in full is refused; a grammar that was checked before costs nothing; nothing here grows without bound.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections import OrderedDict
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -23,7 +24,6 @@ from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Word
 from ..shared.grammar_text import grammar_text, path_of, schema_at
 from .thinking_budget import ReasoningDelimiters
 
-MAX_THREADS = 2
 MAX_CHECKED = 256
 """Grammars whose result is kept, each of at most `--max-grammar-bytes`."""
 
@@ -40,6 +40,18 @@ _INDENT = 4
 _ADDED_ESCAPES = (r"\/", r"\n")
 """Which the library may have put into the pattern, so that places behind them are other ones."""
 _MAX_REASON_CHARS = 400
+
+
+class GrammarChecks(Protocol):
+    """What the tokenizer needs: `text_workers/grammar_pool.py` implements it."""
+
+    def known(self, spec: GrammarSpec) -> str | RequestError | None:
+        """Return the result if it takes no time; None: `check` the grammar."""
+        ...
+
+    async def check(self, spec: GrammarSpec, tenant: str) -> str | RequestError:
+        """Return the grammar as text for the engine, or why it is refused. Raises QueueFull."""
+        ...
 
 
 class GrammarChecker:

@@ -10,7 +10,7 @@ import pytest
 from quipu.actors.executor.grammars import GrammarMasks, Mask, NoMasks, SequenceGrammar
 from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.sampling import OutputGrammar
-from quipu.actors.shared.grammar_library import Matcher
+from quipu.actors.shared.grammar_library import Matcher, Words
 from quipu.actors.shared.grammar_text import grammar_text
 from tests.grammars import EOS, PERSON, UNION, regex, schema, tiny_grammars
 from tests.tiny import TINY
@@ -116,7 +116,12 @@ def test_first_mask_is_computed_before_the_step(monkeypatch: pytest.MonkeyPatch)
     """A grammar is ready once its first mask has been computed, so that no step waits for that."""
     filled: list[Matcher] = []
     fill = Matcher.fill
-    monkeypatch.setattr(Matcher, "fill", lambda matcher, words_W: (filled.append(matcher), fill(matcher, words_W)))
+
+    def fill_and_note(matcher: Matcher, words_W: Words) -> None:
+        filled.append(matcher)
+        fill(matcher, words_W)
+
+    monkeypatch.setattr(Matcher, "fill", fill_and_note)
     compiled = GrammarMasks(tiny_grammars(), (EOS,)).prepare(DIGITS).result()
     assert filled == [compiled]
 
