@@ -166,7 +166,43 @@ SOURCE = mostly(
     ),
     TEXT | JUNK,
 )
+_TAGS = st.lists(
+    st.fixed_dictionaries(
+        {"begin": st.sampled_from(["<a=1>", "<a=2>"]), "end": mostly(st.sampled_from(["</a>", ""]), JUNK)},
+        optional={
+            "schema": GRAMMAR_SCHEMA,
+            "content": mostly(
+                st.fixed_dictionaries({"type": st.just("json_schema"), "json_schema": GRAMMAR_SCHEMA})
+                | st.sampled_from([{"type": "any_text"}, {"type": "const_string", "value": "AA"}]),
+                JUNK,
+            ),
+        },
+    ),
+    min_size=1,
+    max_size=3,
+)
+_TRIGGERS = mostly(st.sampled_from([["<a="], ["<a=1", "<a=2"], ["A", "<a="]]), st.just(["<", "<a"]) | JUNK)
+STRUCTURAL_TAG = st.one_of(
+    st.fixed_dictionaries({"type": st.just("structural_tag"), "structures": _TAGS, "triggers": _TRIGGERS}),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("structural_tag"),
+            "format": mostly(
+                st.fixed_dictionaries(
+                    {"type": st.just("triggered_tags"), "triggers": _TRIGGERS, "tags": _TAGS},
+                    optional={"at_least_one": st.booleans(), "stop_after_first": st.booleans()},
+                )
+                | st.fixed_dictionaries(
+                    {"type": st.just("tags_with_separator"), "tags": _TAGS, "separator": st.just(",")}
+                ),
+                st.fixed_dictionaries({"type": st.sampled_from(["dispatch", "sequence", "or"]), "elements": _TAGS})
+                | JUNK,
+            ),
+        }
+    ),
+)
 CHAT_FORMAT = st.one_of(
+    STRUCTURAL_TAG,
     st.just({"type": "json_object"}),
     st.fixed_dictionaries(
         {
@@ -177,7 +213,7 @@ CHAT_FORMAT = st.one_of(
             ),
         }
     ),
-    st.fixed_dictionaries({"type": mostly(st.just("text"), st.just("structural_tag") | JUNK)}),
+    st.fixed_dictionaries({"type": mostly(st.just("text"), JUNK)}),
 )
 FLAT_FORMAT = mostly(
     st.fixed_dictionaries({"type": st.just("json_schema"), "schema": GRAMMAR_SCHEMA, "name": NAME}),
@@ -189,11 +225,12 @@ _GUIDED: Mapping[str, Strategy[Any]] = {
     "choice": OPTIONS,
     "grammar": SOURCE,
 }
+_STRUCTURED = {**_GUIDED, "structural_tag": STRUCTURAL_TAG | STRUCTURAL_TAG.map(json.dumps)}
 STRUCTURED = mostly(
     st.one_of(
-        st.just({"json_object": True}), *(st.fixed_dictionaries({name: value}) for name, value in _GUIDED.items())
+        st.just({"json_object": True}), *(st.fixed_dictionaries({name: value}) for name, value in _STRUCTURED.items())
     ),
-    st.fixed_dictionaries({}, optional={**_GUIDED, "structural_tag": JUNK, "whitespace_pattern": JUNK}),
+    st.fixed_dictionaries({}, optional={**_STRUCTURED, "whitespace_pattern": JUNK}),
 )
 _OPENAI_GRAMMARS: Mapping[str, Strategy[Any]] = {
     "response_format": CHAT_FORMAT,

@@ -58,6 +58,12 @@ def _lark(number: int) -> str:
     return f"start: r0\n{rules}\nr400: {' | '.join(f'{chr(34)}{i}{chr(34)}' for i in range(6_000))}\n"
 
 
+def _tag(number: int) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    structures = [{"begin": f"<f={number}.{i}>", "schema": schema, "end": "</f>"} for i in range(400)]
+    return {"type": "structural_tag", "structures": structures, "triggers": ["<f="]}
+
+
 def _tools(number: int) -> list[dict[str, Any]]:
     schema = _schema(number, 20)
     return [{"name": f"t{number}_{i}", "description": "Does it.", "input_schema": schema} for i in range(100)]
@@ -87,6 +93,7 @@ GRAMMAR_ROWS: Sequence[Row] = (
     Row("long patterns", _each(CHAT, lambda n: _chat(guided_regex=f"[a-z]{n}" * (LARGE // 8))), 4),
     Row("GBNF of 1,800 alternatives", _each(CHAT, lambda n: _chat(guided_grammar=_gbnf(n))), 4),
     Row("Lark of 6,000 alternatives", _each(CHAT, lambda n: _chat(guided_grammar=_lark(n))), 4),
+    Row("structural tags of 400 schemas", _each(CHAT, lambda n: _chat(response_format=_tag(n))), 4),
     Row(
         "forced calls of 100 tools",
         _each(MESSAGES, lambda n: _chat(tools=_tools(n), tool_choice={"type": "any"})),
