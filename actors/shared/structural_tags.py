@@ -158,7 +158,7 @@ class _Writer:
         tag = _object(value, where)
         begin, end = tag.get("begin"), tag.get("end")
         opening = _token(begin, f"{where}.begin") if isinstance(begin, dict) else quoted(_begin(tag, where, trigger))
-        ends = end if isinstance(end, list) else [end]
+        ends: list[Any] = end if isinstance(end, list) else [end]
         inner = after
         if isinstance(end, dict):
             inner = _After(token=_token(end, f"{where}.end"))

@@ -17,7 +17,7 @@ COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completion
 SCHEMA = {"type": "object", "properties": {"größe": {"type": "integer"}}, "required": ["größe"]}
 SOURCE = orjson.dumps(SCHEMA).decode()
 NAMED = {"name": "size", "schema": SCHEMA, "strict": True, "description": "How large."}
-OLDER_TAG = {
+OLDER_TAG: dict[str, Any] = {
     "type": "structural_tag",
     "structures": [{"begin": "<function=f>", "schema": SCHEMA, "end": "</function>"}],
     "triggers": ["<function="],
