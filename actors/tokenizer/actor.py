@@ -177,7 +177,7 @@ class TokenizerActor:
 
     async def _encode_and_submit(self, job: Job, slot: EncodingSlot) -> None:
         request, max_model_len = job.request, self._max_model_len
-        grammar = None if request.grammar is None else await self._check_grammar(request.grammar, job.options.tenant)
+        grammar = None if request.grammar is None else await self._check_grammar(request.grammar, job, slot)
         if isinstance(grammar, RequestError):
             self._refuse(job, grammar)
             return
@@ -208,9 +208,12 @@ class TokenizerActor:
             sampling = attrs.evolve(sampling, grammar=place_grammar(grammar, self._delimiters_of(request)))
         await self._submit(request, prompts, budgets, sampling)
 
-    async def _check_grammar(self, spec: GrammarSpec, tenant: str) -> str | RequestError:
+    async def _check_grammar(self, spec: GrammarSpec, job: Job, slot: EncodingSlot) -> str | RequestError:
         result = self._grammars.known(spec)
-        return await self._grammars.check(spec, tenant) if result is None else result
+        if result is None:
+            slot.rest()
+            result = await self._grammars.check(spec, job.options.tenant)
+        return result
 
     def _delimiters_of(self, request: Encode) -> ReasoningDelimiters | None:
         """Return what opens and closes reasoning in a request's output. None: all of the output is its answer."""
