@@ -52,6 +52,8 @@ from .shared.tokenizers_library import load_library
 from .supervisor import EngineHost, Supervisor
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses
+from .text_workers.grammar_pool import GrammarPool, WorkerSetup
+from .text_workers.grammar_worker import WorkerSettings
 from .text_workers.lanes import Lanes
 from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
@@ -92,8 +94,8 @@ async def open_runtime(
     """Run the web process's actors and `host`'s engines until the block is left.
 
     Usage records go to `journal`; without one they are not kept. `make_accountant` is called for each accountant.
-    `encode_apart`: encode long texts in processes of their own instead of threads. Raises CheckpointError for an
-    unusable tokenizer or chat template, the latter inside exception groups.
+    `encode_apart`: encode long texts, and check large grammars, in processes of their own instead of threads. Raises
+    CheckpointError for an unusable tokenizer or chat template, the latter inside exception groups.
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
@@ -127,9 +129,7 @@ async def open_runtime(
     lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
     segments = SegmentCache(config.token_cache_bytes)
     prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
-    grammars = GrammarChecker(
-        load_grammars(library.source, config.engine.eos_token_ids), config.max_grammar_bytes, config.grammar_timeout_s
-    )
+    grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
     tokenizer = TokenizerActor(config, encoder, desk, accounts, prompt_encoder, grammars)
     detokenizer = Detokenizer(decoder, accounts, lane.abort, chosen.template)
     entry_store = EntryStore()
@@ -150,6 +150,7 @@ async def open_runtime(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(renderer.run)
+        await nursery.start(grammars.run)
         nursery.start_soon(lanes.run)
         nursery.start_soon(tokenizer.run, encodes)
         nursery.start_soon(detokenizer.run, texts)
@@ -157,6 +158,13 @@ async def open_runtime(
         nursery.start_soon(supervisor.run)
         yield Runtime(desk, metrics, entry_store, detokenizer, host, processes)
         nursery.cancel_scope.cancel()
+
+
+def _make_grammar_pool(tokenizer_json: bytes, config: RuntimeConfig, *, check_apart: bool) -> GrammarPool:
+    grammars = load_grammars(tokenizer_json, config.engine.eos_token_ids)
+    settings = WorkerSettings(config.engine.eos_token_ids, config.max_grammar_bytes, config.grammar_timeout_s)
+    setup = WorkerSetup(tokenizer_json, settings) if check_apart and grammars is not None else None
+    return GrammarPool(GrammarChecker(grammars, config.max_grammar_bytes, config.grammar_timeout_s), setup)
 
 
 def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callable[..., Any] | None = None) -> Any:

@@ -122,7 +122,7 @@ class GrammarMasks:
         with self._lock:
             future = self._compiled.get(text)
             if future is None:
-                future = self._compiled[text] = self._compiling.submit(self._library.compile, text)
+                future = self._compiled[text] = self._compiling.submit(self._compile, text)
                 if len(self._compiled) > MAX_COMPILED:
                     self._compiled.popitem(last=False)
             else:
@@ -134,7 +134,13 @@ class GrammarMasks:
         work = [(grammar, self.prepare(grammar.text)) for grammar in grammars]
         return self._masks.submit(partial(self._compute, work)).result
 
-    # ------------------------------------------------------------ in the thread
+    # ------------------------------------------------------------ in the threads
+
+    def _compile(self, text: str) -> Matcher:
+        matcher = self._library.compile(text)
+        # the first mask may take as long as a step; copies know what it was computed from
+        matcher.fill(np.zeros(self._library.num_words, np.uint32))
+        return matcher
 
     def _compute(self, work: list[tuple[SequenceGrammar, Future[Matcher]]]) -> list[Mask]:
         return [self._mask(grammar, compiled) for grammar, compiled in work]

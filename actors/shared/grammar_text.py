@@ -38,7 +38,9 @@ def grammar_text(spec: GrammarSpec) -> str:
         case GrammarKind.REGEX:
             return regex_grammar(spec.source)
         case GrammarKind.CHOICE:
-            return lark_grammar(f"start: {' | '.join(json.dumps(text) for text in _choices(spec.source))}")
+            # as one terminal: the library follows that with an automaton, and many strings as alternatives not at all
+            choices = " | ".join(json.dumps(text) for text in _choices(spec.source))
+            return lark_grammar(f"start: CHOICE\nCHOICE: {choices}")
         case GrammarKind.LARK:
             source = lark_of(spec.source) if is_gbnf(spec.source) else spec.source
             check_depth_of_lark(source)

@@ -30,6 +30,8 @@ _LISTS = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
 _MAPS = frozenset({"$defs", "definitions", "patternProperties", "properties"})
 _BOUNDS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"})
 _COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in ("Items", "Length", "Properties"))
+_MAX_BRANCHES = 1_990
+"""Of the 2,000 ways to go on that the library follows at once, those that the properties of one object may take."""
 _DATA = frozenset({"const", "default", "enum", "example", "examples"})
 _REMOVED = dict.fromkeys(UNWRITABLE)
 
@@ -71,6 +73,7 @@ def close_holes(schema: dict[str, Any]) -> None:
         walk.enter(found, place)
         _close_bounds(found, place)
         _close_strings(found, place)
+        _check_width(found, place)
         if not _BOUNDS.isdisjoint(found):
             bounded.append(found)
     _shift_bounds(bounded)
@@ -140,6 +143,24 @@ def _close_strings(schema: dict[str, Any], place: Place) -> None:
     held = FORMATS.get(name) if isinstance(name := schema.get("format"), str) else None
     if held is not None and isinstance(parts := schema.get("allOf", []), list):
         schema["allOf"] = [*parts, {"pattern": held}]
+
+
+def _check_width(schema: dict[str, Any], place: Place) -> None:
+    """Refuse an object of which too many properties could come next: its first token would end the output."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or len(properties) <= _MAX_BRANCHES // 4:
+        return
+    names = required if isinstance(required := schema.get("required"), list) else []
+    needed = {name for name in names if isinstance(name, str)}
+    # before the first property, the library follows each with and without others behind it
+    each = 3 if needed else 4
+    run = 0
+    for name in properties:
+        run = 0 if name in needed else run + 1
+        if run * each > _MAX_BRANCHES:
+            most = _MAX_BRANCHES // each
+            raise UnheldSchema("properties", place, f"at most {most} in a row may be optional")
+        each = 1 if name in needed else each
 
 
 def _pattern(pattern: str, keyword: str, place: Place) -> str:

@@ -50,10 +50,14 @@ class Lane:
 
     def enter(self, tenant: str, num_bytes: int) -> LaneSlot:
         """Take a place in the queue, which must be left later. Raises QueueFull."""
-        slot = LaneSlot(self, tenant)
-        self.queue.put(tenant, slot, num_bytes)
-        self._grant()
+        slot = LaneSlot(self, tenant, num_bytes)
+        self.queue_up(slot)
         return slot
+
+    def queue_up(self, slot: LaneSlot) -> None:
+        """Put a slot at the end of the queue. Raises QueueFull."""
+        self.queue.put(slot.tenant, slot, slot.num_bytes)
+        self._grant()
 
     def others_wait(self, tenant: str) -> bool:
         return self.queue.others_wait(tenant, self.max_per_tenant)
@@ -71,24 +75,26 @@ class Lane:
 class LaneSlot:
     """One request's place in a lane (an `EncodingSlot`)."""
 
-    def __init__(self, lane: Lane, tenant: str) -> None:
+    def __init__(self, lane: Lane, tenant: str, num_bytes: int) -> None:
+        self.tenant = tenant
+        self.num_bytes = num_bytes
         self._lane = lane
-        self._tenant = tenant
         self._granted = trio.Event()
+        self._is_resting = False
         self._has_left = False
 
     def grant(self) -> None:
         self._granted.set()
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        await self._granted.wait()
+        await self._wait_for_turn()
         return await trio.to_thread.run_sync(call, *args, limiter=self._lane.threads)
 
     async def encode(self, call: Callable[[TextEncoder], T]) -> T:
         processes = self._lane.processes
         if processes is None:
             return await self.run(call, self._lane.encoder)
-        await self._granted.wait()
+        await self._wait_for_turn()
         lease = Lease()
         try:
             return await trio.to_thread.run_sync(
@@ -99,21 +105,37 @@ class LaneSlot:
             raise
 
     async def pause(self) -> None:
-        if self._granted.is_set() and self._lane.others_wait(self._tenant):
+        if self._granted.is_set() and self._lane.others_wait(self.tenant):
             self._granted = trio.Event()
-            self._lane.queue.put_back(self._tenant, self)
+            self._lane.queue.put_back(self.tenant, self)
             self._lane.release_thread()
         await trio.lowlevel.checkpoint()
+
+    def rest(self) -> None:
+        if not self._has_left and not self._is_resting:
+            self._is_resting = True
+            self._give_up()
+            self._granted = trio.Event()
 
     def leave(self) -> None:
         if self._has_left:
             return
         self._has_left = True
+        if not self._is_resting:
+            self._give_up()
+
+    async def _wait_for_turn(self) -> None:
+        if self._is_resting:
+            self._lane.queue_up(self)
+            self._is_resting = False
+        await self._granted.wait()
+
+    def _give_up(self) -> None:
         if self._granted.is_set():
-            self._lane.queue.done(self._tenant)
+            self._lane.queue.done(self.tenant)
             self._lane.release_thread()
         else:
-            self._lane.queue.drop(self._tenant, self)
+            self._lane.queue.drop(self.tenant, self)
 
 
 class InlineSlot:
@@ -133,6 +155,9 @@ class InlineSlot:
     async def pause(self) -> None:
         if not self._is_whole_request:
             await trio.lowlevel.checkpoint()
+
+    def rest(self) -> None:
+        pass
 
     def leave(self) -> None:
         pass

@@ -36,7 +36,7 @@ from ..shared.tokenizers_library import catching_panics
 from .context_length import output_budget
 from .encoder import TextEncoder
 from .encoding_errors import OVERLOADED, TOKENIZER_FAILED, QueueFull, client_error
-from .grammar_check import MAX_THREADS, GrammarChecker, place_grammar
+from .grammar_check import GrammarChecks, place_grammar
 from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, PromptEncoder, options_of
 from .prompt_scoring import too_many_scores
 from .prompt_sizes import exceeds_context, is_short, num_bytes_to_encode
@@ -70,14 +70,13 @@ class TokenizerActor:
         desk: RequestDesk,
         accountant: Poster[Prompted | Refused],
         prompt_encoder: PromptEncoder,
-        grammars: GrammarChecker,
+        grammars: GrammarChecks,
     ) -> None:
         """`encoder` encodes the delimiters of reasoning; it recognizes texts that are too long by their length.
 
         `prompt_encoder` encodes what clients send.
         """
         self._grammars = grammars
-        self._grammar_threads = trio.CapacityLimiter(MAX_THREADS)
         self._config = config
         self._lengths = encoder
         self._delimiters = cache(lambda tags: encode_delimiters(tags, encoder, config.vocab_size))
@@ -178,7 +177,7 @@ class TokenizerActor:
 
     async def _encode_and_submit(self, job: Job, slot: EncodingSlot) -> None:
         request, max_model_len = job.request, self._max_model_len
-        grammar = None if request.grammar is None else await self._check_grammar(request.grammar)
+        grammar = None if request.grammar is None else await self._check_grammar(request.grammar, job, slot)
         if isinstance(grammar, RequestError):
             self._refuse(job, grammar)
             return
@@ -209,12 +208,11 @@ class TokenizerActor:
             sampling = attrs.evolve(sampling, grammar=place_grammar(grammar, self._delimiters_of(request)))
         await self._submit(request, prompts, budgets, sampling)
 
-    async def _check_grammar(self, spec: GrammarSpec) -> str | RequestError:
+    async def _check_grammar(self, spec: GrammarSpec, job: Job, slot: EncodingSlot) -> str | RequestError:
         result = self._grammars.known(spec)
         if result is None:
-            check, threads = self._grammars.check, self._grammar_threads
-            result = await trio.to_thread.run_sync(check, spec, limiter=threads, abandon_on_cancel=True)
-            self._grammars.keep(spec, result)
+            slot.rest()
+            result = await self._grammars.check(spec, job.options.tenant)
         return result
 
     def _delimiters_of(self, request: Encode) -> ReasoningDelimiters | None:

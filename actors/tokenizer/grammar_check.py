@@ -1,8 +1,8 @@
 """Checks requests' grammars before they are served, and says where in the output they begin.
 
-Used by the tokenizer, which calls `GrammarChecker.check` in a thread of few: compiling may take a second at the limits
-of the library. What must always hold: a grammar that the library does not support in full is refused; a grammar that
-was checked before costs nothing; nothing here grows without bound.
+`text_workers/grammar_pool.py` calls `GrammarChecker.check` for the tokenizer, in a thread or in another process:
+compiling may take a second at the limits of the library. What must always hold: a grammar that the library does not
+support in full is refused; a grammar that was checked before costs nothing; nothing here grows without bound.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections import OrderedDict
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -19,11 +20,10 @@ from ..messages.grammar import GrammarKind, GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.sampling import OutputGrammar
 from ..shared.gbnf import is_gbnf
-from ..shared.grammar_library import GrammarError, GrammarLibrary
+from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Words
 from ..shared.grammar_text import grammar_text, path_of, schema_at
 from .thinking_budget import ReasoningDelimiters
 
-MAX_THREADS = 2
 MAX_CHECKED = 256
 """Grammars whose result is kept, each of at most `--max-grammar-bytes`."""
 
@@ -31,6 +31,8 @@ _UNSUPPORTED = re.compile(r'Unimplemented keys: \["([^"]+)"|Unknown (format): ')
 
 _LINE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 """Begins the library's message about a part of a grammar, with its line and column."""
+_NOT_ALLOWED = "doesn't satisfy the grammar"
+_NO_TOKENIZER = "this model's tokenizer does not support grammars"
 _NO_OUTPUT = "it allows no output"
 _PATTERN, _PATTERN_ERROR = " (in regex): ", "error: "
 _INDENT = 4
@@ -38,6 +40,18 @@ _INDENT = 4
 _ADDED_ESCAPES = (r"\/", r"\n")
 """Which the library may have put into the pattern, so that places behind them are other ones."""
 _MAX_REASON_CHARS = 400
+
+
+class GrammarChecks(Protocol):
+    """What the tokenizer needs: `text_workers/grammar_pool.py` implements it."""
+
+    def known(self, spec: GrammarSpec) -> str | RequestError | None:
+        """Return the result if it takes no time; None: `check` the grammar."""
+        ...
+
+    async def check(self, spec: GrammarSpec, tenant: str) -> str | RequestError:
+        """Return the grammar as text for the engine, or why it is refused. Raises QueueFull."""
+        ...
 
 
 class GrammarChecker:
@@ -83,7 +97,7 @@ class GrammarChecker:
     def _compiled(self, spec: GrammarSpec) -> str:
         library = self._library
         if library is None:
-            raise GrammarError("this model's tokenizer does not support grammars")
+            raise GrammarError(_NO_TOKENIZER)
         started = time.thread_time()
         text = grammar_text(spec)
         matcher = library.compile(text)
@@ -91,6 +105,8 @@ class GrammarChecker:
         matcher.fill(words_W)
         if not words_W.any():
             raise GrammarError(_NO_OUTPUT)
+        if (token_id := _first_token(words_W & ~library.end_mask)) is not None:
+            _try_token(matcher, token_id)
         if time.thread_time() - started > self._max_seconds:
             raise GrammarError("it takes too long to compile")
         return text
@@ -98,6 +114,24 @@ class GrammarChecker:
     def _too_long(self, spec: GrammarSpec) -> RequestError:
         message = f"Invalid value for `{spec.param}`: a grammar must have at most {self._max_bytes} bytes."
         return RequestError(ErrorKind.INVALID, message, spec.param)
+
+
+def _try_token(matcher: Matcher, token_id: int) -> None:
+    """Raise GrammarError if a grammar is too wide to be followed, or forces tokens that are not what they say."""
+    try:
+        matcher.consume([token_id])
+    except GrammarError as error:
+        # the library had the tokenizer write some text, and that has put a space before it
+        raise GrammarError(_NO_TOKENIZER) if _NOT_ALLOWED in str(error) else error from None
+
+
+def _first_token(words_W: Words) -> int | None:
+    """Return the first token of a mask."""
+    (found,) = np.nonzero(words_W)
+    if not len(found):
+        return None
+    bits = int(words_W[found[0]])
+    return int(found[0]) * 32 + (bits & -bits).bit_length() - 1
 
 
 def _with_param(result: str | RequestError | None, param: str) -> str | RequestError | None:

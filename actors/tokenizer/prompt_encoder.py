@@ -57,18 +57,25 @@ class EncodingSlot(Protocol):
     """A request's place in the queue for a worker, and later its hold on one. Leave it at the end."""
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Wait for the request's turn, then return what `call` returns. Once started, `call` runs to its end."""
+        """Wait for the request's turn, then return what `call` returns. Once started, `call` runs to its end.
+
+        Raises QueueFull after a rest.
+        """
         ...
 
     async def encode(self, call: Callable[[TextEncoder], T]) -> T:
         """As `run`, with an encoder. If the worker is a process, cancelling this ends it.
 
-        Raises WorkerUnavailable, and what `call` raises.
+        Raises WorkerUnavailable, what `call` raises, and QueueFull after a rest.
         """
         ...
 
     async def pause(self) -> None:
         """Let other tenants go first, between two texts of one request. This is a checkpoint."""
+        ...
+
+    def rest(self) -> None:
+        """Give up the place or the worker until the next text: the request waits for something else meanwhile."""
         ...
 
     def leave(self) -> None:

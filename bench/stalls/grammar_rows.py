@@ -24,6 +24,16 @@ def _schema(number: int, num_properties: int = 2_500) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
+def _required(number: int) -> dict[str, Any]:
+    schema = _schema(number, 2_000)
+    return {**schema, "required": list(schema["properties"])}
+
+
+def _objects(number: int) -> dict[str, Any]:
+    """Return a schema of objects with nearly as many optional properties as an object may have."""
+    return {"type": "object", "properties": {f"o{i}": _schema(number, 490) for i in range(5)}}
+
+
 def _enum(number: int) -> dict[str, Any]:
     return {"enum": [f"value {number} {i}" for i in range(LARGE // 18)]}
 
@@ -48,6 +58,12 @@ def _lark(number: int) -> str:
     return f"start: r0\n{rules}\nr400: {' | '.join(f'{chr(34)}{i}{chr(34)}' for i in range(6_000))}\n"
 
 
+def _tag(number: int) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    structures = [{"begin": f"<f={number}.{i}>", "schema": schema, "end": "</f>"} for i in range(400)]
+    return {"type": "structural_tag", "structures": structures, "triggers": ["<f="]}
+
+
 def _tools(number: int) -> list[dict[str, Any]]:
     schema = _schema(number, 20)
     return [{"name": f"t{number}_{i}", "description": "Does it.", "input_schema": schema} for i in range(100)]
@@ -61,12 +77,14 @@ def _chat(**fields: Any) -> dict[str, Any]:
     return chat([said("Hi.")], **fields)
 
 
-def _formatted(number: int) -> dict[str, Any]:
-    return _chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": _schema(number)}})
+def _formatted(schema: dict[str, Any]) -> dict[str, Any]:
+    return _chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
 
 
 GRAMMAR_ROWS: Sequence[Row] = (
-    Row("schemas of 2,500 properties", _each(CHAT, _formatted), 4),
+    Row("schemas of 2,500 properties", _each(CHAT, lambda n: _formatted(_schema(n))), 4),
+    Row("schemas of 2,000 required properties", _each(CHAT, lambda n: _formatted(_required(n))), 4),
+    Row("schemas of objects of 490 properties", _each(CHAT, lambda n: _formatted(_objects(n))), 4),
     Row("schemas of 6,600 strings", _each(RESPONSES, lambda n: response("Hi.", text={"format": _named(_enum(n))})), 4),
     Row("schemas that refer 400 deep", _each(COMPLETIONS, lambda n: completion("Hi.", guided_json=_references(n))), 4),
     Row("schemas of 300 patterns", _each(CHAT, lambda n: _chat(structured_outputs={"json": _patterns(n)})), 4),
@@ -75,6 +93,7 @@ GRAMMAR_ROWS: Sequence[Row] = (
     Row("long patterns", _each(CHAT, lambda n: _chat(guided_regex=f"[a-z]{n}" * (LARGE // 8))), 4),
     Row("GBNF of 1,800 alternatives", _each(CHAT, lambda n: _chat(guided_grammar=_gbnf(n))), 4),
     Row("Lark of 6,000 alternatives", _each(CHAT, lambda n: _chat(guided_grammar=_lark(n))), 4),
+    Row("structural tags of 400 schemas", _each(CHAT, lambda n: _chat(response_format=_tag(n))), 4),
     Row(
         "forced calls of 100 tools",
         _each(MESSAGES, lambda n: _chat(tools=_tools(n), tool_choice={"type": "any"})),

@@ -14,13 +14,15 @@ import trio
 from quipu.actors.engine import LoopHost
 from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
-from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.output import OutputRules
+from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scores import ScoredToken
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.shared.grammar_library import GrammarLibrary, Matcher
 from quipu.actors.text_workers.renderer import InlineRenderer
+from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from quipu.kernels.fake import Dials
 from tests.grammars import EOS, PARAM, PERSON, UNION, accepts, check_person, check_union, regex, schema
 from tests.prompts import prompt_of
@@ -186,6 +188,35 @@ async def test_compiling_holds_up_no_step(monkeypatch: pytest.MonkeyPatch) -> No
             going_on.set()
         assert len(reply.choices[0].token_ids) == 30 and not replies
     assert replies[0].error is None and all(len(choice.token_ids) == 5 for choice in replies[0].choices)
+
+
+async def test_texts_do_not_wait_for_the_grammars_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests whose grammars are being checked hold none of the threads that encode texts."""
+    going_on, check = threading.Event(), GrammarChecker.check
+
+    def check_slowly(checker: GrammarChecker, spec: GrammarSpec) -> str | RequestError:
+        assert going_on.wait(60)
+        return check(checker, spec)
+
+    monkeypatch.setattr(GrammarChecker, "check", check_slowly)
+    text, replies = TextPrompt("a knot " * 400), list[Any]()
+    async with open_client(executor="fake", max_model_len=8000, num_blocks=4000) as client:
+
+        async def constrained(number: int) -> None:
+            grammar = regex(f"[0-9]{{{number + 3}}}")
+            replies.append(await client.ask(text, grammar=grammar, max_tokens=2))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(constrained, number)
+            await trio.sleep(0.05)
+            try:
+                with trio.fail_after(20):
+                    assert (await client.ask(text, max_tokens=1)).error is None
+            finally:
+                going_on.set()
+        assert [reply.error for reply in replies] == [None] * 5
+        client.assert_at_rest()
 
 
 async def test_no_token_left_ends_one_request() -> None:

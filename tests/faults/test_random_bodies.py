@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from bench.bodies import COUNT, ENDPOINTS, MESSAGES, bodies
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials
+from tests.grammars import EOS
 from tests.journals import KeptJournal
 from tests.runtimes import small_runtime
 from tests.traps.wire import over_http, samples, settle
@@ -75,7 +76,13 @@ def test_random_bodies(endpoint: str) -> None:
 async def serve_them(endpoint: str, drawn: list[bytes]) -> None:
     journal = KeptJournal()
     dials = Dials(only_token_id=LETTER_A)
-    async with small_runtime(dials, journal=journal, num_blocks=600, max_num_batched_tokens=2048) as runtime:
+    settings = {
+        "num_blocks": 600,
+        "max_num_batched_tokens": 2048,
+        "eos_token_ids": (EOS,),
+        "tool_call_parser": "hermes",
+    }
+    async with small_runtime(dials, journal=journal, **settings) as runtime:
         client, answers = over_http(runtime), list[Answer]()
         async with trio.open_nursery() as nursery:
             for sent in drawn:

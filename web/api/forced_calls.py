@@ -24,15 +24,13 @@ from quipu.actors.shared.call_grammar import (
     can_hold_within_text,
     forced_calls,
 )
-from quipu.actors.shared.text_values import UnsupportedSchema
 
 from ..request.errors import bad_value, unsupported_value
-from .output_grammar import MAX_GRAMMAR_CHARS, both, check_size
+from .output_grammar import MAX_GRAMMAR_CHARS, both, check_size, join_rules
 from .pace import Pace
 from .tool_set import ToolSet
 
 _PARAM = "tools"
-_CHARS_AN_ITEM, _ITEMS_A_RULE = 1024, 4
 _JSON = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
 
 
@@ -90,17 +88,6 @@ async def _compile(rules: Iterator[str], tools: Sequence[GrammarTool], pace: Pac
     for tool in tools:
         if tool.is_held:
             await check_size(tool.schema, tool.param, pace)
-    parts, num_chars = [], 0
-    try:
-        for rule in rules:
-            parts.append(rule)
-            num_chars += len(rule)
-            if num_chars > MAX_GRAMMAR_CHARS:
-                problem = (
-                    f"the schemas of all tools must have at most {MAX_GRAMMAR_CHARS} characters for calls to be held"
-                )
-                raise bad_value(_PARAM, problem, "too_many_items")
-            await pace.tick(_ITEMS_A_RULE + len(rule) // _CHARS_AN_ITEM)
-    except UnsupportedSchema as error:
-        raise unsupported_value(error.param, error.problem) from None
-    return GrammarSpec(GrammarKind.LARK, "".join(parts), _PARAM)
+    problem = f"the schemas of all tools must have at most {MAX_GRAMMAR_CHARS} characters for calls to be held"
+    too_long = bad_value(_PARAM, problem, "too_many_items")
+    return GrammarSpec(GrammarKind.LARK, await join_rules(rules, too_long, pace), _PARAM)

@@ -7,12 +7,14 @@ is written as text, and a request has at most one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from quipu.actors.messages.grammar import MAX_GRAMMAR_BYTES, GrammarKind, GrammarSpec
+from quipu.actors.shared.structural_tags import structural_tag_rules
+from quipu.actors.shared.text_values import UnsupportedSchema
 
 from ..request.errors import APIError, bad_value, unsupported_parameter, unsupported_value
 from .fields import Fields, missing, wrong_type
@@ -27,6 +29,7 @@ MAX_CHOICES = 4096
 """Strings of a `choice`."""
 ANY_OBJECT = '{"type":"object"}'
 _VALUES_AN_ITEM = 16
+_CHARS_AN_ITEM, _ITEMS_A_RULE = 1024, 4
 _KINDS = {
     "json": GrammarKind.JSON_SCHEMA,
     "json_object": GrammarKind.JSON_OBJECT,
@@ -36,8 +39,9 @@ _KINDS = {
 }
 """By the names that vLLM gives them."""
 _LEGACY = ("json", "regex", "choice", "grammar")
-_STRUCTURED_UNSUPPORTED = ("disable_additional_properties", "structural_tag", "whitespace_pattern")
-STRUCTURED_OUTPUTS = frozenset({*_KINDS, *_STRUCTURED_UNSUPPORTED, "disable_any_whitespace", "disable_fallback"})
+_TAG = "structural_tag"
+_STRUCTURED_UNSUPPORTED = ("disable_additional_properties", "whitespace_pattern")
+STRUCTURED_OUTPUTS = frozenset({*_KINDS, _TAG, *_STRUCTURED_UNSUPPORTED, "disable_any_whitespace", "disable_fallback"})
 """The known fields of `structured_outputs`. White space is compact in any case, and nothing is fallen back on."""
 
 
@@ -66,10 +70,27 @@ async def read_format(fields: Fields, name: str, nested: str | None, pace: Pace)
             return GrammarSpec(GrammarKind.JSON_OBJECT, ANY_OBJECT, form.param("type"))
         case "json_schema":
             return await _read_named_schema(form if nested is None else _required(form, nested), pace)
+        case "structural_tag" if nested is not None:
+            return await _read_structural_tag(fields.get(name), fields.param(name), pace)
         case "structural_tag" | "grammar" | "regex" as kind:
             raise unsupported_value(form.param("type"), f"`{kind}` is not supported by this server")
         case _:
             raise bad_value(form.param("type"), "must be `text`, `json_object` or `json_schema`")
+
+
+async def join_rules(rules: Iterator[str], too_long: APIError, pace: Pace) -> str:
+    """Return the rules of a grammar as text, made with checkpoints. Raises APIError, `too_long` among them."""
+    parts, num_chars = [], 0
+    try:
+        for rule in rules:
+            parts.append(rule)
+            num_chars += len(rule)
+            if num_chars > MAX_GRAMMAR_CHARS:
+                raise too_long
+            await pace.tick(_ITEMS_A_RULE + len(rule) // _CHARS_AN_ITEM)
+    except UnsupportedSchema as error:
+        raise unsupported_value(error.param, error.problem) from None
+    return "".join(parts)
 
 
 async def read_schema_format(fields: Fields, name: str, pace: Pace) -> GrammarSpec | None:
@@ -153,10 +174,23 @@ async def _read_structured(body: Fields, name: str, pace: Pace) -> GrammarSpec |
     for inner in _STRUCTURED_UNSUPPORTED:
         if fields.get(inner):
             raise unsupported_parameter(fields.param(inner))
-    spec = only_one([await _read_one(fields, inner, kind, pace) for inner, kind in _KINDS.items()])
+    specs = [await _read_one(fields, inner, kind, pace) for inner, kind in _KINDS.items()]
+    if (tag := fields.get(_TAG)) is not None:
+        specs.append(await _read_structural_tag(tag, fields.param(_TAG), pace))
+    spec = only_one(specs)
     if spec is None:
-        raise bad_value(body.param(name), f"must have one of {', '.join(_KINDS)}")
+        raise bad_value(body.param(name), f"must have one of {', '.join((*_KINDS, _TAG))}")
     return spec
+
+
+async def _read_structural_tag(value: Any, param: str, pace: Pace) -> GrammarSpec:
+    tag = await _parsed(value, param, pace) if type(value) is str else value
+    if type(tag) is not dict:
+        raise wrong_type(param, "a structural tag, as an object or as text")
+    await check_size(tag, param, pace)
+    too_long = bad_value(param, f"the grammar made of it has more than {MAX_GRAMMAR_CHARS} characters")
+    rules = await join_rules(structural_tag_rules(tag, param), too_long, pace)
+    return GrammarSpec(GrammarKind.LARK, rules, param)
 
 
 async def _read_one(fields: Fields, name: str, kind: GrammarKind, pace: Pace) -> GrammarSpec | None:

@@ -10,6 +10,7 @@ import pytest
 from quipu.actors.executor.grammars import GrammarMasks, Mask, NoMasks, SequenceGrammar
 from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.sampling import OutputGrammar
+from quipu.actors.shared.grammar_library import Matcher, Words
 from quipu.actors.shared.grammar_text import grammar_text
 from tests.grammars import EOS, PERSON, UNION, regex, schema, tiny_grammars
 from tests.tiny import TINY
@@ -109,6 +110,20 @@ def test_failures_are_a_sequences_own() -> None:
         first, second, third = masks.begin([lost, broken, well])()
         assert isinstance(first, str) and isinstance(second, str) and len(allowed(third)) >= 10
     assert all(isinstance(mask, str) for mask in NoMasks().begin([well])())
+
+
+def test_first_mask_is_computed_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar is ready once its first mask has been computed, so that no step waits for that."""
+    filled: list[Matcher] = []
+    fill = Matcher.fill
+
+    def fill_and_note(matcher: Matcher, words_W: Words) -> None:
+        filled.append(matcher)
+        fill(matcher, words_W)
+
+    monkeypatch.setattr(Matcher, "fill", fill_and_note)
+    compiled = GrammarMasks(tiny_grammars(), (EOS,)).prepare(DIGITS).result()
+    assert filled == [compiled]
 
 
 @pytest.mark.parametrize("spec", [schema(PERSON), schema(UNION), regex("[a-c]{3,9}!")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -136,3 +137,27 @@ def test_json_of_unusual_numbers() -> None:
     spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps({"const": 10**40}), PARAM)
     with pytest.raises(UnheldSchema, match="`const`"):
         grammar_text(spec)
+
+
+@pytest.mark.parametrize(
+    ("num_properties", "required", "text"),
+    [
+        (497, [], '{"p0":1,"p3":'),
+        (663, [662], '{"p0":1,"p3":'),
+        (1991, [0], '{"p0":1,"p3":'),
+        (2400, [500, 2399], '{"p3":1,"p500":1,"p600":'),
+    ],
+)
+def test_wide_objects(num_properties: int, required: list[int], text: str) -> None:
+    """An object of as many optional properties as are accepted can be followed; one of more is refused."""
+
+    def spec_of(count: int) -> GrammarSpec:
+        properties = {f"p{number}": {"type": "integer"} for number in range(count)}
+        names = [f"p{number if number < num_properties - 1 else count - 1}" for number in required]
+        return schema({"type": "object", "properties": properties, "required": names, "additionalProperties": False})
+
+    matcher = tiny_grammars().compile(grammar_text(spec_of(num_properties)))
+    matcher.consume(Tokenizer.from_file(str(TINY / "tokenizer.json")).encode(text, add_special_tokens=False).ids)
+    matcher.fill(np.zeros(tiny_grammars().num_words, np.uint32))
+    with pytest.raises(UnheldSchema, match="in a row may be optional"):
+        grammar_text(spec_of(max(num_properties + 1, 2500)))

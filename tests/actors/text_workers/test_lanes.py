@@ -57,6 +57,43 @@ async def wait_begun(gate: Gate, count: int) -> list[str]:
     return gate.started
 
 
+async def test_resting_slots_hold_no_thread() -> None:
+    """A request that waits for something else holds neither thread nor place; then it queues again, or leaves."""
+    lane = Lane(1, 1, 4, 1 << 20, ENCODER)
+    async with gate() as it:
+        first, second, third = (lane.enter(tenant, 1) for tenant in "abc")
+        first.rest()
+        third.rest()
+        third.leave()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, second, it, "second")
+            await wait_begun(it, 1)
+            first.rest()
+            nursery.start_soon(work, first, it, "first")
+            await trio.testing.wait_all_tasks_blocked()
+            assert lane.queue.num_waiting == 1 and lane.threads.statistics().tasks_waiting == 0
+            it.opened.set()
+        assert it.started == ["second", "first"] and lane.queue.num_tenants == 0
+        again, last = lane.enter("a", 1), lane.enter("b", 1)
+        again.rest()
+        again.leave()
+        await work(last, it, "last")
+        assert lane.queue.num_tenants == 0
+
+
+async def test_full_queue_after_a_rest() -> None:
+    """A request that has rested may find no place any more."""
+    lane = Lane(1, 1, 4, 1 << 20, ENCODER)
+    slot = lane.enter("a", 1)
+    slot.rest()
+    slots = [lane.enter("a", 1) for _ in range(3)]
+    with pytest.raises(QueueFull):
+        await slot.run(lambda: None)
+    for one in (slot, *slots):
+        one.leave()
+    assert lane.queue.num_tenants == 0
+
+
 async def test_short_requests_do_not_wait_for_long_ones() -> None:
     """However many long texts wait, a short one is served, even for the same tenant."""
     lanes = Lanes(100, 1 << 30, ENCODER)

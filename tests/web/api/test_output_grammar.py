@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
+from quipu.actors.shared.structural_tags import structural_tag_rules
 from quipu.web.api.output_grammar import ANY_OBJECT, MAX_CHOICES, MAX_GRAMMAR_CHARS, MAX_GRAMMAR_DEPTH
 from tests.web.asked import ask, refused
 
@@ -16,6 +17,15 @@ COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completion
 SCHEMA = {"type": "object", "properties": {"größe": {"type": "integer"}}, "required": ["größe"]}
 SOURCE = orjson.dumps(SCHEMA).decode()
 NAMED = {"name": "size", "schema": SCHEMA, "strict": True, "description": "How large."}
+OLDER_TAG: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<function=f>", "schema": SCHEMA, "end": "</function>"}],
+    "triggers": ["<function="],
+}
+NEWER_TAG = {
+    "type": "structural_tag",
+    "format": {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"},
+}
 MESSAGE = [{"role": "user", "content": "x"}]
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "x"},
@@ -27,6 +37,10 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def body(path: str, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", **BODIES[path], **fields}
+
+
+def lark_of(tag: dict[str, Any], param: str) -> str:
+    return "".join(structural_tag_rules(tag, param))
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -54,6 +68,14 @@ OPENAI: list[tuple[dict[str, Any], GrammarKind, str, str]] = [
     ({"structured_outputs": {"regex": "a+"}}, GrammarKind.REGEX, "a+", "structured_outputs.regex"),
     ({"structured_outputs": {"choice": ["a", '"']}}, GrammarKind.CHOICE, r'["a","\""]', "structured_outputs.choice"),
     ({"structured_outputs": {"grammar": 'start: "a"'}}, GrammarKind.LARK, 'start: "a"', "structured_outputs.grammar"),
+    ({"response_format": OLDER_TAG}, GrammarKind.LARK, lark_of(OLDER_TAG, "response_format"), "response_format"),
+    ({"response_format": NEWER_TAG}, GrammarKind.LARK, lark_of(NEWER_TAG, "response_format"), "response_format"),
+    (
+        {"structured_outputs": {"structural_tag": json.dumps(OLDER_TAG)}},
+        GrammarKind.LARK,
+        lark_of(OLDER_TAG, "structured_outputs.structural_tag"),
+        "structured_outputs.structural_tag",
+    ),
     ({"guided_json": json.dumps(SCHEMA)}, GrammarKind.JSON_SCHEMA, SOURCE, "guided_json"),
     ({"guided_json": {}}, GrammarKind.JSON_SCHEMA, "{}", "guided_json"),
     ({"guided_regex": "a+"}, GrammarKind.REGEX, "a+", "guided_regex"),
@@ -119,7 +141,21 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"response_format": "text"}, "response_format", "an object"),
     (CHAT, {"response_format": {}}, "response_format.type", "required"),
     (CHAT, {"response_format": {"type": "xml"}}, "response_format.type", "`json_schema`"),
-    (CHAT, {"response_format": {"type": "structural_tag"}}, "response_format.type", "`structural_tag` is not"),
+    (CHAT, {"response_format": {"type": "structural_tag"}}, "response_format", "must have either `format`"),
+    (
+        CHAT,
+        {"response_format": {**NEWER_TAG, "format": {"type": "dispatch"}}},
+        "response_format.format.type",
+        "`dispatch` is not supported",
+    ),
+    (CHAT, {"response_format": {**OLDER_TAG, "x": nested(64)}}, "response_format", "nested at most"),
+    (
+        CHAT,
+        {"structured_outputs": {"structural_tag": {**OLDER_TAG, "structures": OLDER_TAG["structures"] * 1_500}}},
+        "structured_outputs.structural_tag",
+        "the grammar made of it",
+    ),
+    (RESPONSES, {"text": {"format": NEWER_TAG}}, "text.format.type", "`structural_tag` is not"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
     (
         CHAT,
@@ -143,7 +179,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"structured_outputs": {}}, "structured_outputs", "must have one of"),
     (CHAT, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "together with"),
     (CHAT, {"structured_outputs": {"json_object": True, "regex": "a"}}, "structured_outputs.regex", "together"),
-    (CHAT, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not supported"),
+    (CHAT, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "must have either"),
+    (CHAT, {"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag", "a structural tag"),
     (CHAT, {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.wh", "not supported"),
     (CHAT, {"guided_json": "{"}, "guided_json", "not valid JSON"),
     (CHAT, {"guided_json": "[]"}, "guided_json", "a JSON schema"),

@@ -1,0 +1,309 @@
+"""Large grammars are checked in processes: results, turns, and processes that die, hang or are not needed any more.
+
+What the pool decides is tested with processes that are not real; those at the end are.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from quipu.actors.messages.grammar import GrammarSpec
+from quipu.actors.messages.outcomes import ErrorKind, RequestError
+from quipu.actors.processes import child
+from quipu.actors.text_workers import grammar_pool, grammar_worker
+from quipu.actors.text_workers.grammar_pool import IDLE_S, SMALL_CHARACTERS, UNAVAILABLE, GrammarPool, WorkerSetup
+from quipu.actors.text_workers.grammar_process import GrammarProcess, ProcessGone
+from quipu.actors.text_workers.grammar_worker import WorkerSettings
+from quipu.actors.tokenizer.encoding_errors import QueueFull
+from quipu.actors.tokenizer.grammar_check import GrammarChecker
+from tests.grammars import EOS, regex, schema, tiny_grammars
+from tests.processes import has_ended
+from tests.tiny import TINY
+
+SETTINGS = WorkerSettings((EOS,), 99_999, 30.0)
+SOURCE = (TINY / "tokenizer.json").read_bytes()
+FIELDS = {f"p{number}": {"type": "integer"} for number in range(120)}
+LARGE = schema({"type": "object", "properties": FIELDS})
+REFUSED = schema({"type": "object", "properties": {**FIELDS, "q": {"not": {}}}})
+
+
+def large(number: int) -> GrammarSpec:
+    return regex(str(number) * SMALL_CHARACTERS + "x")
+
+
+@attrs.define(eq=False)
+class Dials:
+    """What the processes of a test do."""
+
+    started: list[FakeProcess] = attrs.field(factory=list)
+    checked: list[str] = attrs.field(factory=list)
+    """The first characters of the grammars, in order."""
+    running: int = 0
+    is_held: bool = False
+    """Whether checks wait until they are cancelled."""
+    deaths: list[int | None] = attrs.field(factory=list)
+    """Exit codes with which the next checks end."""
+    refuses_to_start: bool = False
+
+
+@attrs.define(eq=False)
+class FakeProcess:
+    """Stands for a `GrammarProcess`."""
+
+    dials: Dials
+    pid: int
+    is_usable: bool = True
+    has_ended: bool = False
+
+    async def check(self, spec: GrammarSpec, timeout_s: float) -> str | RequestError:
+        self.dials.checked.append(spec.source[0])
+        self.is_usable = False
+        self.dials.running += 1
+        try:
+            with trio.move_on_after(timeout_s):
+                while self.dials.is_held:
+                    await trio.sleep(0.1)
+            if self.dials.is_held:
+                raise ProcessGone(None)
+            if self.dials.deaths:
+                raise ProcessGone(self.dials.deaths.pop(0))
+        finally:
+            self.dials.running -= 1
+        self.is_usable = True
+        return f"text {spec.source[0]}"
+
+    async def end(self) -> None:
+        self.has_ended, self.is_usable = True, False
+
+
+@pytest.fixture
+def dials(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dials]:
+    dials = Dials()
+
+    class Starting:
+        @staticmethod
+        async def start(tokenizer_json: bytes, settings: WorkerSettings) -> FakeProcess:
+            if dials.refuses_to_start:
+                raise OSError
+            dials.started.append(FakeProcess(dials, len(dials.started)))
+            return dials.started[-1]
+
+    monkeypatch.setattr(grammar_pool, "GrammarProcess", Starting)
+    yield dials
+    assert all(process.has_ended for process in dials.started)
+
+
+def pool_of() -> GrammarPool:
+    checker = GrammarChecker(tiny_grammars(), SETTINGS.max_bytes, SETTINGS.max_seconds)
+    return GrammarPool(checker, WorkerSetup(SOURCE, SETTINGS))
+
+
+async def with_pool(work: Callable[[GrammarPool, trio.Nursery], Awaitable[None]]) -> None:
+    async with trio.open_nursery() as nursery:
+        pool = pool_of()
+        await nursery.start(pool.run)
+        await work(pool, nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def until_blocked() -> None:
+    await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def test_small_grammars_need_no_process(dials: Dials) -> None:
+    """A small grammar is checked in a thread, also while every process is busy, and its result is known then."""
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        dials.is_held = True
+        for number in range(4):
+            nursery.start_soon(pool.check, large(number), f"tenant {number}")
+        await until_blocked()
+        assert dials.running == 2
+        small = regex("a" * SMALL_CHARACTERS)
+        assert await pool.check(small, "tenant 0") == pool.known(small)
+        assert isinstance(pool.known(small), str) and dials.running == 2
+
+    await with_pool(work)
+
+
+async def test_tenants_take_turns(dials: Dials, mock_clock: trio.testing.MockClock) -> None:
+    """One tenant's grammars occupy one process of two, and another tenant's are not behind all of them."""
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        dials.is_held = True
+        for number in (1, 2, 3):
+            nursery.start_soon(pool.check, large(number), "many")
+            await until_blocked()
+        assert dials.checked == ["1"] and len(dials.started) == 1
+        for number in (7, 8):
+            nursery.start_soon(pool.check, large(number), "few")
+            await until_blocked()
+        assert dials.checked == ["1", "7"] and dials.running == 2
+        dials.is_held = False
+        mock_clock.jump(1)
+        await until_blocked()
+        assert sorted(dials.checked) == ["1", "2", "3", "7", "8"] and len(dials.started) == 2
+
+    await with_pool(work)
+
+
+async def test_one_check_of_equal_grammars(dials: Dials) -> None:
+    """Requests that wait with the same grammar have it checked once; one whose client has left is not checked."""
+    seen: list[str | RequestError] = []
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        async def ask(number: int) -> None:
+            seen.append(await pool.check(large(number), "tenant"))
+
+        dials.is_held = True
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as leaving:
+                leaving.start_soon(ask, 1)
+                await until_blocked()
+                leaving.start_soon(ask, 2)
+                await until_blocked()
+                scope.cancel()
+        for _ in range(5):
+            nursery.start_soon(ask, 1)
+        await until_blocked()
+        dials.is_held = False
+        with trio.fail_after(10):
+            while len(seen) < 5:
+                await trio.sleep(0.01)
+        assert seen == ["text 1"] * 5 and dials.checked == ["1"]
+
+    await with_pool(work)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "error"),
+    [
+        (-signal.SIGPROF, "it takes too long to compile"),
+        (-signal.SIGSEGV, "it ends the process that compiles it"),
+        (-signal.SIGABRT, "it ends the process that compiles it"),
+        (-signal.SIGKILL, "could not be checked"),
+        (1, "could not be checked"),
+    ],
+)
+async def test_process_that_dies(dials: Dials, exit_code: int, error: str) -> None:
+    """What ends its process is refused and not tried again; the next grammar gets a new process."""
+    dials.deaths = [exit_code]
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        result = await pool.check(large(1), "tenant")
+        assert isinstance(result, RequestError) and error in result.message
+        is_known = result.kind is ErrorKind.INVALID
+        assert (pool.known(large(1)) is not None) == is_known and (result is UNAVAILABLE) != is_known
+        assert await pool.check(large(2), "tenant") == "text 2"
+        assert [process.has_ended for process in dials.started] == [True, False]
+
+    await with_pool(work)
+
+
+async def test_idle_process_that_dies(dials: Dials) -> None:
+    """A process that was idle may have been dead before: its grammar gets another one, once."""
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        await pool.check(large(1), "tenant")
+        dials.started[0].is_usable = False
+        assert await pool.check(large(2), "tenant") == "text 2" and len(dials.started) == 2
+        dials.deaths = [-signal.SIGKILL]
+        assert await pool.check(large(3), "tenant") == "text 3" and len(dials.started) == 3
+        dials.deaths = [-signal.SIGKILL] * 2
+        assert await pool.check(large(4), "tenant") is UNAVAILABLE and len(dials.started) == 4
+
+    await with_pool(work)
+
+
+async def test_process_that_hangs(dials: Dials, autojump_clock: trio.testing.MockClock) -> None:
+    """A process that does not answer is killed in the end, and its client may try again."""
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        dials.is_held = True
+        assert await pool.check(large(1), "tenant") is UNAVAILABLE
+        assert trio.current_time() > SETTINGS.max_seconds
+        assert dials.started[0].has_ended and pool.known(large(1)) is None
+        dials.is_held = False
+        assert await pool.check(large(1), "tenant") == "text 1"
+        dials.is_held = True
+        assert await pool.check(large(2), "tenant") is UNAVAILABLE and len(dials.started) == 2
+
+    await with_pool(work)
+
+
+async def test_no_process_can_be_started(dials: Dials) -> None:
+    """Large grammars get a 503 until a process can be started."""
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        dials.refuses_to_start = True
+        assert await pool.check(large(1), "tenant") is UNAVAILABLE
+        dials.refuses_to_start = False
+        assert await pool.check(large(1), "tenant") == "text 1"
+
+    await with_pool(work)
+
+
+async def test_idle_processes_end(dials: Dials, autojump_clock: trio.testing.MockClock) -> None:
+    """A process that is not needed for long ends."""
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        await pool.check(large(1), "tenant")
+        assert pool.idle_process_ids == [0]
+        await trio.sleep(IDLE_S / 2 + 1)
+        assert pool.idle_process_ids == [0]
+        await trio.sleep(IDLE_S)
+        assert pool.idle_process_ids == [] and dials.started[0].has_ended
+
+    await with_pool(work)
+
+
+async def test_queue_is_bounded(dials: Dials, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant with too many waiting grammars is told to come back."""
+    monkeypatch.setattr(grammar_pool, "MAX_WAITING", 4)
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        dials.is_held = True
+        for number in range(3):
+            nursery.start_soon(pool.check, large(number), "many")
+            await until_blocked()
+        with pytest.raises(QueueFull):
+            await pool.check(large(3), "many")
+
+    await with_pool(work)
+
+
+# ---------------------------------------------------------------- real processes
+
+
+async def test_real_process() -> None:
+    """A process gives the results of this one, at a low priority; it can be killed at any time, also if it hangs."""
+    here = GrammarChecker(tiny_grammars(), SETTINGS.max_bytes)
+    process = await GrammarProcess.start(SOURCE, SETTINGS)
+    for spec in (LARGE, REFUSED, regex("\ud800" + "a" * SMALL_CHARACTERS), regex("x" * 100_000)):
+        assert await process.check(spec, 60.0) == here.check(spec)
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + child.NICENESS
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(ProcessGone) as gone:
+        await process.check(LARGE, 0.1)
+    assert gone.value.exit_code is None and gone.value.verdict(LARGE) is None and not process.is_usable
+    await process.end()
+    assert has_ended(process.pid)
+
+
+async def test_real_process_at_its_limit() -> None:
+    """The kernel ends a process that computes for longer than its limit."""
+    no_time = attrs.evolve(SETTINGS, max_seconds=0.01 - grammar_worker.GRACE_S)
+    process = await GrammarProcess.start(SOURCE, no_time)
+    properties = {f"p{number}": {"type": "string", "maxLength": number} for number in range(450)}
+    with pytest.raises(ProcessGone) as gone:
+        await process.check(schema({"type": "object", "properties": properties}), 60.0)
+    refused = gone.value.verdict(LARGE)
+    assert refused is not None and "too long" in refused.message
+    await process.end()
