@@ -2,7 +2,7 @@
 
 Used by `routing.py`. Pure, but for the random numbers. Each gets one `Choice` and returns a slot.
 
-    prefix         ours: what would have to be computed, plus an eighth of what is to be done before
+    prefix         ours: what would have to be computed, and shares of what is to be done before and was done lately
     dynamo         the cost that NVIDIA Dynamo documents for its KV router, in blocks
     least-loaded   the shortest queue, then the fewest running sequences; caches are not looked at
     round-robin    one after another
@@ -10,8 +10,9 @@ Used by `routing.py`. Pure, but for the random numbers. Each gets one `Choice` a
 
 Under `prefix`, a token that is computed although another engine has it costs more than the time of this request: it
 takes the time of those behind it, and room in a cache, from which it evicts another. So it is worth waiting for eight
-tokens of others to save one. Among engines that are equal, the one that was sent least gets what is new, which fills
-the caches evenly. An engine that has more than a prefill budget to do is not chosen for its client's sake (`affinity`).
+tokens of others to save one. What an engine was sent lately beyond the one that was sent least counts a thirty-second:
+what is new fills the caches evenly, and conversations that only begin alike do not all go to one engine. An engine that
+has more than a prefill budget to do is not chosen for its client's sake (`affinity`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ import numpy.typing as npt
 from .loads import Column, EngineLoads
 
 QUEUE_WEIGHT: Final = 1 / 8
-"""What a token in the queue costs beside one that has to be computed for this prompt. `bench.routing` has others."""
+"""What a token in the queue costs beside one that has to be computed for this prompt."""
+UNEVENNESS_WEIGHT: Final = 1 / 32
+"""What a token costs that an engine was sent, and had to compute, beyond the engine that was sent least."""
 RUNNING_TOKENS: Final = 16
 """What a running sequence counts in the queue, in tokens."""
 
@@ -45,11 +48,11 @@ class Choice:
     """Tokens of a step."""
     number: int
     """Of the prompts that were routed."""
+    rng: random.Random
     preferred: int | None = None
     """The slot that served this client last."""
     affinity_tokens: int = 0
     """What it is worth to be served there again."""
-    rng: random.Random = attrs.field(factory=random.Random)
 
 
 Policy = Callable[[Choice], int]
@@ -58,7 +61,8 @@ Policy = Callable[[Choice], int]
 def by_prefix(choice: Choice) -> int:
     loads = choice.loads
     waiting = loads.queued + RUNNING_TOKENS * loads.running
-    cost = QUEUE_WEIGHT * waiting - choice.overlap
+    uneven = loads.placed - loads.placed[loads.in_use].min()
+    cost = QUEUE_WEIGHT * waiting + UNEVENNESS_WEIGHT * uneven - choice.overlap
     slot = choice.preferred
     if slot is not None and loads.in_use[slot] and loads.queued[slot] <= choice.prefill_budget:
         cost[slot] -= choice.affinity_tokens

@@ -111,8 +111,8 @@ class Routing:
         preferred = None if affinity is None else self._affinities.get(affinity)
         slot = self._choose(
             Choice(
-                num_tokens, overlap, loads, size, self._prefill_budget, self._num_routed, preferred,
-                self._affinity_tokens, self._rng,
+                num_tokens, overlap, loads, size, self._prefill_budget, self._num_routed, self._rng, preferred,
+                self._affinity_tokens,
             )
         )  # fmt: skip
         self._num_routed += 1

@@ -80,6 +80,20 @@ def test_new_prompts_are_spread_evenly() -> None:
     assert counts.tolist() == [10] * 4
 
 
+def test_conversations_that_begin_alike_are_spread() -> None:
+    """A beginning that many share is copied to other engines rather than all of them sent to one."""
+    routing = routing_for()
+    routing.on_stored(0, chain([0] * 4))
+    slots = []
+    for number in range(1, 200):
+        route = send(routing, [0] * 4 + [number] * 6)
+        slots.append(route.slot)
+        routing.on_stored(route.slot, chain([0] * 4 + [number] * 6))
+        routing.drop(route)
+    assert slots[:10] == [0] * 10, "at first the cached beginning decides"
+    assert np.bincount(slots).max() <= 100
+
+
 def test_new_engine_gets_its_share_only() -> None:
     """An engine that has just come is not sent everything that is new."""
     routing = routing_for(num_engines=2)
