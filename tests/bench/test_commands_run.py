@@ -45,6 +45,7 @@ COMMANDS_HERE = {
     "bench.execution": (),
     "bench.peers": ("--peers",),  # quipu only: transformers takes ten seconds to load
     "bench.request_budget": ("--executor", "fake"),
+    "bench.routing": (),
     "bench.sampling": (),
     "bench.structured": (),
 }

@@ -1,0 +1,63 @@
+"""What each engine has to do: the router's own count, kept up to date by every request it sends and every report.
+
+Used by `routing.py` and read by the policies, which look at all engines at once: columns are arrays by slot.
+
+What must always hold: what a request adds is taken off again when it is over, whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[np.float64]
+
+FIRST_SLOTS = 8
+
+
+class EngineLoads:
+    """Columns by slot; those of slots that are not in use are zero, and `in_use` is False."""
+
+    def __init__(self) -> None:
+        self.in_use: npt.NDArray[np.bool_] = np.zeros(FIRST_SLOTS, np.bool_)
+        """Engines that may be sent something."""
+        self.queued: Column = np.zeros(FIRST_SLOTS)
+        """Prompt tokens that were sent, are not cached as far as is known, and have not been computed."""
+        self.running: Column = np.zeros(FIRST_SLOTS)
+        """Sequences that have their first token and go on."""
+        self.blocks: Column = np.zeros(FIRST_SLOTS)
+        """Blocks that the sequences sent to it fill."""
+        self.placed: Column = np.zeros(FIRST_SLOTS)
+        """Prompt tokens that it was sent and had to compute, the older the less."""
+        self.capacity: Column = np.zeros(FIRST_SLOTS)
+        """Tokens that its cache holds."""
+
+    def begin(self, slot: int, num_tokens: int) -> None:
+        """Begin to use a slot, for an engine whose cache holds `num_tokens`."""
+        while slot >= len(self.in_use):
+            self._grow()
+        # as full as the emptiest: an engine that has just come would else get all that is new
+        placed = self.placed[self.in_use]
+        for column in (self.queued, self.running, self.blocks):
+            column[slot] = 0
+        self.placed[slot] = placed.min() if len(placed) else 0
+        self.capacity[slot] = num_tokens
+        self.in_use[slot] = True
+
+    def end(self, slot: int) -> None:
+        """Stop using a slot."""
+        self.in_use[slot] = False
+        for column in (self.queued, self.running, self.blocks, self.placed, self.capacity):
+            column[slot] = 0
+
+    def place(self, slot: int, num_tokens: int) -> None:
+        """Note that a prompt was sent of which `num_tokens` have to be computed."""
+        self.placed[slot] += num_tokens
+        if self.placed.sum() > 2 * self.capacity.sum() > 0:
+            self.placed /= 2  # what was computed so long ago is not in the cache any more
+
+    def _grow(self) -> None:
+        size = len(self.in_use)
+        self.in_use = np.concatenate([self.in_use, np.zeros(size, np.bool_)])
+        for name in ("queued", "running", "blocks", "placed", "capacity"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(size)]))

@@ -1,0 +1,168 @@
+"""The routing of prompts to engines: what is known of each engine, and the choice.
+
+Synchronous. What it knows it is told: by whoever sends (`route`, `drop`) and by the engines' reports (`on_stored`,
+`on_computed`, …). Its counts are estimates; what an engine reports is what a client is told.
+
+What must always hold: a prompt is only sent to an engine that is in use; whatever becomes of a prompt, nothing of it is
+kept once it was dropped; the keys of an engine are those that it has reported.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from .key_index import KeyIndex
+from .loads import EngineLoads
+from .policies import POLICIES, Choice
+from .sent_prompts import SentPrompt, SentPrompts
+
+MAX_AFFINITIES = 1 << 16
+"""Clients of whom it is remembered where they were served; then the oldest is forgotten."""
+
+
+@attrs.define(eq=False)
+class Route:
+    """Where one prompt was sent, until it is dropped."""
+
+    slot: int
+    num_overlapping: int
+    """Estimate: tokens of the prompt that the engine holds."""
+    num_queued: int
+    """Tokens that are still to be computed, as far as is known."""
+    num_blocks: int
+    sent: SentPrompt | None
+    is_running: bool = False
+
+
+class Routing:
+    """Chooses an engine for each prompt."""
+
+    def __init__(
+        self,
+        policy: str = "prefix",
+        *,
+        block_size: int,
+        prefill_budget: int,
+        affinity_tokens: int = 512,
+        seed: int | None = None,
+    ) -> None:
+        """`policy`: a name of POLICIES. `prefill_budget`: tokens of an engine's step."""
+        self._choose = POLICIES[policy]
+        self._looks_at_caches = policy in ("prefix", "dynamo")
+        self._block_size = block_size
+        self._prefill_budget = prefill_budget
+        self._affinity_tokens = affinity_tokens
+        self._rng = random.Random(seed)  # noqa: S311 - balances load, guards nothing
+        self._affinities: OrderedDict[bytes, int] = OrderedDict()
+        self._num_routed = 0
+        self.index = KeyIndex()
+        self.loads = EngineLoads()
+        self.sent = SentPrompts()
+
+    # ------------------------------------------------------------ engines
+
+    def add_engine(self, num_blocks: int) -> int:
+        """Return the slot of a new engine, whose cache is empty and holds `num_blocks`."""
+        slot = self.index.take_slot()
+        self.loads.begin(slot, num_blocks * self._block_size)
+        return slot
+
+    def remove_engine(self, slot: int) -> None:
+        """Send nothing more to an engine, and forget what it holds. The routes to it have to be dropped."""
+        self.index.release_slot(slot)
+        self.loads.end(slot)
+
+    def on_stored(self, slot: int, keys: Sequence[bytes]) -> None:
+        """Note what an engine has cached."""
+        self.index.store(slot, keys)
+        self.index.sweep()
+
+    def on_removed(self, slot: int, keys: Sequence[bytes]) -> None:
+        """Note what an engine has evicted."""
+        self.index.remove(slot, keys)
+        self.index.sweep()
+
+    # ------------------------------------------------------------ prompts
+
+    def route(self, keys: Sequence[bytes], num_tokens: int, affinity: bytes | None = None) -> Route:
+        """Choose an engine for a prompt of `num_tokens`, whose full blocks have these keys.
+
+        `affinity`: stands for the client, within its tenant. Raises ValueError if there is no engine.
+        """
+        loads, size = self.loads, self._block_size
+        if not loads.in_use.any():
+            raise ValueError("there is no engine")
+        reusable: Sequence[bytes] = ()
+        if self._looks_at_caches:
+            num_reusable = (num_tokens - 1) // size  # the last token is always computed
+            reusable = keys if len(keys) <= num_reusable else keys[:num_reusable]
+        overlap = np.zeros(len(loads.in_use))
+        for match in reversed(self.index.match(reusable)):
+            overlap[_slots_of(match.slots, len(overlap))] = match.num_blocks
+        if self._looks_at_caches:
+            for slot, num_blocks in self.sent.match(reusable).items():
+                overlap[slot] = max(overlap[slot], num_blocks)
+        overlap *= size
+        preferred = None if affinity is None else self._affinities.get(affinity)
+        slot = self._choose(
+            Choice(
+                num_tokens, overlap, loads, size, self._prefill_budget, self._num_routed, self._rng, preferred,
+                self._affinity_tokens,
+            )
+        )  # fmt: skip
+        self._num_routed += 1
+        if affinity is not None:
+            self._remember(affinity, slot)
+        num_overlapping = int(overlap[slot])
+        num_queued, num_blocks = num_tokens - num_overlapping, -(-num_tokens // size)
+        loads.queued[slot] += num_queued
+        loads.blocks[slot] += num_blocks
+        loads.place(slot, num_queued)
+        sent = self.sent.add(slot, keys) if keys and self._looks_at_caches else None
+        return Route(slot, num_overlapping, num_queued, num_blocks, sent)
+
+    def on_computed(self, route: Route, num_tokens: int) -> None:
+        """Note that an engine has computed tokens of a prompt."""
+        num_done = min(num_tokens, route.num_queued)
+        route.num_queued -= num_done
+        self.loads.queued[route.slot] -= num_done
+
+    def on_first_token(self, route: Route) -> None:
+        """Note that a prompt is complete: its blocks are cached, or were reported."""
+        self.on_computed(route, route.num_queued)
+        self._forget_sent(route)
+        if not route.is_running:
+            route.is_running = True
+            self.loads.running[route.slot] += 1
+
+    def drop(self, route: Route) -> None:
+        """Forget a prompt whose sequence has ended, or whose engine is gone."""
+        self._forget_sent(route)
+        if self.loads.in_use[route.slot]:
+            self.on_computed(route, route.num_queued)
+            self.loads.blocks[route.slot] -= route.num_blocks
+            self.loads.running[route.slot] -= route.is_running
+        route.num_queued = route.num_blocks = 0
+        route.is_running = False
+
+    def _forget_sent(self, route: Route) -> None:
+        if route.sent is not None:
+            self.sent.drop(route.sent)
+            route.sent = None
+
+    def _remember(self, affinity: bytes, slot: int) -> None:
+        self._affinities[affinity] = slot
+        self._affinities.move_to_end(affinity)
+        if len(self._affinities) > MAX_AFFINITIES:
+            self._affinities.popitem(last=False)
+
+
+def _slots_of(slots: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return a mask's bits as an array."""
+    data = np.frombuffer(slots.to_bytes(-(-size // 8), "little"), np.uint8)
+    return np.unpackbits(data, bitorder="little")[:size].astype(np.bool_)

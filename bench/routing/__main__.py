@@ -1,0 +1,135 @@
+"""Route workloads to simulated engines with each policy, and measure what a decision costs.
+
+    python -m bench.routing [--trace TRACE] [--json] [--parts policies decisions] [--quick]
+
+Rows of `policies`: prompt tokens found in the cache, as a share of what one engine with the whole pool finds; tokens
+computed by the busiest engine over the mean; times to first token in virtual seconds. Rows of `decisions`: microseconds
+a decision, beside a plain port of NVIDIA Dynamo's index and cost. docs/many-engines.md has the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.routing import decisions
+from bench.routing.cluster import Cluster, Outcome, RoutedJob
+from bench.routing.workloads import MADE_BLOCK, TRACE_BLOCK, made, traced
+from bench.simulated import PassCosts
+from bench.trace_replay import QUICK_TRACE, read_trace
+from quipu.actors.router.policies import POLICIES
+from quipu.actors.router.routing import Routing
+
+TRACE_POOLS = (8000, 20_000, 50_000)
+TRACE_ENGINES = (2, 8, 64)
+MADE_ENGINES = (2, 8, 64, 1000)
+MADE_POOL = 1500
+"""Blocks of an engine."""
+CONVERSATIONS = 40
+"""For each engine."""
+PER_SECOND = 0.25
+"""Conversations that begin on each engine."""
+NUM_DECISIONS = 300
+
+
+def serve(
+    workload: Sequence[RoutedJob], num_engines: int, pool: int, block_size: int, policy: str, costs: PassCosts
+) -> Outcome:
+    routing = Routing(policy, block_size=block_size, prefill_budget=8192, seed=1)
+    return Cluster(routing, num_engines, pool, block_size, costs).serve(workload)
+
+
+def rows_of(
+    name: str,
+    workload: Sequence[RoutedJob],
+    num_engines: int,
+    pool: int,
+    block_size: int,
+    policies: Sequence[str],
+    costs: PassCosts,
+    alone: Outcome,
+) -> Iterator[dict[str, Any]]:
+    for policy in policies:
+        outcome = serve(workload, num_engines, pool, block_size, policy, costs)
+        yield {
+            "workload": name,
+            "engines": num_engines,
+            "blocks": pool,
+            "policy": policy,
+            "hits_of_one": round(outcome.hit_tokens / max(1, alone.hit_tokens), 4),
+            "busiest": round(outcome.imbalance, 3),
+            "ttft_p50_s": round(outcome.wait_s(0.5), 3),
+            "ttft_p99_s": round(outcome.wait_s(0.99), 3),
+            "estimates_off": outcome.estimates_off,
+            "decision_us": round(outcome.decision_us, 1),
+        }
+
+
+def policy_rows(arguments: argparse.Namespace, costs: PassCosts) -> Iterator[dict[str, Any]]:
+    """Yield a row for each workload, number of engines, size of the pool and policy."""
+    if arguments.trace is not None or arguments.quick:
+        requests = QUICK_TRACE if arguments.quick else read_trace(arguments.trace, arguments.limit)
+        workload = traced(requests)
+        longest = max(-(-len(one.job.token_ids) // TRACE_BLOCK) + 2 for one in workload)
+        for pool in (100,) if arguments.quick else TRACE_POOLS:
+            alone = serve(workload, 1, pool, TRACE_BLOCK, "prefix", costs)
+            for num_engines in arguments.engines or TRACE_ENGINES:
+                if pool // num_engines > longest:  # the longest prompt has to fit
+                    yield from rows_of(
+                        "trace", workload, num_engines, pool, TRACE_BLOCK, arguments.policies, costs, alone
+                    )
+    for num_engines in arguments.engines or MADE_ENGINES:
+        number = 2 if arguments.quick else CONVERSATIONS
+        workload = made(number * num_engines, PER_SECOND * num_engines)
+        pool = MADE_POOL * num_engines
+        alone = serve(workload, 1, pool, MADE_BLOCK, "prefix", costs)
+        yield from rows_of("made", workload, num_engines, pool, MADE_BLOCK, arguments.policies, costs, alone)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as a Markdown table."""
+    if not rows:
+        return ""
+    names = list(rows[0])
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(str(row[name]) for name in names)} |" for row in rows)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.routing", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trace", type=Path, metavar="TRACE", help="a trace as `bench.trace_replay` reads it")
+    parser.add_argument("--limit", type=int, help="route only the first LIMIT requests of the trace")
+    parser.add_argument("--engines", type=int, nargs="+", help="numbers of engines (default: several)")
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--parts", nargs="+", choices=["policies", "decisions"], default=["policies", "decisions"])
+    parser.add_argument("--step-ms", type=float, default=10.0, help="virtual time of a pass (default: %(default)s)")
+    parser.add_argument("--token-us", type=float, default=20.0, help="virtual time per position (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="smoke test: two engines and a few requests")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.engines = [2]
+    report: dict[str, Any] = {}
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 1000)
+    if "policies" in arguments.parts:
+        costs = PassCosts(arguments.step_ms / 1000, arguments.token_us / 1e6)
+        report["policies"] = list(policy_rows(arguments, costs))
+    if "decisions" in arguments.parts:
+        sizes, number = (decisions.QUICK, 3) if arguments.quick else (decisions.SIZES, NUM_DECISIONS)
+        report["decisions"] = [decisions.measure(size, number) for size in sizes]
+        report["bytes_of_an_entry"] = decisions.bytes_of_an_entry(1000 if arguments.quick else 100_000)
+    if arguments.json:
+        print(json.dumps(report))
+        return
+    for rows in report.values():
+        print(table(rows) if isinstance(rows, list) else f"bytes of an entry: {rows}", end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Routing: prompts go where their prefix is unless that engine is busy, and what is counted is taken off again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.router.policies import POLICIES
+from quipu.actors.router.routing import Route, Routing
+from tests.actors.router.chains import chain
+
+BLOCK = 16
+BUDGET = 512
+
+
+def routing_for(policy: str = "prefix", num_engines: int = 4, **options: int) -> Routing:
+    routing = Routing(policy, block_size=BLOCK, prefill_budget=BUDGET, seed=1, **options)
+    for _ in range(num_engines):
+        routing.add_engine(num_blocks=1000)
+    return routing
+
+
+def send(routing: Routing, path: list[int], affinity: bytes | None = None) -> Route:
+    return routing.route(chain(path), BLOCK * len(path) + 1, affinity)
+
+
+def test_prompt_goes_to_its_prefix() -> None:
+    """An engine that holds the prefix is chosen, and the estimate is what it holds."""
+    routing = routing_for()
+    routing.on_stored(2, chain([0] * 8))
+    route = send(routing, [0] * 10)
+    assert (route.slot, route.num_overlapping) == (2, 8 * BLOCK)
+    routing.on_removed(2, chain([0] * 8)[5:])
+    routing.drop(route)
+    assert send(routing, [0] * 10).num_overlapping == 5 * BLOCK
+
+
+def test_last_token_is_computed() -> None:
+    """Of a prompt that fills its blocks, the last one is not expected to be reused."""
+    routing = routing_for()
+    routing.on_stored(2, chain([0] * 8))
+    assert routing.route(chain([0] * 8), 8 * BLOCK).num_overlapping == 7 * BLOCK
+
+
+def test_prompt_follows_one_that_is_on_its_way() -> None:
+    """A prompt with the prefix of one that was sent goes to the same engine, until that one is dropped."""
+    routing = routing_for()
+    first = send(routing, [0] * 10)
+    second = send(routing, [0] * 9 + [1])
+    assert (second.slot, second.num_overlapping) == (first.slot, 9 * BLOCK)
+    routing.drop(first)
+    routing.drop(second)
+    assert send(routing, [0] * 10).num_overlapping == 0
+
+
+def test_busy_engine_is_left() -> None:
+    """A prefix is worth waiting for eight times as many tokens of others, and not for more."""
+    routing = routing_for()
+    routing.on_stored(0, chain([0] * 4))
+    saved = 4 * BLOCK
+    routing.loads.queued[0] = 8 * saved - 1
+    near = send(routing, [0] * 5)
+    assert near.slot == 0
+    routing.drop(near)
+    routing.loads.queued[0] = 8 * saved + 1
+    assert send(routing, [0] * 5).slot != 0
+
+
+def test_new_prompts_are_spread_evenly() -> None:
+    """Prompts that no engine knows fill all engines alike."""
+    routing = routing_for()
+    routes = []
+    for number in range(40):
+        routes.append(send(routing, [number] * 6))
+        routing.on_first_token(routes[-1])
+        routing.drop(routes[-1])
+    counts = np.bincount([route.slot for route in routes])
+    assert counts.tolist() == [10] * 4
+
+
+def test_conversations_that_begin_alike_are_spread() -> None:
+    """A beginning that many share is copied to other engines rather than all of them sent to one."""
+    routing = routing_for()
+    routing.on_stored(0, chain([0] * 4))
+    slots = []
+    for number in range(1, 200):
+        route = send(routing, [0] * 4 + [number] * 6)
+        slots.append(route.slot)
+        routing.on_stored(route.slot, chain([0] * 4 + [number] * 6))
+        routing.drop(route)
+    assert slots[:10] == [0] * 10, "at first the cached beginning decides"
+    assert np.bincount(slots).max() <= 100
+
+
+def test_new_engine_gets_its_share_only() -> None:
+    """An engine that has just come is not sent everything that is new."""
+    routing = routing_for(num_engines=2)
+    for number in range(20):
+        routing.drop(send(routing, [number] * 6))
+    newest = routing.add_engine(num_blocks=1000)
+    slots = []
+    for number in range(20, 50):
+        route = send(routing, [number] * 6)
+        slots.append(route.slot)
+        routing.drop(route)
+    assert 8 <= slots.count(newest) <= 12
+
+
+def test_affinity_decides_between_equals_only() -> None:
+    """A client is served where it was before, unless a prefix elsewhere is longer or that engine is busy."""
+    routing = routing_for(affinity_tokens=2 * BLOCK)
+    first = send(routing, [1] * 6, b"ada")
+    routing.on_first_token(first)
+    routing.drop(first)
+    again = send(routing, [2] * 6, b"ada")
+    assert again.slot == first.slot
+    routing.drop(again)
+    other = (first.slot + 1) % 4
+    routing.on_stored(other, chain([3] * 5))
+    assert send(routing, [3] * 6, b"ada").slot == other
+    routing = routing_for(affinity_tokens=10**6)
+    first = send(routing, [1] * 6, b"ada")
+    routing.loads.queued[first.slot] = BUDGET + 1
+    assert send(routing, [2] * 6, b"ada").slot != first.slot
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_engine_that_is_gone_gets_nothing(policy: str) -> None:
+    """No policy chooses an engine that was removed, whatever it held."""
+    routing = routing_for(policy, num_engines=3)
+    routing.on_stored(1, chain([0] * 10))
+    open_route = send(routing, [0] * 10)
+    routing.remove_engine(1)
+    routing.drop(open_route)
+    assert {send(routing, [0] * 10).slot for _ in range(20)} <= {0, 2}
+    for slot in (0, 2):
+        routing.remove_engine(slot)
+    with pytest.raises(ValueError, match="no engine"):
+        send(routing, [0])
+
+
+def test_dynamo_counts_decoding_blocks() -> None:
+    """Under `dynamo` an engine that decodes long sequences is left, though it holds the prefix."""
+    routing = routing_for("dynamo", num_engines=2)
+    routing.on_stored(0, chain([0] * 4))
+    assert send(routing, [0] * 6).slot == 0
+    routing.loads.blocks[0] = 50
+    assert send(routing, [0] * 6).slot == 1
+
+
+def test_other_policies() -> None:
+    """`round-robin` takes turns, `least-loaded` the shortest queue, `random` all."""
+    routing = routing_for("round-robin", num_engines=3)
+    assert [send(routing, [0]).slot for _ in range(5)] == [0, 1, 2, 0, 1]
+    routing = routing_for("least-loaded", num_engines=3)
+    routing.loads.queued[:2] = 5
+    routing.on_stored(0, chain([0] * 4))
+    assert send(routing, [0] * 4).slot == 2
+    routing = routing_for("random", num_engines=3)
+    assert {send(routing, [0]).slot for _ in range(50)} == {0, 1, 2}
+
+
+@given(
+    policy=st.sampled_from(list(POLICIES)),
+    prompts=st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=12), st.integers(0, 3)), max_size=30),
+)
+def test_nothing_is_left_of_dropped_prompts(policy: str, prompts: list[tuple[list[int], int]]) -> None:
+    """However far each prompt got, all loads are zero and nothing is kept once all are dropped."""
+    routing = routing_for(policy)
+    routes = []
+    for path, progress in prompts:
+        route = routing.route(chain(path), BLOCK * len(path) + 3)
+        if progress >= 1:
+            routing.on_computed(route, 20)
+        if progress >= 2:
+            routing.on_first_token(route)
+        if progress >= 3:
+            routing.drop(route)
+        else:
+            routes.append(route)
+    assert (routing.loads.queued >= 0).all()
+    for route in routes:
+        routing.drop(route)
+        routing.drop(route)
+    loads = routing.loads
+    assert not loads.queued.any() and not loads.running.any() and not loads.blocks.any()
+    assert len(routing.sent) == 0
