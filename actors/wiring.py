@@ -10,9 +10,9 @@
        │                   ▼  │                                       executor
        └─────Delta──── detokenizer
 
-Restart groups: the engine, whose three actors are restarted together (see `supervisor.py`); the accountant, whose
-successor continues from the entry store; and the server: if the tokenizer or the detokenizer raises, the server exits
-with an error.
+Restart groups: the engine, whose three actors are restarted together (see `supervisor.py`); and each of tokenizer,
+detokenizer and accountant, whose successors continue from a store outside them (see `restarts.py`). The server exits
+with an error only if one of them keeps dying without doing any work.
 
 The same actors run in both wirings: `single_loop` runs the engine in this event loop, over in-memory channels (tests,
 simulation); `split` runs it in a process of its own, over a socket pair (serving). Torch is loaded only where the
@@ -38,15 +38,16 @@ from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .channel import Channel
 from .config import RuntimeConfig
-from .detokenizer.actor import Detokenizer, DetokenizerMessage
+from .detokenizer.actor import Detokenizer
 from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
+from .detokenizer.text_store import DetokenizerMessage, TextStore
 from .messages.accountant import Unsent
 from .processes.process_host import ProcessHost
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane, EngineMessage
 from .request_desk.interface import ServingInfo
-from .restarts import keep_running
+from .restarts import Deaths, keep_running
 from .shared.grammar_library import load_grammars
 from .shared.tokenizers_library import load_library
 from .supervisor import EngineHost, Supervisor
@@ -57,9 +58,10 @@ from .text_workers.grammar_worker import WorkerSettings
 from .text_workers.lanes import Lanes
 from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
-from .tokenizer.actor import TokenizerActor, TokenizerMessage
+from .tokenizer.actor import TokenizerActor
 from .tokenizer.encoder import load_encoder
 from .tokenizer.grammar_check import GrammarChecker
+from .tokenizer.job_store import JobStore, TokenizerMessage
 from .tokenizer.segment_cache import SegmentCache
 from .tokenizer.template_source import read_template
 
@@ -74,7 +76,8 @@ class Runtime:
     desk: RequestDesk
     metrics: Metrics
     entry_store: EntryStore
-    detokenizer: Detokenizer
+    text_store: TextStore
+    job_store: JobStore
     host: EngineHost
     encode_processes: EncodeProcesses | None
     """None: long texts are encoded in threads."""
@@ -88,14 +91,17 @@ async def open_runtime(
     *,
     journal: Journal | None = None,
     make_accountant: Callable[..., Accountant] = Accountant,
+    make_tokenizer: Callable[..., TokenizerActor] = TokenizerActor,
+    make_detokenizer: Callable[..., Detokenizer] = Detokenizer,
     make_renderer: MakeRenderer = ChatPool,
     encode_apart: bool = False,
 ) -> AsyncIterator[Runtime]:
     """Run the web process's actors and `host`'s engines until the block is left.
 
-    Usage records go to `journal`; without one they are not kept. `make_accountant` is called for each accountant.
-    `encode_apart`: encode long texts, and check large grammars, in processes of their own instead of threads. Raises
-    CheckpointError for an unusable tokenizer or chat template, the latter inside exception groups.
+    Usage records go to `journal`; without one they are not kept. `make_accountant`, `make_tokenizer` and
+    `make_detokenizer` are called for each start of their actor. `encode_apart`: encode long texts, and check large
+    grammars, in processes of their own instead of threads. Raises CheckpointError for an unusable tokenizer or chat
+    template, the latter inside exception groups.
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
@@ -130,33 +136,52 @@ async def open_runtime(
     segments = SegmentCache(config.token_cache_bytes)
     prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
     grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
-    tokenizer = TokenizerActor(config, encoder, desk, accounts, prompt_encoder, grammars)
-    detokenizer = Detokenizer(decoder, accounts, lane.abort, chosen.template)
-    entry_store = EntryStore()
+    entry_store, text_store, job_store = EntryStore(), TextStore(), JobStore()
+    deaths = {
+        actor: Deaths(
+            actor,
+            max_restarts=config.max_restarts,
+            window_s=config.restart_window_s,
+            progress=progress,
+            count=metrics.count_restart,
+        )
+        for actor, progress in (
+            ("tokenizer", lambda: job_store.num_handled),
+            ("detokenizer", lambda: text_store.progress),
+            ("accountant", lambda: entry_store.num_handled),
+        )
+    }
+    desk.actor_restarts = lambda: {actor: its.num_restarts for actor, its in deaths.items()}
+
+    async def run_tokenizer(tasks: trio.Nursery) -> None:
+        on_death = deaths["tokenizer"].record
+        tokenizer = make_tokenizer(
+            job_store, config, encoder, desk, accounts, prompt_encoder, grammars, tasks, on_death
+        )
+        await tokenizer.run(encodes)
+
+    async def run_detokenizer() -> None:
+        detokenizer = make_detokenizer(text_store, decoder, accounts, lane.abort, chosen.template)
+        await detokenizer.run(texts)
 
     async def run_accountant() -> None:
         accountant = make_accountant(entry_store, metrics, desk, journal, texts)
         await accountant.run(accounts)
 
-    accountants = partial(
-        keep_running,
-        "accountant",
-        run_accountant,
-        max_restarts=config.max_restarts,
-        window_s=config.restart_window_s,
-        on_death=entry_store.record_crash,
-    )
     supervisor = Supervisor(config, host, desk, accounts)
 
     async with trio.open_nursery() as nursery:
         await nursery.start(renderer.run)
         await nursery.start(grammars.run)
         nursery.start_soon(lanes.run)
-        nursery.start_soon(tokenizer.run, encodes)
-        nursery.start_soon(detokenizer.run, texts)
-        nursery.start_soon(accountants)
+        for actor, start, on_death in (
+            ("tokenizer", partial(run_tokenizer, nursery), job_store.record_death),
+            ("detokenizer", run_detokenizer, text_store.record_death),
+            ("accountant", run_accountant, entry_store.record_crash),
+        ):
+            nursery.start_soon(keep_running, start, deaths[actor], on_death)
         nursery.start_soon(supervisor.run)
-        yield Runtime(desk, metrics, entry_store, detokenizer, host, processes)
+        yield Runtime(desk, metrics, entry_store, text_store, job_store, host, processes)
         nursery.cancel_scope.cancel()
 
 

@@ -20,6 +20,7 @@ from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
+from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.detokenizer.output_format import choose_format
 from quipu.actors.engine import Engine, LoopHost
@@ -37,6 +38,7 @@ from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.text_workers import renderer
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
+from quipu.actors.tokenizer.actor import TokenizerActor
 from quipu.actors.tokenizer.chat_template import ChatTemplate
 from quipu.actors.tokenizer.encoder import load_encoder
 from quipu.actors.tokenizer.template_source import read_template
@@ -148,7 +150,9 @@ class Client:
         assert self.runtime.entry_store.num_open_accounts == 0
         assert self.runtime.desk.num_open_requests == 0
         assert self.runtime.desk.num_live_sequences == 0
-        assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_prompts == 0
+        assert self.runtime.text_store.num_tracked == self.runtime.text_store.num_prompts == 0
+        assert not self.runtime.text_store.deferred and not self.runtime.text_store.pending
+        assert not self.runtime.job_store.pending
         manager = self.engine.block_manager
         manager.check()
         assert manager.allocations == {}
@@ -238,6 +242,8 @@ async def small_runtime(
     make_host: Callable[..., LoopHost] = LoopHost,
     journal: Journal | None = None,
     make_accountant: Callable[..., Accountant] = Accountant,
+    make_tokenizer: Callable[..., TokenizerActor] = TokenizerActor,
+    make_detokenizer: Callable[..., Detokenizer] = Detokenizer,
     make_renderer: MakeRenderer = InlineRenderer,
     encode_apart: bool = False,
     **changes: Any,
@@ -263,6 +269,8 @@ async def small_runtime(
         host,
         journal=journal,
         make_accountant=make_accountant,
+        make_tokenizer=make_tokenizer,
+        make_detokenizer=make_detokenizer,
         make_renderer=make_renderer,
         encode_apart=encode_apart,
     ) as runtime:

@@ -65,11 +65,13 @@ class Accountant:
 
     async def run(self, inbox: Receiver[AccountantMessage]) -> None:
         """Handle messages until cancelled."""
-        pending = self._store.pending
+        store, pending = self._store, self._store.pending
         while True:
             while pending:
+                num_given_up = store.num_given_up
                 await self._handle(pending[0])
                 pending.popleft()
+                store.num_handled += store.num_given_up == num_given_up
                 await self._let_others_run()
             self._journal.flush()
             messages = await inbox.receive_all()

@@ -179,6 +179,7 @@ class SideEffects:
 
     def _close_unaccountable(self, request: RequestEntries, now: float) -> None:
         """Fail a request that makes the accountant crash, with the numbers that its client was told."""
+        self._store.num_given_up += 1
         request.fail(RequestError(ErrorKind.INTERNAL, "The request could not be accounted for."))
         self._stop_failed(request)
         if not request.may_close:

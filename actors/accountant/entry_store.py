@@ -239,6 +239,10 @@ class EntryStore:
     pending: deque[Pending] = attrs.field(factory=deque)
     current_request: RequestEntries | None = None
     """The request being handled: the suspect if the accountant crashes."""
+    num_handled: int = 0
+    """Messages that were handled without giving up a request."""
+    num_given_up: int = 0
+    """Times that a message concerned a request on which the accountant crashed too often."""
     num_reports: int = 0
     """Number of the current engine's last step report."""
     stats: CacheStats = attrs.field(factory=CacheStats)

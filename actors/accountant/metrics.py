@@ -80,6 +80,14 @@ class Metrics:
         )
         for same in ("true", "false"):
             self._resumed.labels(model_name, same)
+        self._restarts = Counter(
+            "quipu:actor_restarts",
+            "Deaths of an actor of the web process, after each of which it was restarted.",
+            ["model_name", "actor"],
+            registry=self.registry,
+        )
+        for actor in ("accountant", "detokenizer", "tokenizer"):
+            self._restarts.labels(model_name, actor)
         self.num_pinned_blocks = 0
         """As the last step report says."""
         self.request_cached_tokens = histogram("request_cached_tokens", "Cached tokens of a request.", (0, *_TOKENS))
@@ -146,6 +154,9 @@ class Metrics:
 
     def count_resumed(self, num_requests: int, same_numerics: bool) -> None:
         self._resumed.labels(self._model, "true" if same_numerics else "false").inc(num_requests)
+
+    def count_restart(self, actor: str) -> None:
+        self._restarts.labels(self._model, actor).inc()
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

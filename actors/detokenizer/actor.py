@@ -8,17 +8,19 @@ failed (`Refused`). It has the engine end a sequence whose stop string is comple
 A prompt that is echoed or scored is assembled once, with its first choice. Its other choices may be ahead, with blocks
 from the cache: their deltas wait until the prompt, with which every choice begins, is complete.
 
-What must always hold: an outlet gets nothing after the delta with a finish reason; what follows a stop string is
-neither shown nor counted; a failing sequence does not affect others; a step holds the event loop for at most SLICE_S.
+It keeps no state of its own: everything is in the text store, which outlives it. After a death its successor makes the
+stream of the sequence in hand again and goes on with the token that was being handled; if that kills it too, the
+request fails.
+
+What must always hold: an outlet gets nothing after the delta with a finish reason; a failing sequence does not affect
+others; a step, and making a stream again, hold the event loop for at most SLICE_S.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from functools import lru_cache, partial
-from weakref import WeakValueDictionary
+from itertools import islice
 
 import structlog
 import trio
@@ -26,30 +28,30 @@ import trio
 from ..channel import Poster, Receiver
 from ..messages.accountant import Completed, Refused
 from ..messages.detokenizer import Forget, Tokens, Track
-from ..messages.handler import Delta, ScoredDelta
-from ..messages.outcomes import ErrorKind, FinishReason, RequestError
-from ..messages.scores import ScoredToken, Scores, StepScores
+from ..messages.outcomes import FinishReason
 from ..shared.tokenizers_library import LibraryPanic
 from .decoder import Decoder
-from .logprob_assembler import LogprobAssembler, PromptAssembler
+from .delivery import Delivery, OutletFailed, output_scores
+from .logprob_assembler import PromptAssembler
 from .parsed_stream import ParserFailed
 from .response_parsing.response_template import ResponseTemplate
 from .stop_strings import StopStrings
-from .tracked_sequence import TrackedSequence, make_stream
+from .text_store import DetokenizerMessage, PendingTexts, TextStore
+from .tracked_sequence import SequenceMaker, TrackedSequence
 
 log = structlog.get_logger()
 
-DetokenizerMessage = Track | Tokens | Forget
-
 SLICE_S = 0.002
 """How long a step's tokens may hold the event loop without a checkpoint."""
-MAX_CACHED_TEXTS = 1 << 16
-"""Tokens whose text is cached for logprobs: a whole vocabulary, or its common part."""
+
+FAILURES = (LibraryPanic, ParserFailed, OutletFailed)
+"""Exceptions that fail one request at once."""
 
 
 class Detokenizer:
     def __init__(
         self,
+        store: TextStore,
         decoder: Decoder,
         accountant: Poster[Completed | Refused],
         end_sequence: Callable[[int], None],
@@ -59,216 +61,146 @@ class Detokenizer:
 
         `template`: how the model writes reasoning and calls. None: all of its output is text.
         """
-        self._decoder = decoder
+        self._store = store
         self._accountant = accountant
-        self._end_sequence = end_sequence
-        self._template = template
-        self._tracked: dict[int, TrackedSequence] = {}
-        self._stops: WeakValueDictionary[str, StopStrings] = WeakValueDictionary()
-        """By request: all its sequences share one."""
-        self._prompts: dict[int, PromptAssembler] = {}
-        """By the sequence with which it is scored, until the request is over: a choice may come late."""
-        self._deferred: dict[int, list[TrackedSequence]] = {}
-        """Sequences that wait for a prompt, by the sequence with which it is scored."""
-        self._token_text = lru_cache(MAX_CACHED_TEXTS)(decoder.token_text)
-
-    @property
-    def num_tracked(self) -> int:
-        return len(self._tracked)
-
-    @property
-    def num_prompts(self) -> int:
-        """Prompts whose scores are kept for choices that may still come."""
-        return len(self._prompts)
+        self._delivery = Delivery(store, accountant, end_sequence)
+        self._maker = SequenceMaker(decoder, template)
 
     async def run(self, inbox: Receiver[DetokenizerMessage]) -> None:
         """Detokenize until cancelled."""
+        store, pending = self._store, self._store.pending
+        await self._repair()
         while True:
-            for message in await inbox.receive_all():
-                match message:
-                    case Tokens():
-                        await self._decode(message)
-                    case Track():
-                        self._track(message)
-                    case Forget():
-                        for sequence_id in message.sequence_ids:
-                            self._forget(sequence_id)
+            while pending:
+                await self._handle(pending[0])
+                store.take_off()
+            pending.extend(map(PendingTexts, await inbox.receive_all()))
+
+    async def _handle(self, pending: PendingTexts) -> None:
+        match pending.message:
+            case Tokens() as tokens:
+                await self._decode(pending, tokens)
+            case Track() as track:
+                self._track(track)
+            case Forget() as forget:
+                for sequence_id in forget.sequence_ids:
+                    self._delivery.forget(sequence_id)
+
+    # ------------------------------------------------------------ new sequences
 
     def _track(self, message: Track) -> None:
-        make_decoder = partial(
-            self._decoder.make_decoder,
-            skip_special_tokens=message.skip_special_tokens,
-            prompt_tail=message.prompt_tail,
-        )
-        prompt = self._prompt_of(message)
-        logprobs = None
-        if message.is_scored:
-            logprobs = LogprobAssembler(self._token_text, make_decoder(), 0 if prompt is None else len(prompt.text))
-        self._tracked[message.sequence_id] = TrackedSequence(
-            request_id=message.request_id,
-            sequence_id=message.sequence_id,
-            index=message.index,
-            stream=make_stream(message, make_decoder(), self._stops_of(message), self._template, self._token_text),
-            include_stop=message.include_stop,
-            outlet=message.outlet,
-            logprobs=logprobs,
-            leader_id=message.sequence_id if message.scores_from is None else message.scores_from,
-            prompt=prompt,
-            prompt_only=message.prompt_only,
-            prompt_token_ids=message.prompt_token_ids,
-            with_token_ids=message.prompt_token_ids is not None,
-        )
+        store = self._store
+        store.in_hand = message
+        if message.request_id in store.refused:
+            self._accountant.post(Completed(message.request_id, message.sequence_id, 0, None))
+        elif message.sequence_id not in store.tracked:
+            prompt, stops = self._prompt_of(message), self._stops_of(message)
+            store.tracked[message.sequence_id] = self._maker.sequence(message, stops, prompt)
 
     def _prompt_of(self, message: Track) -> PromptAssembler | None:
         """Return the prompt that the choice begins with, or None if it is neither echoed nor scored."""
+        prompts, token_text = self._store.prompts, self._maker.token_text
         leader_id = message.scores_from
         if leader_id is None:
-            return None if message.echo is None else PromptAssembler(self._token_text, message.echo, 0)
-        prompt = self._prompts.get(leader_id)
+            return None if message.echo is None else PromptAssembler(token_text, message.echo, 0)
+        prompt = prompts.get(leader_id)
         if prompt is None:
-            prompt = PromptAssembler(self._token_text, message.echo, message.num_prompt_scores)
-            self._prompts[leader_id] = prompt
+            prompt = PromptAssembler(token_text, message.echo, message.num_prompt_scores, message.request_id)
+            prompts[leader_id] = prompt
         return prompt
 
     def _stops_of(self, message: Track) -> StopStrings | None:
         if not message.stop:
             return None
-        stops = self._stops.get(message.request_id)
+        known = self._store.stops
+        stops = known.get(message.request_id)
         if stops is None:
-            stops = self._stops[message.request_id] = StopStrings(message.stop)
+            stops = known[message.request_id] = StopStrings(message.stop)
         return stops
 
-    async def _decode(self, tokens: Tokens) -> None:
-        """Decode and send a step's tokens, with checkpoints if there are many."""
+    # ------------------------------------------------------------ a step's tokens
+
+    async def _decode(self, pending: PendingTexts, tokens: Tokens) -> None:
+        """Decode and send a step's tokens from where it was left, with checkpoints if there are many."""
         slice_end = time.perf_counter() + SLICE_S
-        scored = self._sort_scores(tokens.scores) if tokens.scores else {}
+        store, give = self._store, self._delivery.give
+        tracked = store.tracked
+        if tokens.scores:
+            self._delivery.add_prompt_scores(tokens.scores)
+            self._catch_up()
+            if pending.scored is None:
+                pending.scored = output_scores(tokens.scores)
         reasons = dict(zip(tokens.ended_ids, tokens.ended_reasons, strict=True))
         last = {sequence_id: at for at, sequence_id in enumerate(tokens.sequence_ids)} if reasons else {}
-        for at, (sequence_id, token_id) in enumerate(zip(tokens.sequence_ids, tokens.token_ids, strict=True)):
-            sequence = self._tracked.get(sequence_id)
+        rows = enumerate(zip(tokens.sequence_ids, tokens.token_ids, strict=True))
+        for at, (sequence_id, token_id) in islice(rows, pending.next_token, None):
+            sequence = tracked.get(sequence_id)
             if sequence is None:
                 continue
             if time.perf_counter() > slice_end:
                 await trio.lowlevel.checkpoint()
                 slice_end = time.perf_counter() + SLICE_S
-            ended = reasons.get(sequence_id) if last.get(sequence_id) == at else None
-            reason = None if ended is None else FinishReason(ended)
+            store.in_hand = sequence
+            ended = reasons.get(sequence_id) if reasons and last.get(sequence_id) == at else None
             try:
-                self._handle_token(sequence, token_id, reason, scored.get(sequence_id))
-            except (LibraryPanic, ParserFailed) as error:
+                give(sequence, token_id, None if ended is None else FinishReason(ended), pending, at)
+            except FAILURES as error:
                 self._fail(sequence, error)
 
-    def _handle_token(
-        self,
-        sequence: TrackedSequence,
-        token_id: int,
-        reason: FinishReason | None,
-        scored: deque[tuple[Scores, int]] | None,
-    ) -> None:
-        """Send one token of a sequence, after the prompt if it begins with one."""
-        if sequence.prompt_token_ids is not None:
-            ids, sequence.prompt_token_ids = sequence.prompt_token_ids, None
-            sequence.outlet.put(ScoredDelta(sequence.index, "", 0, None, prompt_token_ids=ids))
-        if sequence.prompt is not None:
-            self._begin(sequence, sequence.prompt)
-        if sequence.prompt_only:
-            self._send(sequence, Delta(sequence.index, "", 0, FinishReason.LENGTH))
-            self._complete(sequence, FinishReason.LENGTH)
-            return
-        scores: tuple[ScoredToken, ...] = ()
-        if sequence.logprobs is not None and scored:
-            scores = (sequence.logprobs.next_token(*scored.popleft()),)
-        self._send_token(sequence, token_id, reason, scores)
-
-    def _sort_scores(self, steps: list[StepScores]) -> dict[int, deque[tuple[Scores, int]]]:
-        """Add the scores of prompts to their prompts. Return the scores of outputs by sequence, in order."""
-        scored: dict[int, deque[tuple[Scores, int]]] = {}
-        for step in steps:
-            for leader_id, position, prompt in zip(step.prompt_ids, step.prompt_positions, step.prompts, strict=True):
-                assembler = self._prompts.get(leader_id)
-                if assembler is None:
-                    continue
-                assembler.add(position, prompt)
-                if assembler.is_complete:
-                    for sequence in self._deferred.pop(leader_id, ()):
-                        self._catch_up(sequence, assembler)
-            for at, sequence_id in enumerate(step.drawn_ids):
-                scored.setdefault(sequence_id, deque()).append((step.drawn, at))
-        return scored
-
-    def _begin(self, sequence: TrackedSequence, prompt: PromptAssembler) -> None:
-        """Send the prompt before the first token; if it is incomplete, both wait."""
-        sequence.prompt = None
-        if prompt.is_complete:
-            self._send_prompt(sequence, prompt)
-        else:
-            sequence.waiting = []
-            self._deferred.setdefault(sequence.leader_id, []).append(sequence)
-
-    def _send_prompt(self, sequence: TrackedSequence, prompt: PromptAssembler) -> None:
-        if prompt.text or len(prompt.scores):
-            sequence.outlet.put(ScoredDelta(sequence.index, prompt.text, 0, None, prompt_scores=prompt.scores))
-
-    def _catch_up(self, sequence: TrackedSequence, prompt: PromptAssembler) -> None:
-        """Send the deltas of a sequence, perhaps all of them, that waited for its prompt."""
-        self._send_prompt(sequence, prompt)
-        waiting, sequence.waiting = sequence.waiting or [], None
-        for delta in waiting:
-            sequence.outlet.put(delta)
-
-    def _send(self, sequence: TrackedSequence, delta: Delta) -> None:
-        if sequence.waiting is None:
-            sequence.outlet.put(delta)
-        else:
-            sequence.waiting.append(delta)
-
-    def _send_token(
-        self,
-        sequence: TrackedSequence,
-        token_id: int,
-        reason: FinishReason | None,
-        scores: tuple[ScoredToken, ...] = (),
-    ) -> None:
-        """Send one token's text; with the last token, everything that was held back."""
-        sequence.num_tokens += 1
-        is_shown = reason is not FinishReason.STOP or sequence.include_stop  # a stop token is counted, not shown
-        piece = sequence.stream.push(token_id) if is_shown else sequence.stream.push_hidden(token_id)
-        if reason is not None and not piece.is_complete:
-            piece = piece.joined(sequence.stream.flush())
-        if piece.is_complete:
-            if reason is None:
-                self._end_sequence(sequence.sequence_id)
-            reason = FinishReason.STOP
-        num_reasoning = sequence.stream.num_reasoning_tokens - sequence.num_reasoning_tokens
-        sequence.num_reasoning_tokens += num_reasoning
-        told = (sequence.index, piece.text, 1, reason, piece.match, piece.events, num_reasoning)
-        token_ids = (token_id,) if sequence.with_token_ids else ()
-        if scores:
-            self._send(sequence, ScoredDelta(*told, token_ids, scores=scores))
-        else:
-            self._send(sequence, Delta(*told, token_ids))
-        if reason is not None:
-            self._complete(sequence, reason)
-
-    def _forget(self, sequence_id: int) -> None:
-        self._prompts.pop(sequence_id, None)
-        self._deferred.pop(sequence_id, None)
-        sequence = self._tracked.get(sequence_id)
-        if sequence is not None:
-            self._complete(sequence, None)
+    def _catch_up(self) -> None:
+        """Send what waited for prompts that are complete now."""
+        store = self._store
+        for leader_id in list(store.deferred):
+            if not store.prompts[leader_id].is_complete:
+                continue
+            waiting = store.deferred[leader_id]
+            while waiting:
+                store.in_hand = waiting[0]
+                try:
+                    if waiting[0].request_id not in store.refused:
+                        self._delivery.catch_up(waiting[0])
+                except OutletFailed as error:
+                    self._fail(waiting[0], error)
+                waiting.popleft()
+            del store.deferred[leader_id]
 
     def _fail(self, sequence: TrackedSequence, cause: BaseException) -> None:
-        """Fail a request whose tokens cannot be decoded or parsed, because of a bug."""
         cause = cause.__cause__ or cause
         log.error("detokenizer.failed", request_id=sequence.request_id, error_type=type(cause).__name__)
-        error = RequestError(ErrorKind.INTERNAL, "The output tokens could not be decoded.")
-        self._accountant.post(Refused(sequence.request_id, error))
-        self._complete(sequence, None)
+        self._delivery.fail(sequence.request_id, [sequence])
 
-    def _complete(self, sequence: TrackedSequence, reason: FinishReason | None) -> None:
-        del self._tracked[sequence.sequence_id]
-        self._accountant.post(
-            Completed(
-                sequence.request_id, sequence.sequence_id, sequence.num_tokens, reason, sequence.num_reasoning_tokens
-            )
-        )
+    # ------------------------------------------------------------ after a death
+
+    async def _repair(self) -> None:
+        """Deal with what a predecessor had in hand when it died."""
+        store = self._store
+        torn = store.torn
+        if torn is None:
+            return
+        store.in_hand = torn
+        for request_id in store.culprits:
+            store.note_refused(request_id)
+            self._delivery.fail(request_id, [s for s in store.tracked.values() if s.request_id == request_id])
+        if isinstance(torn, TrackedSequence) and torn.sequence_id in store.tracked:
+            if torn.reason is not None:
+                self._delivery.complete(torn)
+            else:
+                try:
+                    await self._make_again(torn)
+                except FAILURES as error:
+                    self._fail(torn, error)
+        store.in_hand = store.torn = None
+
+    async def _make_again(self, sequence: TrackedSequence) -> None:
+        """Make the stream of a sequence again, and give it the tokens that its client has been given."""
+        slice_end = time.perf_counter() + SLICE_S
+        stream = self._maker.stream(sequence.track, sequence.stops)
+        logprobs = self._maker.logprobs(sequence.track, sequence.num_prompt_characters)
+        for token_id in sequence.token_ids:
+            stream.push(token_id)
+            if logprobs is not None:
+                logprobs.skip(token_id)
+            if time.perf_counter() > slice_end:
+                await trio.lowlevel.checkpoint()
+                slice_end = time.perf_counter() + SLICE_S
+        sequence.stream, sequence.logprobs = stream, logprobs

@@ -20,12 +20,17 @@ from ..shared.token_decoding import TokenDecoder, TokenTextLookup
 class PromptAssembler:
     """One prompt's text, if it is echoed, and its scores, which the engine sends in parts."""
 
-    def __init__(self, token_text: TokenTextLookup, echo: PromptText | None, num_scores: int) -> None:
-        """`num_scores`: how many tokens the engine will score."""
+    def __init__(
+        self, token_text: TokenTextLookup, echo: PromptText | None, num_scores: int, request_id: str = ""
+    ) -> None:
+        """`num_scores`: how many tokens the engine will score. `request_id`: whose prompt it is."""
+        self.request_id = request_id
         self.text = "" if echo is None else echo.text
         self.scores = ScoredColumns(token_text)
         self._offsets = array("I") if echo is None else array("I", echo.offsets)
         self._num_missing = num_scores
+        self._end = 0
+        """Position after the last token whose score was added."""
         if echo is not None:
             self.scores.append_unscored(echo.first_token_id)
 
@@ -35,10 +40,13 @@ class PromptAssembler:
         return self._num_missing <= 0
 
     def add(self, position: int, scores: PackedScores) -> None:
-        """Add the scores of the prompt tokens that start at `position`."""
+        """Add the scores of the prompt tokens that start at `position`, in order. Repeated ones are ignored."""
         count = num_packed(scores)
+        if position < self._end:
+            return
         self.scores.extend(scores, self._offsets[position : position + count])
         self._num_missing -= count
+        self._end = position + count
 
 
 class LogprobAssembler:
@@ -71,8 +79,12 @@ class LogprobAssembler:
                 )
             ),
         )
-        self._num_characters += len(self._decoder.push(token_id))
+        self.skip(token_id)
         return token
+
+    def skip(self, token_id: int) -> None:
+        """Take an output whose score was sent before."""
+        self._num_characters += len(self._decoder.push(token_id))
 
     def _likely_token(self, token_id: int, logprob: float, rank: int) -> LikelyToken:
         decoded = self._token_text(token_id)

@@ -120,14 +120,15 @@ class StopStrings:
 
     def _deepen(self) -> None:
         """Fill in the nodes below the frontier: no text gets further than one character beyond it."""
-        frontier, self._frontier = self._frontier, []
-        for parent in frontier:
+        deeper: list[int] = []
+        for parent in self._frontier:
             for character, child in self._children(parent):
                 # this never steps to a node deeper than the frontier
                 fail = ROOT if parent == ROOT else self.step(self._fail[parent], character)
                 self._fail[child] = fail
                 self._ended[child] = child if child in self._stop_at else self._ended[fail]
-                self._frontier.append(child)
+                deeper.append(child)
+        self._frontier = deeper  # last, so that an exception leaves nothing half filled for the other sequences
 
     def _children(self, node: int) -> list[tuple[str, int]]:
         children = list(self._branches.get(node, _NO_BRANCHES).items())

@@ -12,7 +12,7 @@ What must always hold: `leave` can be called in any state and any number of time
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import trio
@@ -98,6 +98,7 @@ class RequestDesk:
         self._metrics = metrics
         self._trouble = trouble
         self._show_pool = show_pool
+        self.actor_restarts: Callable[[], Mapping[str, int]] = dict
         self._max_open_requests = max_open_requests
         self._open: dict[str, OpenRequest] = {}
         self._encoding = EncodingRequests(encoder)
@@ -173,8 +174,7 @@ class RequestDesk:
 
     def leave(self, request_id: str) -> None:
         """Release a request whose scope has ended."""
-        request = self._open.pop(request_id, None)
-        if request is None:
+        if (request := self._open.pop(request_id, None)) is None:
             return
         self._stop(request)
         if not request.is_encoding:
@@ -187,13 +187,14 @@ class RequestDesk:
         self.lane.post(ResetPrefixCache())
 
     def health(self) -> Health:
-        if self._health.state is not State.READY:
-            return self._health
+        health = attrs.evolve(self._health, actor_restarts=self.actor_restarts())
+        if health.state is not State.READY:
+            return health
         if self._draining:
-            return attrs.evolve(self._health, state=State.DRAINING, detail="the server is shutting down")
+            return attrs.evolve(health, state=State.DRAINING, detail="the server is shutting down")
         if (trouble := self._trouble()) is not None:
-            return attrs.evolve(self._health, state=State.REFUSING, detail=trouble)
-        return self._health
+            return attrs.evolve(health, state=State.REFUSING, detail=trouble)
+        return health
 
     def render_metrics(self) -> bytes:
         return self._metrics()
@@ -220,8 +221,7 @@ class RequestDesk:
 
     def when_stopped(self, request_id: str, call: Callable[[], object]) -> None:
         """Call `call` when a request leaves or fails; at once if it already has."""
-        request = self._open.get(request_id)
-        if request is None:
+        if (request := self._open.get(request_id)) is None:
             call()
         else:
             request.when_stopped(call)
@@ -253,8 +253,7 @@ class RequestDesk:
 
         Returns nothing for a request that has left, since its `Left` message has them.
         """
-        request = self._open.get(request_id)
-        if request is None:
+        if (request := self._open.get(request_id)) is None:
             return ()
         self._stop(request)
         return tuple(request.submitted_ids)

@@ -54,6 +54,8 @@ class Health:
     """Engines started so far."""
     detail: str
     """Why it is not ready."""
+    actor_restarts: Mapping[str, int] = attrs.field(factory=dict)
+    """How often each actor of the web process died and was restarted, by name."""
 
     @property
     def is_ready(self) -> bool:

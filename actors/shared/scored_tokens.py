@@ -98,14 +98,19 @@ class ScoredColumns:
         self._top_ends.append(len(self._top_ids))
 
     def extend(self, scores: PackedScores, offsets: array[int]) -> None:
-        """Append packed tokens. `offsets` has one entry per token, or none if offsets are not needed."""
+        """Append packed tokens, or none of them if one cannot be read (ValueError).
+
+        `offsets` has one entry per token, or none if offsets are not needed.
+        """
         count, num_likely = num_packed(scores), len(self._top_ids)
-        self._token_ids.frombytes(scores.token_ids)
+        token_ids, ranks = array("I", scores.token_ids), array("I", scores.ranks)
+        logprobs, top_logprobs = array("d", scores.logprobs), array("d", scores.top_logprobs)
+        self._top_ids.extend(array("I", scores.top_ids))  # the last that may raise
+        self._token_ids.extend(token_ids)
         self._offsets.extend(offsets or array("I", bytes(_ID_BYTES * count)))
-        self._logprobs.frombytes(scores.logprobs)
-        self._ranks.frombytes(scores.ranks)
-        self._top_ids.frombytes(scores.top_ids)
-        self._top_logprobs.frombytes(scores.top_logprobs)
+        self._logprobs.extend(logprobs)
+        self._ranks.extend(ranks)
+        self._top_logprobs.extend(top_logprobs)
         self._top_ends.extend(num_likely + scores.num_top * at for at in range(1, count + 1))
 
     # ------------------------------------------------------------ reading

@@ -5,19 +5,22 @@ Receives `Encode` from request handlers. For each request it tells the accountan
 the request cannot be served (`Refused`). It answers `CountTokens` by itself.
 
 A short request is served at once, in order of arrival. Any other is served in a task of its own, which waits for its
-turn in a queue (`text_workers/`) and is cancelled when its client leaves. A prompt that makes the tokenizer raise fails
-its own request only. Turns of a chat that the same domain has sent before are not tokenized again (`segment_cache.py`).
+turn in a queue (`text_workers/`), outlives this actor, and is cancelled when its client leaves. Turns of a chat that
+the same domain has sent before are not tokenized again (`segment_cache.py`).
+
+It keeps no state of its own: everything is in the job store, which outlives it. After a death its successor goes on
+with the request in hand after the last step that was taken; a request that kills it twice is refused. A task that
+raises counts as a death with its request in hand.
 
 What must always hold: no request waits here for another client's longer request; once a request is encoded or given up,
-nothing here holds its prompts, and the request desk has been told.
+nothing here holds its prompts, and the request desk has been told; no sequence is submitted twice.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from functools import cache
+from collections.abc import Callable
+from itertools import islice
 
-import attrs
 import structlog
 import trio
 
@@ -27,75 +30,108 @@ from ..messages.accountant import Prompted, Refused
 from ..messages.grammar import GrammarSpec
 from ..messages.handler import Counted
 from ..messages.outcomes import RequestError
-from ..messages.prompts import Prompt
 from ..messages.sampling import SamplingParams
 from ..messages.tokenizer import CountTokens, Encode
 from ..request_desk.desk import RequestDesk
 from ..shared.block_keys import chain_keys
 from ..shared.tokenizers_library import catching_panics
-from .context_length import output_budget
 from .encoder import TextEncoder
 from .encoding_errors import OVERLOADED, TOKENIZER_FAILED, QueueFull, client_error
-from .grammar_check import GrammarChecks, place_grammar
-from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, PromptEncoder, options_of
+from .grammar_check import GrammarChecks
+from .job_store import MAX_DEATHS, Job, JobStore, TokenizerMessage
+from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, PromptEncoder
 from .prompt_scoring import too_many_scores
 from .prompt_sizes import exceeds_context, is_short, num_bytes_to_encode
-from .sampling_rules import complete_rules, contradiction
+from .sampling_completion import SamplingCompleter
 from .submission import Submission, root_key_of
-from .thinking_budget import ReasoningDelimiters, encode_delimiters, limit_reasoning
 
 log = structlog.get_logger()
 
 HASHED_BLOCKS = 2048
 """Blocks whose keys are computed between two checkpoints."""
 
-TokenizerMessage = Encode | CountTokens
-
-
-@attrs.define(eq=False)
-class Job:
-    """A request that is being encoded. Its prompts are held apart, so that each can be released as it is encoded."""
-
-    request: Encode
-    """Without its prompts, unless it is short."""
-    prompts: deque[Prompt]
-    options: EncodingOptions
-
 
 class TokenizerActor:
     def __init__(
         self,
+        store: JobStore,
         config: RuntimeConfig,
         encoder: TextEncoder,
         desk: RequestDesk,
         accountant: Poster[Prompted | Refused],
         prompt_encoder: PromptEncoder,
         grammars: GrammarChecks,
+        tasks: trio.Nursery,
+        on_death: Callable[[Exception, str], object],
     ) -> None:
         """`encoder` encodes the delimiters of reasoning; it recognizes texts that are too long by their length.
 
-        `prompt_encoder` encodes what clients send.
+        `prompt_encoder` encodes what clients send. Long requests are served in `tasks`; when one of them raises,
+        `on_death(error, request_id)` is called, which may raise to end the server.
         """
         self._grammars = grammars
+        self._store = store
         self._config = config
         self._lengths = encoder
-        self._delimiters = cache(lambda tags: encode_delimiters(tags, encoder, config.vocab_size))
+        self._sampling = SamplingCompleter(config, encoder)
         self._desk = desk
         self._accountant = accountant
         self._encoder = prompt_encoder
+        self._tasks = tasks
+        self._on_death = on_death
 
     async def run(self, inbox: Receiver[TokenizerMessage]) -> None:
         """Serve requests until cancelled."""
-        async with trio.open_nursery() as nursery:
-            while True:
-                messages = deque(await inbox.receive_all())
-                while messages:
-                    message = messages.popleft()
-                    if isinstance(message, CountTokens):
-                        nursery.start_soon(self._count, [message])
-                    else:
-                        await self._handle(message, nursery)
-                    del message  # otherwise it would stay alive until the next one arrives
+        store, pending = self._store, self._store.pending
+        while True:
+            while pending:
+                await self._handle(pending[0])
+                store.take_off()
+            pending.extend(await inbox.receive_all())
+
+    async def _handle(self, first: Encode | CountTokens | Job | None) -> None:
+        """Handle the first pending message, from where it was left."""
+        store = self._store
+        if first is not None and store.is_first_culprit:
+            self._give_up(first)
+        elif isinstance(first, CountTokens):
+            self._tasks.start_soon(self._count, first)
+            store.pending[0] = None
+        elif first is not None:
+            if isinstance(first, Encode):
+                knows_grammar = first.grammar is None or self._grammars.known(first.grammar) is not None
+                first = store.pending[0] = Job.of(first, is_short=is_short(first) and knows_grammar)
+            await self._start(first)
+
+    async def _start(self, job: Job) -> None:
+        """Serve a short request. For any other, enter the queue now, before later requests, and start a task."""
+        if job.has_ended or not self._desk.may_submit(job.request_id):
+            self._end(job)
+            return
+        slot = job.slot or self._enter(job)
+        if isinstance(slot, RequestError):
+            self._refuse(job, slot)
+        elif job.is_short:
+            await self._serve(job, slot)
+        else:
+            self._tasks.start_soon(self._serve_until_left, job, slot)
+            self._store.pending[0] = None
+
+    def _enter(self, job: Job) -> EncodingSlot | RequestError:
+        """Enter the queue for a worker, unless a prompt's length or the queue's shows that there is no point."""
+        param, max_model_len = job.options.prompt_param, self._max_model_len
+        for prompt in job.prompts:
+            if (error := exceeds_context(prompt, param, self._lengths, max_model_len)) is not None:
+                return error
+        if job.is_short:
+            job.slot = self._encoder.inline_slot()
+            return job.slot
+        num_bytes = num_bytes_to_encode(job.prompts, job.request.bad_words, echo=job.options.echo)
+        try:
+            job.slot = self._encoder.enter(job.options.tenant, num_bytes)
+        except QueueFull:
+            return OVERLOADED
+        return job.slot
 
     @property
     def _max_model_len(self) -> int:
@@ -103,110 +139,112 @@ class TokenizerActor:
 
     # ------------------------------------------------------------ counting
 
-    async def _count(self, held: list[CountTokens]) -> None:
-        """Count one prompt's tokens. `held` contains the request and is emptied: nothing else holds its prompt."""
-        request = held.pop()
+    async def _count(self, request: CountTokens) -> None:
+        """Count one prompt's tokens."""
         outlet, param = request.outlet, request.prompt_param
-        answer: Counted | RequestError = TOKENIZER_FAILED
+        options = EncodingOptions(request.tenant, param)
+        self._store.num_counts += 1
+        name = f"count-{self._store.num_counts}"
+        answer: Counted | RequestError | None = None
+        num_deaths = 0
         with trio.CancelScope() as scope:
             outlet.when_left(scope.cancel)
-            try:
-                options, prompt = EncodingOptions(request.tenant, param), request.prompt
-                del request
-                with catching_panics():
-                    counted = await self._encoder.count(prompt, options, self._max_model_len)
-                answer = counted if isinstance(counted, RequestError) else Counted(counted)
-            except Exception as error:
-                answer = _error_for_client(error, param, None)
-        outlet.put(answer)
+            while answer is None and num_deaths < MAX_DEATHS:
+                try:
+                    with catching_panics():
+                        counted = await self._encoder.count(request.prompt, options, self._max_model_len)
+                    answer = counted if isinstance(counted, RequestError) else Counted(counted)
+                except Exception as error:
+                    answer = client_error(error, param)
+                    if answer is None:
+                        num_deaths += 1
+                        self._on_death(error, name)
+        outlet.put(TOKENIZER_FAILED if answer is None else answer)
 
     # ------------------------------------------------------------ serving
 
-    async def _handle(self, request: Encode, nursery: trio.Nursery) -> None:
-        """Serve a short request. For any other, enter the queue now, before later requests, and start a task."""
-        grammar = request.grammar
-        whole_request_is_short = is_short(request) and (grammar is None or self._grammars.known(grammar) is not None)
-        kept = request if whole_request_is_short else attrs.evolve(request, prompts=())
-        job = Job(kept, deque(request.prompts), options_of(request))
-        del request
-        if not self._desk.may_submit(job.request.request_id):
-            self._desk.encoded(job.request.request_id)
-            return
-        slot = self._enter(job, whole_request_is_short)
-        if isinstance(slot, RequestError):
-            self._refuse(job, slot)
-            self._desk.encoded(job.request.request_id)
-        elif whole_request_is_short:
-            await self._serve(job, slot)
-        else:
-            nursery.start_soon(self._serve_until_left, job, slot)
-
-    def _enter(self, job: Job, is_inline: bool) -> EncodingSlot | RequestError:
-        """Enter the queue for a worker, unless a prompt's length or the queue's shows that there is no point."""
-        param, max_model_len = job.options.prompt_param, self._max_model_len
-        for prompt in job.prompts:
-            if (error := exceeds_context(prompt, param, self._lengths, max_model_len)) is not None:
-                return error
-        if is_inline:
-            return self._encoder.inline_slot()
-        num_bytes = num_bytes_to_encode(job.prompts, job.request.bad_words, echo=job.options.echo)
-        try:
-            return self._encoder.enter(job.options.tenant, num_bytes)
-        except QueueFull:
-            return OVERLOADED
-
     async def _serve_until_left(self, job: Job, slot: EncodingSlot) -> None:
-        """Serve a request; stop when its client leaves."""
-        with trio.CancelScope() as scope:
-            self._desk.when_stopped(job.request.request_id, scope.cancel)
-            await self._serve(job, slot)
+        """Serve a request, once more if that raises; stop when its client leaves."""
+        try:
+            with trio.CancelScope() as scope:
+                self._desk.when_stopped(job.request_id, scope.cancel)
+                while not job.has_ended:
+                    try:
+                        await self._serve(job, slot)
+                    except Exception as error:
+                        job.num_deaths += 1
+                        self._on_death(error, job.request_id)
+                        if job.num_deaths >= MAX_DEATHS:
+                            self._give_up(job)
+        finally:
+            self._end(job)
 
     async def _serve(self, job: Job, slot: EncodingSlot) -> None:
-        """Encode a request in `slot` and submit it."""
-        request_id = job.request.request_id
+        """Encode and submit a request, from where it was left. Raises if there is a bug; it may be called again."""
+        refusal = None
         try:
-            if self._desk.may_submit(request_id):
+            if self._desk.may_submit(job.request_id):
                 with catching_panics():
-                    await self._encode_and_submit(job, slot)
+                    refusal = await self._encode(job, slot)
+                    if job.sampling is not None:
+                        await self._submit(job, job.sampling)
         except Exception as error:
-            self._refuse(job, _error_for_client(error, job.request.prompt_param, request_id))
-        finally:
-            slot.leave()
-            job.prompts.clear()
-            self._desk.encoded(request_id)
+            refusal = client_error(error, job.options.prompt_param)
+            if refusal is None:
+                raise
+        if refusal is not None:
+            self._refuse(job, refusal)
+        self._end(job)
 
-    async def _encode_and_submit(self, job: Job, slot: EncodingSlot) -> None:
-        request, max_model_len = job.request, self._max_model_len
+    def _refuse(self, job: Job, error: RequestError) -> None:
+        self._accountant.post(Refused(job.request_id, error))
+        self._end(job)
+
+    def _give_up(self, culprit: Encode | CountTokens | Job) -> None:
+        """Refuse a request that kills the tokenizer."""
+        if isinstance(culprit, CountTokens):
+            culprit.outlet.put(TOKENIZER_FAILED)
+            return
+        log.error("tokenizer.failed", request_id=culprit.request_id)
+        self._accountant.post(Refused(culprit.request_id, TOKENIZER_FAILED))
+        if isinstance(culprit, Job):
+            self._end(culprit)
+        self._desk.encoded(culprit.request_id)
+
+    def _end(self, job: Job) -> None:
+        """Release what a request holds here. Later calls have no effect."""
+        if job.slot is not None:
+            job.slot.leave()
+        job.prompts.clear()
+        self._desk.encoded(job.request_id)
+        job.has_ended = True
+
+    async def _encode(self, job: Job, slot: EncodingSlot) -> RequestError | None:
+        """Encode what is left of a request, and complete its sampling parameters; or return why it cannot be served."""
+        request, config, max_model_len = job.request, self._config, self._max_model_len
+        if job.sampling is not None:
+            return None
         grammar = None if request.grammar is None else await self._check_grammar(request.grammar, job, slot)
         if isinstance(grammar, RequestError):
-            self._refuse(job, grammar)
-            return
-        prompts: list[EncodedPrompt] = []
-        budgets: list[int] = []
+            return grammar
         while job.prompts:
-            encoded = await self._encoder.encode(job.prompts.popleft(), job.options, slot, max_model_len)
-            if isinstance(encoded, RequestError):
-                self._refuse(job, encoded)
-                return
-            budget = output_budget(request, len(encoded.token_ids), max_model_len)
-            if isinstance(budget, RequestError):
-                self._refuse(job, budget)
-                return
-            prompts.append(encoded)
-            budgets.append(budget)
+            encoded = await self._encoder.encode(job.prompts[0], job.options, slot, max_model_len)
+            refusal = encoded if isinstance(encoded, RequestError) else job.add(encoded, max_model_len)
+            if refusal is not None:
+                return refusal
             await slot.pause()
-        lengths, config = [len(prompt.token_ids) for prompt in prompts], self._config
-        if refusal := too_many_scores(request, lengths, budgets, config.max_prompt_scores, config.max_output_scores):
-            self._refuse(job, refusal)
-            return
-        sampling = await self._complete_sampling(request, slot)
+        lengths = [len(prompt.token_ids) for prompt in job.encoded]
+        if refusal := too_many_scores(
+            request, lengths, job.budgets, config.max_prompt_scores, config.max_output_scores
+        ):
+            return refusal
+        bad_words = await self._encoder.encode_bad_words(request.bad_words, slot) if request.bad_words else []
         slot.leave()
-        if (conflict := contradiction(sampling.rules)) is not None:
-            self._refuse(job, conflict)
-            return
-        if grammar is not None:
-            sampling = attrs.evolve(sampling, grammar=place_grammar(grammar, self._delimiters_of(request)))
-        await self._submit(request, prompts, budgets, sampling)
+        sampling = self._sampling.complete(request, bad_words, grammar, self._desk.info.output, max_model_len)
+        if isinstance(sampling, RequestError):
+            return sampling
+        job.sampling = sampling
+        return None
 
     async def _check_grammar(self, spec: GrammarSpec, job: Job, slot: EncodingSlot) -> str | RequestError:
         result = self._grammars.known(spec)
@@ -215,43 +253,32 @@ class TokenizerActor:
             result = await self._grammars.check(spec, job.options.tenant)
         return result
 
-    def _delimiters_of(self, request: Encode) -> ReasoningDelimiters | None:
-        """Return what opens and closes reasoning in a request's output. None: all of the output is its answer."""
-        tags = self._desk.info.output.reasoning_tags
-        return None if request.output is None or tags is None else self._delimiters(tags)
-
-    async def _complete_sampling(self, request: Encode, slot: EncodingSlot) -> SamplingParams:
-        """Return the request's sampling parameters, with all that its rules name as ids."""
-        words = await self._encoder.encode_bad_words(request.bad_words, slot) if request.bad_words else []
-        config = self._config
-        sampling = complete_rules(request.sampling, words, config.engine.eos_token_ids, config.vocab_size)
-        budget, tags = request.thinking_budget, self._desk.info.output.reasoning_tags
-        if budget is None or tags is None:
-            return sampling
-        return limit_reasoning(sampling, budget, self._delimiters(tags), self._max_model_len)
-
-    async def _submit(
-        self, request: Encode, prompts: list[EncodedPrompt], budgets: list[int], sampling: SamplingParams
-    ) -> None:
-        root = root_key_of(request, self._config)
-        block_keys: list[list[bytes]] = []
-        num_hashed = 0
-        for encoded in prompts:
-            block_keys.append(await self._keys(root, encoded) if self._config.engine.enable_prefix_caching else [])
-            num_hashed += len(block_keys[-1])
-            if num_hashed >= HASHED_BLOCKS:
-                num_hashed = 0
-                await trio.lowlevel.checkpoint()
-        special_token_ids = self._lengths.special_token_ids
-        submission = Submission(request, prompts, budgets, sampling, root, block_keys, self._config, special_token_ids)
-        sequence_ids = self._desk.lane.new_sequence_ids(submission.num_sequences)
+    async def _submit(self, job: Job, sampling: SamplingParams) -> None:
+        """Submit the sequences of a request that were not submitted yet, until its client leaves."""
+        request, config, lane = job.request, self._config, self._desk.lane
+        if job.submission is None:
+            root = root_key_of(request, config)
+            num_hashed = 0
+            for encoded in islice(job.encoded, len(job.block_keys), None):
+                job.block_keys.append(await self._keys(root, encoded) if config.engine.enable_prefix_caching else [])
+                num_hashed += len(job.block_keys[-1])
+                if num_hashed >= HASHED_BLOCKS:
+                    num_hashed = 0
+                    await trio.lowlevel.checkpoint()
+            special = self._lengths.special_token_ids
+            made = Submission(request, job.encoded, job.budgets, sampling, root, job.block_keys, config, special)
+            job.sequence_ids = lane.new_sequence_ids(made.num_sequences)
+            job.submission = made
         if not self._desk.may_submit(request.request_id):
             return
         outlet = self._desk.outlet(request.request_id)
-        self._accountant.post(submission.prompted(sequence_ids))
-        for submit, track in submission.messages(sequence_ids, outlet):
+        if not job.is_prompted:
+            self._accountant.post(job.submission.prompted(job.sequence_ids))
+            job.is_prompted = True
+        for submit, track in islice(job.submission.messages(job.sequence_ids, outlet), job.num_submitted, None):
             if not await self._desk.submit(submit, track):
                 return
+            job.num_submitted += 1
 
     async def _keys(self, root: bytes, prompt: EncodedPrompt) -> list[bytes]:
         """Return the keys of a prompt's blocks, computed a few milliseconds at a time."""
@@ -262,14 +289,3 @@ class TokenizerActor:
             await trio.lowlevel.checkpoint()
             keys += chain_keys(keys[-1], prompt.token_ids[start : start + stride], block_size)
         return keys
-
-    def _refuse(self, job: Job, error: RequestError) -> None:
-        self._accountant.post(Refused(job.request.request_id, error))
-
-
-def _error_for_client(error: Exception, prompt_param: str, request_id: str | None) -> RequestError:
-    expected = client_error(error, prompt_param)
-    if expected is not None:
-        return expected
-    log.error("tokenizer.failed", request_id=request_id, error=type(error).__name__)
-    return TOKENIZER_FAILED

@@ -14,7 +14,8 @@ import trio
 import trio.testing
 
 from quipu.actors.channel import Channel
-from quipu.actors.detokenizer.actor import Detokenizer, DetokenizerMessage
+from quipu.actors.detokenizer.actor import Detokenizer
+from quipu.actors.detokenizer.text_store import DetokenizerMessage, TextStore
 from quipu.actors.messages.accountant import Completed, Refused
 from quipu.actors.messages.detokenizer import Tokens, Track
 from quipu.actors.messages.handler import ScoredDelta
@@ -279,7 +280,9 @@ async def test_two_steps_in_one_report(autojump_clock: trio.abc.Clock) -> None:
         return StepScores(sequence_ids, scores, [], [], [])
 
     inbox: Channel[DetokenizerMessage] = Channel(1)
-    detokenizer = Detokenizer(vocabulary().decoder, Channel[Completed | Refused](1), lambda sequence_id: None)
+    detokenizer = Detokenizer(
+        TextStore(), vocabulary().decoder, Channel[Completed | Refused](1), lambda sequence_id: None
+    )
     for sequence_id in (1, 3):
         inbox.post(Track("r", sequence_id, sequence_id, (), (), False, True, Outlet(), is_scored=True))
     inbox.post(

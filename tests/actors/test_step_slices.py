@@ -15,6 +15,7 @@ from quipu.actors.accountant import actor as accountant
 from quipu.actors.accountant.effects import SideEffects
 from quipu.actors.channel import MAX_WRITE_BYTES, FrameReader, FrameWriter, WireMessage
 from quipu.actors.detokenizer import actor as detokenizer
+from quipu.actors.detokenizer.delivery import Delivery
 from quipu.actors.messages.detokenizer import Tokens
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
@@ -75,17 +76,17 @@ async def test_tasks_run_between_accounts(autojump_clock: trio.abc.Clock, monkey
 async def test_tasks_run_between_tokens(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens of one step are passed on one by one, in order, if each takes its time."""
     rounds, given, sent = Rounds(), [], list[int]()
-    give, decode = detokenizer.Detokenizer._send_token, detokenizer.Detokenizer._decode
+    give, decode = Delivery.give, detokenizer.Detokenizer._decode
 
-    async def listening(self: Any, tokens: Tokens) -> None:
+    async def listening(self: Any, pending: Any, tokens: Tokens) -> None:
         sent.extend(tokens.sequence_ids)
-        await decode(self, tokens)
+        await decode(self, pending, tokens)
 
     def recording(self: Any, sequence: Any, *args: Any) -> None:
         given.append((rounds.number, sequence.sequence_id))
         give(self, sequence, *args)
 
-    monkeypatch.setattr(detokenizer.Detokenizer, "_send_token", recording)
+    monkeypatch.setattr(Delivery, "give", recording)
     monkeypatch.setattr(detokenizer.Detokenizer, "_decode", listening)
     monkeypatch.setattr(detokenizer, "time", zero_length_slices())
     async with small_runtime() as client:

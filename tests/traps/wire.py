@@ -35,7 +35,7 @@ def samples(client: Client) -> dict[str, float]:
     for line in client.runtime.desk.render_metrics().decode().splitlines():
         if line.startswith("quipu:") and "_created" not in line:
             name, value = line.removeprefix("quipu:").rsplit(" ", 1)
-            name = name.replace('model_name="demo"', "").replace("{,", "{").replace("{}", "")
+            name = name.replace('model_name="demo"', "").replace("{,", "{").replace(",}", "}").replace("{}", "")
             found[name] = float(value)
     return found
 

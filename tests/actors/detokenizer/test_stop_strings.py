@@ -119,3 +119,21 @@ def test_node_is_the_longest_prefix(stops: list[str], text: str) -> None:
         longest = max((p for p in prefixes if text[:end].endswith(p)), key=len)
         assert automaton.prefix(node, len(longest)) == longest
         assert automaton.depth(node) == len(longest)
+
+
+def test_exception_while_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a step raises, those after it find what they would have found: other sequences share the automaton."""
+    stops = StopStrings(["abab", "abba"])
+    find_children = StopStrings._children  # noqa: SLF001 -- a fault is planted
+    calls: list[int] = []
+
+    def failing(self: StopStrings, node: int) -> list[tuple[str, int]]:
+        calls.append(node)
+        if len(calls) == 3:
+            raise MemoryError
+        return find_children(self, node)
+
+    monkeypatch.setattr(StopStrings, "_children", failing)
+    with pytest.raises(MemoryError):
+        StopMatcher(stops).push("xabba")
+    assert StopMatcher(stops).push("xabba") == Piece("x", "abba", is_complete=True)

@@ -114,6 +114,7 @@ def _probe(state: Health, is_fine: bool) -> Response:
         "state": state.state,
         "incarnation": state.incarnation,
         "detail": state.detail,
+        "actor_restarts": state.actor_restarts,
     }
     response = Response(orjson.dumps(answer), content_type="application/json")
     if not is_fine:

@@ -1,0 +1,184 @@
+"""Sends each sequence's text to its outlet, token by token, and notes in the text store what was sent.
+
+Used by the detokenizer. Everything about a token that may raise is computed first; then the outlet gets it and the
+store notes it, in one step. That a sequence is complete is told in a step of its own, which may be repeated.
+
+What must always hold: an outlet gets each token once and in order, and nothing after the delta with a finish reason;
+what follows a stop string is neither shown nor counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from ..channel import Poster
+from ..messages.accountant import Completed, Refused
+from ..messages.handler import Delta, ScoredDelta
+from ..messages.outcomes import ErrorKind, FinishReason, RequestError
+from ..messages.scores import ScoredToken, Scores, StepScores
+from .logprob_assembler import PromptAssembler
+from .text_store import PendingTexts, TextStore
+from .tracked_sequence import TrackedSequence
+
+UNDECODABLE = RequestError(ErrorKind.INTERNAL, "The output tokens could not be decoded.")
+
+
+class OutletFailed(Exception):
+    """A client's own handler raised when it was given a delta: nobody knows what it got of it, so its request fails."""
+
+
+class Delivery:
+    def __init__(
+        self, store: TextStore, accountant: Poster[Completed | Refused], end_sequence: Callable[[int], None]
+    ) -> None:
+        """`end_sequence(sequence_id)` has the engine end a sequence; it never blocks."""
+        self._store = store
+        self._accountant = accountant
+        self._end_sequence = end_sequence
+
+    def give(
+        self,
+        sequence: TrackedSequence,
+        token_id: int,
+        reason: FinishReason | None,
+        pending: PendingTexts,
+        at: int,
+    ) -> None:
+        """Send a sequence its next token, which is at index `at` of a message; with the last one, what was held back.
+
+        Raises OutletFailed, and what its stream raises.
+        """
+        if not sequence.is_begun:
+            self._begin(sequence)
+            if sequence.track.prompt_only:
+                self._send(sequence, Delta(sequence.index, "", 0, FinishReason.LENGTH))
+                sequence.reason, pending.next_token = FinishReason.LENGTH, at + 1
+                self.complete(sequence)
+                return
+        scored = pending.scored and sequence.logprobs and pending.scored.get(sequence.sequence_id)
+        scores: tuple[ScoredToken, ...] = ()
+        if scored and sequence.logprobs is not None:
+            scores = (sequence.logprobs.next_token(*scored[0]),)
+        stream = sequence.stream
+        is_shown = reason is not FinishReason.STOP or sequence.include_stop  # a stop token is counted, not shown
+        piece = stream.push(token_id) if is_shown else stream.push_hidden(token_id)
+        if reason is not None and not piece.is_complete:
+            piece = piece.joined(stream.flush())
+        if piece.is_complete:
+            if reason is None:
+                self._end_sequence(sequence.sequence_id)
+            reason = FinishReason.STOP
+        num_reasoning = stream.num_reasoning_tokens
+        num_new = num_reasoning - sequence.num_reasoning_tokens
+        token_ids = (token_id,) if sequence.with_token_ids else ()
+        told = (sequence.index, piece.text, 1, reason, piece.match, piece.events, num_new, token_ids)
+        delta = ScoredDelta(*told, scores=scores) if scores else Delta(*told)
+        if sequence.waiting is None:
+            try:
+                sequence.outlet.put(delta)
+            except Exception as error:
+                raise OutletFailed from error
+        else:
+            sequence.waiting.append(delta)
+        sequence.token_ids.append(token_id)
+        sequence.num_reasoning_tokens = num_reasoning
+        pending.next_token = at + 1
+        if scored:
+            scored.popleft()
+        if reason is not None:
+            sequence.reason = reason
+            self.complete(sequence)
+
+    def _begin(self, sequence: TrackedSequence) -> None:
+        """Send what comes before the first token; if its prompt is incomplete, both wait."""
+        if sequence.prompt_token_ids is not None:
+            ids = sequence.prompt_token_ids
+            self._put(sequence, ScoredDelta(sequence.index, "", 0, None, prompt_token_ids=ids))
+            sequence.prompt_token_ids = None
+        prompt = sequence.prompt
+        if prompt is not None and sequence.waiting is None:
+            if prompt.is_complete:
+                self._send_prompt(sequence, prompt)
+            else:
+                sequence.waiting = deque()
+                self._store.deferred.setdefault(sequence.leader_id, deque()).append(sequence)
+        sequence.is_begun = not sequence.track.prompt_only
+
+    def _send_prompt(self, sequence: TrackedSequence, prompt: PromptAssembler) -> None:
+        if prompt.text or len(prompt.scores):
+            self._put(sequence, ScoredDelta(sequence.index, prompt.text, 0, None, prompt_scores=prompt.scores))
+        sequence.prompt = None
+
+    def _send(self, sequence: TrackedSequence, delta: Delta) -> None:
+        if sequence.waiting is None:
+            self._put(sequence, delta)
+        else:
+            sequence.waiting.append(delta)
+
+    def _put(self, sequence: TrackedSequence, delta: Delta) -> None:
+        try:
+            sequence.outlet.put(delta)
+        except Exception as error:
+            raise OutletFailed from error
+
+    # ------------------------------------------------------------ scores
+
+    def add_prompt_scores(self, steps: Iterable[StepScores]) -> None:
+        """Add the scores of prompts to their prompts. Those that were added before are ignored."""
+        store = self._store
+        for step in steps:
+            for leader_id, position, scores in zip(step.prompt_ids, step.prompt_positions, step.prompts, strict=True):
+                prompt = store.prompts.get(leader_id)
+                if prompt is not None and prompt.request_id not in store.refused:
+                    store.in_hand = prompt
+                    prompt.add(position, scores)
+
+    def catch_up(self, sequence: TrackedSequence) -> None:
+        """Send the deltas of a sequence, perhaps all of them, that waited for its prompt. Raises OutletFailed."""
+        if sequence.prompt is not None:
+            self._send_prompt(sequence, sequence.prompt)
+        waiting = sequence.waiting
+        while waiting:
+            self._put(sequence, waiting[0])
+            waiting.popleft()
+        sequence.waiting = None
+
+    # ------------------------------------------------------------ the end
+
+    def complete(self, sequence: TrackedSequence) -> None:
+        """Tell the accountant that a sequence is complete. Does nothing if it was told."""
+        if sequence.sequence_id in self._store.tracked:
+            self._accountant.post(
+                Completed(
+                    sequence.request_id,
+                    sequence.sequence_id,
+                    sequence.num_tokens,
+                    sequence.reason,
+                    sequence.num_reasoning_tokens,
+                )
+            )
+            self._store.untrack(sequence)
+
+    def fail(self, request_id: str, sequences: Iterable[TrackedSequence]) -> None:
+        """Fail a request whose tokens cannot be decoded, parsed or sent, because of a bug, and end its sequences."""
+        self._accountant.post(Refused(request_id, UNDECODABLE))
+        for sequence in sequences:
+            self.complete(sequence)
+
+    def forget(self, sequence_id: int) -> None:
+        store = self._store
+        store.prompts.pop(sequence_id, None)
+        store.deferred.pop(sequence_id, None)
+        sequence = store.tracked.get(sequence_id)
+        if sequence is not None:
+            self.complete(sequence)
+
+
+def output_scores(steps: Iterable[StepScores]) -> dict[int, deque[tuple[Scores, int]]]:
+    """Return the scores of outputs by sequence, in order."""
+    scored: dict[int, deque[tuple[Scores, int]]] = {}
+    for step in steps:
+        for at, sequence_id in enumerate(step.drawn_ids):
+            scored.setdefault(sequence_id, deque()).append((step.drawn, at))
+    return scored

@@ -1,0 +1,110 @@
+"""The job store: the requests that the tokenizer has received and how far it got with each, kept where its death cannot
+lose them.
+
+Owned by `wiring`, written by the tokenizer; synchronous. The tokenizer keeps nothing else, so its successor goes on
+with the message that was being handled. A request that is served in a task of its own leaves `pending` for that task.
+
+    inbox ─▶ pending ─▶ entered ─▶ prompts encoded, one by one ─▶ submission made ─▶ prompted ─▶ submitted, one by one
+
+What must always hold: a step and the note that it was taken are one, in which nothing raises; a prompt is released as
+soon as its encoding is kept; a message leaves `pending` only once it was handled or a task has it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from ..messages.outcomes import RequestError
+from ..messages.prompts import Prompt
+from ..messages.sampling import SamplingParams
+from ..messages.tokenizer import CountTokens, Encode
+from .context_length import output_budget
+from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
+from .submission import Submission
+
+TokenizerMessage = Encode | CountTokens
+
+MAX_DEATHS = 2
+"""A request with which the tokenizer dies this often is refused."""
+
+
+@attrs.define(eq=False)
+class Job:
+    """A request that is being served, and how far it got. Its prompts are held apart, so that each can be released."""
+
+    request: Encode
+    """Without its prompts, unless it is short."""
+    prompts: deque[Prompt]
+    """Those that are not encoded yet."""
+    options: EncodingOptions
+    is_short: bool
+    """It is served at once, in order of arrival."""
+    slot: EncodingSlot | None = None
+    """Its place in the queue for a worker, once it has entered one."""
+    encoded: list[EncodedPrompt] = attrs.field(factory=list)
+    budgets: list[int] = attrs.field(factory=list)
+    """Output tokens that each encoded prompt may have."""
+    sampling: SamplingParams | None = None
+    """Complete, once all that must be encoded is."""
+    block_keys: list[list[bytes]] = attrs.field(factory=list)
+    """Of each encoded prompt, as far as they were computed. Empty lists without prefix caching."""
+    submission: Submission | None = None
+    sequence_ids: tuple[int, ...] = ()
+    is_prompted: bool = False
+    """The accountant knows its sequences."""
+    num_submitted: int = 0
+    num_deaths: int = 0
+    """Deaths in its own task."""
+    has_ended: bool = False
+
+    @classmethod
+    def of(cls, request: Encode, *, is_short: bool) -> Job:
+        kept = request if is_short else attrs.evolve(request, prompts=())
+        return cls(kept, deque(request.prompts), options_of(request), is_short)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    def add(self, encoded: EncodedPrompt, max_model_len: int) -> RequestError | None:
+        """Keep the encoding of the first prompt and release that prompt, or return why it cannot be served."""
+        budget = output_budget(self.request, len(encoded.token_ids), max_model_len)
+        if isinstance(budget, RequestError):
+            return budget
+        self.encoded.append(encoded)
+        self.budgets.append(budget)
+        self.prompts.popleft()
+        return None
+
+
+@attrs.define(eq=False)
+class JobStore:
+    pending: deque[Encode | CountTokens | Job | None] = attrs.field(factory=deque)
+    """Messages; a request that has been looked at is a `Job`. None: it was handled, or a task has it."""
+    num_deaths: int = 0
+    """Deaths with the first of them in hand."""
+    num_handled: int = 0
+    """Messages that were taken off without being refused for killing the tokenizer."""
+    num_counts: int = 0
+    """Prompts of which the tokens were to be counted. They have no request id: deaths name them by this number."""
+
+    @property
+    def is_first_culprit(self) -> bool:
+        """Whether the first pending message has killed the tokenizer too often."""
+        return self.num_deaths >= MAX_DEATHS
+
+    def take_off(self) -> None:
+        """Remove the first pending message."""
+        self.num_handled += not self.is_first_culprit
+        self.pending.popleft()
+        self.num_deaths = 0
+
+    def record_death(self) -> str | None:
+        """Record that the tokenizer has died, and return the id of the request that it was handling, if any."""
+        first = self.pending[0] if self.pending else None
+        if first is None:
+            return None
+        self.num_deaths += 1
+        return None if isinstance(first, CountTokens) else first.request_id
