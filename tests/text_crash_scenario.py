@@ -42,15 +42,19 @@ MARKS = range(279, 282)
 CHAT_OUTPUT = f"<think>Is it wet there? \N{UMBRELLA}</think>It may rain.{call()}"
 
 MAIN_POINTS = {
-    "detokenizer": ["before", "in the stream", "handled"],
-    "tokenizer": ["before", "second submit", "handled"],
+    "detokenizer": ["before", "in the stream"],
+    "tokenizer": ["before"],
 }
 """Points in the handling of a message or request that every run of the tests uses with many requests."""
 OTHER_POINTS = {
     "detokenizer": [
         "prompt made", "in the logprobs", "token given", "before completed", "completed", "prompt scored", "forgotten",
+        "handled",
     ],
-    "tokenizer": ["entered", "encoded", "counted", "sampled", "hashed", "before posted", "posted", "submitted"],
+    "tokenizer": [
+        "entered", "encoded", "counted", "sampled", "hashed", "before posted", "posted", "submitted", "second submit",
+        "handled",
+    ],
 }  # fmt: skip
 
 

@@ -38,8 +38,6 @@ class PendingTexts:
     """A message that the detokenizer is handling or will handle, and how far it got."""
 
     message: DetokenizerMessage
-    num_prompt_parts: int = 0
-    """Parts of prompts' scores that were added."""
     scored: dict[int, deque[tuple[Scores, int]]] | None = None
     """Scores of outputs that were not sent yet, by sequence, in order. None: not sorted yet."""
     next_token: int = 0

@@ -2,9 +2,10 @@
 
     python -m bench.routing [--trace TRACE] [--json] [--parts policies decisions] [--quick]
 
-Rows of `policies`: prompt tokens found in the cache, as a share of what one engine with the whole pool finds; tokens
-computed by the busiest engine over the mean; times to first token in virtual seconds. Rows of `decisions`: microseconds
-a decision, beside a plain port of NVIDIA Dynamo's index and cost. docs/many-engines.md has the tables.
+Rows of `policies`: prompt tokens found in the cache, as a share of what one engine finds that is as large and as fast
+as all of them; tokens computed by the busiest engine over the mean; times to first token in virtual seconds. Rows of
+`decisions`: microseconds a decision, beside a plain port of NVIDIA Dynamo's index and cost. bench/README.md has the
+tables.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.routing import decisions
-from bench.routing.cluster import Cluster, Outcome, RoutedJob
+from bench.routing.cluster import MAX_NUM_SEQS, PREFILL_BUDGET, Cluster, Outcome, RoutedJob
 from bench.routing.workloads import MADE_BLOCK, TRACE_BLOCK, made, traced
 from bench.simulated import PassCosts
 from bench.trace_replay import QUICK_TRACE, read_trace
@@ -37,10 +38,16 @@ NUM_DECISIONS = 300
 
 
 def serve(
-    workload: Sequence[RoutedJob], num_engines: int, pool: int, block_size: int, policy: str, costs: PassCosts
+    workload: Sequence[RoutedJob],
+    num_engines: int,
+    pool: int,
+    block_size: int,
+    policy: str,
+    costs: PassCosts,
+    max_num_seqs: int = MAX_NUM_SEQS,
 ) -> Outcome:
-    routing = Routing(policy, block_size=block_size, prefill_budget=8192, seed=1)
-    return Cluster(routing, num_engines, pool, block_size, costs).serve(workload)
+    routing = Routing(policy, block_size=block_size, prefill_budget=PREFILL_BUDGET, seed=1)
+    return Cluster(routing, num_engines, pool, block_size, costs, max_num_seqs).serve(workload)
 
 
 def rows_of(
@@ -51,8 +58,10 @@ def rows_of(
     block_size: int,
     policies: Sequence[str],
     costs: PassCosts,
-    alone: Outcome,
 ) -> Iterator[dict[str, Any]]:
+    # one engine that is as fast as all of them together
+    fast = PassCosts(costs.step_s / num_engines, costs.token_s / num_engines)
+    alone = serve(workload, 1, pool, block_size, "prefix", fast, MAX_NUM_SEQS * num_engines)
     for policy in policies:
         outcome = serve(workload, num_engines, pool, block_size, policy, costs)
         yield {
@@ -76,18 +85,14 @@ def policy_rows(arguments: argparse.Namespace, costs: PassCosts) -> Iterator[dic
         workload = traced(requests)
         longest = max(-(-len(one.job.token_ids) // TRACE_BLOCK) + 2 for one in workload)
         for pool in (100,) if arguments.quick else TRACE_POOLS:
-            alone = serve(workload, 1, pool, TRACE_BLOCK, "prefix", costs)
             for num_engines in arguments.engines or TRACE_ENGINES:
                 if pool // num_engines > longest:  # the longest prompt has to fit
-                    yield from rows_of(
-                        "trace", workload, num_engines, pool, TRACE_BLOCK, arguments.policies, costs, alone
-                    )
+                    yield from rows_of("trace", workload, num_engines, pool, TRACE_BLOCK, arguments.policies, costs)
     for num_engines in arguments.engines or MADE_ENGINES:
         number = 2 if arguments.quick else CONVERSATIONS
         workload = made(number * num_engines, PER_SECOND * num_engines)
         pool = MADE_POOL * num_engines
-        alone = serve(workload, 1, pool, MADE_BLOCK, "prefix", costs)
-        yield from rows_of("made", workload, num_engines, pool, MADE_BLOCK, arguments.policies, costs, alone)
+        yield from rows_of("made", workload, num_engines, pool, MADE_BLOCK, arguments.policies, costs)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

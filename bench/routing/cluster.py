@@ -76,12 +76,14 @@ class _Teller:
 
 
 class _Engine:
-    def __init__(self, routing: Routing, num_blocks: int, block_size: int, max_model_len: int) -> None:
+    def __init__(
+        self, routing: Routing, num_blocks: int, block_size: int, max_model_len: int, max_num_seqs: int
+    ) -> None:
         self.slot = routing.add_engine(num_blocks)
         limits = SchedulerConfig(
             block_size=block_size,
             num_blocks=num_blocks + 1,
-            max_num_seqs=MAX_NUM_SEQS,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=PREFILL_BUDGET,
             max_steps_in_flight=2,
             max_model_len=max_model_len,
@@ -100,8 +102,17 @@ def pass_seconds(plan: StepPlan, costs: PassCosts) -> float:
 class Cluster:
     """Serves one workload."""
 
-    def __init__(self, routing: Routing, num_engines: int, num_blocks: int, block_size: int, costs: PassCosts) -> None:
-        """`num_blocks`: of all engines together."""
+    def __init__(
+        self,
+        routing: Routing,
+        num_engines: int,
+        num_blocks: int,
+        block_size: int,
+        costs: PassCosts,
+        max_num_seqs: int = MAX_NUM_SEQS,
+    ) -> None:
+        """`num_blocks`: of all engines together. `max_num_seqs`: of each."""
+        self._max_num_seqs = max_num_seqs
         self._routing = routing
         self._costs = costs
         self._block_size = block_size
@@ -118,7 +129,7 @@ class Cluster:
         longest = max(len(one.job.token_ids) + one.job.max_tokens for one in workload)
         share = self._num_blocks // self._num_engines
         for _ in range(self._num_engines):
-            engine = _Engine(self._routing, share, self._block_size, longest)
+            engine = _Engine(self._routing, share, self._block_size, longest, self._max_num_seqs)
             self._engines[engine.slot] = engine
         decision_s = 0.0
         for one in workload:
