@@ -77,6 +77,18 @@ class SequenceState:
             self.grammar = SequenceGrammar(self.sampling.grammar, outputs, ends_early=not self.sampling.ignore_eos)
         return self.grammar
 
+    def take_back(self, start: int, end: int, *, is_fed: bool, block_size: int) -> None:
+        """Forget a pass over the positions from `start` to `end`, and a token drawn by it.
+
+        `is_fed`: whether the tokens there came with its plan; otherwise the last pass drew them, and they stay.
+        """
+        del self.keys[1 + start // block_size :]
+        num_drawn = max(0, len(self.tokens) - end)
+        if num_drawn:
+            self.num_outputs -= num_drawn
+            self.processor = self.grammar = None  # made again from the tokens
+        del self.tokens[start if is_fed else end :]
+
     def append_output(self, token_id: int) -> None:
         """Record a sampled token."""
         self.tokens.append(token_id)

@@ -127,9 +127,13 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
 
 @attrs.frozen
 class StepFailed:
+    """A pass that raised. The executor's record is as it was before the pass."""
+
     step: int
     generation: int
     error: str
+    out_of_memory: bool = False
+    """There was not enough memory for it. A smaller one may fit."""
 
 
 @attrs.frozen
