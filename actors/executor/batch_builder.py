@@ -203,6 +203,7 @@ def scores_of(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:
         raise ValueError("the backend does not support logprobs")
     packed = []
     start = 0
+    scoring = scoring.without(drawn.broken_rows)
     prompts = plan.to_score
     for token_ids in prompts.token_ids if prompts is not None else ():
         # packed here, in the executor's thread, so that neither process's loop handles each number

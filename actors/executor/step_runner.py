@@ -130,6 +130,10 @@ class Executor:
         )
         drawn = self.backend.step(batch)
         failures = {} if batch.processing is None else batch.processing.failures
+        sampled_rows, sampled_ids = drawn.rows, drawn.token_ids
+        if failures or drawn.broken_rows:
+            kept = [at for at, row in enumerate(drawn.rows) if row not in failures and row not in drawn.broken_rows]
+            sampled_rows, sampled_ids = [drawn.rows[at] for at in kept], [drawn.token_ids[at] for at in kept]
         scores = None if batch.scoring is None else scores_of(plan, batch.scoring, drawn)
         for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
             states[row].append_output(token_id)
@@ -141,18 +145,15 @@ class Executor:
             row_epochs=plan.row_epochs,
             row_starts=plan.row_starts,
             row_ends=ends,
-            sampled_rows=[row for row in drawn.rows if row not in failures] if failures else drawn.rows,
-            sampled_token_ids=[
-                token_id for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True) if row not in failures
-            ]
-            if failures
-            else drawn.token_ids,
+            sampled_rows=sampled_rows,
+            sampled_token_ids=sampled_ids,
             read_ids=plan.admitted_ids,
             read_tokens=read,
             seconds=time.perf_counter() - started,
             scores=scores,
             failed_rows=list(failures),
             failures=list(failures.values()),
+            broken_rows=drawn.broken_rows,
             copied_tokens=[copies[i].num_tokens if i in copies else 0 for i in plan.admitted_ids] if copies else [],
         )
 

@@ -123,6 +123,8 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     """Rows that should have sampled a token, but for which none was left..."""
     failures: list[str] = []
     """...and why. Their sequences end."""
+    broken_rows: list[int] = []
+    """Rows that should have sampled a token, but for which the model computed NaN or infinite logits. Likewise."""
 
 
 @attrs.frozen

@@ -19,6 +19,8 @@ from .prompt_scores import hand_out_scores
 from .sequence import Sequence, Status
 from .state import SchedulerState
 
+NOT_FINITE = "The model computed logits for this request that are NaN or infinite."
+
 
 class StepCompletion:
     """Applies the executor's answers to the scheduler's state."""
@@ -50,15 +52,18 @@ class StepCompletion:
         if step.num_removals != state.running.num_removals:
             epochs = plan.row_epochs
             rows = [i for i, s in enumerate(sequences) if s.epoch == epochs[i] and s.status is Status.RUNNING]
-        if done.scores is not None:
-            hand_out_scores(done.scores, [sequences[row] for row in rows], state.report)
-        self._append_tokens(sequences, rows, done)
         failures = dict(zip(done.failed_rows, done.failures, strict=True))
-        for row in [row for row in rows if row in failures] if failures else ():
-            state.end(sequences[row], failures[row], ErrorKind.INVALID)
+        failed = [row for row in rows if row in failures or row in done.broken_rows] if _some_failed(done) else []
+        if done.scores is not None:
+            hand_out_scores(done.scores, [sequences[row] for row in rows if row not in failed], state.report)
+        self._append_tokens(sequences, rows, done)
+        for row in failed:
+            broken = row in done.broken_rows
+            reason, kind = (NOT_FINITE, ErrorKind.INTERNAL) if broken else (failures[row], ErrorKind.INVALID)
+            state.end(sequences[row], reason, kind)
         if self._enable_prefix_caching:
             size, ends = self._block_size, done.row_ends
-            for row in [row for row in rows if ends[row] % size == 0]:
+            for row in [row for row in rows if ends[row] % size == 0 and row not in failed]:
                 self._key_filled_blocks(sequences[row], ends[row])
         state.report_terminals(done.step)
 
@@ -177,6 +182,10 @@ class StepCompletion:
             self._state.end(sequence, reason, ErrorKind.OVERLOADED)
         else:
             self._state.end(sequence, failed.error)
+
+
+def _some_failed(done: StepDone) -> bool:
+    return bool(done.failed_rows or done.broken_rows)
 
 
 def _is_culprit(step: StepInFlight, row: int) -> bool:

@@ -89,6 +89,32 @@ async def test_one_request_makes_steps_raise(autojump_clock: trio.abc.Clock, at:
     assert sum(answers[index].record.cache_write_tokens or 0 for index in answers if index != 4) == 32
 
 
+@pytest.mark.parametrize("logprobs", [None, 2])
+async def test_logits_that_are_not_finite(autojump_clock: trio.abc.Clock, logprobs: int | None) -> None:
+    """A request for which the model computes NaN fails with a message that says so; what it shares steps with does not
+    notice, nor is any step run again."""
+    dials = Dials(step_seconds=0.01, nan_token_id=299)
+    prompts = [prompt_of(20, 1), [*prompt_of(20, 2), 299], prompt_of(20, 3)]
+    answers: dict[int, Answer] = {}
+    async with small_runtime(dials) as client:
+
+        async def one(index: int) -> None:
+            answers[index] = await client.ask(prompts[index], logprobs=logprobs)
+
+        async with trio.open_nursery() as nursery:
+            for index in range(3):
+                nursery.start_soon(one, index)
+        client.assert_at_rest()
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
+    failed = answers.pop(1)
+    assert failed.error is not None and failed.error.kind is ErrorKind.INTERNAL
+    assert "NaN or infinite" in failed.error.message
+    assert (failed.record.outcome, failed.record.fault) == (Outcome.FAILED, Fault.STEP_FAILED)
+    assert (failed.record.computed_tokens, failed.record.completion_tokens) == (21, 0)
+    for index, answer in answers.items():
+        assert answer.texts[0] == text_of(continuation(prompts[index], 8))
+
+
 async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> None:
     """Blocks that a failed step should have written are not found later; a shared prefix still is."""
     dials = Dials(step_seconds=0.01)
