@@ -40,6 +40,10 @@ class Dials:
     """How long the executor waits before it reports a pass."""
     poison_token_id: int | None = None
     """A pass with this input token raises."""
+    max_tokens_in_memory: int | None = None
+    """A pass over more tokens than this runs out of memory."""
+    hungry_token_id: int | None = None
+    """A pass over a sequence with this input token runs out of memory, however small it is."""
     nan_token_id: int | None = None
     """A row that draws, and has this input token, has NaN logits."""
     fail_steps: int = 0
@@ -95,6 +99,9 @@ class FakeBackend:
     def step(self, batch: StepBatch) -> Drawn:
         dials, size = self.dials, self._block_size
         self.num_passes += 1
+        too_many = dials.max_tokens_in_memory is not None and len(batch.token_ids) > dials.max_tokens_in_memory
+        if too_many or dials.hungry_token_id in batch.token_ids:
+            raise MemoryError("injected fault: this pass is too large")
         failing = dials.fail_steps > 0
         if failing:
             dials.fail_steps -= 1

@@ -23,6 +23,7 @@ import attrs
 import msgspec
 
 from quipu.kernels.backend import Backend
+from quipu.kernels.step_errors import is_context_lost, is_out_of_memory
 
 from ..messages.executor import StepPlan
 from ..messages.sampling import OutputGrammar
@@ -69,7 +70,10 @@ class Executor:
         return self._masks.prepare(grammar.text)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one plan. Whatever the backend raises becomes `StepFailed`."""
+        """Run one plan. Whatever the backend raises becomes `StepFailed`.
+
+        Raises it if the backend's device is lost: then no later pass can succeed in this process.
+        """
         for sequence_id in plan.released_ids:
             self._release(sequence_id)
         if plan.generation <= self._failed_generation:
@@ -79,9 +83,12 @@ class Executor:
         try:
             return self._run_pass(plan, states, started)
         except Exception as error:
+            if is_context_lost(error):
+                raise
             self._failed_generation = plan.generation
             self._take_back(plan, states)
-            return StepFailed(plan.step, plan.generation, f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            return StepFailed(plan.step, plan.generation, reason, out_of_memory=is_out_of_memory(error))
 
     def _begin(self, plan: StepPlan) -> list[SequenceState]:
         """Give the sequences of a plan what it brings them: the blocks and the tokens of their rows."""

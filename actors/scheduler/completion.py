@@ -6,7 +6,7 @@ What must always hold:
 - a row that ran is booked when its step is done, whatever has become of its sequence; a stale epoch voids only its
   token;
 - rows of failed and of dropped steps run again; a failed step ends a sequence only if it was alone in it, and the step
-  was itself a retry (`retries.py`).
+  was itself a retry (`step_retries.py`).
 """
 
 from __future__ import annotations
@@ -173,13 +173,14 @@ class StepCompletion:
         state = self._state
         state.retries.on_failed(rows, out_of_memory=failed.out_of_memory)
         if failed.out_of_memory and not step.is_retry:
-            # a retry may have one request too large for any budget, which must not slow down the others
+            # retries are cut down on their own
             state.token_budget.lower(sum(step.plan.row_counts))
 
     def _end_culprit(self, sequence: Sequence, failed: StepFailed) -> None:
         if failed.out_of_memory:
-            reason = f"There is not enough memory for this request: {failed.error}"
+            reason = f"There is not enough memory to compute this request: {failed.error}"
             self._state.end(sequence, reason, ErrorKind.OVERLOADED)
+            self._state.token_budget.relax()
         else:
             self._state.end(sequence, failed.error)
 

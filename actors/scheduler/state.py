@@ -21,9 +21,9 @@ from ..messages.outcomes import ErrorKind
 from .config import SchedulerConfig
 from .in_flight import StepsInFlight
 from .report_builder import ReportBuilder
-from .retries import Retries
 from .running import RunningSet
 from .sequence import Sequence, Status
+from .step_retries import Retries
 from .token_budget import TokenBudget
 from .waiting import WaitingQueue
 

@@ -38,3 +38,8 @@ class TokenBudget:
         """Lower it to half of what a step had that ran out of memory, for `LOWERED_S` from now on."""
         self._now = max(1, min(self._now, num_positions) // 2)
         self._until = self._clock() + LOWERED_S
+
+    def relax(self) -> None:
+        """Raise it to half of what is configured: one request was too large for any budget, and has ended."""
+        if self._now < self._most:
+            self._now = max(self._now, self._most // 2)

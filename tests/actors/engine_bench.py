@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -80,10 +81,11 @@ class EngineBench:
         step_overhead_tokens: int = 0,
         max_pinned_share: float = 0.5,
         dials: Dials | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.limits = limits
         self.dials = dials or Dials()
-        self.batcher = Batcher(limits)
+        self.batcher = Batcher(limits, clock)
         self.manager = BlockManager(
             limits.num_blocks,
             limits.block_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.scheduler import StepResult
 from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
+from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import Dials, continuation
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, kill_engine, small_runtime, text_of, value_of
@@ -113,6 +115,60 @@ async def test_logits_that_are_not_finite(autojump_clock: trio.abc.Clock, logpro
     assert (failed.record.computed_tokens, failed.record.completion_tokens) == (21, 0)
     for index, answer in answers.items():
         assert answer.texts[0] == text_of(continuation(prompts[index], 8))
+
+
+async def test_out_of_memory(autojump_clock: trio.abc.Clock) -> None:
+    """A step that does not fit is run in smaller ones; a request that fits in none gets a 503, which is not counted as
+    a failed step; nobody else fails."""
+    dials = Dials(step_seconds=0.01, max_tokens_in_memory=25, hungry_token_id=299)
+    prompts = [prompt_of(100, 1), [*prompt_of(20, 2), 299], prompt_of(60, 3)]
+    answers: dict[int, Answer] = {}
+    async with small_runtime(dials) as client:
+
+        async def one(index: int) -> None:
+            answers[index] = await client.ask(prompts[index])
+
+        async with trio.open_nursery() as nursery:
+            for index in range(3):
+                nursery.start_soon(one, index)
+        client.assert_at_rest()
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
+        assert client.engine.batcher.token_budget < client.config.engine.max_num_batched_tokens
+        await trio.sleep(60)
+        assert client.engine.batcher.token_budget == client.config.engine.max_num_batched_tokens
+    refused = answers.pop(1)
+    assert refused.error is not None and refused.error.kind is ErrorKind.OVERLOADED
+    assert "not enough memory" in refused.error.message
+    assert refused.record.fault is None
+    for index, answer in answers.items():
+        assert answer.texts[0] == text_of(continuation(prompts[index], 8))
+        assert answer.record.computed_tokens == len(prompts[index])
+        assert answer.record.recomputed_tokens == 0
+
+
+async def test_lost_device_ends_the_engine(autojump_clock: trio.abc.Clock) -> None:
+    """No step is tried again in a process whose device is lost: the next engine goes on with its requests."""
+    prompt = prompt_of(50, 1)
+    async with small_runtime() as client:
+        engine = client.engine
+        backend = engine.executor.backend
+        step, num_passes = backend.step, 0
+
+        def lose_device(batch: StepBatch) -> Drawn:
+            nonlocal num_passes
+            num_passes += 1
+            if num_passes == 4:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return step(batch)
+
+        with mock.patch.object(backend, "step", lose_device):
+            answer = await client.ask(prompt)
+        assert num_passes == 4
+        assert client.engine is not engine
+        client.assert_at_rest()
+    assert answer.error is None
+    assert answer.texts[0] == text_of(continuation(prompt, 8))
+    assert answer.record.num_engine_deaths == 1
 
 
 async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> None:

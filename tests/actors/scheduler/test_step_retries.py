@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.scheduler import StepDone, StepFailed
 from quipu.actors.scheduler.config import SchedulerConfig
-from quipu.actors.scheduler.retries import Retries
+from quipu.actors.scheduler.step_retries import Retries
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import Dials
 from tests.actors.engine_bench import EngineBench, Submission
@@ -178,3 +179,67 @@ def test_groups_of_a_failed_step(rows: dict[int, int], memory: bool) -> None:
     else:
         assert len(groups) == min(2, len(rows)) and max(map(len, groups)) - min(map(len, groups)) <= 1
         assert all(group[sequence_id] == rows[sequence_id] for group in groups for sequence_id in group)
+
+
+# ---------------------------------------------------------------- out of memory
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_out_of_memory_halves_the_budget_for_a_minute() -> None:
+    """A prompt whose step does not fit is computed in smaller chunks, and so are those after it; later they are not."""
+    clock = Clock()
+    bench = EngineBench(LIMITS, dials=Dials(max_tokens_in_memory=30), clock=clock)
+    (long,) = bench.submit(list(range(100, 190)), 4)
+    bench.finish()
+    assert bench.batcher.token_budget == 22  # 90, 45, and 22
+    bench.dials.max_tokens_in_memory = None
+    bench.submit(list(range(200, 290)), 4)
+    assert sum(bench.plans[0].row_counts) == 22
+    bench.finish()
+    clock.now = 60.0
+    bench.submit(list(range(300, 390)), 4)
+    assert sum(bench.plans[0].row_counts) == 90
+    bench.finish()
+    bench.check_at_rest()
+    assert long.reason == "length"
+    book = long.account.sequences[long.id]
+    assert (book.computed_first, book.recomputed) == (90, 0)
+
+
+def test_request_too_large_for_memory_fails_alone() -> None:
+    """One request that does not fit in any step is told to try again later; after that, the others' budget is half of
+    the usual one, not that of its last attempt."""
+    bench = EngineBench(LIMITS, dials=Dials(hungry_token_id=POISON))
+    prompts = prompts_of(5)
+    prompts[2].append(POISON)
+    submissions = admitted_together(bench, prompts)
+    bench.finish()
+    bench.check_at_rest()
+    assert [s.reason for s in submissions] == ["length", "length", None, "length", "length"]
+    hungry = submissions[2]
+    assert hungry.error is not None and "not enough memory" in hungry.error
+    kinds = [kind for report in bench.reports for kind in report.terminal_error_kinds if kind is not None]
+    assert kinds == [ErrorKind.OVERLOADED]
+    assert bench.batcher.token_budget == LIMITS.max_num_batched_tokens // 2
+
+
+def test_lowered_budget_starves_nobody() -> None:
+    """With fewer positions than sequences that decode, those that have waited longest come first."""
+    bench = EngineBench(LIMITS, dials=Dials(max_tokens_in_memory=2), clock=Clock())
+    submissions = [bench.submit([30 + index], 20)[0] for index in range(5)]
+    while not all(submission.tokens for submission in submissions) or bench.batcher.token_budget > 2:
+        bench.step()
+    before = [len(submission.tokens) for submission in submissions]
+    for _ in range(15):
+        bench.step()
+    assert all(len(s.tokens) - num_tokens >= 4 for s, num_tokens in zip(submissions, before, strict=True))
+    bench.finish()
+    bench.check_at_rest()
+    assert all(submission.reason == "length" for submission in submissions)
