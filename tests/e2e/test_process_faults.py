@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from tests.e2e.ledger_command import ledger
 from tests.e2e.prompts import expected_text, token_prompt
 from tests.e2e.servers import Server, eventually, has_ended, serve_command, serving, start_quipu
 from tests.e2e.streams import streaming
+from tests.processes import PATIENCE_S
+from tests.tiny import TINY
 
 POISON = 299
 LONG = 4000
@@ -188,6 +191,26 @@ def test_engine_keeps_dying(tmp_path: Path) -> None:
         assert server.process.returncode == 1
         assert len(server.events("engine.died")) == killed == 6
         assert "the engine is given up: killed by SIGKILL" in server.log_text
+
+
+def test_checkpoint_cut_off_while_in_use(tmp_path: Path) -> None:
+    """An engine that dies of SIGBUS is restarted while its files are whole; with one that is cut off the server ends,
+    and names it."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(TINY, checkpoint)
+    flags = [str(checkpoint), "--served-model-name", "demo", "--executor", "fake"]
+    with serving(tmp_path / "server", *flags) as server:
+        os.kill(server.engine_pid(), signal.SIGBUS)
+        eventually(lambda: server.events("engine.died"), "the engine is dead")
+        server.wait_ready()
+        assert_serves(server, "after the first")
+        os.truncate(checkpoint / "model.safetensors", 5000)
+        os.kill(server.engine_pid(), signal.SIGBUS)
+        assert server.process.wait(PATIENCE_S) == 1
+        first, second = [event["reason"] for event in server.events("engine.died")]
+        assert "SIGBUS" in first and "cut off" not in first
+        assert "model.safetensors is cut off: it has 5000 bytes" in second
+        assert second in server.log_text.splitlines()[-1]
 
 
 def test_web_process_killed(tmp_path: Path) -> None:
