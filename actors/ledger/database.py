@@ -20,9 +20,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from .entries import Entry, EntryKind
 from .fields import DEFAULTS, FIELD_NAMES
 from .modes import make_private_database
+from .retries import FirstRequest, TenantKeys
 from .schema import HEAD, marks, records, sources
 from .segment_files import BEGINNING, LocatedEntry, Position
-from .retries import FirstRequest, TenantKeys
 
 SQLITE_NAME: Final = "ledger.sqlite3"
 CONNECT_S: Final = 5

@@ -27,9 +27,9 @@ from ..messages.usage_record import UsageRecord
 from .entries import GROWTH_BYTES, MAX_LINE_BYTES, Chain, Line, admitted_line
 from .preallocated_segments import PreallocatedSegments
 from .refusals import RefusalBudget
+from .retries import RetryIndex
 from .segment_files import Position
 from .segment_writer import OpenEntry, SegmentWriter, Troubles
-from .retries import RetryIndex
 
 log = structlog.get_logger("quipu.ledger")
 

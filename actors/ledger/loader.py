@@ -20,8 +20,8 @@ import trio
 
 from .database import Batch, LedgerError, load, loaded_position, migrate, read_firsts, reason
 from .retention import delete_old
-from .segment_files import Position, Storage, scan
 from .retries import RetryIndex
+from .segment_files import Position, Storage, scan
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from ..messages.outcomes import Fault, Outcome
 from ..messages.usage_record import UsageRecord
 from .database import LedgerError
 from .entries import Entry, EntryKind
-from .segment_files import Position, Storage, scan
 from .retries import RetryIndex
+from .segment_files import Position, Storage, scan
 
 log = structlog.get_logger("quipu.ledger")
 

@@ -30,8 +30,8 @@ from .loader import Loader
 from .preallocated_segments import PreallocatedSegments
 from .recovery import Recovered, closing_of, recover
 from .refusals import RefusalBudget
-from .segment_files import DiskStorage, Storage
 from .retries import RetryIndex
+from .segment_files import DiskStorage, Storage
 
 log = structlog.get_logger("quipu.ledger")
 
