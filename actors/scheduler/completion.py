@@ -61,6 +61,8 @@ class StepCompletion:
             broken = row in done.broken_rows
             reason, kind = (NOT_FINITE, ErrorKind.INTERNAL) if broken else (failures[row], ErrorKind.INVALID)
             state.end(sequences[row], reason, kind)
+        if done.broken_rows:
+            state.cache_updates.broken_ids += [plan.row_ids[row] for row in done.broken_rows]
         if self._enable_prefix_caching:
             size, ends = self._block_size, done.row_ends
             for row in [row for row in rows if ends[row] % size == 0 and row not in failed]:

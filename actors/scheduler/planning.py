@@ -191,6 +191,7 @@ class Batcher:
             token_budget=draft.budget,
             candidate_chunk_limit=running.longest_chunk(),
             reset_prefix_cache=updates.resets_prefix_cache,
+            broken_ids=updates.broken_ids,
             unread_ids=[s.id for s in candidates if not s.reads_cache],
             candidate_pins={s.id: s.pins for s in candidates if s.pins},
         )

@@ -31,10 +31,12 @@ from .waiting import WaitingQueue
 class CacheUpdates:
     """What the block manager has to be told by the next `Reserve`, whether or not there is a step to propose."""
 
-    __slots__ = ("committed_steps", "failed_steps", "filled", "freed_ids", "resets_prefix_cache")
+    __slots__ = ("broken_ids", "committed_steps", "failed_steps", "filled", "freed_ids", "resets_prefix_cache")
 
     def __init__(self) -> None:
         self.committed_steps: list[int] = []
+        self.broken_ids: list[int] = []
+        """Sequences for which these steps computed NaN."""
         self.failed_steps: list[int] = []
         self.filled: list[tuple[int, int, bytes, bytes, list[int]]] = []
         """Blocks filled by decoding: sequence id, block index, key, parent key, token ids."""

@@ -117,6 +117,23 @@ async def test_logits_that_are_not_finite(autojump_clock: trio.abc.Clock, logpro
         assert answer.texts[0] == text_of(continuation(prompts[index], 8))
 
 
+async def test_blocks_with_nan_are_not_found(autojump_clock: trio.abc.Clock) -> None:
+    """What a step wrote for a request with NaN logits is not found by the next one with the same prompt."""
+    dials = Dials(step_seconds=0.01, nan_token_id=299)
+    shared = prompt_of(32, 1)
+    prompt = [*shared, *prompt_of(40, 2), 299]
+    async with small_runtime(dials) as client:
+        await client.ask([*shared, 300])
+        failed = await client.ask(prompt)
+        dials.nan_token_id = None
+        again = [await client.ask(prompt) for _ in range(2)]
+        client.assert_at_rest()
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
+    assert failed.error is not None
+    assert (failed.record.cached_tokens, failed.record.cache_write_tokens) == (32, 0)
+    assert [answer.record.cached_tokens for answer in again] == [32, 64]
+
+
 async def test_out_of_memory(autojump_clock: trio.abc.Clock) -> None:
     """A step that does not fit is run in smaller ones; a request that fits in none gets a 503, which is not counted as
     a failed step; nobody else fails."""
