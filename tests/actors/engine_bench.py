@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -81,11 +80,10 @@ class EngineBench:
         step_overhead_tokens: int = 0,
         max_pinned_share: float = 0.5,
         dials: Dials | None = None,
-        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.limits = limits
         self.dials = dials or Dials()
-        self.batcher = Batcher(limits, clock)
+        self.batcher = Batcher(limits, lambda: self.now)
         self.manager = BlockManager(
             limits.num_blocks,
             limits.block_size,
@@ -96,7 +94,7 @@ class EngineBench:
             max_pinned_share=max_pinned_share,
         )
         self.now = 0.0
-        """The clock that pins expire by."""
+        """The clock that pins, and a lowered token budget, expire by."""
         backend = FakeBackend(
             BackendConfig(
                 model_path=Path(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -59,9 +58,8 @@ class MirroredBench(EngineBench):
         step_overhead_tokens: int = 0,
         max_pinned_share: float = 0.5,
         dials: Dials | None = None,
-        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        super().__init__(limits, watermark=watermark, sharing=sharing, dials=dials, clock=clock)
+        super().__init__(limits, watermark=watermark, sharing=sharing, dials=dials)
         self.manager: MirroredManager = MirroredManager(
             limits.num_blocks,
             limits.block_size,

@@ -184,18 +184,9 @@ def test_groups_of_a_failed_step(rows: dict[int, int], memory: bool) -> None:
 # ---------------------------------------------------------------- out of memory
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_out_of_memory_halves_the_budget_for_a_minute() -> None:
     """A prompt whose step does not fit is computed in smaller chunks, and so are those after it; later they are not."""
-    clock = Clock()
-    bench = EngineBench(LIMITS, dials=Dials(max_tokens_in_memory=30), clock=clock)
+    bench = EngineBench(LIMITS, dials=Dials(max_tokens_in_memory=30))
     (long,) = bench.submit(list(range(100, 190)), 4)
     bench.finish()
     assert bench.batcher.token_budget == 22  # 90, 45, and 22
@@ -203,7 +194,7 @@ def test_out_of_memory_halves_the_budget_for_a_minute() -> None:
     bench.submit(list(range(200, 290)), 4)
     assert sum(bench.plans[0].row_counts) == 22
     bench.finish()
-    clock.now = 60.0
+    bench.now = 60.0
     bench.submit(list(range(300, 390)), 4)
     assert sum(bench.plans[0].row_counts) == 90
     bench.finish()
@@ -232,7 +223,7 @@ def test_request_too_large_for_memory_fails_alone() -> None:
 
 def test_lowered_budget_starves_nobody() -> None:
     """With fewer positions than sequences that decode, those that have waited longest come first."""
-    bench = EngineBench(LIMITS, dials=Dials(max_tokens_in_memory=2), clock=Clock())
+    bench = EngineBench(LIMITS, dials=Dials(max_tokens_in_memory=2))
     submissions = [bench.submit([30 + index], 20)[0] for index in range(5)]
     while not all(submission.tokens for submission in submissions) or bench.batcher.token_budget > 2:
         bench.step()
