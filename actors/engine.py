@@ -81,7 +81,8 @@ class Engine:
                 max_waiting_requests=config.max_waiting_requests,
                 max_waiting_tokens=config.max_waiting_tokens,
                 max_waiting_share=config.max_waiting_share,
-            )
+            ),
+            trio.current_time,
         )
 
     async def receive(self, message: WebMessage) -> None:

@@ -41,7 +41,8 @@ class EngineGivenUp(Exception):
 
 
 class EngineRefusal(EngineGivenUp):
-    """The first engine cannot serve as configured; the message says why. Another start would end the same way."""
+    """No engine can serve as configured, or with its files as they are now; the message says why. Another start would
+    end the same way."""
 
 
 @attrs.frozen
@@ -51,6 +52,8 @@ class Death:
     """Another start would end the same way."""
     is_shortage: bool = False
     """There was not enough memory, or not enough file descriptors, to start it; there may be later."""
+    is_final: bool = False
+    """Like `hopeless`, even if engines have served before."""
 
 
 class EngineLink:
@@ -142,7 +145,7 @@ class Supervisor:
                 deaths.append(now)
             while deaths and deaths[0] < now - config.restart_window_s:
                 deaths.popleft()
-            is_refused = death.hopeless and not was_ready
+            is_refused = death.is_final or (death.hopeless and not was_ready)
             giving_up = is_refused or len(deaths) > config.max_restarts
             state = State.FAILED if giving_up else State.RESTARTING
             held = desk.lane.held_by(incarnation)

@@ -9,6 +9,9 @@ reads) divided by the first and its operations divided by the second; `share_of_
 was reached. On a machine shared with others the memory bandwidth changes by the minute, here by a factor of two. So
 each row is compared with limits measured right before and after it, for about as long as a step; a row's numbers are
 those of the round with the median share. The printed rates are the best of the whole run.
+
+The rows `nan_check` say which share of a step the pass over its logits takes that looks for NaN and +inf; it also finds
+the maximum, which every draw needs. Their limit is 0.5 %.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.cpu.measure import product
+from quipu.kernels.cpu.sampler import decided
 from quipu.kernels.load import load_backend
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 
@@ -203,6 +207,30 @@ class Limits:
         return now
 
 
+CHECK_LIMIT = 0.005
+"""Most of a step that looking for NaN and +inf in its logits may take."""
+
+
+def check_job(backend: Backend, batch: StepBatch) -> Callable[[], object] | None:
+    """Return what to time for looking at the logits of a step: the pass that also finds each row's maximum.
+
+    So it is an upper bound, without which no token could be drawn. None: this backend has no such pass of its own.
+    """
+    if not isinstance(backend, CpuBackend):
+        return None
+    rows = list(range(len(batch.slots)))
+    logits_MV = torch.randn(len(rows), SHAPE["vocab_size"]).numpy()
+    library = load(choose_instruction_set(processor_flags()))
+    return partial(decided, library, batch, rows, logits_MV, num_threads=backend.num_threads)
+
+
+def check_row(name: str, shares: list[float]) -> dict[str, Any]:
+    """Return the row of a check that took these shares of a step."""
+    share = sorted(shares)[(len(shares) - 1) // 2]
+    row = {"name": f"nan_check, {name}", "value": share, "unit": "of a step", "limit": CHECK_LIMIT}
+    return {**row, "share_of_limit": share / CHECK_LIMIT}
+
+
 def measure(executor: str, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
     """Run all rows in alternation; return the round with the median share for each."""
     with tempfile.TemporaryDirectory() as folder:
@@ -212,6 +240,8 @@ def measure(executor: str, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
             backend.step(batch)
         limits = Limits(sizes)
         samples: dict[Work, list[Sample]] = {work: [] for work in WORKS}
+        checks = {work: job for work, batch in batches.items() if (job := check_job(backend, batch)) is not None}
+        shares: dict[Work, list[float]] = {work: [] for work in checks}
         for _ in range(rounds):
             for work, batch in batches.items():
                 before = limits.measure()
@@ -219,12 +249,15 @@ def measure(executor: str, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
                 after = limits.measure()
                 now = {kind: max(before[kind], after[kind]) for kind in before}
                 samples[work].append(Sample(step_s, **now))
+                if work in checks:
+                    shares[work].append(best_s(checks[work], 3) / step_s)
         capabilities = backend.capabilities
         backend.close()
     rows = []
     for work, seen in samples.items():
         described = sorted((sample.row(work) for sample in seen), key=lambda row: row["share_of_limit"])
         rows.append({"name": work.name, **described[(len(described) - 1) // 2]})
+    rows += [check_row(work.name, seen) for work, seen in shares.items()]
     return {
         "rows": rows,
         "limits": {name: rate / 1e9 for name, rate in limits.best.items()},
@@ -256,9 +289,10 @@ def main() -> None:
     print(f"{report['executor']} ({report['instruction_set']}), {threads} threads, {report['layers']} layers")
     for name, rate in report["limits"].items():
         print(f"  {name:28} {rate:10.1f} G{'B' if name.startswith('read') else 'op'}/s")
-    print(f"{'':14} {'tokens/s':>10} {'limit':>10} {'share':>7}")
+    print(f"{'':24} {'tokens/s':>10} {'limit':>10} {'share':>7}")
     for row in report["rows"]:
-        print(f"{row['name']:14} {row['value']:10.1f} {row['limit']:10.1f} {row['share_of_limit']:7.0%}")
+        form = "10.1f" if row["unit"] == "tokens/s" else "10.3%"
+        print(f"{row['name']:24} {row['value']:{form}} {row['limit']:{form}} {row['share_of_limit']:7.0%}")
 
 
 if __name__ == "__main__":

@@ -112,7 +112,8 @@ def measure_scores(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]
     """Measure the logprobs of the token that each row would draw."""
     library = load(choose_instruction_set(processor_flags()))
     logits, threads = make_logits(rows, flat=flat), torch.get_num_threads()
-    token_ids = draw(library, make_batch(rows, {}), range(rows), logits, num_threads=threads)
+    drawn = draw(library, make_batch(rows, {}), range(rows), logits, num_threads=threads)
+    token_ids = [token_id for token_id in drawn if token_id is not None]  # all of them: the logits are finite
     logits_MV, ids_M = torch.from_numpy(logits), torch.tensor(token_ids)
     results = []
     for count in LIKELIEST:

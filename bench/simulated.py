@@ -137,10 +137,7 @@ class SimulatedEngine:
             self.scheduler_ns += clock() - began
             if action is None:
                 return
-            if isinstance(action, Reserve):
-                outgoing, preempted = self._ask(action)
-            else:
-                outgoing, preempted = action, False
+            outgoing = self._ask(action) if isinstance(action, Reserve) else action
             plan, report = outgoing.plan, outgoing.report
             if report is not None:
                 self._apply(report)
@@ -150,11 +147,11 @@ class SimulatedEngine:
                 self.step_times.append(
                     StepTime(self.scheduler_ns - before.scheduler_ns, self.manager_ns - before.manager_ns)
                 )
-            elif not preempted:
+            elif not outgoing.replan:
                 return
 
-    def _ask(self, proposal: Reserve) -> tuple[Outgoing, bool]:
-        """Return what to send, and whether a sequence was preempted for it."""
+    def _ask(self, proposal: Reserve) -> Outgoing:
+        """Return what to send."""
         if not self._cache_outputs:
             self._cut_to_prompts(proposal)
         a = clock()
@@ -163,7 +160,7 @@ class SimulatedEngine:
         outgoing = self.batcher.accept(granted)
         self.scheduler_ns += clock() - b
         self.manager_ns += b - a
-        return outgoing, bool(granted.preempted_ids)
+        return outgoing
 
     def finish_step(self) -> None:
         """Complete the oldest plan."""

@@ -11,7 +11,7 @@ consecutive positions from `positions[i]`; its KV for every position up to its l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -89,6 +89,17 @@ class Scoring:
     """...which has this id."""
     prompt_num_top: list[int]
 
+    def without(self, rows: Sequence[int]) -> Scoring:
+        """Return this without the tokens that these rows draw."""
+        if not rows:
+            return self
+        kept = [at for at, row in enumerate(self.drawn_rows) if row not in rows]
+        return attrs.evolve(
+            self,
+            drawn_rows=[self.drawn_rows[at] for at in kept],
+            drawn_num_top=[self.drawn_num_top[at] for at in kept],
+        )
+
 
 @attrs.frozen
 class Scores:
@@ -135,6 +146,20 @@ class Drawn:
     token_ids: list[int]
     """The drawn token of each."""
     scores: Scores | None = None
-    """Of the tokens drawn by `Scoring.drawn_rows`. None if the batch has no scoring."""
+    """Of the tokens drawn by `Scoring.drawn_rows`, without `broken_rows`. None if the batch has no scoring."""
     prompt_scores: Scores | None = None
     """Of `Scoring.prompt_target_ids`."""
+    broken_rows: list[int] = attrs.field(factory=list)
+    """Those of `rows` for which the model's own logits hold NaN or +inf, or nothing but -inf. What is drawn for them
+    means nothing."""
+
+    @classmethod
+    def of(cls, batch: StepBatch, rows: list[int], token_ids: list[int | None]) -> Drawn:
+        """Make the result of a pass. None: nothing can be drawn from the row's logits."""
+        if None not in token_ids:
+            return cls(rows, cast(list[int], token_ids))
+        failures = {} if batch.processing is None else batch.processing.failures
+        broken = [
+            row for row, token_id in zip(rows, token_ids, strict=True) if token_id is None and row not in failures
+        ]
+        return cls(rows, [token_id or 0 for token_id in token_ids], broken_rows=broken)

@@ -40,6 +40,12 @@ class Dials:
     """How long the executor waits before it reports a pass."""
     poison_token_id: int | None = None
     """A pass with this input token raises."""
+    max_tokens_in_memory: int | None = None
+    """A pass over more tokens than this runs out of memory."""
+    hungry_token_id: int | None = None
+    """A pass over a sequence with this input token runs out of memory, however small it is."""
+    nan_token_id: int | None = None
+    """A row that draws, and has this input token, has NaN logits."""
     fail_steps: int = 0
     """This many of the next passes raise, after writing half of their KV."""
     first_token_id: int = 32
@@ -93,6 +99,9 @@ class FakeBackend:
     def step(self, batch: StepBatch) -> Drawn:
         dials, size = self.dials, self._block_size
         self.num_passes += 1
+        too_many = dials.max_tokens_in_memory is not None and len(batch.token_ids) > dials.max_tokens_in_memory
+        if too_many or dials.hungry_token_id in batch.token_ids:
+            raise MemoryError("injected fault: this pass is too large")
         failing = dials.fail_steps > 0
         if failing:
             dials.fail_steps -= 1
@@ -116,18 +125,30 @@ class FakeBackend:
             self.num_tokens += len(token_ids)
         if failing:
             raise FakeFault("injected fault: this pass fails")
+        broken = [] if dials.nan_token_id is None else self._broken(batch)
         drawing = [row for row in rows if batch.samples[row]]
         drawn = Drawn(rows=drawing, token_ids=[self._draw(batch, row) for row in drawing])
         if batch.processing is not None and batch.processing.masked_rows:
             drawn = _masked(batch.processing, drawn)
         if batch.scoring is not None:
-            drawn = self._score(batch, batch.scoring, drawn)
+            drawn = self._score(batch, batch.scoring.without(broken), drawn)
+        if broken:
+            drawn = attrs.evolve(drawn, broken_rows=broken)
         for row, token_id in zip(drawing, drawn.token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = token_id
         return drawn
 
     def close(self) -> None:
         self._slots = []
+
+    def _broken(self, batch: StepBatch) -> list[int]:
+        """Return the rows that draw from NaN."""
+        ends = batch.query_start
+        return [
+            row
+            for row, samples in enumerate(batch.samples)
+            if samples and self.dials.nan_token_id in batch.token_ids[ends[row] : ends[row + 1]]
+        ]
 
     def _draw(self, batch: StepBatch, row: int) -> int:
         if self.dials.only_token_id is not None:

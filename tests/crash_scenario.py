@@ -195,6 +195,6 @@ async def scenario(client: Client, dials: Dials, responses: dict[str, Any]) -> N
         exchange.leave()
         await trio.testing.wait_all_tasks_blocked()
     await settle(client)
-    dials.fail_steps = 1
+    dials.fail_steps = 2
     await whole("failed", COMPLETIONS, body(prompt))
     await settle(client)

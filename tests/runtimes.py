@@ -114,9 +114,8 @@ class Client:
         return self.runtime.host.engine
 
     def encode(self, *prompts: list[int] | Prompt, n: int = 1, max_tokens: int | None = 8, **fields: Any) -> Encode:
-        sampling = {
-            name: fields.pop(name) for name in ("temperature", "seed", "ignore_eos", "stop_token_ids") if name in fields
-        }
+        names = ("temperature", "seed", "ignore_eos", "stop_token_ids", "logprobs")
+        sampling = {name: fields.pop(name) for name in names if name in fields}
         return Encode(
             request_id=self.runtime.desk.new_request_id(),
             prompts=tuple(TokenPrompt(tuple(p)) if isinstance(p, list) else p for p in prompts),

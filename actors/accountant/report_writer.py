@@ -54,7 +54,7 @@ class ReportWriter:
         for sequence_id, error, kind in zip(
             report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
         ):
-            # an engine has one internal error for a single sequence: a step that included it raised
+            # an engine's internal errors of single sequences: its step raised, or its logits were not finite
             is_ours = error is not None and (kind or ErrorKind.INTERNAL) == ErrorKind.INTERNAL
             self._write_terminal(sequence_id, error, kind, Fault.STEP_FAILED if is_ours else None)
 

@@ -9,7 +9,7 @@ last reset; each prompt block is reported as written by the sequence that commit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 
@@ -95,13 +95,19 @@ class Publications:
                         observer.on_stored([key], parent_key, token_ids, 0, index)
                 allocation.num_published = index + 1
 
-    def commit(self, steps: Iterable[int]) -> WrittenColumns:
-        """Commit what these steps published. Returns the prompt blocks that each sequence was the first to commit."""
+    def commit(self, steps: Iterable[int], broken_ids: Collection[int] = ()) -> WrittenColumns:
+        """Commit what these steps published, but take it back for sequences with `broken_ids`.
+
+        Returns the prompt blocks that each sequence was the first to commit.
+        """
         written = WrittenColumns()
         pool, size = self._pool, self._block_size
         for step in steps:
             for publication in self._by_step.pop(step, ()):
                 allocation, first = publication.allocation, publication.first
+                if publication.sequence_id in broken_ids:
+                    self._take_back(publication, step)
+                    continue
                 for run in pool.commit(allocation.table[first : publication.end], step):
                     begin, end = first + run.start, first + run.stop
                     if pool.observers:
@@ -113,12 +119,14 @@ class Publications:
 
     def roll_back(self, step: int) -> None:
         """Take back what a failed step published."""
-        unpublish = self._pool.unpublish
         for publication in reversed(self._by_step.pop(step, [])):
-            allocation = publication.allocation
-            for block in reversed(allocation.table[publication.first : publication.end]):
-                unpublish(block, step)
-            allocation.num_published = min(allocation.num_published, publication.first)
+            self._take_back(publication, step)
+
+    def _take_back(self, publication: Publication, step: int) -> None:
+        allocation, unpublish = publication.allocation, self._pool.unpublish
+        for block in reversed(allocation.table[publication.first : publication.end]):
+            unpublish(block, step)
+        allocation.num_published = min(allocation.num_published, publication.first)
 
     def _notify_stored(self, allocation: Allocation, begin: int, end: int) -> None:
         """Tell observers that the blocks `begin:end` of a sequence can be found."""

@@ -93,7 +93,9 @@ class BlockManager:
         for step in reserve.failed_steps:
             pins.fail(step)
             publications.roll_back(step)
-        written = publications.commit(reserve.committed_steps) if reserve.committed_steps else WrittenColumns()
+        written = WrittenColumns()
+        if reserve.committed_steps:
+            written = publications.commit(reserve.committed_steps, reserve.broken_ids)
         pinned = pins.commit(reserve.committed_steps, now) if pins.is_in_use else NOTHING_PINNED
         if reserve.filled_keys and self._enable_prefix_caching:
             publications.publish_filled(reserve, self.allocations)

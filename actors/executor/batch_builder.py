@@ -77,6 +77,18 @@ class SequenceState:
             self.grammar = SequenceGrammar(self.sampling.grammar, outputs, ends_early=not self.sampling.ignore_eos)
         return self.grammar
 
+    def take_back(self, start: int, end: int, *, is_fed: bool, block_size: int) -> None:
+        """Forget a pass over the positions from `start` to `end`, and a token drawn by it.
+
+        `is_fed`: whether the tokens there came with its plan; otherwise the last pass drew them, and they stay.
+        """
+        del self.keys[1 + start // block_size :]
+        num_drawn = max(0, len(self.tokens) - end)
+        if num_drawn:
+            self.num_outputs -= num_drawn
+            self.processor = self.grammar = None  # made again from the tokens
+        del self.tokens[start if is_fed else end :]
+
     def append_output(self, token_id: int) -> None:
         """Record a sampled token."""
         self.tokens.append(token_id)
@@ -191,6 +203,7 @@ def scores_of(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:
         raise ValueError("the backend does not support logprobs")
     packed = []
     start = 0
+    scoring = scoring.without(drawn.broken_rows)
     prompts = plan.to_score
     for token_ids in prompts.token_ids if prompts is not None else ():
         # packed here, in the executor's thread, so that neither process's loop handles each number

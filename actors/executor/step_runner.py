@@ -9,7 +9,8 @@ and the number of filled slots. At the first step of an admission, only granted 
 so a wrong or stale grant is detected. If another block already contains a prompt's last block, only the last token is
 computed: the block is *copied* if its tag agrees; otherwise all its tokens are computed.
 
-What must always hold: a plan whose generation has failed is not run.
+What must always hold: a plan whose generation has failed is not run; a pass that raises leaves every sequence as it was
+before the pass, and the blocks that it was to write without tags.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import attrs
+import msgspec
 
 from quipu.kernels.backend import Backend
+from quipu.kernels.step_errors import is_context_lost, is_out_of_memory
 
 from ..messages.executor import StepPlan
 from ..messages.sampling import OutputGrammar
@@ -54,6 +57,8 @@ class Executor:
         self._num_scored = 0  # sequences whose sampled tokens are scored
         self._num_with_rules = 0  # sequences whose logits are changed
         self._failed_generation = -1
+        self._uncarried: set[int] = set()
+        """Sequences whose next input token is taken from here, not from the device: a pass has raised."""
         self.running_step: RunningStep | None = None
         """Set by the caller of `run`; may be read from any thread."""
 
@@ -65,30 +70,54 @@ class Executor:
         return self._masks.prepare(grammar.text)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one plan. Whatever the backend raises becomes `StepFailed`."""
+        """Run one plan. Whatever the backend raises becomes `StepFailed`.
+
+        Raises it if the backend's device is lost: then no later pass can succeed in this process.
+        """
         for sequence_id in plan.released_ids:
             self._release(sequence_id)
         if plan.generation <= self._failed_generation:
             return StepDropped(plan.step, plan.generation)
         started = time.perf_counter()
+        states = self._begin(plan)
         try:
-            return self._run_pass(plan, started)
+            return self._run_pass(plan, states, started)
         except Exception as error:
+            if is_context_lost(error):
+                raise
             self._failed_generation = plan.generation
-            return StepFailed(plan.step, plan.generation, f"{type(error).__name__}: {error}")
+            self._take_back(plan, states)
+            reason = f"{type(error).__name__}: {error}"
+            return StepFailed(plan.step, plan.generation, reason, out_of_memory=is_out_of_memory(error))
 
-    def _run_pass(self, plan: StepPlan, started: float) -> StepDone:
+    def _begin(self, plan: StepPlan) -> list[SequenceState]:
+        """Give the sequences of a plan what it brings them: the blocks and the tokens of their rows."""
         for index in range(len(plan.admitted_ids)):
             self._admit(plan, index)
         states = [self._sequences[sequence_id] for sequence_id in plan.row_ids]
-        ends = []
-        for state, start, count, blocks, token_ids in zip(
-            states, plan.row_starts, plan.row_counts, plan.row_new_blocks, plan.row_token_ids, strict=True
+        for state, start, blocks, token_ids in zip(
+            states, plan.row_starts, plan.row_new_blocks, plan.row_token_ids, strict=True
         ):
             state.table += blocks
             if token_ids:
                 state.tokens[start:] = token_ids
-            ends.append(start + count)
+        return states
+
+    def _take_back(self, plan: StepPlan, states: list[SequenceState]) -> None:
+        """Undo `_begin` and whatever a pass did after it. Drawn tokens may have changed on the device."""
+        for state, start, count, blocks, token_ids in zip(
+            states, plan.row_starts, plan.row_counts, plan.row_new_blocks, plan.row_token_ids, strict=True
+        ):
+            del state.table[len(state.table) - len(blocks) :]
+            state.take_back(start, start + count, is_fed=bool(token_ids), block_size=self._block_size)
+        for sequence_id in plan.admitted_ids:
+            self._release(sequence_id)
+        self._uncarried = set(self._sequences)
+
+    def _run_pass(self, plan: StepPlan, states: list[SequenceState], started: float) -> StepDone:
+        ends = [start + count for start, count in zip(plan.row_starts, plan.row_counts, strict=True)]
+        if self._uncarried:
+            plan = self._feed_known(plan, states)
         read = [
             self._tags.num_confirmed_tokens(self._sequences[sequence_id].table, keys)
             for sequence_id, keys in zip(plan.admitted_ids, plan.admitted_keys, strict=True)
@@ -108,7 +137,11 @@ class Executor:
         )
         drawn = self.backend.step(batch)
         failures = {} if batch.processing is None else batch.processing.failures
-
+        sampled_rows, sampled_ids = drawn.rows, drawn.token_ids
+        if failures or drawn.broken_rows:
+            kept = [at for at, row in enumerate(drawn.rows) if row not in failures and row not in drawn.broken_rows]
+            sampled_rows, sampled_ids = [drawn.rows[at] for at in kept], [drawn.token_ids[at] for at in kept]
+        scores = None if batch.scoring is None else scores_of(plan, batch.scoring, drawn)
         for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
             states[row].append_output(token_id)
         self._tags.write(states, plan.row_starts, ends)
@@ -119,20 +152,28 @@ class Executor:
             row_epochs=plan.row_epochs,
             row_starts=plan.row_starts,
             row_ends=ends,
-            sampled_rows=[row for row in drawn.rows if row not in failures] if failures else drawn.rows,
-            sampled_token_ids=[
-                token_id for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True) if row not in failures
-            ]
-            if failures
-            else drawn.token_ids,
+            sampled_rows=sampled_rows,
+            sampled_token_ids=sampled_ids,
             read_ids=plan.admitted_ids,
             read_tokens=read,
             seconds=time.perf_counter() - started,
-            scores=None if batch.scoring is None else scores_of(plan, batch.scoring, drawn),
+            scores=scores,
             failed_rows=list(failures),
             failures=list(failures.values()),
+            broken_rows=drawn.broken_rows,
             copied_tokens=[copies[i].num_tokens if i in copies else 0 for i in plan.admitted_ids] if copies else [],
         )
+
+    def _feed_known(self, plan: StepPlan, states: list[SequenceState]) -> StepPlan:
+        """Return the plan with the tokens of rows that cannot be fed from the device."""
+        row_token_ids = [
+            [state.tokens[start]] if not token_ids and sequence_id in self._uncarried else token_ids
+            for sequence_id, state, start, token_ids in zip(
+                plan.row_ids, states, plan.row_starts, plan.row_token_ids, strict=True
+            )
+        ]
+        self._uncarried.difference_update(plan.row_ids)
+        return msgspec.structs.replace(plan, row_token_ids=row_token_ids)
 
     def _confirm_copies(self, plan: StepPlan, read: list[int]) -> dict[int, BlockCopy]:
         """Return, by sequence, the copy sources whose tags say that they contain what the row would compute.
@@ -168,5 +209,6 @@ class Executor:
         state = self._sequences.pop(sequence_id, None)
         if state is not None:
             self._free_slots.append(state.slot)
+            self._uncarried.discard(sequence_id)
             self._num_scored -= state.sampling.logprobs is not None
             self._num_with_rules -= changes_logits(state.sampling)

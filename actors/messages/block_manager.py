@@ -86,5 +86,8 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     """Before anything else, forget all published keys."""
     unread_ids: list[int] = []
     """Candidates that may not use cached blocks."""
+    broken_ids: list[int] = []
+    """Sequences for which a committed step computed NaN or infinite logits: the keys that it published for them are
+    unpublished, since the KV may hold NaN too."""
     candidate_pins: dict[int, tuple[Pin, ...]] = {}
     """Prefixes to pin, by candidate that asks for any."""

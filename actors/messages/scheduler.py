@@ -123,13 +123,19 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     """Rows that should have sampled a token, but for which none was left..."""
     failures: list[str] = []
     """...and why. Their sequences end."""
+    broken_rows: list[int] = []
+    """Rows that should have sampled a token, but for which the model computed NaN or infinite logits. Likewise."""
 
 
 @attrs.frozen
 class StepFailed:
+    """A pass that raised. The executor's record is as it was before the pass."""
+
     step: int
     generation: int
     error: str
+    out_of_memory: bool = False
+    """There was not enough memory for it. A smaller one may fit."""
 
 
 @attrs.frozen

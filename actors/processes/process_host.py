@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import trio
@@ -22,6 +23,7 @@ from ..config import EngineConfig
 from ..messages.supervisor import Heartbeat
 from ..supervisor import Death, EngineLink
 from .child import OWN_GROUP, kill_group
+from .cut_off_files import find_cut_off
 from .heartbeat import TICK_S, HeartbeatMonitor
 
 
@@ -68,6 +70,8 @@ class ProcessHost:
             return Death(link.refusal, hopeless=True)
         if hung is not None:
             return Death(hung)
+        if process.returncode == -signal.SIGBUS:
+            return await trio.to_thread.run_sync(_explain_bus_error, Path(self._config.model_path))
         return _explain(process.returncode)
 
     async def _start(self, descriptor: int, incarnation: int) -> trio.Process:
@@ -144,6 +148,15 @@ def _explain(returncode: int | None) -> Death:
     if returncode == os.EX_TEMPFAIL:
         return Death("there was not enough memory, or not enough file descriptors, to load it", is_shortage=True)
     return Death(f"its process ended with exit code {returncode}")
+
+
+def _explain_bus_error(checkpoint: Path) -> Death:
+    """Return why reading mapped memory failed. Final if it would fail again."""
+    cut_off = find_cut_off(checkpoint)
+    if cut_off is not None:
+        return Death(f"killed by SIGBUS: a checkpoint file changed while it was in use: {cut_off}", is_final=True)
+    causes = "a file changed while it was in use, or the disk or /dev/shm is full or broken"
+    return Death(f"killed by SIGBUS: mapped memory could not be read ({causes})")
 
 
 def _start_failure(error: OSError | MemoryError) -> Death:

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
+from ..shared.halves import halves
+
 
 @attrs.frozen
 class Verdict:
@@ -38,7 +40,7 @@ class Suspects:
         """Requests that have made progress on the present engine; kept while there is any suspicion."""
         self._trial: set[str] = set()
         """Suspects that run."""
-        self._untried: list[list[str]] = []
+        self._untried: list[Sequence[str]] = []
         """Groups of suspects that wait until the trial is over."""
         self.num_culprits = 0
         """Found in a row, without any progress in between: more than one means that it is not the requests."""
@@ -74,12 +76,12 @@ class Suspects:
             if len(trial) == 1 and not unheld:
                 (culprit,) = trial
             else:
-                self._untried[:0] = _halves(trial)
+                self._untried[:0] = halves(trial)
         elif any(counts[request_id] > 1 for request_id in idle):
             if len(idle) == 1:
                 (culprit,) = idle
             else:
-                self._untried = _halves(idle)
+                self._untried = halves(idle)
         else:
             self._proven.clear()
             return Verdict(list(held))
@@ -115,8 +117,3 @@ class Suspects:
         """Begin the next trial if the last one is over."""
         if not self._trial and self._untried:
             self._trial = set(self._untried.pop(0))
-
-
-def _halves(group: list[str]) -> list[list[str]]:
-    middle = (len(group) + 1) // 2
-    return [half for half in (group[:middle], group[middle:]) if half]

@@ -8,12 +8,16 @@ and only then sends the web side its `StepReport`: the device never waits for fa
 
 from __future__ import annotations
 
+import structlog
+
 from ..channel import Receiver, Sender
 from ..messages.accountant import StepReport
 from ..messages.block_manager import Reserve
 from ..messages.executor import StepPlan
 from ..messages.scheduler import Abort, Granted, ResetPrefixCache, StepDone, StepDropped, StepFailed, StepResult, Submit
 from .planning import Batcher
+
+log = structlog.get_logger()
 
 SchedulerMessage = Submit | Abort | ResetPrefixCache | StepResult
 
@@ -31,19 +35,17 @@ async def run_scheduler(
         for message in await inbox.receive_all():
             handle(batcher, message)
         while (action := batcher.next_action()) is not None:
-            preempted = False
             if isinstance(action, Reserve):
                 await reserve.send(action)
                 (grant,) = await granted.receive_all()
                 outgoing = batcher.accept(grant)
-                preempted = bool(grant.preempted_ids)
             else:
                 outgoing = action
             if outgoing.plan is not None:
                 await plans.send(outgoing.plan)
             if outgoing.report is not None:
                 await reports.send(outgoing.report)
-            if outgoing.plan is None and not preempted:
+            if outgoing.plan is None and not outgoing.replan:
                 break
 
 
@@ -61,5 +63,12 @@ def handle(batcher: Batcher, message: SchedulerMessage) -> None:
             batcher.reset_prefix_cache()
         case StepFailed():
             batcher.on_failed(message)
+            log.warning(
+                "step.failed",
+                step=message.step,
+                reason=message.error,
+                out_of_memory=message.out_of_memory,
+                token_budget=batcher.token_budget,
+            )
         case StepDropped():
             batcher.on_dropped(message)

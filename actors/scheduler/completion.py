@@ -5,7 +5,8 @@ Called by the batcher with the executor's answers, which come in the order of th
 What must always hold:
 - a row that ran is booked when its step is done, whatever has become of its sequence; a stale epoch voids only its
   token;
-- a failed step ends its own sequences and no others; rows of dropped steps run again.
+- rows of failed and of dropped steps run again; a failed step ends a sequence only if it was alone in it, and the step
+  was itself a retry (`step_retries.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from .in_flight import StepInFlight
 from .prompt_scores import hand_out_scores
 from .sequence import Sequence, Status
 from .state import SchedulerState
+
+NOT_FINITE = "The model computed logits for this request that are NaN or infinite."
 
 
 class StepCompletion:
@@ -39,6 +42,8 @@ class StepCompletion:
         if step.publishes:
             state.cache_updates.committed_steps.append(done.step)
         plan, sequences = step.plan, step.sequences
+        if step.is_retry:
+            state.retries.remove(plan.row_ids)
         if step.firsts:
             self._report_admissions(step, done)
         state.report.spans(plan.row_ids, done.row_starts, done.row_ends)
@@ -47,15 +52,20 @@ class StepCompletion:
         if step.num_removals != state.running.num_removals:
             epochs = plan.row_epochs
             rows = [i for i, s in enumerate(sequences) if s.epoch == epochs[i] and s.status is Status.RUNNING]
-        if done.scores is not None:
-            hand_out_scores(done.scores, [sequences[row] for row in rows], state.report)
-        self._append_tokens(sequences, rows, done)
         failures = dict(zip(done.failed_rows, done.failures, strict=True))
-        for row in [row for row in rows if row in failures] if failures else ():
-            state.end(sequences[row], failures[row], ErrorKind.INVALID)
+        failed = [row for row in rows if row in failures or row in done.broken_rows] if _some_failed(done) else []
+        if done.scores is not None:
+            hand_out_scores(done.scores, [sequences[row] for row in rows if row not in failed], state.report)
+        self._append_tokens(sequences, rows, done)
+        for row in failed:
+            broken = row in done.broken_rows
+            reason, kind = (NOT_FINITE, ErrorKind.INTERNAL) if broken else (failures[row], ErrorKind.INVALID)
+            state.end(sequences[row], reason, kind)
+        if done.broken_rows:
+            state.cache_updates.broken_ids += [plan.row_ids[row] for row in done.broken_rows]
         if self._enable_prefix_caching:
             size, ends = self._block_size, done.row_ends
-            for row in [row for row in rows if ends[row] % size == 0]:
+            for row in [row for row in rows if ends[row] % size == 0 and row not in failed]:
                 self._key_filled_blocks(sequences[row], ends[row])
         state.report_terminals(done.step)
 
@@ -119,7 +129,7 @@ class StepCompletion:
         in_flight = self._state.in_flight
         step = in_flight.take(failed.step)
         if step is not None:
-            self._roll_back(in_flight.break_off(step, failed.error))
+            self._roll_back(in_flight.break_off(step, failed))
 
     def on_dropped(self, dropped: StepDropped) -> None:
         """Handle a step that was not run because an earlier one of its generation failed."""
@@ -131,6 +141,7 @@ class StepCompletion:
     def _roll_back(self, broken: list[StepInFlight]) -> None:
         """Take back failed and dropped steps, newest first. No other step of their generation is in flight."""
         state = self._state
+        again: dict[int, int] = {}
         if broken:
             state.last_answered_step = broken[0].plan.step
         for step in broken:
@@ -142,9 +153,12 @@ class StepCompletion:
             for row, sequence in enumerate(step.sequences):
                 if sequence.epoch != step.plan.row_epochs[row] or sequence.status is not Status.RUNNING:
                     continue
-                if step.error is not None:
-                    state.end(sequence, step.error)
-                elif row in first_rows:
+                if step.failed is not None:
+                    if _is_culprit(step, row):
+                        self._end_culprit(sequence, step.failed)
+                        continue
+                    again[sequence.id] = step.plan.row_counts[row]
+                if row in first_rows:
                     state.undo_admission(sequence)
                 else:
                     sequence.next_start = step.plan.row_starts[row]
@@ -152,4 +166,33 @@ class StepCompletion:
                     state.some_blocks_unsent = True
                     state.running.note_phase_change()
         for step in reversed(broken):
+            if step.failed is not None:
+                self._retry(step, step.failed, again)
             state.report_terminals(step.plan.step)
+
+    def _retry(self, step: StepInFlight, failed: StepFailed, rows: dict[int, int]) -> None:
+        """Have the rows of a failed step run again that still can."""
+        state = self._state
+        state.retries.on_failed(rows, out_of_memory=failed.out_of_memory)
+        if failed.out_of_memory and not step.is_retry:
+            # retries are cut down on their own
+            state.token_budget.lower(sum(step.plan.row_counts))
+
+    def _end_culprit(self, sequence: Sequence, failed: StepFailed) -> None:
+        if failed.out_of_memory:
+            reason = f"There is not enough memory to compute this request: {failed.error}"
+            self._state.end(sequence, reason, ErrorKind.OVERLOADED)
+            self._state.token_budget.relax()
+        else:
+            self._state.end(sequence, failed.error)
+
+
+def _some_failed(done: StepDone) -> bool:
+    return bool(done.failed_rows or done.broken_rows)
+
+
+def _is_culprit(step: StepInFlight, row: int) -> bool:
+    """Return whether a step that failed could not have failed for any other sequence, nor for its size."""
+    counts = step.plan.row_counts
+    too_large = step.failed is not None and step.failed.out_of_memory and counts[row] > 1
+    return step.is_retry and len(counts) == 1 and not too_large

@@ -12,6 +12,7 @@ import attrs
 
 from ..messages.block_manager import CacheMiss
 from ..messages.executor import StepPlan
+from ..messages.scheduler import StepFailed
 from .sequence import Sequence
 
 
@@ -41,7 +42,9 @@ class StepInFlight:
     """The running set's count when the step was sent: if it has not changed since, every row is still current."""
     publishes: bool
     """The block manager has published keys for it, to be committed or taken back when it is answered."""
-    error: str | None = None
+    is_retry: bool = False
+    """Its rows are one group of those of a failed step."""
+    failed: StepFailed | None = None
 
 
 class StepsInFlight:
@@ -69,14 +72,14 @@ class StepsInFlight:
             return self._sent.popleft()
         return None
 
-    def break_off(self, step: StepInFlight, error: str | None) -> list[StepInFlight]:
-        """Note that a step failed (`error`) or was dropped (None).
+    def break_off(self, step: StepInFlight, failed: StepFailed | None) -> list[StepInFlight]:
+        """Note that a step failed or was dropped (None).
 
         Returns the steps to take back now, newest first; none while others of the generation are still in flight.
         """
-        step.error = error
+        step.failed = failed
         self._broken.append(step)
-        if error is not None:
+        if failed is not None:
             self.generation = max(self.generation, step.plan.generation + 1)
         if any(other.plan.generation < self.generation for other in self._sent):
             return []

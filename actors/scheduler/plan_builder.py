@@ -141,7 +141,11 @@ class PlanBuilder:
             to_score=rows.to_score,
         )
         publishes = len(sequences) > len(decoding)
-        state.in_flight.send(StepInFlight(plan, sequences, rows.first_steps, state.running.num_removals, publishes))
+        state.in_flight.send(
+            StepInFlight(
+                plan, sequences, rows.first_steps, state.running.num_removals, publishes, state.retries.is_active
+            )
+        )
         return plan
 
     def _add_granted(self, rows: PlanRows, granted: Granted, growing: dict[int, int]) -> None:

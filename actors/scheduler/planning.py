@@ -14,6 +14,9 @@ Sequences and their places are in `state.py`, plans are made in `plan_builder.py
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import msgspec
 
 from ..messages.accountant import StepReport
@@ -35,14 +38,17 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
     plan: StepPlan | None
     report: StepReport | None
+    replan: bool = False
+    """There is no plan, but another try may make one."""
 
 
 class Batcher:
     """The scheduler's decisions for one engine."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds, by which a lowered token budget ends."""
         self.config = config
-        self._state = SchedulerState(config)
+        self._state = SchedulerState(config, clock)
         self.sequences = self._state.sequences
         """All that have not ended, by id."""
         self._admission = AdmissionControl(config)
@@ -50,6 +56,8 @@ class Batcher:
         self._plans = PlanBuilder(self._state)
         self._decode_rows = NO_DECODE_ROWS
         """Those of the step that the block manager is being asked about."""
+        self._asks_for_group = False
+        """That step is of one group of a failed step's rows."""
         self._next_arrival = 0
         self._num_free_blocks = config.num_blocks - 1
         self._num_cached_blocks = 0
@@ -100,6 +108,11 @@ class Batcher:
     def on_failed(self, failed: StepFailed) -> None:
         self._completion.on_failed(failed)
 
+    @property
+    def token_budget(self) -> int:
+        """Positions that the next step may have: fewer than configured for a while after memory ran out."""
+        return self._state.token_budget.current()
+
     def on_dropped(self, dropped: StepDropped) -> None:
         self._completion.on_dropped(dropped)
 
@@ -108,8 +121,11 @@ class Batcher:
     def next_action(self) -> Reserve | Outgoing | None:
         """Return what to do now: ask the block manager, send without asking, or nothing."""
         state = self._state
+        self._asks_for_group = False
         if len(state.in_flight) >= self.config.max_steps_in_flight or state.in_flight.is_broken:
             draft = NO_DRAFT
+        elif state.retries.is_active:
+            draft = NO_DRAFT if len(state.in_flight) else self._draft_group()
         else:
             draft = state.running.draft()
         if draft.rows or draft.candidates or state.cache_updates:
@@ -130,7 +146,18 @@ class Batcher:
         self._num_pinned_blocks = granted.num_pinned_blocks
         plan = self._plans.build(decode_rows, granted) if decode_rows.sequences or granted.sequence_ids else None
         state.report.write(granted)
-        return Outgoing(plan, self._make_report())
+        replan = plan is None and bool(granted.preempted_ids)
+        if plan is None and self._asks_for_group and not replan:
+            state.retries.skip()  # there is no room for it now: it runs with all others again
+            replan = True
+        return Outgoing(plan, self._make_report(), replan)
+
+    def _draft_group(self) -> Draft:
+        """Draft a step of the next group of a failed step's rows."""
+        self._asks_for_group = True
+        group, sequences = self._state.retries.group, self.sequences
+        waiting = [s for sequence_id in group if (s := sequences[sequence_id]).status is Status.WAITING]
+        return self._state.running.draft_group(group, waiting)
 
     def _make_reserve(self, draft: Draft) -> Reserve:
         running = self._state.running
@@ -164,6 +191,7 @@ class Batcher:
             token_budget=draft.budget,
             candidate_chunk_limit=running.longest_chunk(),
             reset_prefix_cache=updates.resets_prefix_cache,
+            broken_ids=updates.broken_ids,
             unread_ids=[s.id for s in candidates if not s.reads_cache],
             candidate_pins={s.id: s.pins for s in candidates if s.pins},
         )

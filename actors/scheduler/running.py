@@ -10,12 +10,13 @@ step that other tenants wait for; no sequence is preempted in favour of one of w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from .config import SchedulerConfig
 from .sequence import Sequence
+from .token_budget import TokenBudget
 from .waiting import Policy, WaitingQueue
 
 MAX_CANDIDATES = 64
@@ -45,9 +46,10 @@ NO_DRAFT = Draft([], [], [], [], [], 0)
 class RunningSet:
     """The sequences that hold blocks and have not ended."""
 
-    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue) -> None:
+    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue, token_budget: TokenBudget) -> None:
         self._config = config
         self._waiting = waiting
+        self._token_budget = token_budget
         self._running: dict[int, Sequence] = {}
         self._decoding: list[Sequence] = []
         self._prefilling: list[Sequence] = []
@@ -85,12 +87,14 @@ class RunningSet:
         """Draft the next step, before the block manager is asked."""
         if self._phases_changed:
             self._split_by_phase()
-        budget = self._config.max_num_batched_tokens
-        decoding = self._decoding if len(self._decoding) <= budget else self._decoding[:budget]
+        budget = self._token_budget.current()
+        decoding = self._decoding
+        if len(decoding) > budget:
+            # while the budget is lowered, those that have waited longest
+            order = sorted(decoding, key=lambda s: s.last_step) if self._token_budget.is_lowered else decoding
+            decoding = order[:budget]
         budget -= len(decoding)
-        growing = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
-        rows = [decoding[index] for index in growing]
-        counts = [1] * len(growing)
+        growing, rows, counts = _growing_rows(decoding)
         if self._prefilling:
             budget = self._choose_chunks(budget, rows, counts)
         candidates: list[Sequence] = []
@@ -98,6 +102,19 @@ class RunningSet:
             room = min(self._config.max_num_seqs - len(self._running), budget, MAX_CANDIDATES)
             candidates = _within_key_limit(self._waiting.first(room))
         return Draft(decoding, growing, rows, counts, candidates, budget)
+
+    def draft_group(self, group: Mapping[int, int], waiting: list[Sequence]) -> Draft:
+        """Draft a step of these sequences alone, none with more positions than `group` says; `waiting` are its
+        candidates."""
+        if self._phases_changed:
+            self._split_by_phase()
+        decoding = [s for s in self._decoding if s.id in group]
+        growing, rows, counts = _growing_rows(decoding)
+        for s in self._prefilling:
+            if s.id in group:
+                rows.append(s)
+                counts.append(min(s.prefill_end - s.next_start, group[s.id]))
+        return Draft(decoding, growing, rows, counts, waiting, sum(group[s.id] for s in waiting))
 
     def longest_chunk(self) -> int:
         """Return the most positions of one prompt in a step; a sequence that is alone has no limit of its own."""
@@ -152,6 +169,12 @@ class RunningSet:
             return {}
         tenants = {s.tenant for s in self._prefilling}.union(self._waiting.tenants())
         return dict.fromkeys(tenants, -(-budget // len(tenants))) if len(tenants) > 1 else {}
+
+
+def _growing_rows(decoding: list[Sequence]) -> tuple[list[int], list[Sequence], list[int]]:
+    """Return the indexes of the sequences whose next position opens a block, and their rows: sequences and counts."""
+    growing = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
+    return growing, [decoding[index] for index in growing], [1] * len(growing)
 
 
 def _within_key_limit(candidates: list[Sequence]) -> list[Sequence]:

@@ -14,22 +14,29 @@ it.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from ..messages.outcomes import ErrorKind
 from .config import SchedulerConfig
 from .in_flight import StepsInFlight
 from .report_builder import ReportBuilder
 from .running import RunningSet
 from .sequence import Sequence, Status
+from .step_retries import Retries
+from .token_budget import TokenBudget
 from .waiting import WaitingQueue
 
 
 class CacheUpdates:
     """What the block manager has to be told by the next `Reserve`, whether or not there is a step to propose."""
 
-    __slots__ = ("committed_steps", "failed_steps", "filled", "freed_ids", "resets_prefix_cache")
+    __slots__ = ("broken_ids", "committed_steps", "failed_steps", "filled", "freed_ids", "resets_prefix_cache")
 
     def __init__(self) -> None:
         self.committed_steps: list[int] = []
+        self.broken_ids: list[int] = []
+        """Sequences for which these steps computed NaN."""
         self.failed_steps: list[int] = []
         self.filled: list[tuple[int, int, bytes, bytes, list[int]]] = []
         """Blocks filled by decoding: sequence id, block index, key, parent key, token ids."""
@@ -45,11 +52,13 @@ class CacheUpdates:
 class SchedulerState:
     """All sequences of one engine, the steps in flight, and what other actors have yet to be told."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self.sequences: dict[int, Sequence] = {}
         self.waiting = WaitingQueue(config.policy)
-        self.running = RunningSet(config, self.waiting)
+        self.token_budget = TokenBudget(config.max_num_batched_tokens, clock)
+        self.running = RunningSet(config, self.waiting, self.token_budget)
+        self.retries = Retries()
         self.in_flight = StepsInFlight()
         self.report = ReportBuilder()
         self.cache_updates = CacheUpdates()
@@ -77,11 +86,12 @@ class SchedulerState:
     def preempt(self, sequence: Sequence) -> None:
         """Return a running sequence to the queue. The block manager has released its blocks already."""
         self.report.num_preempted += 1
+        self.retries.remove([sequence.id])
         self._stop_running(sequence)
         self._requeue(sequence)
 
     def undo_admission(self, sequence: Sequence) -> None:
-        """Return a sequence to the queue because the first step of its admission was dropped and never booked."""
+        """Return a sequence to the queue: the first step of its admission failed or was dropped, and never booked."""
         self._stop_running(sequence)
         self.cache_updates.freed_ids.append(sequence.id)
         self._requeue(sequence)
@@ -91,6 +101,7 @@ class SchedulerState:
         if sequence.status is Status.RUNNING:
             self._stop_running(sequence)
             self.cache_updates.freed_ids.append(sequence.id)
+        self.retries.remove([sequence.id])
         sequence.status = Status.ENDED
         sequence.error = error
         sequence.error_kind = kind if error is not None else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import torch
 
 from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
@@ -145,15 +146,15 @@ class CpuBackend:
         return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
-        """See `Backend.step`. Raises ArithmeticError if a row's logits hold NaN or have no finite maximum."""
+        """See `Backend.step`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         one_pass = self._pass(batch)
         logits_MV = self._run(one_pass, [batch.query_start[row + 1] - 1 for row in rows])
         token_ids = draw(self._library, batch, rows, logits_MV.numpy(), num_threads=self.num_threads)
-        drawn = Drawn(rows=rows, token_ids=token_ids)
+        drawn = Drawn.of(batch, rows, token_ids)
         if batch.scoring is not None:
-            drawn = self._score(one_pass, batch.scoring, drawn, logits_MV)
-        for row, token_id in zip(rows, token_ids, strict=True):
+            drawn = self._score(one_pass, batch.scoring.without(drawn.broken_rows), drawn, logits_MV)
+        for row, token_id in zip(rows, drawn.token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = token_id
         return drawn
 
@@ -202,7 +203,7 @@ class CpuBackend:
             some_MV = self._run_head(one_pass, scoring.prompt_tokens[some])
             target_ids, num_top = scoring.prompt_target_ids[some], scoring.prompt_num_top[some]
             prompt_scores.extend(self._score_rows(some_MV, range(len(some_MV)), target_ids, num_top))
-        return Drawn(rows=drawn.rows, token_ids=drawn.token_ids, scores=scores, prompt_scores=prompt_scores)
+        return attrs.evolve(drawn, scores=scores, prompt_scores=prompt_scores)
 
     def _score_rows(
         self, logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]

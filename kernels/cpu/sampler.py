@@ -37,8 +37,8 @@ def draw(
     logits_MV: npt.NDArray[np.float32],
     *,
     num_threads: int,
-) -> list[int]:
-    """Draw like the oracle. Raises ArithmeticError if a row's logits hold NaN or have no finite maximum."""
+) -> list[int | None]:
+    """Draw like the oracle. Looking for NaN is part of the pass over a row that finds its maximum."""
     with edited(batch.processing, rows, logits_MV, restores=batch.scoring is not None):
         token_ids = decided(library, batch, rows, logits_MV, num_threads=num_threads)
         return [

@@ -102,15 +102,14 @@ class ReferenceBackend:
         return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
-        """See `Backend.step`. Raises ArithmeticError if a row's logits hold NaN or have no finite maximum."""
+        """See `Backend.step`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         with self._pass(batch) as head:
             logits_MV = head.logits([batch.query_start[row + 1] - 1 for row in rows])
-            token_ids = draw(batch, rows, logits_MV.numpy())
-            drawn = Drawn(rows=rows, token_ids=token_ids)
+            drawn = Drawn.of(batch, rows, draw(batch, rows, logits_MV.numpy()))
             if batch.scoring is not None:
-                drawn = _score(batch.scoring, drawn, logits_MV, head)
-        for row, token_id in zip(rows, token_ids, strict=True):
+                drawn = _score(batch.scoring.without(drawn.broken_rows), drawn, logits_MV, head)
+        for row, token_id in zip(rows, drawn.token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = token_id
         return drawn
 

@@ -20,25 +20,31 @@ import numpy as np
 import numpy.typing as npt
 
 from ..batch import RowSampling, StepBatch
-from ..logit_processors import edited
+from ..logit_processors import NONE_LEFT, edited
 from .philox import uniform
 
 Float64s = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 
-def draw(batch: StepBatch, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> list[int]:
-    """Draw one token id for each of these rows of a step. The logits are unchanged afterwards.
+def draw(batch: StepBatch, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> list[int | None]:
+    """Draw one token id for each of these rows of a step; None if its logits hold NaN or have no finite maximum.
 
-    Raises ArithmeticError if a row's logits hold NaN or have no finite maximum.
+    The logits are unchanged afterwards.
     """
     with edited(batch.processing, rows, logits_MV):
         return [sample_row(batch, row, logits_V) for row, logits_V in zip(rows, logits_MV, strict=True)]
 
 
-def sample_row(batch: StepBatch, row: int, logits_V: npt.NDArray[np.float32]) -> int:
-    """Draw for one row of a batch. Raises ArithmeticError like `sample`."""
-    return sample(logits_V, batch.sampling[row], batch.output_position[row])
+def sample_row(batch: StepBatch, row: int, logits_V: npt.NDArray[np.float32]) -> int | None:
+    """Draw for one row of a batch, within `edited`. Returns None where `sample` raises."""
+    try:
+        return sample(logits_V, batch.sampling[row], batch.output_position[row])
+    except ArithmeticError:
+        processing = batch.processing
+        if processing is not None and row in processing.masked_rows and np.isneginf(logits_V).all():
+            processing.failures.setdefault(row, NONE_LEFT)  # the mask allows only tokens with logits of -inf
+        return None
 
 
 def fields_besides(applied: Collection[str]) -> dict[str, Any]:

@@ -177,14 +177,11 @@ def nth_of(logits_ptr: tl.tensor, key: tl.tensor, place: tl.tensor, V: tl.conste
 
 @triton.jit
 def keep_drawn_kernel(
-    ids_ptr: tl.tensor, failed_ptr: tl.tensor, slots_ptr: tl.tensor, last_drawn_ptr: tl.tensor, num_drawn: tl.tensor,
-    BLOCK: tl.constexpr,
+    ids_ptr: tl.tensor, slots_ptr: tl.tensor, last_drawn_ptr: tl.tensor, num_drawn: tl.tensor, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Set `last_drawn[slot] = id` for every row of a pass, or for none if any of them failed."""
+    """Set `last_drawn[slot] = id` for every row of a pass."""
     m = tl.arange(0, BLOCK)
     here = m < num_drawn
-    failed = tl.sum(tl.load(failed_ptr + m, mask=here, other=0), 0)
     slots = tl.load(slots_ptr + m, mask=here, other=0)
     ids = tl.load(ids_ptr + m, mask=here, other=0)
-    if failed == 0:
-        tl.store(last_drawn_ptr + slots, ids, mask=here)
+    tl.store(last_drawn_ptr + slots, ids, mask=here)

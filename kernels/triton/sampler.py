@@ -2,7 +2,7 @@
 
 `triton_backend.py` is the only caller. The last token of a slot stays on the device, from where the next pass feeds it.
 
-What must always hold: if any row failed, no slot's last token has changed.
+What must always hold: a row whose logits hold NaN or have no finite maximum affects no other row.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ LEFT_TO_ORACLE = fields_besides(APPLIED)
 """The others: a row that sets one is drawn by the host."""
 
 _BLOCK = 4096
+_BROKEN, _MASKED_OUT = 1, 2
 _INT64_AT = 1 << 63
 
 
@@ -39,15 +40,19 @@ class Pending:
 
     ids: torch.Tensor
     failed: torch.Tensor
+    """Per row: 0, `_BROKEN` if its own logits hold NaN or have no finite maximum, or `_MASKED_OUT`."""
 
-    def read(self, rows: Sequence[int]) -> list[int]:
-        """Wait for the drawn ids. Raises ArithmeticError for a row whose logits hold NaN or have no finite maximum."""
-        failed = self.failed.tolist()
-        for row, bad in zip(rows, failed, strict=True):
-            if bad:
-                raise ArithmeticError(f"row {row}: logits hold NaN or have no finite maximum")
+    def read(self, batch: StepBatch, rows: Sequence[int]) -> list[int | None]:
+        """Wait for the drawn ids; None for rows from which nothing can be drawn. Notes those that a mask has failed."""
+        failed: list[int] = self.failed.tolist()
         ids: list[int] = self.ids.tolist()
-        return ids
+        if not any(failed):
+            return list(ids)
+        if batch.processing is not None:
+            for row, why in zip(rows, failed, strict=True):
+                if why == _MASKED_OUT:
+                    batch.processing.failures.setdefault(row, NONE_LEFT)
+        return [None if why else token_id for token_id, why in zip(ids, failed, strict=True)]
 
 
 def _masks_alone(batch: StepBatch, vocab_size: int) -> dict[int, npt.NDArray[np.int32]]:
@@ -84,10 +89,7 @@ class Sampler:
         self.last_drawn = torch.zeros(max_num_seqs, dtype=torch.int32, device=device.torch_device)
 
     def begin(self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int]) -> Pending:
-        """Draw for these rows; `places` are the rows of their logits (float32). Waits only for rows drawn on the host.
-
-        Raises ArithmeticError if the logits of such a row hold NaN or have no finite maximum.
-        """
+        """Draw for these rows; `places` are the rows of their logits (float32). Waits for rows drawn on the host."""
         num_rows, vocab_size = len(rows), logits_MV.shape[1]
         numbers = np.empty((num_rows, 3), dtype=np.float64)
         counts = np.empty((num_rows, 3), dtype=np.int64)
@@ -113,9 +115,7 @@ class Sampler:
         numbers_M3, counts_M3 = sent_numbers.view(num_rows, 3), sent_counts.view(num_rows, 3)
         self._draw_masked(batch, rows, logits_MV, sent_places, numbers_M3, counts_M3, ids, failed)
         self._draw_on_host(batch, rows, logits_MV, places, ids)
-        keep_drawn_kernel[(1,)](
-            ids, failed, sent_slots, self.last_drawn, num_rows, self._most
-        )  # fmt: skip
+        keep_drawn_kernel[(1,)](ids, sent_slots, self.last_drawn, num_rows, self._most)
         return Pending(ids, failed)
 
     def _draw_masked(
@@ -148,7 +148,9 @@ class Sampler:
             numbers_M3[chosen_C].view(torch.float64), counts_M3[chosen_C], ids_C, failed_C,
             vocab_size, block, num_warps=max(1, block // 256),
         )  # fmt: skip
-        ids[chosen_C], failed[chosen_C] = ids_C, failed_C
+        ids[chosen_C] = ids_C
+        # `failed` is of the raw logits so far; a row that fails only with its mask has no token left
+        failed[chosen_C] = torch.where(failed[chosen_C] == 0, _MASKED_OUT * failed_C, failed[chosen_C])
 
     def _draw_on_host(
         self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int], ids: torch.Tensor
@@ -165,4 +167,5 @@ class Sampler:
         chosen = [index for index, row in enumerate(rows) if row in wanted]
         logits = logits_MV[[places[index] for index in chosen]].cpu().numpy()
         drawn = draw(batch, [rows[index] for index in chosen], logits)
-        ids[chosen] = torch.tensor(drawn, dtype=torch.int32, device=ids.device)
+        # rows with None are marked in `failed`, or in the batch's failures
+        ids[chosen] = torch.tensor([token_id or 0 for token_id in drawn], dtype=torch.int32, device=ids.device)

@@ -41,9 +41,9 @@ class Tables:
             return
         width = self.host.shape[1]
         places = np.concatenate([slot * width + start + np.arange(len(new)) for slot, start, new, _ in changes])
-        for slot, start, new, table in changes:
-            self.host[slot, start : start + len(new)] = new
-            self._known[slot] = list(table)
         sent = torch.from_numpy(np.stack([places, np.concatenate([new for _, _, new, _ in changes])]))
         sent_places, values = sent.to(self.device.device)
         self.device.view(-1)[sent_places] = values.to(torch.int32)
+        for slot, start, new, table in changes:  # once nothing can raise any more, for want of memory for example
+            self.host[slot, start : start + len(new)] = new
+            self._known[slot] = list(table)

@@ -6,7 +6,7 @@ a step.
 
 What must always hold: if `capabilities.invariant`, a row's logits are bit-identical whatever its batch, chunking,
 cached prefix and blocks, which `probe.py` has checked at start; a pass that raises has changed nothing that a later
-pass can see, except the KV slots that its own rows were to write.
+pass can see, except the KV slots that its own rows were to write and the last tokens of their slots.
 """
 
 from __future__ import annotations
@@ -157,26 +157,24 @@ class TritonBackend:
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> Drawn:
-        """See `Backend.step`. Raises ArithmeticError if a row's logits hold NaN or have no finite maximum."""
+        """See `Backend.step`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         finished = self._run(batch)
-        if not rows:
-            token_ids: list[int] = []
-            scores = Scores.empty()
-        else:
+        drawn, scores = Drawn(rows=[], token_ids=[]), Scores.empty()
+        if rows:
             logits_MV, places = finished.logits([batch.query_start[row + 1] - 1 for row in rows])
             pending = self._sampler.begin(batch, rows, logits_MV, places)
-            token_ids = pending.read(rows)
+            drawn = Drawn.of(batch, rows, pending.read(batch, rows))
             for row in rows:
                 self._has_drawn[batch.slots[row]] = True
-        drawn = Drawn(rows=rows, token_ids=token_ids)
         if batch.scoring is None:
             return drawn
         at = {row: index for index, row in enumerate(rows)}
-        chosen = [at[row] for row in batch.scoring.drawn_rows]
+        scoring = batch.scoring.without(drawn.broken_rows)
+        chosen = [at[row] for row in scoring.drawn_rows]
         if chosen:
             scored_MV = logits_MV[[places[index] for index in chosen]]
-            scores = score(scored_MV, [token_ids[index] for index in chosen], batch.scoring.drawn_num_top)
+            scores = score(scored_MV, [drawn.token_ids[index] for index in chosen], scoring.drawn_num_top)
         return attrs.evolve(drawn, scores=scores, prompt_scores=_score_prompts(batch.scoring, finished))
 
     @torch.inference_mode()

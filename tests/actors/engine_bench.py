@@ -51,8 +51,6 @@ class Submission:
     terminal: bool = False
     error: str | None = None
     num_preempted: int = 0
-    last_preempted_at: int = 0
-    """Number of the grant that last took its blocks."""
     admissions: list[int] = attrs.field(factory=list)
     """Tokens reused at each admission whose step is done."""
 
@@ -69,7 +67,6 @@ class Submission:
 @attrs.frozen
 class SentPlan:
     plan: StepPlan
-    grant: int
     reused: dict[int, int]
 
 
@@ -86,7 +83,7 @@ class EngineBench:
     ) -> None:
         self.limits = limits
         self.dials = dials or Dials()
-        self.batcher = Batcher(limits)
+        self.batcher = Batcher(limits, lambda: self.now)
         self.manager = BlockManager(
             limits.num_blocks,
             limits.block_size,
@@ -97,7 +94,7 @@ class EngineBench:
             max_pinned_share=max_pinned_share,
         )
         self.now = 0.0
-        """The clock that pins expire by."""
+        """The clock that pins, and a lowered token budget, expire by."""
         backend = FakeBackend(
             BackendConfig(
                 model_path=Path(),
@@ -126,12 +123,12 @@ class EngineBench:
         """Sequences refused at once because they can never run."""
         self.denied: set[int] = set()
         """Running sequences to which the block manager grants nothing in the next step."""
-        self._num_grants = 0
         self._sent: deque[SentPlan] = deque()
         self._next_id = 1
         # the expected contents of reports, from the results handled
         self._spans: list[tuple[int, int, int]] = []
-        self._failing: set[int] = set()
+        self._suspects: set[int] = set()  # in a step that failed
+        self._failing: set[int] = set()  # alone in a step that failed, and suspected before
         self._expected_tokens: dict[int, list[int]] = {}
 
     # ------------------------------------------------------------ actions of tests
@@ -185,9 +182,6 @@ class EngineBench:
     def abort(self, submission: Submission) -> None:
         if not submission.terminal and submission.reason is None:
             submission.aborted = True
-            self._failing.discard(
-                submission.id
-            )  # its step has failed but is not rolled back yet, so it ends by the abort
         self.batcher.abort(submission.id)
         self.pump()
 
@@ -261,29 +255,42 @@ class EngineBench:
         left = [submission.id for submission in self.submissions.values() if not submission.terminal]
         assert not left, f"the engine is stuck: nothing runs, but {left} have not ended"
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a step has failed and those after it are not answered yet."""
+        return self.batcher._state.in_flight.is_broken
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether a failed step is being run again in groups."""
+        return self.batcher._state.retries.is_active
+
+    def reserve_blocks(self, num_blocks: int) -> None:
+        """Keep so many blocks free at each admission from now on."""
+        self.manager._watermark_blocks = num_blocks
+
     # ------------------------------------------------------------ the scheduler's actor
 
     def pump(self) -> None:
         batcher = self.batcher
         while (action := batcher.next_action()) is not None:
-            self._num_grants += 1
-            preempted, reused = False, {}
+            reused: dict[int, int] = {}
             if isinstance(action, Reserve):
                 granted = self.manager.grant(self._deny(action), self.now)
                 self.manager.check()
                 self._check_grant(granted)
                 outgoing = batcher.accept(granted)
-                preempted, reused = bool(granted.preempted_ids), dict(reused_of(granted))
+                reused = dict(reused_of(granted))
             else:
                 outgoing = action
             plan, report = outgoing.plan, outgoing.report
             if plan is not None:
                 self._check_plan(plan)
                 self.plans.append(plan)
-                self._sent.append(SentPlan(plan, self._num_grants, reused))
+                self._sent.append(SentPlan(plan, reused))
             if report is not None:
                 self._hear_report(report)
-            if plan is None and not preempted:
+            if plan is None and not outgoing.replan:
                 break
 
     def _deny(self, proposal: Reserve) -> Reserve:
@@ -302,7 +309,6 @@ class EngineBench:
         for sequence_id in granted.preempted_ids:
             submission = self.submissions[sequence_id]
             submission.num_preempted += 1
-            submission.last_preempted_at = self._num_grants
         check_writes_are_private(self.manager, granted)
 
     def check_no_preemption_for_worse_rank(self, granted: Granted) -> None:
@@ -338,10 +344,9 @@ class EngineBench:
                 for sequence_id in plan.admitted_ids:
                     self.submissions[sequence_id].admissions.append(sent.reused[sequence_id])
             case StepFailed():
-                for sequence_id in plan.row_ids:
-                    submission = self.submissions[sequence_id]
-                    if not (submission.aborted or submission.reason or submission.last_preempted_at > sent.grant):
-                        self._failing.add(sequence_id)
+                if len(plan.row_ids) == 1:
+                    self._failing.update(self._suspects.intersection(plan.row_ids))
+                self._suspects.update(plan.row_ids)
             case StepDropped():
                 self.num_withdrawn += len(plan.admitted_ids)
 
@@ -412,8 +417,7 @@ class EngineBench:
             if error is not None and kind == ErrorKind.INVALID:
                 self.refused.add(sequence_id)
             elif error is not None:
-                assert sequence_id in self._failing, "a sequence failed without being in a failed step"
-                self._failing.remove(sequence_id)
+                assert sequence_id in self._failing, "a sequence failed that was not alone when its step was run again"
 
     def _check_not_ended(self, report: StepReport) -> None:
         groups = (
@@ -436,9 +440,11 @@ class EngineBench:
             "sequences": {i: _snapshot(s) for i, s in batcher.sequences.items()},
             "running": [s.id for s in state.running],
             "waiting": [s.id for s in state.waiting.first(len(state.waiting))],
-            "in flight": [(s.plan.step, s.error) for s in state.in_flight._sent],
+            "in flight": [(s.plan.step, s.failed) for s in state.in_flight._sent],
             "broken": [s.plan.step for s in state.in_flight._broken],
             "generation": state.in_flight.generation,
+            "retries": [dict(group) for group in state.retries._groups],
+            "token budget": batcher.token_budget,
             "updates": [
                 list(getattr(updates, name)) for name in ("committed_steps", "failed_steps", "filled", "freed_ids")
             ],
@@ -479,7 +485,6 @@ class EngineBench:
 
     def check_at_rest(self) -> None:
         """Check that everything has ended, all blocks are free or pinned, and all accounts balance."""
-        assert not self._failing, "a sequence survived its failed step"
         assert self.batcher.sequences == {}
         assert self.manager.allocations == {}
         pool = self.manager.pool

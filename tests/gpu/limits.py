@@ -130,7 +130,9 @@ def _draws(machine: Machine, rates: Rates) -> list[dict[str, Any]]:
         ("top_k 50, top_p 0.9", RowSampling(temperature=1.0, top_k=50, top_p=0.9)),
     ):
         requested = attrs.evolve(batch, sampling=[sampling] * count)
-        took_s = machine.wall_s(lambda requested=requested: sampler.begin(requested, rows, logits, rows).read(rows))
+        took_s = machine.wall_s(
+            lambda requested=requested: sampler.begin(requested, rows, logits, rows).read(requested, rows)
+        )
         found.append(_row(f"draw {count}, {name}", took_s, 4 * logits.numel(), 0.0, rates))
     return found
 

@@ -13,14 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quipu.kernels.batch import Drawn
 from quipu.kernels.logit_processors import NONE_LEFT, LogitProcessor, LogitRules, Processing, edited
-from quipu.kernels.sampling.oracle import draw
+from quipu.kernels.sampling.oracle import draw, sample_row
 from tests.kernels.kernel_checkpoints import make_batch
 
 Row = npt.NDArray[np.float32]
 Ids = Sequence[int]
 VOCAB_SIZE = 40
 OFF = -math.inf
+ANY_ROW: dict[str, Any] = {"token_ids": [0], "position": 0, "blocks": [1]}
 BUDGET = {"reasoning_opening_ids": (0,), "reasoning_closing_ids": (1,), "prompt_opens_reasoning": True}
 
 
@@ -345,3 +347,47 @@ def test_draws_after_a_forced_token_are_the_same(temperature: float) -> None:
         drawn += draw(attrs.evolve(batch, processing=processing), [0], row[None, :])
         processor.add_output(drawn[-1])
     assert drawn == [*plain[:4], 2, *plain[5:]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("rules", "mask"),
+    [
+        ({}, None),
+        ({"bad_words": ((1,),)}, None),
+        ({"allowed_token_ids": (0, 2)}, None),
+        ({"min_tokens": 3, "held_back_token_ids": (1,)}, None),
+        ({"thinking_budget": 0, **BUDGET}, None),
+        ({"bias": {1: -100.0}, "repetition_penalty": 2.0, "presence_penalty": 1.0}, None),
+        ({"bad_words": ((1,),)}, {0, 2}),
+        (None, {0, 2}),
+        (None, {1}),
+    ],
+)
+def test_rules_do_not_hide_broken_logits(bad: float, rules: dict[str, Any] | None, mask: set[int] | None) -> None:
+    """Nothing is drawn from a row with NaN or +inf, even where a rule or a mask bans that very token; and the row is
+    reported as broken, not as one from which its rules leave nothing."""
+    logits = np.array([[2, bad, 1, 0], [2, 3, 1, 0]], dtype=np.float32)
+    made = None if rules is None else LogitProcessor(LogitRules(**rules), [1], [1])
+    for restores in (True, False):
+        processing = Processing(
+            rows=[] if made is None else [0],
+            processors=[] if made is None else [made],
+            masked_rows=[] if mask is None else [0],
+            masks=lambda: [] if mask is None else [words_of(mask, 4)],
+        )
+        batch = attrs.evolve(make_batch(ANY_ROW, ANY_ROW), processing=processing)
+        changed = logits.copy()
+        with edited(processing, [0, 1], changed, restores=restores):
+            drawn = [sample_row(batch, row, changed[row]) for row in range(2)]
+        assert drawn == [None, 1]
+        assert Drawn.of(batch, [0, 1], drawn).broken_rows == [0] and not processing.failures
+
+
+def test_mask_of_tokens_that_the_model_rules_out() -> None:
+    """A row fails for its mask if the model's logits of all tokens that it allows are -inf: a client's mask alone."""
+    logits = np.array([[OFF, OFF, 1, 0]], dtype=np.float32)
+    processing = Processing([], [], [0], lambda: [words_of({0, 1}, 4)])
+    batch = attrs.evolve(make_batch(ANY_ROW), processing=processing)
+    drawn = Drawn.of(batch, [0], draw(batch, [0], logits))
+    assert (drawn.broken_rows, processing.failures) == ([], {0: NONE_LEFT})

@@ -57,7 +57,7 @@ async def test_never_admitted(autojump_clock: trio.abc.Clock) -> None:
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials, max_model_len=100) as client:
         refused = await client.ask(prompt_of(100))
-        dials.fail_steps = 1
+        dials.fail_steps = 2
         failed = await client.ask(PROMPT)
         await settle(client)
         assert samples(client)["prefix_cache_queries_total"] == 0

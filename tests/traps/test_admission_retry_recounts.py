@@ -48,7 +48,7 @@ async def test_withdrawn_admission(autojump_clock: trio.abc.Clock) -> None:
     prompt = prompt_of(64, 3)
     reader = [*prompt, 300]
     answers: dict[str, Answer] = {}
-    dials = Dials(step_seconds=0.01, fail_steps=1)
+    dials = Dials(step_seconds=0.01, fail_steps=2)
     async with small_runtime(dials) as client:
 
         async def ask(name: str, token_ids: list[int]) -> None:

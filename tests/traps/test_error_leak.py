@@ -53,7 +53,7 @@ async def test_error_in_mid_stream(autojump_clock: trio.abc.Clock) -> None:
     async with small_runtime(dials) as client:
         async with over_http(client).open("POST", COMPLETIONS, body([5], max_tokens=90, stream=True)) as exchange:
             assert await exchange.wait_started() == 200
-            dials.fail_steps = 1
+            dials.fail_steps = 2
             *_, error, done = parse_events(await exchange.read())
         await settle(client)
         after = samples(client)

@@ -29,7 +29,7 @@ async def fail_in_midstream(billed: BilledRuntime, fault: Fault, headers: dict[s
         if fault is Fault.ENGINE_DIED:
             kill_engine(billed.client)
         else:
-            billed.client.dials.fail_steps = 1
+            billed.client.dials.fail_steps = 2
         await exchange.read()
     await recover(billed)
 

@@ -22,7 +22,7 @@ async def test_failed_blocks_are_not_found(autojump_clock: trio.abc.Clock) -> No
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials) as client:
         await client.ask([*SHARED, 300])
-        dials.fail_steps = 1
+        dials.fail_steps = 2
         failed = await client.ask(DOOMED)
         again = [await client.ask([*DOOMED, 300]) for _ in range(2)]
         await settle(client)
@@ -36,7 +36,7 @@ async def test_failed_blocks_are_not_found(autojump_clock: trio.abc.Clock) -> No
 
 async def test_dependants(autojump_clock: trio.abc.Clock) -> None:
     """A step planned on the failed step's blocks is withdrawn, and so are its own keys."""
-    dials = Dials(step_seconds=0.01, fail_steps=1)
+    dials = Dials(step_seconds=0.01, fail_steps=2)
     longer = DOOMED + prompt_of(33, 3)
     answers: dict[str, Answer] = {}
     async with small_runtime(dials) as client:

@@ -129,7 +129,7 @@ def cases() -> list[Case]:
         "ids_ptr": I32,
         "failed_ptr": I32,
     }
-    kept = {"ids_ptr": I32, "failed_ptr": I32, "slots_ptr": I64, "last_drawn_ptr": I32}
+    kept = {"ids_ptr": I32, "slots_ptr": I64, "last_drawn_ptr": I32}
     return [
         *attention_cases("16/8 heads of 128", 16, 8, 128),
         *attention_cases("32/8 heads of 128", 32, 8, 128),

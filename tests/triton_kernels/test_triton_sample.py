@@ -27,9 +27,9 @@ def batch_of(settings: list[dict[str, Any]], **columns: list[Any]) -> StepBatch:
     return attrs.evolve(batch, sampling=rows, **columns)
 
 
-def draw_both(batch: StepBatch, logits_MV: torch.Tensor) -> tuple[list[int], list[int]]:
+def draw_both(batch: StepBatch, logits_MV: torch.Tensor) -> tuple[list[int | None], list[int | None]]:
     rows = list(range(len(logits_MV)))
-    ours = sampler.Sampler(16, CpuDevice()).begin(batch, rows, logits_MV, rows).read(rows)
+    ours = sampler.Sampler(16, CpuDevice()).begin(batch, rows, logits_MV, rows).read(batch, rows)
     return ours, draw(batch, rows, logits_MV.numpy())
 
 
@@ -69,7 +69,7 @@ def test_masks(seed: int) -> None:
     settings = [{"temperature": index % 2, "top_k": 3 * index % 7, "top_p": 0.8} for index in range(count)]
     processing = Processing([6, 7], processors, [1, 2, 3, 4, 5, 6], lambda: masks)
     batch, rows = batch_of(settings, processing=processing), list(range(count))
-    ours = sampler.Sampler(16, CpuDevice()).begin(batch, rows, logits_MV, rows).read(rows)
+    ours = sampler.Sampler(16, CpuDevice()).begin(batch, rows, logits_MV, rows).read(batch, rows)
     failed = dict(processing.failures)
     processing.failures.clear()
     assert ours == draw(batch, rows, logits_MV.numpy())
@@ -89,7 +89,7 @@ def test_unknown_fields_are_left_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
     """Draw on the host exactly the rows that set a field which the device does not apply."""
     on_host: list[list[int]] = []
 
-    def draw_on_host(batch: StepBatch, rows: list[int], logits_MV: Any) -> list[int]:
+    def draw_on_host(batch: StepBatch, rows: list[int], logits_MV: Any) -> list[int | None]:
         on_host.append(rows)
         return draw(batch, rows, logits_MV)
 

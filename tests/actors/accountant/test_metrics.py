@@ -140,7 +140,7 @@ async def test_counters_of_unsuccessful_requests(autojump_clock: trio.abc.Clock)
     dials, journal = Dials(step_seconds=0.01), KeptJournal()
     async with small_runtime(dials, journal=journal, max_model_len=100) as client:
         await client.ask(prompt_of(100))  # does not fit into the cache
-        dials.fail_steps = 1
+        dials.fail_steps = 2
         await client.ask(prompt_of(40))
         ticket = client.open(prompt_of(50, 1), max_tokens=50)
         await ticket.start()

@@ -87,17 +87,17 @@ def test_history_survives_preemption() -> None:
 
 
 def test_history_survives_dropped_step() -> None:
-    """One step fails together with its sequence; the sequence of the next step, which is dropped, starts again."""
+    """One step fails, again when it is repeated; the sequence of the step after it, which was dropped, starts again."""
     bench = EngineBench(LIMITS)
     spy = Spy.on(bench)
     (first,) = bench.submit([1, 2, 3], 12, rules=RULES)
     bench.step()
     (second,) = bench.submit([4, 5, 6, 7, 8], 12, rules=RULES)
-    bench.dials.fail_steps = 1
+    bench.dials.fail_steps = 2
     bench.finish()
     assert [type(result) for result in bench.handled[1:3]] == [StepFailed, StepDropped]
     assert first.error is not None and second.error is None
-    assert spy.num_checked == 1 + 1 + 12
+    assert spy.num_checked == 1 + 2 + 12
 
 
 def test_no_processing_without_rules() -> None:

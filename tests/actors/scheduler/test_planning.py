@@ -115,8 +115,8 @@ def test_failed_step_fails_only_its_sequences() -> None:
 def test_admission_in_dropped_step_is_not_counted() -> None:
     """The sequence was granted what the failed step should have written. Its next admission counts as the first and
     hits nothing."""
-    bench = bench_of(dials=Dials(fail_steps=1))
-    bench.submit(PROMPT, 1)
+    bench = bench_of(dials=Dials(fail_steps=2))
+    (writer,) = bench.submit(PROMPT, 1)
     (follower,) = bench.submit(PROMPT, 2)
     assert bench.plans[1].admitted_keys[0], "the prefix was granted while its writer was in flight"
     assert isinstance(bench.step(), StepFailed)
@@ -124,6 +124,7 @@ def test_admission_in_dropped_step_is_not_counted() -> None:
     assert bench.num_withdrawn == 1
     bench.finish()
     bench.check_at_rest()
+    assert writer.error, "its step was run again, and raised again"
     assert follower.admissions == [0]
     assert follower.cached == 0
     assert follower.written == 8
@@ -180,7 +181,7 @@ def test_row_of_earlier_epoch_emits_no_token() -> None:
 
 def test_preempted_sequence_survives_failure_of_its_step() -> None:
     """The sequence waits to be admitted again anyway, and that counts as its first admission."""
-    bench = bench_of(block_size=1, num_blocks=6, enable_prefix_caching=False, dials=Dials(fail_steps=1))
+    bench = bench_of(block_size=1, num_blocks=6, enable_prefix_caching=False, dials=Dials(fail_steps=2))
     first, second = bench.submit([1, 2], 2, num_choices=2)
     assert [list(plan.row_ids) for plan in bench.plans] == [[first.id, second.id], [first.id]]
     assert second.num_preempted == 1
@@ -199,7 +200,7 @@ def test_running_sequence_loses_only_dropped_positions() -> None:
     while set(bench.plans[0].row_ids) != {first.id}:
         bench.step()
     assert second.id in bench.plans[1].row_ids
-    bench.dials.fail_steps = 1
+    bench.dials.fail_steps = 2
     bench.finish()
     bench.check_at_rest()
     assert first.error
@@ -210,10 +211,10 @@ def test_running_sequence_loses_only_dropped_positions() -> None:
 
 def test_requeued_sequences_keep_their_order() -> None:
     """Of two sequences admitted by dropped steps, the one that arrived first is admitted first again."""
-    bench = bench_of(max_num_batched_tokens=6, max_steps_in_flight=3, dials=Dials(fail_steps=1))
+    bench = bench_of(max_num_batched_tokens=6, max_steps_in_flight=3, dials=Dials(fail_steps=2))
     _failing, first, second = (bench.submit([n] * 5, 1)[0] for n in (1, 2, 3))
     assert [plan.admitted_ids for plan in bench.plans] == [[1], [2], [3]]
-    for _ in range(3):
+    for _ in range(4):
         bench.step()
     assert bench.plans[0].admitted_ids == [first.id, second.id]
     bench.finish()
@@ -244,7 +245,7 @@ def test_preempted_and_dropped_admission_is_not_counted() -> None:
         max_num_batched_tokens=2,
         enable_prefix_caching=False,
         max_steps_in_flight=3,
-        dials=Dials(fail_steps=1),
+        dials=Dials(fail_steps=2),
     )
     first, second = bench.submit([1, 2], 3, num_choices=2)
     assert [list(plan.row_ids) for plan in bench.plans] == [[first.id], [first.id, second.id], [first.id]]

@@ -214,6 +214,11 @@ class EngineMachine(RuleBasedStateMachine):
         """Make the next pass raise with half of its KV written."""
         self.bench.dials.fail_steps = 1
 
+    @rule(limit=st.sampled_from([None, None, 1, 2, 7]))
+    def limit_memory(self, limit: int | None) -> None:
+        """From now on, passes over more tokens than this run out of memory."""
+        self.bench.dials.max_tokens_in_memory = limit
+
     @precondition(lambda self: self.live())
     @rule(data=st.data())
     def deny(self, data: st.DataObject) -> None:

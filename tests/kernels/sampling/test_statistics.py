@@ -67,7 +67,8 @@ def draws(
     rows = list(range(len(batch.slots)))
     if processors is not None:
         batch = attrs.evolve(batch, processing=Processing(rows, list(processors)))
-    return draw(batch, rows, np.tile(np.array(logits, dtype=np.float32), (len(rows), 1)))
+    drawn = draw(batch, rows, np.tile(np.array(logits, dtype=np.float32), (len(rows), 1)))
+    return [token_id for token_id in drawn if token_id is not None]
 
 
 FILTERS: list[dict[str, Any]] = [

@@ -116,7 +116,7 @@ async def run_request(client: Client, tracer: KeepingTracer, surface: Surface, e
                     await trio.sleep(0.01)
                 await trio.sleep(0.085)
                 if end.outcome is Outcome.FAILED:
-                    dials.fail_steps = 1
+                    dials.fail_steps = 2
                 else:
                     exchange.leave()
     return surface.read(bytes(data))

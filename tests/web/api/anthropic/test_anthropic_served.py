@@ -92,13 +92,13 @@ async def test_failing_step(autojump_clock: trio.abc.Clock) -> None:
     async with small_runtime(dials) as client:
         http = over_http(client)
         for streamed in (False, True):
-            dials.fail_steps = 1
+            dials.fail_steps = 2
             exchange, answer = await http.post(PATH, request(stream=streamed))
             assert exchange.status == 500 and answer["error"]["type"] == "api_error"
         async with http.open("POST", PATH, request(max_tokens=100, stream=True)) as exchange:
             await exchange.wait_started()
             data = await exchange.read_some()
-            dials.fail_steps = 1
+            dials.fail_steps = 2
             events = parse_events(data + await exchange.read())
         assert [event["type"] for event in (events[0], events[-1])] == ["message_start", "error"]
         assert events[-1]["error"]["type"] == "api_error"

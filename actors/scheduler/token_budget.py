@@ -1,0 +1,45 @@
+"""How many positions a step may have: as configured, or fewer for a minute after a step ran out of memory.
+
+Used by the running set, which drafts steps, and by step completion, which lowers it. The clock is read only while it is
+lowered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LOWERED_S = 60.0
+"""How long a lowered budget stays after the last step that ran out of memory."""
+
+
+class TokenBudget:
+    """The token budget of one step."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`most`: as configured. `clock` returns seconds."""
+        self._most = most
+        self._clock = clock
+        self._now = most
+        self._until = 0.0
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether it is lower than configured, at the time when it was last asked for."""
+        return self._now < self._most
+
+    def current(self) -> int:
+        """Return the budget of the next step, at least 1."""
+        if self._now < self._most and self._clock() >= self._until:
+            self._now = self._most
+        return self._now
+
+    def lower(self, num_positions: int) -> None:
+        """Lower it to half of what a step had that ran out of memory, for `LOWERED_S` from now on."""
+        self._now = max(1, min(self._now, num_positions) // 2)
+        self._until = self._clock() + LOWERED_S
+
+    def relax(self) -> None:
+        """Raise it to half of what is configured: one request was too large for any budget, and has ended."""
+        if self._now < self._most:
+            self._now = max(self._now, self._most // 2)

@@ -1,0 +1,51 @@
+"""What an exception that a pass raised says about the next one: too little memory, or a device that is lost.
+
+The executor asks. Without torch: errors are told apart by their types' names and by their messages, which are those of
+torch, Triton and the CUDA runtime. The list of lost contexts is that of the errors of which the CUDA Runtime API says
+that the process must be terminated and started again.
+"""
+
+from __future__ import annotations
+
+_OUT_OF_MEMORY = (
+    "out of memory",  # CUDA, Triton's launcher
+    "can't allocate memory",  # torch on the CPU
+    "cublas_status_alloc_failed",
+    "std::bad_alloc",
+)
+_FROM_DEVICE = ("cuda error", "triton error [cuda]", "cudaerror", "hip error")
+_CONTEXT_LOST = (
+    "an illegal memory access was encountered",
+    "device-side assert triggered",
+    "unspecified launch failure",
+    "an illegal instruction was encountered",
+    "misaligned address",
+    "operation not supported on global/shared address space",
+    "invalid program counter",
+    "hardware stack error",
+    "the launch timed out and was terminated",
+    "uncorrectable ecc error encountered",
+    "uncorrectable nvlink error",
+    "context is destroyed",
+    "invalid device context",
+    "no cuda-capable device is detected",
+    "device(s) is/are busy or unavailable",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether there was not enough memory for a pass, so that a smaller one may fit."""
+    if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(part in message for part in _OUT_OF_MEMORY)
+
+
+def is_context_lost(error: BaseException) -> bool:
+    """Return whether no later pass of this process can succeed, because its context on the device is lost."""
+    message = str(error).lower()
+    return (
+        isinstance(error, RuntimeError)
+        and any(part in message for part in _FROM_DEVICE)
+        and any(part in message for part in _CONTEXT_LOST)
+    )

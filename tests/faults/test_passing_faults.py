@@ -1,0 +1,63 @@
+"""Passes of the real backend that raise now and then: the answers are those of an undisturbed run, to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import trio
+
+from quipu.kernels.batch import Drawn, StepBatch
+from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
+from tests.faults.test_resumed import CASES
+from tests.prompts import prompt_of
+from tests.runtimes import Client, value_of
+
+PROMPTS = [prompt_of(40, seed=5), prompt_of(40, seed=5)[:32] + prompt_of(30, seed=6), prompt_of(9, seed=7)]
+
+
+async def answers(client: Client, fields: dict[str, Any]) -> list[Output]:
+    """Ask for all prompts at once, the first of them with these fields."""
+    found: dict[int, Output] = {}
+
+    async def one(index: int) -> None:
+        found[index] = await ask(client, PROMPTS[index], **(fields if index == 0 else {}))
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(PROMPTS)):
+            nursery.start_soon(one, index)
+    return [found[index] for index in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("case", CASES)
+async def test_every_fourth_pass_raises(case: str, when: str) -> None:
+    """Before or after it has written its KV and drawn its tokens: no token, logprob or count is another one."""
+    async with open_deadly(Deaths(), executor="cpu") as client:
+        undisturbed = await answers(client, CASES[case])
+    async with open_deadly(Deaths(), executor="cpu") as client:
+        backend = client.engine.executor.backend
+        step, num_passes, num_raised = backend.step, 0, 0
+
+        def step_or_raise(batch: StepBatch) -> Drawn:
+            nonlocal num_passes, num_raised
+            num_passes += 1
+            if num_passes % 4:
+                return step(batch)
+            num_raised += 1
+            if when == "after":
+                step(batch)
+            raise RuntimeError("a passing fault")
+
+        with mock.patch.object(backend, "step", step_or_raise):
+            disturbed = await answers(client, CASES[case])
+        await settle(client)
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
+    assert num_raised >= 3
+    for ours, theirs in zip(disturbed, undisturbed, strict=True):
+        assert ours.error is None
+        assert (ours.texts, ours.token_ids, ours.scores) == (theirs.texts, theirs.token_ids, theirs.scores)
+        assert (ours.prompt_scores, ours.reasons) == (theirs.prompt_scores, theirs.reasons)
+        assert ours.record.completion_tokens == theirs.record.completion_tokens
+        assert ours.record.recomputed_tokens == 0 and ours.record.fault is None
