@@ -9,6 +9,7 @@ engine cannot start reaches the supervisor or, if that is gone, the log.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import logging
@@ -21,13 +22,14 @@ import orjson
 import structlog
 import trio
 
-from .channel import FrameReader, FrameWriter, PeerGone
 from .config import EngineConfig
 from .engine import Engine
 from .executor.loading import load_executor
+from .frames import FrameReader, FrameWriter, PeerGone
 from .kv_events.event_log import KvEventsError
 from .messages.accountant import StepReport
 from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
+from .processes.greeting import send_greeting
 from .processes.heartbeat import HEARTBEAT_INTERVAL_S
 from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
 
@@ -74,9 +76,11 @@ def main(argv: list[str]) -> int:
     """Run the engine process. The exit code tells the supervisor whether another start may succeed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, incarnation, config_json = argv
+    connection = socket.socket(fileno=int(descriptor))
+    with contextlib.suppress(OSError):  # the web process is gone, which is noticed below
+        send_greeting(connection)
     config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
     log_writer = _configure_log(config.log_level)
-    connection = socket.socket(fileno=int(descriptor))
     try:
         engine = Engine(config, load_executor(config))
     except (ValueError, OSError, MemoryError) as error:

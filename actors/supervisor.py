@@ -22,8 +22,9 @@ import trio
 
 from .channel import Channel
 from .config import RuntimeConfig
+from .frames import Unreadable
 from .messages.accountant import EngineDied, StepReport
-from .messages.supervisor import EngineReady, EngineRefused
+from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineMessage
 from .request_desk.interface import Health, State, describe_pool
@@ -75,7 +76,7 @@ class EngineLink:
         return await self._desk.lane.take_for(self.incarnation)
 
     async def deliver(self, messages: Iterable[object]) -> None:
-        """Handle messages from the engine, in order."""
+        """Handle messages from the engine, in order. Raises Unreadable at one that no engine sends."""
         for message in messages:
             match message:
                 case StepReport():
@@ -88,6 +89,10 @@ class EngineLink:
                     self._ready.set()
                 case EngineRefused(reason):
                     self.refusal = reason
+                case Heartbeat():
+                    pass  # the host's
+                case _:
+                    raise Unreadable(f"{type(message).__name__}, which only engines receive")
 
     @property
     def is_ready(self) -> bool:

@@ -16,8 +16,8 @@ import attrs
 import trio
 import trio.testing
 
-from quipu.actors.channel import FrameReader, FrameWriter
 from quipu.actors.executor.batch_builder import SequenceState
+from quipu.actors.frames import FrameReader, FrameWriter
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.processes.process_host import ProcessHost

@@ -1,9 +1,10 @@
 """Hosts an engine in its own process: starts it, relays its messages, and finds out how it ended.
 
 Run by the supervisor, once per engine. An engine that hangs is killed, as judged by `heartbeat.py`: it has been silent
-for too long, or one step takes too long.
+for too long, or one step takes too long. So is one that sends what cannot be read, and one of another version.
 
-What must always hold: when `run` returns, the process has ended and all its messages have been delivered.
+What must always hold: when `run` returns, the process has ended and all its messages have been delivered, up to the
+first that cannot be read; whatever bytes it sends, `run` returns and does not raise.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import sys
 import msgspec
 import trio
 
-from ..channel import FrameReader, FrameWriter, PeerGone
 from ..config import EngineConfig
+from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable
 from ..messages.supervisor import Heartbeat
 from ..supervisor import Death, EngineLink
 from .child import OWN_GROUP, kill_group
+from .greeting import OtherVersion, receive_greeting
 from .heartbeat import TICK_S, HeartbeatMonitor
 
 
@@ -57,17 +59,19 @@ class ProcessHost:
                     return _start_failure(error)
             self.process = process
             try:
-                hung = await self._relay(link, stream, process)
-                link.lost(hung or "its connection was closed")
-                with trio.move_on_after(self.STOP_GRACE_S):
+                fault = await self._relay(link, stream, process)
+                link.lost(fault or "its connection was closed")
+                with trio.move_on_after(self.STOP_GRACE_S) as grace:
                     await process.wait()
+                if grace.cancelled_caught:
+                    fault = fault or "it closed its connection and did not end"
             finally:
                 self.process = None
                 await self._stop(process, stream)
         if link.refusal is not None:
             return Death(link.refusal, hopeless=True)
-        if hung is not None:
-            return Death(hung)
+        if fault is not None:
+            return Death(fault)
         return _explain(process.returncode)
 
     async def _start(self, descriptor: int, incarnation: int) -> trio.Process:
@@ -81,7 +85,7 @@ class ProcessHost:
         )
 
     async def _relay(self, link: EngineLink, stream: trio.SocketStream, process: trio.Process) -> str | None:
-        """Relay messages both ways until the engine closes its end. Returns why it was killed, if it hung.
+        """Relay messages both ways until the engine closes its end. Returns why it was killed, if it was.
 
         The last messages of a killed engine are still read, because what it had done counts.
         """
@@ -89,7 +93,7 @@ class ProcessHost:
         writer = FrameWriter(stream, link.incarnation)
         monitor = HeartbeatMonitor(self._step_timeout_s)
         is_reading = False
-        hung: str | None = None
+        fault: str | None = None
 
         async def write() -> None:
             try:
@@ -99,20 +103,28 @@ class ProcessHost:
                 pass  # the reader notices it too, after the last report
 
         async def watch() -> None:
-            nonlocal hung
             last = trio.current_time()
+            hung = None
             while hung is None:
                 await trio.sleep(TICK_S)
                 now = trio.current_time()
-                hung = monitor.advance(now - last, could_receive=is_reading and link.is_ready)
+                could_receive = is_reading and link.is_ready
+                num_written = writer.num_written if writer.is_writing else None
+                hung = monitor.advance(now - last, could_receive=could_receive, num_written=num_written)
                 last = now
-            link.lost(hung)
+            end(hung)
+
+        def end(reason: str) -> None:
+            nonlocal fault
+            fault = fault or reason
+            link.lost(fault)
             kill_group(process.pid)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
             nursery.start_soon(watch)
             try:
+                await receive_greeting(stream)
                 while True:
                     is_reading = True
                     messages = await reader.receive_all()
@@ -122,9 +134,15 @@ class ProcessHost:
                         if isinstance(message, Heartbeat):
                             monitor.on_heartbeat(message)
                     await link.deliver(messages)
+            except Unreadable as error:
+                end(f"it sent what cannot be read: {error}")
+            except OtherVersion as error:
+                link.refusal = str(error)
+                end(link.refusal)
             except PeerGone:
-                nursery.cancel_scope.cancel()
-        return hung
+                pass
+            nursery.cancel_scope.cancel()
+        return fault
 
     async def _stop(self, process: trio.Process, stream: trio.SocketStream) -> None:
         """Ask the engine to end by closing its socket, wait for a while, then kill it."""

@@ -14,8 +14,10 @@ import pytest
 import structlog.testing
 import trio
 
+from quipu import __version__
 from quipu.actors import engine_server
 from quipu.actors.engine import LoopHost
+from quipu.actors.processes.greeting import greeting
 from quipu.actors.processes.log_writer import LogWriter
 from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.request_desk.interface import State
@@ -146,4 +148,5 @@ def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error:
     with ours:
         config = msgspec.json.encode(runtime_config().engine).decode()
         assert engine_server.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
+        assert ours.recv(100) == greeting(__version__)
         assert ours.recv(1) == b"", "the engine must not have sent a refusal"
