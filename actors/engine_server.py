@@ -1,7 +1,8 @@
 """What the engine process executes once it is bound to its parent (`processes/engine_process.py`).
 
-`main` gets one end of the socket pair as file descriptor FD, the engine's incarnation, and the configuration as JSON.
-It loads the engine and serves it over the socket until the web process closes the other end.
+`main` gets one end of the socket pair as file descriptor FD, the memory of its step record (`shared/step_record.py`) as
+RECORD, the engine's incarnation, and the configuration as JSON. It loads the engine and serves it over the socket until
+the web process closes the other end.
 
 What must always hold: the exit code tells the supervisor whether another start may succeed; every reason for which an
 engine cannot start reaches the supervisor or, if that is gone, the log.
@@ -32,6 +33,7 @@ from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .processes.greeting import send_greeting
 from .processes.heartbeat import HEARTBEAT_INTERVAL_S
 from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
+from .shared.step_record import StepRecord
 
 
 async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Engine) -> None:
@@ -75,14 +77,16 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
 def main(argv: list[str]) -> int:
     """Run the engine process. The exit code tells the supervisor whether another start may succeed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor, incarnation, config_json = argv
+    descriptor, record_descriptor, incarnation, config_json = argv
     connection = socket.socket(fileno=int(descriptor))
     with contextlib.suppress(OSError):  # the web process is gone, which is noticed below
         send_greeting(connection)
     config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
     log_writer = _configure_log(config.log_level)
     try:
-        engine = Engine(config, load_executor(config))
+        executor = load_executor(config)
+        executor.record = StepRecord(int(record_descriptor))
+        engine = Engine(config, executor)
     except (ValueError, OSError, MemoryError) as error:
         if is_shortage(error):
             structlog.get_logger().error("engine.shortage", error=str(error) or type(error).__name__)

@@ -52,6 +52,8 @@ class Death:
     """Another start would end the same way."""
     is_shortage: bool = False
     """There was not enough memory, or not enough file descriptors, to start it; there may be later."""
+    step_ids: tuple[int, ...] | None = None
+    """The sequences of the step that it was running, if that is known."""
 
 
 class EngineLink:
@@ -153,7 +155,7 @@ class Supervisor:
             held = desk.lane.held_by(incarnation)
             desk.set_health(Health(state, incarnation, death.reason))
             log.error("engine.died", incarnation=incarnation, reason=death.reason, num_held=len(held))
-            self._accountant.post(EngineDied(incarnation, death.reason, held, is_last=giving_up))
+            self._accountant.post(EngineDied(incarnation, death.reason, held, death.step_ids, is_last=giving_up))
             if giving_up:
                 raise (EngineRefusal if is_refused else EngineGivenUp)(death.reason)
             await trio.sleep(config.restart_backoff_s * 2 ** max(0, len(deaths) - 1))

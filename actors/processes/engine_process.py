@@ -1,6 +1,6 @@
 """Entry point of the engine process: bind it to its parent, then load the engine and run it.
 
-`python -P -m quipu.actors.processes.engine_process FD INCARNATION CONFIG`, see `engine_server.main`. Started by
+`python -P -m quipu.actors.processes.engine_process FD RECORD INCARNATION CONFIG`, see `engine_server.main`. Started by
 `process_host.py`. Loading (torch, the weights) takes from seconds to minutes, so the engine is imported only once a
 thread watches the socket.
 

@@ -14,13 +14,16 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
+import attrs
 import msgspec
 import trio
 
 from ..config import EngineConfig
 from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable
 from ..messages.supervisor import Heartbeat
+from ..shared.step_record import StepRecord
 from ..supervisor import Death, EngineLink
 from .child import OWN_GROUP, kill_group
 from .greeting import OtherVersion, receive_greeting
@@ -45,16 +48,25 @@ class ProcessHost:
         self.process: trio.Process | None = None
 
     async def run(self, link: EngineLink) -> Death:
-        try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError as error:
-            return _start_failure(error)
+        with ExitStack() as opened:
+            try:
+                memory = StepRecord.open_memory(self._config.max_num_seqs)
+                opened.callback(os.close, memory)
+                record = StepRecord(memory)
+                opened.callback(record.close)
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            except OSError as error:
+                return _start_failure(error)
+            death = await self._run(link, ours, theirs, memory)
+            return attrs.evolve(death, step_ids=record.read())
+
+    async def _run(self, link: EngineLink, ours: socket.socket, theirs: socket.socket, memory: int) -> Death:
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         async with stream:
             with theirs:
                 try:
-                    process = await self._start(theirs.fileno(), link.incarnation)
+                    process = await self._start(theirs.fileno(), memory, link.incarnation)
                 except (OSError, MemoryError) as error:
                     return _start_failure(error)
             self.process = process
@@ -74,11 +86,11 @@ class ProcessHost:
             return Death(fault)
         return _explain(process.returncode)
 
-    async def _start(self, descriptor: int, incarnation: int) -> trio.Process:
+    async def _start(self, descriptor: int, memory: int, incarnation: int) -> trio.Process:
         config = msgspec.json.encode(self._config).decode()
         return await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", self.MODULE, str(descriptor), str(incarnation), config],
-            pass_fds=(descriptor,),
+            [sys.executable, "-P", "-m", self.MODULE, str(descriptor), str(memory), str(incarnation), config],
+            pass_fds=(descriptor, memory),
             env=self._environment,
             stdin=subprocess.DEVNULL,
             process_group=OWN_GROUP,

@@ -147,6 +147,6 @@ def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error:
     ours, theirs = socket.socketpair()
     with ours:
         config = msgspec.json.encode(runtime_config().engine).decode()
-        assert engine_server.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
+        assert engine_server.main([str(theirs.detach()), "-1", "1", config]) == os.EX_TEMPFAIL
         assert ours.recv(100) == greeting(__version__)
         assert ours.recv(1) == b"", "the engine must not have sent a refusal"

@@ -147,6 +147,24 @@ async def test_one_request_kills_every_engine(num_requests: int) -> None:
         assert not answer.record.disputed
 
 
+async def test_waiting_requests_are_no_suspects() -> None:
+    """Deaths in steps of others count little against requests that wait in the engine: they are not tried."""
+    deaths = Deaths([4] * 3)
+    searched: list[bool] = []
+    async with open_deadly(deaths, max_num_seqs=1) as client, trio.open_nursery() as nursery:
+
+        async def one(seed: int) -> None:
+            answer = await ask(client, prompt_of(20, seed=seed), on_delta=note)
+            assert answer.error is None
+
+        def note(delta: object) -> None:
+            searched.append(client.runtime.desk.lane.is_searching)
+
+        for seed in range(5):
+            nursery.start_soon(one, seed)
+    assert deaths.num_deaths == 3 and len(searched) > 20 and not any(searched)
+
+
 async def test_two_culprits() -> None:
     """Each is found; requests that arrive during the search wait for its end."""
     deaths = Deaths(token_ids=frozenset({298, 299}))

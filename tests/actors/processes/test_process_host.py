@@ -26,6 +26,7 @@ from quipu.actors.processes import heartbeat, process_host
 from quipu.actors.processes.greeting import greeting
 from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.request_desk.engine_lane import EngineLane
+from quipu.actors.shared.step_record import StepRecord
 from quipu.actors.supervisor import Death, EngineHost, EngineLink
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials, continuation
@@ -58,6 +59,8 @@ class Impostor(ProcessHost):
         self._act = act
         self._keeps_open = keeps_open
         self._beats = beats
+        self.step_ids: list[int] = []
+        """The step that it seems to be running."""
 
     async def run(self, link: EngineLink) -> Death:
         async with trio.open_nursery() as nursery:
@@ -66,7 +69,9 @@ class Impostor(ProcessHost):
             nursery.cancel_scope.cancel()
         return death
 
-    async def _start(self, descriptor: int, incarnation: int) -> trio.Process:
+    async def _start(self, descriptor: int, memory: int, incarnation: int) -> trio.Process:
+        if self.step_ids:
+            StepRecord(memory).begin(self.step_ids)
         connection = socket.socket(fileno=os.dup(descriptor))
         self._act(connection)
         if self._beats:
@@ -189,3 +194,11 @@ async def test_last_messages_count() -> None:
     death, reports = await run_alone(sends(READY + encoded(1, *sent) + b"\xff" * 16))
     assert "cannot be read" in death.reason
     assert reports == sent
+
+
+async def test_step_under_way() -> None:
+    """A death says which sequences were in the step that the process was running, if there was one."""
+    impostor = sends(READY, keeps_open=False)
+    assert (await run_alone(impostor))[0].step_ids is None
+    impostor.step_ids = [7, 2**40, 9]
+    assert (await run_alone(impostor))[0].step_ids == (7, 2**40, 9)
