@@ -8,12 +8,12 @@ else. It is forgotten when the request makes progress on an engine.
     second in a row     if it counts against the same requests, they are tried in halves, one half at a time, and then
                         the others that made no progress in between; what has not made progress on this engine waits
                         until they are through
-    death of a trial    its half is halved again; the request that was tried alone is the culprit. If the engine was
-                        running a step of others, the trial is repeated, `MAX_REPEATED` times
+    death of a trial    its half is halved again; a request is tried alone until two deaths count against it, and is
+                        then the culprit
 
-What must always hold: a request is named as the culprit only if the engine died while it was tried alone, and no other
-request without progress was running; of n requests, one that kills every engine in its steps is found by at most
-log2(n) + 2 deaths after the second.
+What must always hold: a request is named as the culprit only if engines died twice in a row while it was tried alone,
+and no other request without progress was running; of n requests, one that kills every engine in its steps is found by
+at most log2(n) + 2 deaths after the second.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ import attrs
 IN_STEP, OUTSIDE = 2, 1
 """What a death counts against a request."""
 SUSPICIOUS = 2 * IN_STEP
-"""From which count on a request is tried."""
-MAX_REPEATED = 2
-"""How often a trial is repeated in a row: an engine may die of a request outside its steps."""
+"""From which count on a request is tried, and from which on it is the culprit if it was tried alone."""
 
 
 @attrs.frozen
@@ -51,7 +49,8 @@ class Suspects:
         """Suspects that run."""
         self._untried: list[list[str]] = []
         """Groups of suspects that wait until the trial is over."""
-        self._num_repeated = 0
+        self._count_alone = 0
+        """What deaths count against the request that is tried alone, since then."""
         self.num_culprits = 0
         """Found in a row, without any progress in between: more than one means that it is not the requests."""
 
@@ -81,17 +80,18 @@ class Suspects:
         for request_id in held:
             counts[request_id] = counts.get(request_id, 0) + (IN_STEP if request_id in blamed else OUTSIDE)
         idle = [request_id for request_id in held if request_id not in self._proven]
-        culprit, num_repeated = None, 0
+        culprit, count_alone = None, 0
         if self._trial:
             trial = [request_id for request_id in held if request_id in self._trial]
             again = [i for i in held if i not in self._trial and counts[i] >= SUSPICIOUS]
             if again:
                 self._untried.append(again)
-            if trial and self._num_repeated < MAX_REPEATED and self._trial.isdisjoint(blamed):
-                num_repeated = self._num_repeated + 1
-                self._untried.insert(0, trial)
-            elif len(trial) == 1 and not unheld:
-                (culprit,) = trial
+            if len(trial) == 1 and not unheld:
+                count_alone = self._count_alone + (IN_STEP if trial[0] in blamed else OUTSIDE)
+                if count_alone >= SUSPICIOUS:
+                    (culprit,) = trial
+                else:
+                    self._untried.insert(0, trial)
             else:
                 self._untried[:0] = _halves(trial)
         elif suspicious := [i for i in idle if counts[i] >= SUSPICIOUS]:
@@ -107,7 +107,8 @@ class Suspects:
         self._proven = {i for i in held if i not in waiting and i != culprit}
         self._trial = unheld  # these are queued for the next engine
         self._advance()
-        self._num_repeated = num_repeated
+        if culprit is None:
+            self._count_alone = count_alone
         return Verdict([i for i in held if self.may_run(i) and i != culprit], culprit)
 
     def on_progress(self, request_ids: Iterable[str]) -> None:
@@ -133,7 +134,7 @@ class Suspects:
         """Begin the next trial if the last one is over."""
         if not self._trial and self._untried:
             self._trial = set(self._untried.pop(0))
-            self._num_repeated = 0
+            self._count_alone = 0
 
 
 def _halves(group: list[str]) -> list[list[str]]:

@@ -26,12 +26,11 @@ def test_first_death_blames_nobody() -> None:
 
 
 def test_alone() -> None:
-    """A request that was alone when two engines died in a row is tried, and then the culprit; after progress it is
-    not."""
+    """A request that was alone when two engines died in a row is tried, and is the culprit after two more deaths;
+    after progress it is not."""
     suspects = Suspects()
-    suspects.on_death(["a"])
-    verdict = suspects.on_death(["a"])
-    assert verdict.resumed == ["a"] and suspects.is_searching
+    for is_tried in (False, True, True):
+        assert suspects.on_death(["a"]).resumed == ["a"] and suspects.is_searching is is_tried
     assert suspects.on_death(["a"]).culprit == "a"
     suspects.on_death(["b"])
     suspects.on_progress(["b"])
@@ -60,13 +59,13 @@ def test_suspects_of_both_steps_are_tried_first() -> None:
     assert suspects.is_searching
 
 
-def test_trial_during_a_step_of_others() -> None:
-    """A request is not the culprit because an engine dies that runs others beside it; but the third time it is."""
+def test_trial_during_steps_of_others() -> None:
+    """Deaths of engines that run others beside the one that is tried count half."""
     suspects = Suspects()
     for _ in range(2):
         suspects.on_death(["a", "b"], {"a", "b"})
     suspects.on_progress(["a"])
-    for _ in range(2):
+    for _ in range(3):
         verdict = suspects.on_death(["a", "b"], {"a"})
         assert verdict.culprit is None and "b" in verdict.resumed and suspects.is_searching
         suspects.on_progress(["a"])
@@ -82,6 +81,8 @@ def test_newcomer_is_a_suspect_too() -> None:
     assert not suspects.may_run("new") and not suspects.may_run("other")
     suspects.on_progress(["old"])
     assert suspects.may_run("new") and not suspects.may_run("other")
+    assert suspects.on_death(["old", "new"]).culprit is None
+    suspects.on_progress(["old"])
     assert suspects.on_death(["old", "new"]).culprit == "new"
     assert suspects.may_run("other")
 
@@ -157,7 +158,7 @@ def test_killer_outside_steps_is_found(count: int, killer: int, data: st.DataObj
         innocent = [name for name in running if name != bad]
         if bad in running:
             num_deaths += 1
-            assert num_deaths <= 6 + 4 * (2 + math.log2(count))
+            assert num_deaths <= 4 + 4 + 4 + math.log2(count) + 1
             in_step = data.draw(st.sets(st.sampled_from(innocent), min_size=1), "step") if innocent else None
             culprit = suspects.on_death(running, in_step).culprit
             if in_step and data.draw(st.booleans(), "they get on"):
