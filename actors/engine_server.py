@@ -11,7 +11,6 @@ engine cannot start reaches the supervisor or, if that is gone, the log.
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -33,6 +32,7 @@ from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .processes.greeting import send_greeting
 from .processes.heartbeat import HEARTBEAT_INTERVAL_S
 from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
+from .processes.shortage import LOADING_ERRORS, is_shortage
 from .shared.step_record import StepRecord
 
 
@@ -87,12 +87,14 @@ def main(argv: list[str]) -> int:
         executor = load_executor(config)
         executor.record = StepRecord(int(record_descriptor))
         engine = Engine(config, executor)
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):
             structlog.get_logger().error("engine.shortage", error=str(error) or type(error).__name__)
             connection.close()
             log_writer.drain()
             return os.EX_TEMPFAIL
+        if isinstance(error, ImportError | RuntimeError):
+            raise
         return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}", log_writer)
     except KvEventsError as error:
         return refuse(connection, int(incarnation), f"KV events: {error}", log_writer)
@@ -113,12 +115,6 @@ def main(argv: list[str]) -> int:
         engine.close_events()
         log_writer.drain()
     return 0
-
-
-def is_shortage(error: Exception) -> bool:
-    """Return whether an engine failed to load for lack of memory or file descriptors, which may be available later."""
-    shortages = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in shortages)
 
 
 def refuse(connection: socket.socket, incarnation: int, reason: str, log_writer: LogWriter) -> int:

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from .child import end_with_parent
+from .shortage import LOADING_ERRORS, is_shortage
 
 ENGINE = "quipu.actors.engine_server"
 OOM_SCORE, MAX_OOM_SCORE = 500, 1000
@@ -49,7 +50,13 @@ def main(argv: list[str]) -> None:
     """Run the engine; does not return."""
     bind_to_parent(int(argv[0]))
     be_killed_first()
-    code = importlib.import_module(ENGINE).main(argv)
+    try:
+        engine = importlib.import_module(ENGINE)
+    except LOADING_ERRORS as error:
+        if not is_shortage(error):
+            raise
+        os._exit(os.EX_TEMPFAIL)
+    code = engine.main(argv)
     with contextlib.suppress(OSError):  # nothing reads them any more
         sys.stdout.flush()
         sys.stderr.flush()

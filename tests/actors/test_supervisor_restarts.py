@@ -133,7 +133,16 @@ async def test_no_descriptors_for_a_process(monkeypatch: pytest.MonkeyPatch, wha
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), OSError(errno.ENOMEM, "no memory"), OSError(errno.EMFILE, "no descriptors")], ids=repr
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "no memory"),
+        OSError(errno.EMFILE, "no descriptors"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=repr,
 )
 def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The engine ends with an exit code that says so, instead of refusing for good."""
@@ -150,3 +159,18 @@ def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error:
         assert engine_server.main([str(theirs.detach()), "-1", "1", config]) == os.EX_TEMPFAIL
         assert ours.recv(100) == greeting(__version__)
         assert ours.recv(1) == b"", "the engine must not have sent a refusal"
+
+
+@pytest.mark.parametrize("error", [ImportError("no module named torch"), RuntimeError("a bug")], ids=repr)
+def test_engine_that_fails_to_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """What is no shortage is raised, so that the log has its traceback."""
+
+    def load(config: object) -> None:
+        raise error
+
+    monkeypatch.setattr(engine_server, "load_executor", load)
+    monkeypatch.setattr(engine_server, "_configure_log", lambda level: LogWriter(-1))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    ours, theirs = socket.socketpair()
+    with ours, pytest.raises(type(error)):
+        engine_server.main([str(theirs.detach()), "-1", "1", msgspec.json.encode(runtime_config().engine).decode()])
