@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
 from tests.grammars import PERSON, schema
 from tests.prompts import prompt_of
 from tests.runtimes import kill_engine, small_runtime, text_of, value_of
+from tests.traps.wire import over_http
 
 PROMPT = prompt_of(40, seed=5)
 CASES: dict[str, dict[str, Any]] = {
@@ -48,6 +51,40 @@ async def test_killed_at_every_token(case: str, after_step: bool) -> None:
     assert record.num_engine_deaths == deaths.num_deaths and not record.disputed and record.fault is None
     assert record.incarnation == 1 and record.recomputed_tokens > 0
     assert undisturbed.record.num_engine_deaths == undisturbed.record.recomputed_tokens == 0
+
+
+WIRE_FIELDS: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.0, "seed": 3}
+WIRE_CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "streamed": {"stream": True},
+    "constrained": {"stream": True, "structured_outputs": {"regex": "[a-z]{30}"}},
+    "scored": {"stream": True, "logprobs": 2, "echo": True, "prompt": PROMPT[:6]},
+    "n = 4": {"stream": True, "n": 4},
+}
+
+
+@pytest.mark.parametrize("case", WIRE_CASES)
+async def test_same_events(case: str) -> None:
+    """An engine dies in each step in turn: over HTTP, streamed and not, a client gets the same events each time."""
+
+    async def send(deaths: Deaths) -> list[bytes]:
+        async with open_deadly(deaths) as client:
+            body = json.dumps({"model": "demo", "return_token_ids": True} | WIRE_FIELDS | WIRE_CASES[case]).encode()
+            with trio.fail_after(20):
+                async with over_http(client).open("POST", "/v1/completions", body) as exchange:
+                    assert await exchange.wait_started() == 200
+                    received = await exchange.read()
+            await settle(client)
+        events = re.sub(rb'"(id|created)":("[^"]*"|[0-9]+)', b"", received).split(b"\n\n")
+        return sorted(events, key=lambda event: re.findall(rb'"index":[0-9]+', event))  # the choices' order may differ
+
+    undisturbed = await send(Deaths())
+    num_deaths = 0
+    for step in range(1, 13):
+        deaths = Deaths([step])
+        assert await send(deaths) == undisturbed
+        num_deaths += deaths.num_deaths
+    assert num_deaths == 12
 
 
 async def test_stop_string_across_deaths() -> None:
