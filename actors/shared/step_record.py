@@ -27,7 +27,7 @@ class StepRecord:
     @classmethod
     def open_memory(cls, max_num_seqs: int) -> int:
         """Return a file descriptor of new memory for `max_num_seqs` sequences. Raises OSError."""
-        fileno = os.memfd_create("quipu-step")
+        fileno = os.memfd_create("step_record")
         try:
             os.ftruncate(fileno, (1 + max_num_seqs) * _WORD_BYTES)
         except OSError:

@@ -55,12 +55,12 @@ def main(argv: list[str] | None = None) -> int:
             folder = Path(name)
             match part:
                 case "load":
-                    seconds = 3.0 if quick else 60 * arguments.minutes
+                    seconds = 2.0 if quick else 60 * arguments.minutes
                     report["load"] = run_load(folder, seconds, seed, report["left_out"], quick=quick)
                 case "clients":
-                    report["clients"] = run_vanishing_clients(folder, 30 if quick else arguments.clients, seed)
+                    report["clients"] = run_vanishing_clients(folder, 20 if quick else arguments.clients, seed)
                 case _:
-                    report["tokens"] = run_every_token(folder, 1 if quick else arguments.tokens)
+                    report["tokens"] = run_every_token(folder, *((1, 1) if quick else (arguments.tokens, 5)))
     report["seconds"] = round(time.monotonic() - began, 1)
     report["problems"] = [problem for part in arguments.parts for problem in report[part].pop("problems")]
     print(json.dumps(report, indent=None if arguments.json else 2))

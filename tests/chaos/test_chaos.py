@@ -22,6 +22,7 @@ def question(**choice: object) -> Question:
     return Question("some", never, streams=True, expected={"choices": {0: choice}})
 
 
+@pytest.mark.timeout(300)
 def test_quick(capsys: pytest.CaptureFixture[str]) -> None:
     """Every part runs and finds nothing; what it leaves out is named."""
     assert main(["--quick", "--json", "--seed", "1"]) == 0, capsys.readouterr().out

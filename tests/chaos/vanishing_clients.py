@@ -80,11 +80,16 @@ def run_vanishing_clients(folder: Path, num_clients: int, seed: int) -> dict[str
         for start in range(0, num_clients, NUM_PER_ROUND):
             trio.run(_one_round, server, seed + start, min(NUM_PER_ROUND, num_clients - start))
             server.wait_at_rest()
+        after: dict[str, Any] = {}
+
+        def is_as_before() -> bool:
+            after.update(held(server, folder))
+            return after == before
+
         try:
-            eventually(lambda: held(server, folder) == before, "it holds what it held before", within_s=30)
+            eventually(is_as_before, "it holds what it held before", within_s=30)
         except AssertionError:
-            problems.append("not at the baseline")
-        after = held(server, folder)
+            problems.append(f"not at the baseline: {after} instead of {before}")
         last = server.metrics()
         outcomes = {name: last[name] - first[name] for name in last if name.startswith("requests_total")}
         if last["usage_disputed_total"] or last['requests_total{outcome="failed"}']:
