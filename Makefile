@@ -19,7 +19,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve chat test test-long stalls test-triton gpu gpu-wheels kill-ledger mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help install install-test serve chat test test-long stalls test-triton gpu gpu-wheels kill-ledger chaos mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -90,6 +90,9 @@ gpu-wheels: ## download to .wheels what `make gpu` needs on a machine without a 
 
 kill-ledger: install-test ## kill servers 200 times, and check that no usage record is lost or duplicated
 	@$(BIN)/python -m tests.e2e.ledger_kills $(ARGS)
+
+chaos: install-test ## kill engines and take resources away under load, and check every answer and record (ARGS=--minutes 5)
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 mutants: install-test ## plant each known fault in a copy, and check that its test catches it
 	@$(BIN)/python scripts/mutants.py $(ARGS)

@@ -162,7 +162,9 @@ class LoopHost:
         except* Exception as group:
             await link.deliver(reports.take_nowait())
             error = _first_leaf(group)
-            death = Death(f"{type(error).__name__}: {error}")
+            step = engine.executor.running_step
+            step_ids = None if step is None else tuple(step.sequence_ids)
+            death = Death(f"{type(error).__name__}: {error}", step_ids=step_ids)
         finally:
             self.engine = None
             engine.close_events()

@@ -1,7 +1,8 @@
 """What the engine process executes once it is bound to its parent (`processes/engine_process.py`).
 
-`main` gets one end of the socket pair as file descriptor FD, the engine's incarnation, and the configuration as JSON.
-It loads the engine and serves it over the socket until the web process closes the other end.
+`main` gets one end of the socket pair as file descriptor FD, the memory of its step record (`shared/step_record.py`) as
+RECORD, the engine's incarnation, and the configuration as JSON. It loads the engine and serves it over the socket until
+the web process closes the other end.
 
 What must always hold: the exit code tells the supervisor whether another start may succeed; every reason for which an
 engine cannot start reaches the supervisor or, if that is gone, the log.
@@ -9,7 +10,7 @@ engine cannot start reaches the supervisor or, if that is gone, the log.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import gc
 import logging
 import os
@@ -21,15 +22,18 @@ import orjson
 import structlog
 import trio
 
-from .channel import FrameReader, FrameWriter, PeerGone
 from .config import EngineConfig
 from .engine import Engine
 from .executor.loading import load_executor
+from .frames import FrameReader, FrameWriter, PeerGone
 from .kv_events.event_log import KvEventsError
 from .messages.accountant import StepReport
 from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
+from .processes.greeting import send_greeting
 from .processes.heartbeat import HEARTBEAT_INTERVAL_S
 from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
+from .processes.shortage import LOADING_ERRORS, is_shortage
+from .shared.step_record import StepRecord
 
 
 async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Engine) -> None:
@@ -73,18 +77,24 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
 def main(argv: list[str]) -> int:
     """Run the engine process. The exit code tells the supervisor whether another start may succeed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor, incarnation, config_json = argv
+    descriptor, record_descriptor, incarnation, config_json = argv
+    connection = socket.socket(fileno=int(descriptor))
+    with contextlib.suppress(OSError):  # the web process is gone, which is noticed below
+        send_greeting(connection)
     config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
     log_writer = _configure_log(config.log_level)
-    connection = socket.socket(fileno=int(descriptor))
     try:
-        engine = Engine(config, load_executor(config))
-    except (ValueError, OSError, MemoryError) as error:
+        executor = load_executor(config)
+        executor.record = StepRecord(int(record_descriptor))
+        engine = Engine(config, executor)
+    except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):
             structlog.get_logger().error("engine.shortage", error=str(error) or type(error).__name__)
             connection.close()
             log_writer.drain()
             return os.EX_TEMPFAIL
+        if isinstance(error, ImportError | RuntimeError):
+            raise
         return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}", log_writer)
     except KvEventsError as error:
         return refuse(connection, int(incarnation), f"KV events: {error}", log_writer)
@@ -105,12 +115,6 @@ def main(argv: list[str]) -> int:
         engine.close_events()
         log_writer.drain()
     return 0
-
-
-def is_shortage(error: Exception) -> bool:
-    """Return whether an engine failed to load for lack of memory or file descriptors, which may be available later."""
-    shortages = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in shortages)
 
 
 def refuse(connection: socket.socket, incarnation: int, reason: str, log_writer: LogWriter) -> int:

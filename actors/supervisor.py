@@ -22,8 +22,9 @@ import trio
 
 from .channel import Channel
 from .config import RuntimeConfig
+from .frames import Unreadable
 from .messages.accountant import EngineDied, StepReport
-from .messages.supervisor import EngineReady, EngineRefused
+from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineMessage
 from .request_desk.interface import Health, State, describe_pool
@@ -54,6 +55,8 @@ class Death:
     """There was not enough memory, or not enough file descriptors, to start it; there may be later."""
     is_final: bool = False
     """Like `hopeless`, even if engines have served before."""
+    step_ids: tuple[int, ...] | None = None
+    """The sequences of the step that it was running, if that is known."""
 
 
 class EngineLink:
@@ -78,7 +81,7 @@ class EngineLink:
         return await self._desk.lane.take_for(self.incarnation)
 
     async def deliver(self, messages: Iterable[object]) -> None:
-        """Handle messages from the engine, in order."""
+        """Handle messages from the engine, in order. Raises Unreadable at one that no engine sends."""
         for message in messages:
             match message:
                 case StepReport():
@@ -91,6 +94,10 @@ class EngineLink:
                     self._ready.set()
                 case EngineRefused(reason):
                     self.refusal = reason
+                case Heartbeat():
+                    pass  # the host's
+                case _:
+                    raise Unreadable(f"{type(message).__name__}, which only engines receive")
 
     @property
     def is_ready(self) -> bool:
@@ -151,7 +158,7 @@ class Supervisor:
             held = desk.lane.held_by(incarnation)
             desk.set_health(Health(state, incarnation, death.reason))
             log.error("engine.died", incarnation=incarnation, reason=death.reason, num_held=len(held))
-            self._accountant.post(EngineDied(incarnation, death.reason, held, is_last=giving_up))
+            self._accountant.post(EngineDied(incarnation, death.reason, held, death.step_ids, is_last=giving_up))
             if giving_up:
                 raise (EngineRefusal if is_refused else EngineGivenUp)(death.reason)
             await trio.sleep(config.restart_backoff_s * 2 ** max(0, len(deaths) - 1))

@@ -16,8 +16,8 @@ import attrs
 import trio
 import trio.testing
 
-from quipu.actors.channel import FrameReader, FrameWriter
 from quipu.actors.executor.batch_builder import SequenceState
+from quipu.actors.frames import FrameReader, FrameWriter
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.processes.process_host import ProcessHost
@@ -40,7 +40,7 @@ async def probe_setting(flag: str, name: str, value: str, bad_value: str) -> dic
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", flag, value]))
     default, _ = resolve_config(make_parser().parse_args(["serve", "demo"]))
     with mock.patch("trio.lowlevel.open_process") as start:
-        await ProcessHost(config.engine, {})._start(3, 1)  # noqa: SLF001 (stops short of starting a process)
+        await ProcessHost(config.engine, {})._start(3, 4, 1)  # noqa: SLF001 (stops short of starting a process)
     _, answer = await Client(make_app(FakeDesk(info=info))).get("/server_info")
     return {
         "default": getattr(default.engine, name),

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,24 +104,32 @@ def _user() -> str | None:
     raise CannotRun("PostgreSQL refuses to run as root, and there is no other user to run it as")
 
 
-@pytest.fixture(scope="session")
-def postgres_cluster(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Start one cluster for the whole run; skip, with a warning in the summary, if that is not possible."""
+@contextmanager
+def running_cluster() -> Iterator[Postgres]:
+    """Create a cluster and run it until the block is left. Raises CannotRun."""
     folder = Path(tempfile.mkdtemp(prefix="quipu-postgres-"))
     try:
-        try:
-            cluster = Postgres(_programs(), folder, free_ports(1)[0], _user())
-            if cluster.user is not None:
-                os.chown(folder, pwd.getpwnam(cluster.user).pw_uid, -1)
-            cluster.create()
-            cluster.start()
-        except CannotRun as error:
-            request.config.stash[_MISSING] = str(error)
-            pytest.skip(f"NO POSTGRESQL: {error}")
+        cluster = Postgres(_programs(), folder, free_ports(1)[0], _user())
+        if cluster.user is not None:
+            os.chown(folder, pwd.getpwnam(cluster.user).pw_uid, -1)
+        cluster.create()
+        cluster.start()
         yield cluster
         cluster.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_cluster(request: pytest.FixtureRequest) -> Iterator[Postgres]:
+    """Start one cluster for the whole run; skip, with a warning in the summary, if that is not possible."""
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(running_cluster())
+        except CannotRun as error:
+            request.config.stash[_MISSING] = str(error)
+            pytest.skip(f"NO POSTGRESQL: {error}")
+        yield cluster
 
 
 @pytest.fixture

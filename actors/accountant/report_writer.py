@@ -71,7 +71,7 @@ class ReportWriter:
         requests = store.by_sequence
         lost = {i for i in message.held_ids if i not in requests or requests[i].has_gap}
         held = {i: 0 if i not in requests else requests[i].num_computed(i) for i in message.held_ids}
-        taken = self._lane.take_back(incarnation, held, lost, is_last=message.is_last)
+        taken = self._lane.take_back(incarnation, held, lost, message.step_ids, is_last=message.is_last)
         for sequence_id in taken.resumed:
             requests[sequence_id].add(sequence_id, EngineLost(incarnation))
         for sequence_id in taken.ended:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 
 import trio
 
@@ -19,7 +18,7 @@ from quipu.kernels.fake import FakeBackend
 from ..channel import Poster, Receiver
 from ..messages.executor import StepPlan
 from ..messages.scheduler import StepResult
-from .step_runner import Executor, RunningStep
+from .step_runner import Executor
 
 THREAD_GRACE_S = 1.0
 """How long the shutdown of an engine waits for a pass that is still running."""
@@ -39,10 +38,10 @@ async def _run_in_loop(
     """Run plans without a thread, so that the clock may be a mock."""
     while True:
         for plan in await plans.receive_all():
-            executor.running_step = RunningStep(plan.step, time.monotonic())
+            executor.begin(plan)
             result = executor.run(plan)
             await trio.sleep(backend.dials.step_seconds)
-            executor.running_step = None
+            executor.end()
             results.post(result)
 
 
@@ -56,9 +55,9 @@ async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results:
     def serve() -> None:
         try:
             while (plan := work.get()) is not None:
-                executor.running_step = RunningStep(plan.step, time.monotonic())
+                executor.begin(plan)
                 result = executor.run(plan)
-                executor.running_step = None
+                executor.end()
                 token.run_sync_soon(results.post, result)
         except trio.RunFinishedError:
             pass  # the loop has ended, and with it every reader of the result

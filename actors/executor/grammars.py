@@ -116,6 +116,8 @@ class GrammarMasks:
         self._lock = threading.Lock()
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        for pool in (self._masks, self._compiling):
+            pool.submit(bool)  # has it start its thread now: later there may be no memory for one
 
     def prepare(self, text: str) -> Future[Matcher]:
         """Begin to compile a grammar, unless it is known. May be called from any thread."""

@@ -29,6 +29,7 @@ from ..messages.executor import StepPlan
 from ..messages.sampling import OutputGrammar
 from ..messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
 from ..shared.block_keys import chain_keys
+from ..shared.step_record import StepRecord
 from .batch_builder import BlockCopy, SequenceState, changes_logits, make_batch, scores_of, skip_copied
 from .block_tags import BlockTags
 from .grammars import MaskMaker, NoMasks
@@ -41,6 +42,7 @@ class RunningStep:
     step: int
     since: float
     """When it began, on the monotonic clock."""
+    sequence_ids: list[int]
 
 
 class Executor:
@@ -60,7 +62,9 @@ class Executor:
         self._uncarried: set[int] = set()
         """Sequences whose next input token is taken from here, not from the device: a pass has raised."""
         self.running_step: RunningStep | None = None
-        """Set by the caller of `run`; may be read from any thread."""
+        """Set by `begin`; may be read from any thread."""
+        self.record: StepRecord | None = None
+        """Where to note it for those who outlive this process."""
 
     def prepare(self, grammar: OutputGrammar) -> Future[Any]:
         """Begin to compile a grammar that a plan will need. May be called from any thread.
@@ -68,6 +72,17 @@ class Executor:
         The result is done as soon as a plan need not wait for the grammar.
         """
         return self._masks.prepare(grammar.text)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Note that a plan is about to be run. `end` must follow when its result is there."""
+        self.running_step = RunningStep(plan.step, time.monotonic(), plan.row_ids)
+        if self.record is not None:
+            self.record.begin(plan.row_ids)
+
+    def end(self) -> None:
+        self.running_step = None
+        if self.record is not None:
+            self.record.end()
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one plan. Whatever the backend raises becomes `StepFailed`.

@@ -167,6 +167,8 @@ class EngineDied:
     reason: str
     held_ids: tuple[int, ...]
     """Sequences that it held, according to the reports read before it died."""
+    step_ids: tuple[int, ...] | None = None
+    """Those of the step that it was running, if that is known."""
     is_last: bool = False
     """There will be no other engine."""
 

@@ -1,6 +1,6 @@
 """Entry point of the engine process: bind it to its parent, then load the engine and run it.
 
-`python -P -m quipu.actors.processes.engine_process FD INCARNATION CONFIG`, see `engine_server.main`. Started by
+`python -P -m quipu.actors.processes.engine_process FD RECORD INCARNATION CONFIG`, see `engine_server.main`. Started by
 `process_host.py`. Loading (torch, the weights) takes from seconds to minutes, so the engine is imported only once a
 thread watches the socket.
 
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from .child import end_with_parent
+from .shortage import LOADING_ERRORS, is_shortage
 
 ENGINE = "quipu.actors.engine_server"
 OOM_SCORE, MAX_OOM_SCORE = 500, 1000
@@ -49,7 +50,13 @@ def main(argv: list[str]) -> None:
     """Run the engine; does not return."""
     bind_to_parent(int(argv[0]))
     be_killed_first()
-    code = importlib.import_module(ENGINE).main(argv)
+    try:
+        engine = importlib.import_module(ENGINE)
+    except LOADING_ERRORS as error:
+        if not is_shortage(error):
+            raise
+        os._exit(os.EX_TEMPFAIL)
+    code = engine.main(argv)
     with contextlib.suppress(OSError):  # nothing reads them any more
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Decides whether a connected engine hangs, from its messages and from the time in which they could have been received.
 
 Used by `process_host.py`, which reports each message and the time that passes. A working engine sends `Heartbeat` every
-second, also during a step.
+second, also during a step. One that does not read what it is sent hangs too, whatever it says of itself.
 
 What must always hold: only time in which the web side's loop ran and waited for the engine counts, so neither a
 suspended machine nor a starved or busy web process makes an engine look hung.
@@ -14,7 +14,7 @@ from ..messages.supervisor import Heartbeat
 HEARTBEAT_INTERVAL_S = 1.0
 """How often an engine sends a heartbeat."""
 SILENCE_S = 8.0
-"""An engine is hung if it has sent nothing for this long while messages could be received."""
+"""An engine is hung if it has sent nothing for this long while messages could be received, or read nothing."""
 TICK_S = 0.25
 """How often to call `advance`."""
 MAX_TICK_S = 2 * TICK_S
@@ -29,6 +29,9 @@ class HeartbeatMonitor:
         self._last = Heartbeat(0, 0.0)
         self._step_s = 0.0
         """Time counted since the current step was first reported."""
+        self._num_written: int | None = None
+        self._unread_s = 0.0
+        """Time counted since the socket to the engine last took anything, while there is more to write."""
 
     def on_message(self) -> None:
         """Note that the engine has sent any message."""
@@ -39,8 +42,11 @@ class HeartbeatMonitor:
             self._step_s = min(heartbeat.seconds, HEARTBEAT_INTERVAL_S)
         self._last = heartbeat
 
-    def advance(self, seconds: float, *, could_receive: bool) -> str | None:
-        """Count `seconds` since the last tick. Returns why the engine counts as hung, or None."""
+    def advance(self, seconds: float, *, could_receive: bool, num_written: int | None = None) -> str | None:
+        """Count `seconds` since the last tick. Returns why the engine counts as hung, or None.
+
+        `num_written`: what the socket to the engine has taken so far; None if it has taken everything.
+        """
         if not could_receive:
             return None
         counted = min(seconds, MAX_TICK_S)
@@ -48,6 +54,12 @@ class HeartbeatMonitor:
         self._step_s += counted
         if self._silent_s > SILENCE_S:
             return f"no message for {SILENCE_S:g} seconds"
+        self._unread_s = (
+            self._unread_s + counted if num_written is not None and num_written == self._num_written else 0.0
+        )
+        self._num_written = num_written
+        if self._unread_s > SILENCE_S:
+            return f"it has read nothing for {SILENCE_S:g} seconds"
         # both clocks must agree: the engine's runs on while the machine is stopped, ours while the engine is silent
         step_s = min(self._last.seconds, self._step_s)
         if self._last.step and 0 < self._step_timeout_s < step_s:

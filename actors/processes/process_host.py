@@ -1,9 +1,10 @@
 """Hosts an engine in its own process: starts it, relays its messages, and finds out how it ended.
 
 Run by the supervisor, once per engine. An engine that hangs is killed, as judged by `heartbeat.py`: it has been silent
-for too long, or one step takes too long.
+for too long, or one step takes too long. So is one that sends what cannot be read, and one of another version.
 
-What must always hold: when `run` returns, the process has ended and all its messages have been delivered.
+What must always hold: when `run` returns, the process has ended and all its messages have been delivered, up to the
+first that cannot be read; whatever bytes it sends, `run` returns and does not raise.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
+import attrs
 import msgspec
 import trio
 
-from ..channel import FrameReader, FrameWriter, PeerGone
 from ..config import EngineConfig
+from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable
 from ..messages.supervisor import Heartbeat
+from ..shared.step_record import StepRecord
 from ..supervisor import Death, EngineLink
 from .child import OWN_GROUP, kill_group
 from .cut_off_files import find_cut_off
+from .greeting import OtherVersion, receive_greeting
 from .heartbeat import TICK_S, HeartbeatMonitor
 
 
@@ -45,47 +50,58 @@ class ProcessHost:
         self.process: trio.Process | None = None
 
     async def run(self, link: EngineLink) -> Death:
-        try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError as error:
-            return _start_failure(error)
+        with ExitStack() as opened:
+            try:
+                memory = StepRecord.open_memory(self._config.max_num_seqs)
+                opened.callback(os.close, memory)
+                record = StepRecord(memory)
+                opened.callback(record.close)
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            except OSError as error:
+                return _start_failure(error)
+            death = await self._run(link, ours, theirs, memory)
+            return attrs.evolve(death, step_ids=record.read())
+
+    async def _run(self, link: EngineLink, ours: socket.socket, theirs: socket.socket, memory: int) -> Death:
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         async with stream:
             with theirs:
                 try:
-                    process = await self._start(theirs.fileno(), link.incarnation)
+                    process = await self._start(theirs.fileno(), memory, link.incarnation)
                 except (OSError, MemoryError) as error:
                     return _start_failure(error)
             self.process = process
             try:
-                hung = await self._relay(link, stream, process)
-                link.lost(hung or "its connection was closed")
-                with trio.move_on_after(self.STOP_GRACE_S):
+                fault = await self._relay(link, stream, process)
+                link.lost(fault or "its connection was closed")
+                with trio.move_on_after(self.STOP_GRACE_S) as grace:
                     await process.wait()
+                if grace.cancelled_caught:
+                    fault = fault or "it closed its connection and did not end"
             finally:
                 self.process = None
                 await self._stop(process, stream)
         if link.refusal is not None:
             return Death(link.refusal, hopeless=True)
-        if hung is not None:
-            return Death(hung)
+        if fault is not None:
+            return Death(fault)
         if process.returncode == -signal.SIGBUS:
             return await trio.to_thread.run_sync(_explain_bus_error, Path(self._config.model_path))
         return _explain(process.returncode)
 
-    async def _start(self, descriptor: int, incarnation: int) -> trio.Process:
+    async def _start(self, descriptor: int, memory: int, incarnation: int) -> trio.Process:
         config = msgspec.json.encode(self._config).decode()
         return await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", self.MODULE, str(descriptor), str(incarnation), config],
-            pass_fds=(descriptor,),
+            [sys.executable, "-P", "-m", self.MODULE, str(descriptor), str(memory), str(incarnation), config],
+            pass_fds=(descriptor, memory),
             env=self._environment,
             stdin=subprocess.DEVNULL,
             process_group=OWN_GROUP,
         )
 
     async def _relay(self, link: EngineLink, stream: trio.SocketStream, process: trio.Process) -> str | None:
-        """Relay messages both ways until the engine closes its end. Returns why it was killed, if it hung.
+        """Relay messages both ways until the engine closes its end. Returns why it was killed, if it was.
 
         The last messages of a killed engine are still read, because what it had done counts.
         """
@@ -93,7 +109,7 @@ class ProcessHost:
         writer = FrameWriter(stream, link.incarnation)
         monitor = HeartbeatMonitor(self._step_timeout_s)
         is_reading = False
-        hung: str | None = None
+        fault: str | None = None
 
         async def write() -> None:
             try:
@@ -103,20 +119,28 @@ class ProcessHost:
                 pass  # the reader notices it too, after the last report
 
         async def watch() -> None:
-            nonlocal hung
             last = trio.current_time()
+            hung = None
             while hung is None:
                 await trio.sleep(TICK_S)
                 now = trio.current_time()
-                hung = monitor.advance(now - last, could_receive=is_reading and link.is_ready)
+                could_receive = is_reading and link.is_ready
+                num_written = writer.num_written if writer.is_writing else None
+                hung = monitor.advance(now - last, could_receive=could_receive, num_written=num_written)
                 last = now
-            link.lost(hung)
+            end(hung)
+
+        def end(reason: str) -> None:
+            nonlocal fault
+            fault = fault or reason
+            link.lost(fault)
             kill_group(process.pid)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
             nursery.start_soon(watch)
             try:
+                await receive_greeting(stream)
                 while True:
                     is_reading = True
                     messages = await reader.receive_all()
@@ -126,9 +150,15 @@ class ProcessHost:
                         if isinstance(message, Heartbeat):
                             monitor.on_heartbeat(message)
                     await link.deliver(messages)
+            except Unreadable as error:
+                end(f"it sent what cannot be read: {error}")
+            except OtherVersion as error:
+                link.refusal = str(error)
+                end(link.refusal)
             except PeerGone:
-                nursery.cancel_scope.cancel()
-        return hung
+                pass
+            nursery.cancel_scope.cancel()
+        return fault
 
     async def _stop(self, process: trio.Process, stream: trio.SocketStream) -> None:
         """Ask the engine to end by closing its socket, wait for a while, then kill it."""

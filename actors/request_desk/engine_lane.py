@@ -175,19 +175,28 @@ class EngineLane:
             self._suspects.on_progress(requests)
             self._let_run()
 
-    def take_back(self, incarnation: int, held: Mapping[int, int], lost: Container[int], *, is_last: bool) -> TakenBack:
+    def take_back(
+        self,
+        incarnation: int,
+        held: Mapping[int, int],
+        lost: Container[int],
+        step_ids: Container[int] | None = None,
+        *,
+        is_last: bool,
+    ) -> TakenBack:
         """Decide what becomes of the sequences that a dead engine held, and queue those that may run at once.
 
-        `held`: up to which position each of them was ever computed.
-        `lost`: sequences of which reports are missing, so that they cannot be resumed. `is_last`: there will be no
-        other engine. For those that are not resumed, `mark_ended` must follow.
+        `held`: up to which position each of them was ever computed. `lost`: sequences of which reports are missing, so
+        that they cannot be resumed. `step_ids`: those of the step that it was running, if that is known. `is_last`:
+        there will be no other engine. For those that are not resumed, `mark_ended` must follow.
         """
         taken = {i: live for i in held if (live := self._live.get(i)) and live.incarnation == incarnation}
         ended = {i for i, live in taken.items() if live.aborted or live.has_ended}
         resumes = self._resumes and not is_last
         failed = {i for i in taken if i not in ended and (not resumes or i in lost)}
         rest = {i: live for i, live in taken.items() if i not in ended and i not in failed}
-        verdict = self._suspects.on_death(list(dict.fromkeys(live.request_id for live in rest.values())))
+        in_step = None if step_ids is None else {live.request_id for i, live in rest.items() if i in step_ids}
+        verdict = self._suspects.on_death(list(dict.fromkeys(live.request_id for live in rest.values())), in_step)
         for sequence_id, live in taken.items():
             live.incarnation, live.num_computed = None, held[sequence_id]
         culprits = [i for i, live in rest.items() if live.request_id == verdict.culprit]

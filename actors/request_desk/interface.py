@@ -95,7 +95,7 @@ class ServingInfo:
 def describe_pool(engine: EngineReady) -> dict[str, float]:
     """Return how many tokens an engine's blocks hold, and how many sequences of the maximum length at once."""
     num_tokens = (engine.num_blocks - 1) * engine.block_size
-    if engine.max_model_len is None:
+    if not engine.max_model_len:
         return {"num_tokens": num_tokens}
     return {"num_tokens": num_tokens, "max_concurrency": round(num_tokens / engine.max_model_len, 2)}
 

@@ -14,8 +14,10 @@ import pytest
 import structlog.testing
 import trio
 
+from quipu import __version__
 from quipu.actors import engine_server
 from quipu.actors.engine import LoopHost
+from quipu.actors.processes.greeting import greeting
 from quipu.actors.processes.log_writer import LogWriter
 from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.request_desk.interface import State
@@ -131,7 +133,16 @@ async def test_no_descriptors_for_a_process(monkeypatch: pytest.MonkeyPatch, wha
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), OSError(errno.ENOMEM, "no memory"), OSError(errno.EMFILE, "no descriptors")], ids=repr
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "no memory"),
+        OSError(errno.EMFILE, "no descriptors"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=repr,
 )
 def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The engine ends with an exit code that says so, instead of refusing for good."""
@@ -145,5 +156,21 @@ def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error:
     ours, theirs = socket.socketpair()
     with ours:
         config = msgspec.json.encode(runtime_config().engine).decode()
-        assert engine_server.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
+        assert engine_server.main([str(theirs.detach()), "-1", "1", config]) == os.EX_TEMPFAIL
+        assert ours.recv(100) == greeting(__version__)
         assert ours.recv(1) == b"", "the engine must not have sent a refusal"
+
+
+@pytest.mark.parametrize("error", [ImportError("no module named torch"), RuntimeError("a bug")], ids=repr)
+def test_engine_that_fails_to_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """What is no shortage is raised, so that the log has its traceback."""
+
+    def load(config: object) -> None:
+        raise error
+
+    monkeypatch.setattr(engine_server, "load_executor", load)
+    monkeypatch.setattr(engine_server, "_configure_log", lambda level: LogWriter(-1))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    ours, theirs = socket.socketpair()
+    with ours, pytest.raises(type(error)):
+        engine_server.main([str(theirs.detach()), "-1", "1", msgspec.json.encode(runtime_config().engine).decode()])

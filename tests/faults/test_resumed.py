@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
 from tests.grammars import PERSON, schema
 from tests.prompts import prompt_of
 from tests.runtimes import kill_engine, small_runtime, text_of, value_of
+from tests.traps.wire import over_http
 
 PROMPT = prompt_of(40, seed=5)
 CASES: dict[str, dict[str, Any]] = {
@@ -50,6 +53,40 @@ async def test_killed_at_every_token(case: str, after_step: bool) -> None:
     assert undisturbed.record.num_engine_deaths == undisturbed.record.recomputed_tokens == 0
 
 
+WIRE_FIELDS: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.0, "seed": 3}
+WIRE_CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "streamed": {"stream": True},
+    "constrained": {"stream": True, "structured_outputs": {"regex": "[a-z]{30}"}},
+    "scored": {"stream": True, "logprobs": 2, "echo": True, "prompt": PROMPT[:6]},
+    "n = 4": {"stream": True, "n": 4},
+}
+
+
+@pytest.mark.parametrize("case", WIRE_CASES)
+async def test_same_events(case: str) -> None:
+    """An engine dies in each step in turn: over HTTP, streamed and not, a client gets the same events each time."""
+
+    async def send(deaths: Deaths) -> list[bytes]:
+        async with open_deadly(deaths) as client:
+            body = json.dumps({"model": "demo", "return_token_ids": True} | WIRE_FIELDS | WIRE_CASES[case]).encode()
+            with trio.fail_after(20):
+                async with over_http(client).open("POST", "/v1/completions", body) as exchange:
+                    assert await exchange.wait_started() == 200
+                    received = await exchange.read()
+            await settle(client)
+        events = re.sub(rb'"(id|created)":("[^"]*"|[0-9]+)', b"", received).split(b"\n\n")
+        return sorted(events, key=lambda event: re.findall(rb'"index":[0-9]+', event))  # the choices' order may differ
+
+    undisturbed = await send(Deaths())
+    num_deaths = 0
+    for step in range(1, 13):
+        deaths = Deaths([step])
+        assert await send(deaths) == undisturbed
+        num_deaths += deaths.num_deaths
+    assert num_deaths == 12
+
+
 async def test_stop_string_across_deaths() -> None:
     """A stop string is found though each of its tokens was drawn by another engine, and held back until then."""
     text = text_of(continuation(PROMPT, 30))
@@ -74,7 +111,7 @@ async def test_long_prompt() -> None:
     async with open_deadly(deaths, max_num_batched_tokens=16) as client:
         answer = await ask(client, prompt_of(150, seed=1))
         await settle(client)
-    assert answer.error is not None and deaths.num_deaths <= 3
+    assert answer.error is not None and deaths.num_deaths <= 4
 
 
 async def test_death_before_the_first_step_is_reported() -> None:
@@ -145,6 +182,24 @@ async def test_one_request_kills_every_engine(num_requests: int) -> None:
     for index, answer in [*answers.items(), (0, after)]:
         assert answer.error is None and answer.token_ids[0] == tuple(continuation(prompts[index], 12))
         assert not answer.record.disputed
+
+
+async def test_waiting_requests_are_no_suspects() -> None:
+    """Deaths in steps of others count little against requests that wait in the engine: they are not tried."""
+    deaths = Deaths([4] * 3)
+    searched: list[bool] = []
+    async with open_deadly(deaths, max_num_seqs=1) as client, trio.open_nursery() as nursery:
+
+        async def one(seed: int) -> None:
+            answer = await ask(client, prompt_of(20, seed=seed), on_delta=note)
+            assert answer.error is None
+
+        def note(delta: object) -> None:
+            searched.append(client.runtime.desk.lane.is_searching)
+
+        for seed in range(5):
+            nursery.start_soon(one, seed)
+    assert deaths.num_deaths == 3 and len(searched) > 20 and not any(searched)
 
 
 async def test_two_culprits() -> None:

@@ -25,14 +25,51 @@ def test_first_death_blames_nobody() -> None:
     assert (verdict.resumed, verdict.culprit) == (["a", "b"], None) and not suspects.is_searching
 
 
-def test_alone_twice() -> None:
-    """A request that was alone when two engines died in a row is the culprit; after progress it is not."""
+def test_alone() -> None:
+    """A request that was alone when two engines died in a row is tried, and is the culprit after two more deaths;
+    after progress it is not."""
     suspects = Suspects()
-    suspects.on_death(["a"])
+    for is_tried in (False, True, True):
+        assert suspects.on_death(["a"]).resumed == ["a"] and suspects.is_searching is is_tried
     assert suspects.on_death(["a"]).culprit == "a"
     suspects.on_death(["b"])
     suspects.on_progress(["b"])
     assert suspects.on_death(["b"]).culprit is None
+
+
+def test_step_of_others() -> None:
+    """Deaths in steps of others count little: what waited through three of them is not tried."""
+    suspects = Suspects()
+    for _ in range(3):
+        verdict = suspects.on_death(["a", "b", "waits"], {"a", "b"})
+        assert len(verdict.resumed) == 3 and not suspects.is_searching
+        suspects.on_progress(["a", "b"])
+    suspects.on_death(["a", "b", "waits"], {"a", "b"})
+    assert suspects.is_searching, "not for ever: it may kill engines outside its steps"
+    assert suspects.may_run("a") and suspects.may_run("waits") and not suspects.may_run("new")
+
+
+def test_suspects_of_both_steps_are_tried_first() -> None:
+    """Then the others without progress, which were in one of the two steps or in none."""
+    suspects = Suspects()
+    suspects.on_death(names(5), {"req-3", "req-4"})
+    assert suspects.on_death(names(5), {"req-2", "req-3"}).resumed == ["req-3"]
+    suspects.on_progress(["req-3"])
+    assert [name for name in names(5) if suspects.may_run(name)] == ["req-0", "req-1", "req-2", "req-3", "req-4"]
+    assert suspects.is_searching
+
+
+def test_trial_during_steps_of_others() -> None:
+    """Deaths of engines that run others beside the one that is tried count half."""
+    suspects = Suspects()
+    for _ in range(2):
+        suspects.on_death(["a", "b"], {"a", "b"})
+    suspects.on_progress(["a"])
+    for _ in range(3):
+        verdict = suspects.on_death(["a", "b"], {"a"})
+        assert verdict.culprit is None and "b" in verdict.resumed and suspects.is_searching
+        suspects.on_progress(["a"])
+    assert suspects.on_death(["a", "b"], {"a"}).culprit == "b"
 
 
 def test_newcomer_is_a_suspect_too() -> None:
@@ -44,6 +81,8 @@ def test_newcomer_is_a_suspect_too() -> None:
     assert not suspects.may_run("new") and not suspects.may_run("other")
     suspects.on_progress(["old"])
     assert suspects.may_run("new") and not suspects.may_run("other")
+    assert suspects.on_death(["old", "new"]).culprit is None
+    suspects.on_progress(["old"])
     assert suspects.on_death(["old", "new"]).culprit == "new"
     assert suspects.may_run("other")
 
@@ -87,7 +126,11 @@ def test_every_killer_is_found_and_nobody_else(count: int, data: st.DataObject) 
             if lucky:
                 suspects.on_progress([name for name in running if name not in killers])
             num_deaths += 1
-            culprit = suspects.on_death(running).culprit
+            in_step = None
+            if data.draw(st.booleans(), "the step is known"):
+                innocent = data.draw(st.sets(st.sampled_from(running)), "others in the step")
+                in_step = innocent | killers.intersection(running)
+            culprit = suspects.on_death(running, in_step).culprit
             if culprit is not None:
                 found.append(culprit)
                 killers.discard(culprit)
@@ -102,3 +145,24 @@ def test_every_killer_is_found_and_nobody_else(count: int, data: st.DataObject) 
     assert not killers and len(found) == num_killers
     if num_killers == 1:
         assert num_deaths <= 2 + math.log2(count) + 2
+
+
+@given(st.integers(1, 100), st.integers(0, 99), st.data())
+def test_killer_outside_steps_is_found(count: int, killer: int, data: st.DataObject) -> None:
+    """Engines die of a request whenever they are given it, in steps of others, which get on or do not."""
+    everyone = names(count)
+    bad = everyone[killer % count]
+    suspects, num_deaths, culprit = Suspects(), 0, None
+    while culprit is None:
+        running = [name for name in everyone if suspects.may_run(name)]
+        innocent = [name for name in running if name != bad]
+        if bad in running:
+            num_deaths += 1
+            assert num_deaths <= 4 + 4 + 4 + math.log2(count) + 1
+            in_step = data.draw(st.sets(st.sampled_from(innocent), min_size=1), "step") if innocent else None
+            culprit = suspects.on_death(running, in_step).culprit
+            if in_step and data.draw(st.booleans(), "they get on"):
+                suspects.on_progress(in_step)
+        else:
+            suspects.on_progress(running)
+    assert culprit == bad

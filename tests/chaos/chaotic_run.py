@@ -1,0 +1,185 @@
+"""The part `load` of a chaotic run: starts the servers, their clients and what disturbs them, and makes the report."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.chaos.books import Books, check_books
+from tests.chaos.disturbances import Around, Pace, Timeline, disturb_engines, disturb_surroundings, ready, small_disk
+from tests.chaos.load import Tally, ask_undisturbed, run_client
+from tests.chaos.questions import fixed_questions
+from tests.e2e.servers import Server, serve_command, start_quipu
+from tests.postgres import CannotRun, Postgres, running_cluster
+from tests.processes import eventually, free_ports, has_ended
+
+FAKE = [
+    *("--executor", "fake", "--fake-step-seconds", "0.005", "--max-num-seqs", "24", "--max-num-batched-tokens", "512"),
+    *("--num-blocks", "700", "--max-model-len", "2048", "--ledger-segment-bytes", str(256 * 1024)),
+]
+TINY_MODEL = ["--num-blocks", "600", "--max-num-seqs", "8", "--ledger-segment-bytes", str(256 * 1024)]
+NUM_CLIENTS, NUM_TINY_CLIENTS, NUM_QUICK = 16, 4, 3
+LONG, LONG_QUICK = 90, 12
+"""Most tokens of an answer, about."""
+DISK_MIB = 64
+START_S = 60.0
+
+
+@attrs.define
+class Scene:
+    """One server of the run, with its clients and its books."""
+
+    name: str
+    folder: Path
+    flags: list[str]
+    num_clients: int
+    asks_fresh: bool
+    database: Postgres | None = None
+    disk: Path | None = None
+    url: str | None = None
+    tally: Tally = attrs.field(factory=Tally)
+
+
+def run_load(folder: Path, seconds: float, seed: int, left_out: list[str], *, quick: bool) -> dict[str, Any]:
+    """Run the load for `seconds`. Adds to `left_out` what cannot be done here, and returns the report."""
+    timeline, stopping = Timeline(), threading.Event()
+    pace = Pace(0.5, 1.0, 0.2, ("killed", "paused")) if quick else Pace()
+    with ExitStack() as stack:
+        scenes = [_fake_scene(folder, left_out, stack, quick=quick)]
+        if quick:
+            left_out.append("the tiny model and PostgreSQL: --quick")
+        else:
+            scenes.append(Scene("tiny model", folder / "tiny", TINY_MODEL, NUM_TINY_CLIENTS, asks_fresh=False))
+        servers = [stack.enter_context(_serving(scene)) for scene in scenes]
+        pool = stack.enter_context(ThreadPoolExecutor(64))
+        tasks: list[Future[None]] = []
+        stack.callback(stopping.set)
+        for scene, server in zip(scenes, servers, strict=True):
+            long = LONG_QUICK if quick else LONG
+            questions = ask_undisturbed(server, fixed_questions(long=long))
+            options = {"long": long, "asks_fresh": scene.asks_fresh}
+            for index in range(scene.num_clients):
+                tag = f"{seed} {scene.name} {index}"
+                tasks.append(
+                    pool.submit(run_client, server, questions, scene.tally, timeline, stopping, tag=tag, **options)
+                )
+            around = Around(server, scene.database, scene.disk)
+            for disturb, what in ((disturb_engines, server), (disturb_surroundings, around)):
+                rng = random.Random(f"{seed} {scene.name} {disturb.__name__}")
+                tasks.append(pool.submit(disturb, what, timeline, pace, rng, stopping))
+        _wait(tasks, seconds)
+        stopping.set()
+        for task in tasks:
+            task.result()
+        reports = []
+        for scene, server in zip(scenes, servers, strict=True):
+            metrics = server.wait_at_rest()
+            scene.tally.problems += _faults_of(server, metrics)
+            assert server.stop() == 0, server.log_text[-2000:]
+            reports.append(_report(scene, check_books(scene.folder, scene.tally, scene.url), metrics))
+    whole = {name: sum(report[name] for report in reports) for name in TOTALS}
+    problems = [f"{scene.name}: {problem}" for scene in scenes for problem in scene.tally.problems]
+    problems += [f"{name} is {whole[name]}" for name in MUST_BE_ZERO if whole[name]]
+    servers_report = {scene.name: report for scene, report in zip(scenes, reports, strict=True)}
+    return {**whole, "disturbances": dict(timeline.counts), "servers": servers_report, "problems": problems}
+
+
+MUST_BE_ZERO = (
+    *("tokens_lost", "tokens_doubled", "answers_wrong", "accounts_disputed", "records_lost", "records_doubled"),
+    *("records_wrong", "failed_for_others"),
+)
+TOTALS = (
+    *("streams_finished", "plain_finished", "left", "refused", "failed_of_shortage", "records", "resumed"),
+    *MUST_BE_ZERO,
+)
+
+
+def _fake_scene(folder: Path, left_out: list[str], stack: ExitStack, *, quick: bool) -> Scene:
+    """Make the scene with the most clients: its files are on a small disk, its ledger in PostgreSQL."""
+    disk = folder / "disk"
+    disk.mkdir()
+    why = stack.enter_context(small_disk(disk, DISK_MIB))
+    if why is not None:
+        left_out.append(f"disk full: {why}")
+    scene = Scene("fake executor", disk / "server", FAKE, NUM_QUICK if quick else NUM_CLIENTS, asks_fresh=True)
+    scene.disk = disk if why is None else None
+    if not quick:
+        try:
+            scene.database = stack.enter_context(running_cluster())
+            scene.url = scene.database.new_database()
+        except CannotRun as error:
+            left_out.append(f"database away: {error}")
+    return scene
+
+
+@contextmanager
+def _serving(scene: Scene) -> Iterator[Server]:
+    """Run a server until the block is left; what it logs may be lost when its disk is full."""
+    (port,) = free_ports(1)
+    if scene.url is not None:
+        os.environ["QUIPU_LEDGER_URL"] = scene.url
+    try:
+        process, log_path = start_quipu(scene.folder, *serve_command(*scene.flags, "--port", str(port)))
+    finally:
+        os.environ.pop("QUIPU_LEDGER_URL", None)
+    server = Server(process, log_path, f"http://127.0.0.1:{port}")
+    try:
+        eventually(lambda: ready(server), "the server is ready", START_S)
+        yield server
+    finally:
+        engines = server.children()
+        process.kill()
+        process.wait()
+        for pid in engines:
+            eventually(lambda pid=pid: has_ended(pid), "the engine ends")
+
+
+def _wait(tasks: list[Future[None]], seconds: float) -> None:
+    """Wait, or until a task raises."""
+    from concurrent.futures import FIRST_EXCEPTION, wait
+
+    done, _ = wait(tasks, seconds, FIRST_EXCEPTION)
+    for task in done:
+        task.result()
+
+
+SHORTAGES = ("MemoryError", "can't start new thread", "failed to map segment", "Cannot allocate memory")
+
+
+def tracebacks(log: str) -> list[str]:
+    """Return the tracebacks in a log, but for those that speak of a lack of memory, which is taken away."""
+    entries: list[str] = []
+    for line in log.splitlines():
+        if line.startswith("{") or not entries or entries[-1].startswith("{"):
+            entries.append(line)
+        else:
+            entries[-1] += "\n" + line
+    return [each for each in entries if "Traceback" in each and not any(word in each for word in SHORTAGES)]
+
+
+def _faults_of(server: Server, metrics: dict[str, float]) -> list[str]:
+    faults = [f"in the log: {each[:3000]}" for each in tracebacks(server.log_text)]
+    if metrics["usage_disputed_total"]:
+        faults.append(f"{metrics['usage_disputed_total']:g} accounts are disputed")
+    return faults
+
+
+def _report(scene: Scene, books: Books, metrics: dict[str, float]) -> dict[str, Any]:
+    tally = scene.tally
+    tally.problems += books.problems
+    counted = {
+        field.name: getattr(tally, field.name)
+        for field in attrs.fields(Tally)
+        if field.name in TOTALS or field.name in MUST_BE_ZERO
+    }
+    resumed = sum(value for name, value in metrics.items() if name.startswith("requests_resumed_total"))
+    about_books = {name: value for name, value in attrs.asdict(books).items() if name != "problems"}
+    return {**counted, **about_books, "resumed": resumed, "by_question": dict(tally.by_question)}
