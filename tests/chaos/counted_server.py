@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from quipu.actors.accountant.entry_store import EntryStore
-from quipu.actors.detokenizer.actor import Detokenizer
+from quipu.actors.detokenizer.text_store import TextStore
 from quipu.actors.request_desk.desk import RequestDesk
 
 FILE = "QUIPU_COUNTS"
@@ -37,17 +37,17 @@ def remember(cls: type[Any], found: list[Any]) -> None:
 
 def main() -> int:
     stores: list[EntryStore] = []
-    detokenizers: list[Detokenizer] = []
+    texts: list[TextStore] = []
     desks: list[RequestDesk] = []
     remember(EntryStore, stores)
-    remember(Detokenizer, detokenizers)
+    remember(TextStore, texts)
     remember(RequestDesk, desks)
     path = Path(os.environ[FILE])
 
     def write(*_: object) -> None:
         counts = {
             "tasks": trio.lowlevel.current_statistics().tasks_living,
-            "tracked_sequences": sum(each.num_tracked + each.num_prompts for each in detokenizers),
+            "tracked_sequences": sum(each.num_tracked + each.num_prompts for each in texts),
             "open_accounts": sum(each.num_open_accounts for each in stores),
             "open_requests": sum(each.num_open_requests for each in desks),
             "live_sequences": sum(each.num_live_sequences for each in desks),
