@@ -78,9 +78,9 @@ def draw_plan(rng: random.Random) -> Plan:
     elif fate < 0.05:
         body["temperature"] = "warm"  # never opened
     elif surface.api == "completions":
-        if fate < 0.08:
+        if fate < 0.3:
             body["prompt"] = [*rng.choices(range(300, 3000), k=20), POISON]
-        elif fate < 0.3:
+        elif fate < 0.5:
             body["prompt"] = [body["prompt"], STEM * rng.randint(1, 3)]
     if surface.api in ("completions", "chat") and rng.random() < 0.2:
         body |= {"n": rng.randint(2, 3), "temperature": 0.7 if body["temperature"] == 0 else body["temperature"]}
