@@ -33,7 +33,7 @@ from tests.traps.wire import COMPLETIONS
 from tests.web.fakes import Client as HttpClient
 
 EXECUTOR = "reference" if MISSING else "cpu"
-NUM_DOCUMENTS = 5
+NUM_DOCUMENTS = 4
 NUM_ROUNDS = 4
 """How many blocks of each document are overwritten, one after another."""
 NUM_BLOCKS = 1200

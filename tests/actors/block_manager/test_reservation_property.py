@@ -298,6 +298,6 @@ class Lookups(Extension, Domains):
 
 
 TestBlocks = Blocks.TestCase
-TestBlocks.settings = settings(max_examples=max(200, settings.default.max_examples))
+TestBlocks.settings = settings(max_examples=max(140, settings.default.max_examples))
 TestLookups = Lookups.TestCase
 TestLookups.settings = settings(max_examples=max(80, settings.default.max_examples))

@@ -351,5 +351,5 @@ def test_no_preemption_for_worse_rank(policy: Policy, budget: int, spare: int) -
 
 TestEngine = EngineMachine.TestCase
 TestDuplicates = Duplicates.TestCase
-TestDuplicates.settings = settings(max_examples=max(80, settings.default.max_examples))
-TestEngine.settings = settings(max_examples=max(160, settings.default.max_examples))
+TestDuplicates.settings = settings(max_examples=max(50, settings.default.max_examples))
+TestEngine.settings = settings(max_examples=max(110, settings.default.max_examples))
