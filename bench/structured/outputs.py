@@ -6,6 +6,7 @@ Tokens are drawn by a seed, half of them among those that close a value, so that
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -19,6 +20,8 @@ from quipu.actors.shared.grammar_library import GrammarLibrary
 
 Flags = npt.NDArray[np.bool_]
 
+PART_SHARE = 0.3
+"""How often an example is begun where it might be."""
 CLOSING = frozenset({'"', "}", "]", '"}', '"]', "}}", "]]", "]}", "}]"})
 
 
@@ -49,12 +52,18 @@ class Drawer:
 
     def draw(self, grammar: str, max_tokens: int) -> Output:
         """Draw an output. Raises OutputFailed."""
-        return self._continued(grammar, [], max_tokens, closing=0.5)
+        return self._continued(grammar, [], max_tokens, 0.5)
 
-    def finished(self, grammar: str, output: Output, max_tokens: int, attempts: int) -> Output | None:
-        """Continue an output until it ends. None: it did not within so many tokens and attempts."""
+    def finished(
+        self, grammar: str, output: Output, max_tokens: int, attempts: int, examples: Sequence[str]
+    ) -> Output | None:
+        """Continue an output until it ends. None: it did not within so many tokens and attempts.
+
+        `examples`: strings that may be parts of it.
+        """
+        parts = [self._tokenizer.encode(text, add_special_tokens=False).ids for text in examples]
         for _ in range(attempts):
-            longer = self._continued(grammar, output.token_ids, max_tokens, closing=0.95)
+            longer = self._continued(grammar, output.token_ids, max_tokens, 0.95, parts)
             if longer.has_ended:
                 return longer
         return None
@@ -66,9 +75,17 @@ class Drawer:
         """Return the tokens of a text, and the one that ends it."""
         return [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._end_id]
 
-    def _continued(self, grammar: str, token_ids: list[int], max_tokens: int, closing: float) -> Output:
+    def _continued(
+        self,
+        grammar: str,
+        token_ids: list[int],
+        max_tokens: int,
+        closing: float,
+        parts: Sequence[Sequence[int]] = (),
+    ) -> Output:
         sequence = SequenceGrammar(OutputGrammar(grammar), token_ids, ends_early=True)
         drawn = [*token_ids]
+        wanted: list[int] = []  # the rest of a part that has begun, last token first
         for _ in range(max_tokens):
             (mask,) = self._masks.begin([sequence])()
             if isinstance(mask, str):
@@ -76,7 +93,13 @@ class Drawer:
             allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").view(np.bool_)
             if not allowed.any():
                 raise OutputFailed("no token is allowed")
-            token_id = self._choice(allowed, closing)
+            if parts and not wanted and self._random.random() < PART_SHARE:
+                wanted = [*reversed(parts[self._random.integers(len(parts))])]
+            if wanted and allowed[wanted[-1]]:
+                token_id = wanted.pop()
+            else:
+                wanted.clear()
+                token_id = self._choice(allowed, closing)
             if token_id == self._end_id:
                 return Output(drawn, has_ended=True)
             drawn.append(token_id)

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from bench.structured.outputs import Drawer, OutputFailed
+from bench.structured.pattern_examples import examples_of
 from bench.structured.schemas import Collection, Entry
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import RequestError
@@ -117,7 +118,8 @@ def measure_validity(
         report.accepted += 1
         _count_instances(library, drawer, entry, grammar, report)
         is_valid = entry.check or (None if make_validator is None else make_validator(entry.schema))
-        outputs = [_count_output(drawer, entry.name, grammar, is_valid, report) for _ in range(num_draws)]
+        examples = examples_of(entry.schema)
+        outputs = [_count_output(drawer, entry.name, grammar, is_valid, examples, report) for _ in range(num_draws)]
         report.samples.append(Sample(source, grammar, max(outputs, key=len)))
     return report
 
@@ -137,13 +139,18 @@ def _count_instances(library: GrammarLibrary, drawer: Drawer, entry: Entry, gram
 
 
 def _count_output(
-    drawer: Drawer, name: str, grammar: str, is_valid: Callable[[Any], bool] | None, report: Report
+    drawer: Drawer,
+    name: str,
+    grammar: str,
+    is_valid: Callable[[Any], bool] | None,
+    examples: list[str],
+    report: Report,
 ) -> list[int]:
     """Draw an output, count what it is, and return its tokens."""
     report.outputs += 1
     try:
         output = drawer.draw(grammar, MAX_TOKENS)
-        whole = output if output.has_ended else drawer.finished(grammar, output, MAX_MORE, ATTEMPTS)
+        whole = output if output.has_ended else drawer.finished(grammar, output, MAX_MORE, ATTEMPTS, examples)
     except OutputFailed as error:
         report.ended += 1
         report.wrong.append(f"{name}: {error}")
