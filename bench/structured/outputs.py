@@ -94,7 +94,7 @@ class Drawer:
             if not allowed.any():
                 raise OutputFailed("no token is allowed")
             if parts and not wanted and self._random.random() < PART_SHARE:
-                wanted = [*reversed(parts[self._random.integers(len(parts))])]
+                wanted = [*reversed(parts[int(self._random.integers(len(parts)))])]
             if wanted and allowed[wanted[-1]]:
                 token_id = wanted.pop()
             else:

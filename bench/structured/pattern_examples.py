@@ -27,7 +27,7 @@ _OF_FORMATS = {
     "uri": "a:b",
     "uuid": "01234567-89ab-4cde-8f01-23456789abcd",
 }
-_OF_CATEGORIES = {ops.CATEGORY_DIGIT: "0", ops.CATEGORY_WORD: "a", ops.CATEGORY_SPACE: " "}
+_OF_CATEGORIES: dict[Any, str] = {ops.CATEGORY_DIGIT: "0", ops.CATEGORY_WORD: "a", ops.CATEGORY_SPACE: " "}
 
 
 def examples_of(schema: Any) -> list[str]:
