@@ -82,7 +82,8 @@ def _one(op: Any, argument: Any, last: bool) -> str:
         return _written(argument[1][-1 if last else 0], last=last)
     if op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
         least, most, repeated = argument
-        return _written(repeated, last=last) * max(least, min(most, int(last)))
+        count: int = max(least, min(most, int(last)))
+        return _written(repeated, last=last) * count
     return ""  # an anchor, or something that looks around
 
 
