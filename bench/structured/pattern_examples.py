@@ -27,6 +27,7 @@ _OF_FORMATS = {
     "uri": "a:b",
     "uuid": "01234567-89ab-4cde-8f01-23456789abcd",
 }
+_UNICODE_CLASS = re.compile(r"\\p\{L[^}]*\}")
 _OF_CATEGORIES: dict[Any, str] = {ops.CATEGORY_DIGIT: "0", ops.CATEGORY_WORD: "a", ops.CATEGORY_SPACE: " "}
 
 
@@ -57,7 +58,7 @@ def _strings(part: dict[str, Any]) -> Iterator[str]:
     for pattern in patterns:
         if isinstance(pattern, str):
             try:
-                tree = parser.parse(pattern)
+                tree = parser.parse(_UNICODE_CLASS.sub("a", pattern))
             except (re.error, OverflowError, RecursionError):
                 continue
             yield _written(tree, last=False)
