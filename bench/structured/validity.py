@@ -29,7 +29,7 @@ MAX_BYTES = 131_072
 MAX_SECONDS = 0.5
 """To compile it, as `--grammar-timeout` has it by default."""
 MAX_TOKENS = 96
-MAX_MORE = 512
+MAX_MORE = 2048
 ATTEMPTS = 4
 _KEYWORD = re.compile(
     r"the keyword `([^`]+)`|Expected positive integer for '([^']+)'|(oneOf|patternProperty|min/maxProperties|multipleOf"
