@@ -59,11 +59,11 @@ class Drawer:
     ) -> Output | None:
         """Continue an output until it ends. None: it did not within so many tokens and attempts.
 
-        `examples`: strings that may be parts of it.
+        `examples`: strings that may be parts of it, which are used in every second attempt, since they make it longer.
         """
         parts = [self._tokenizer.encode(text, add_special_tokens=False).ids for text in examples]
-        for _ in range(attempts):
-            longer = self._continued(grammar, output.token_ids, max_tokens, 0.95, parts)
+        for attempt in range(attempts):
+            longer = self._continued(grammar, output.token_ids, max_tokens, 0.95, parts if attempt % 2 else ())
             if longer.has_ended:
                 return longer
         return None
