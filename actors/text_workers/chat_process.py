@@ -9,16 +9,14 @@ import codecs
 import contextlib
 import os
 import signal
-import socket
-import subprocess
 
 import trio
 
 from ..messages.prompts import ChatPrompt
-from ..processes.child import OWN_GROUP, command_of
 from ..tokenizer.chat_template import ChatTooLong, RenderedChat, TemplateError
 from ..tokenizer.template_source import TemplateSource
 from .chat_wire import ANSWER, PIECE_CHARACTERS, ChatAnswer, pack_chat, pack_source, read_answer, read_head
+from .child_start import start_child
 from .renderer import does_not_compile
 
 MODULE = "quipu.actors.text_workers.chat_worker"
@@ -42,19 +40,7 @@ class ChatProcess:
     @classmethod
     async def start(cls, template: TemplateSource, timeout_s: float) -> ChatProcess:
         """Start a process and have it compile the template. Raises CheckpointError and OSError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.setblocking(False)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        try:
-            process = await trio.lowlevel.open_process(
-                command_of(MODULE), stdin=theirs, stdout=subprocess.DEVNULL, process_group=OWN_GROUP
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        started = cls(process, stream)
+        started = cls(*await start_child(MODULE))
         reason: str | None = None
         is_ready = False
         try:

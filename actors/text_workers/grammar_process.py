@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
-import subprocess
 from typing import Any
 
 import attrs
@@ -17,7 +15,7 @@ import trio
 
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
-from ..processes.child import OWN_GROUP, command_of
+from .child_start import start_child
 from .grammar_worker import LENGTH, WorkerSettings, frame_of
 
 MODULE = "quipu.actors.text_workers.grammar_worker"
@@ -58,19 +56,7 @@ class GrammarProcess:
     @classmethod
     async def start(cls, tokenizer_json: bytes, settings: WorkerSettings) -> GrammarProcess:
         """Start a process and have it load the tokenizer. Raises OSError and ProcessGone."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.setblocking(False)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        try:
-            process = await trio.lowlevel.open_process(
-                command_of(MODULE), stdin=theirs, stdout=subprocess.DEVNULL, process_group=OWN_GROUP
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        started = cls(process, stream)
+        started = cls(*await start_child(MODULE))
         try:
             source = LENGTH.pack(len(tokenizer_json)), tokenizer_json, frame_of(attrs.asdict(settings))
             await started._exchange(source, START_S)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from re import _constants as ops  # type: ignore[attr-defined] # the only parser of patterns; its module has no stubs
-from re import _parser as parser  # type: ignore[attr-defined] # as above
+from re import _parser as parser  # type: ignore[attr-defined] # this module has no stubs either
 from typing import Any
 
 MAX_EXAMPLES = 64

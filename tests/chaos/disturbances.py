@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import attrs
@@ -130,7 +130,7 @@ def disturb_surroundings(
 ) -> None:
     """Take away memory, descriptors, the database and the disk, one after the other, and give them back."""
     pid = around.server.pid
-    kinds: dict[str, Callable[[], object]] = {
+    kinds: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "memory lowered": lambda: limited(pid, resource.RLIMIT_AS, address_space(pid) + SPARE_BYTES),
         "descriptors lowered": lambda: limited(pid, resource.RLIMIT_NOFILE, num_files(pid) + SPARE_FILES),
     }
@@ -142,7 +142,7 @@ def disturb_surroundings(
     while not stopping.wait(pace.pause(rng)):
         order = order or rng.sample(sorted(kinds), len(kinds))
         kind = order.pop()
-        with timeline.during(around.server, kind), kinds[kind]():  # type: ignore[attr-defined]
+        with timeline.during(around.server, kind), kinds[kind]():
             stopping.wait(rng.uniform(1.5, 6.0) * pace.scale)
 
 

@@ -1,0 +1,31 @@
+"""Starts a process of one of our own programs, connected to it by a socket that is its standard input.
+
+Used by `chat_process.py` and `grammar_process.py`. What must always hold: if the process was not started, no descriptor
+is left open.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+
+import trio
+
+from ..processes.child import OWN_GROUP, command_of
+
+
+async def start_child(module: str) -> tuple[trio.Process, trio.SocketStream]:
+    """Start the program `module`, and return its process and our end of the socket. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.setblocking(False)
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+    try:
+        process = await trio.lowlevel.open_process(
+            command_of(module), stdin=theirs, stdout=subprocess.DEVNULL, process_group=OWN_GROUP
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, stream
