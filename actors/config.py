@@ -14,6 +14,9 @@ import attrs
 from .declarations import REQUIRED, setting, settings_of
 from .messages.grammar import MAX_GRAMMAR_BYTES
 
+MAX_ENGINES = 1024
+"""Most engines that one web process may have."""
+
 
 @attrs.frozen
 class KvEventsConfig:
@@ -268,6 +271,41 @@ class RuntimeConfig:
         choices=("resume", "fail"),
         help="what becomes of the requests that a dead engine held: the next one goes on with them, or they fail",
         group="supervision",
+    )
+    resume_on: str = setting(
+        "any",
+        "--resume-on",
+        choices=("any", "same"),
+        help="which of several engines may go on with a dead one's requests: one that computes the same bits where one "
+        "is ready, else any; or only one that computes the same bits",
+        group="supervision",
+    )
+    num_engines: int = setting(
+        1,
+        "--engines",
+        minimum=1,
+        maximum=MAX_ENGINES,
+        metavar="N",
+        help="number of engine processes, among which prompts are routed (docs/many-engines.md)",
+        group="router",
+        key="engines",
+    )
+    routing: str = setting(
+        "prefix",
+        "--routing",
+        choices=("prefix", "dynamo", "least-loaded", "round-robin", "random"),
+        help="how an engine is chosen for a prompt: by what it has cached and has to do (`prefix`, or with the cost "
+        "that NVIDIA Dynamo documents), by what it has to do, or by neither",
+        group="router",
+    )
+    affinity_tokens: int = setting(
+        512,
+        "--affinity-tokens",
+        minimum=0,
+        metavar="N",
+        help="prompt tokens that may be computed again so that a client (`prompt_cache_key`, `user`, or the user id in "
+        "Anthropic's metadata) is served by the engine that served it last",
+        group="router",
     )
     max_restarts: int = 5
     """Engine deaths within `restart_window_s` after which the server gives up. Those of engines that had done some work

@@ -79,6 +79,16 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """Likewise: how many of them the executor copied. Never billed as cached."""
     scores: list[StepScores] = []
     """Scores of the tokens above, and of prompts, for sequences that ask for them; one item per step that has any."""
+    stored_keys: bytes = b""
+    """The first 8 bytes of the key of each block that can be found in the engine's cache since the last report..."""
+    removed_keys: bytes = b""
+    """...and of each that cannot be found any more, none of them in both."""
+    is_cleared: bool = False
+    """The cache was emptied before these were stored."""
+    engine_id: int = 0
+    """Set when the report is received, as is..."""
+    incarnation: int = 0
+    """...the engine's incarnation."""
 
 
 class Side(StrEnum):
@@ -171,6 +181,17 @@ class EngineDied:
     """Those of the step that it was running, if that is known."""
     is_last: bool = False
     """There will be no other engine."""
+    engine_id: int = 0
+
+
+@attrs.frozen
+class Routed:
+    """The router has sent a sequence to one of several engines."""
+
+    sequence_id: int
+    engine_id: int
+    num_overlapping: int
+    """Estimate: prompt tokens that the engine will find in its cache."""
 
 
 @attrs.frozen

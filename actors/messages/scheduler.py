@@ -42,6 +42,8 @@ class Submit:
     """Tokens that were drawn for it and reported. The next one continues them."""
     num_scored: int = 1
     """Prompt tokens whose scores were reported, if they are wanted; the first has none."""
+    affinity: bytes = b""
+    """Stands for the client, for the router. Empty: for nobody."""
 
 
 @attrs.frozen

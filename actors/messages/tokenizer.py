@@ -32,6 +32,9 @@ class Encode:
     max_tokens_param: str
     priority: int = 0
     """Lower is served first under `--scheduling-policy priority`."""
+    affinity: bytes = b""
+    """Stands for the client within its tenant: near-ties between engines go to the one that served it last. Empty: for
+    nobody."""
     cache_salt: str = ""
     """Subdivides the domain: prompts share blocks only with those of the same salt."""
     echo: bool = False

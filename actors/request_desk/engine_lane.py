@@ -35,6 +35,8 @@ class LiveSequence:
     submit: Submit
     incarnation: int | None = None
     """The engine that holds it; None while it is queued, or waits for a search to end."""
+    engine_id: int | None = None
+    """Likewise."""
     aborted: bool = False
     has_ended: bool = False
     """The engine has drawn its last token."""
@@ -133,6 +135,11 @@ class EngineLane:
         live = self._live.get(sequence_id)
         return None if live is None else live.incarnation
 
+    def engine_of(self, sequence_id: int) -> int | None:
+        """Return the id of the engine that holds a sequence; None if none does."""
+        live = self._live.get(sequence_id)
+        return None if live is None else live.engine_id
+
     def mark_ended(self, sequence_id: int) -> None:
         """Note that the engine has ended a sequence, or that no engine will."""
         live = self._live.pop(sequence_id, None)
@@ -198,7 +205,7 @@ class EngineLane:
         in_step = None if step_ids is None else {live.request_id for i, live in rest.items() if i in step_ids}
         verdict = self._suspects.on_death(list(dict.fromkeys(live.request_id for live in rest.values())), in_step)
         for sequence_id, live in taken.items():
-            live.incarnation, live.num_computed = None, held[sequence_id]
+            live.incarnation, live.engine_id, live.num_computed = None, None, held[sequence_id]
         culprits = [i for i, live in rest.items() if live.request_id == verdict.culprit]
         resumed = [i for i in rest if i not in culprits]
         again = dict(zip(resumed, _submit_again([rest[i] for i in resumed]), strict=True))
@@ -222,13 +229,13 @@ class EngineLane:
         """Whether the cause of several deaths is being searched for, and may be a single request."""
         return self._suspects.is_searching and self._suspects.num_culprits < 2
 
-    async def take_for(self, incarnation: int) -> list[EngineMessage]:
+    async def take_for(self, incarnation: int, engine_id: int = 0) -> list[EngineMessage]:
         """Wait for messages and take all that are queued for an engine, which from then on holds their sequences."""
         messages = await self._channel.receive_all()
         resumed: set[str] = set()
         for message in messages:
             if isinstance(message, Submit) and (live := self._live.get(message.sequence_id)) is not None:
-                live.incarnation = incarnation
+                live.incarnation, live.engine_id = incarnation, engine_id
                 if message.is_resumed:
                     resumed.add(live.request_id)
         if resumed:

@@ -9,7 +9,7 @@ Submit of the request is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -45,6 +45,52 @@ class State(StrEnum):
     DRAINING = "draining"
     REFUSING = "refusing"  # no usage record can be written, so no request is admitted
     FAILED = "failed"
+
+
+class EngineState(StrEnum):
+    """What is known of one of several engines."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"  # it gets no more prompts, and ends when it has served what it holds
+    DEAD = "dead"  # a successor is about to be started, unless it died too often
+
+
+@attrs.frozen
+class EngineStatus:
+    """One engine, for operators."""
+
+    engine_id: int
+    """Counted from 0, and never given again."""
+    incarnation: int
+    """The last process started for it; counted over all engines of the server."""
+    state: EngineState
+    detail: str = ""
+    """Why it is not ready."""
+    ready: EngineReady | None = None
+    """What it found out when it last became ready."""
+    num_running: int = 0
+    num_waiting: int = 0
+    """Sequences, the ones on their way to it included."""
+    blocks_used: int = 0
+    blocks_total: int = 0
+    """KV blocks without the null block; 0 until it is ready."""
+    deaths: int = 0
+
+
+class DrainMode(StrEnum):
+    """What becomes of the sequences that a draining engine holds."""
+
+    FINISH = "finish"  # it ends them itself; when the time is up, the rest is handed over
+    HAND_OVER = "hand_over"  # other engines go on with them
+
+
+class UnknownEngine(Exception):
+    """There is no engine of that id. Answer 404."""
+
+
+class LastEngine(Exception):
+    """Without this engine nothing could be served any more. Answer 409."""
 
 
 @attrs.frozen
@@ -155,7 +201,30 @@ class Desk(Protocol):
     def health(self) -> Health: ...
 
     def reset_prefix_cache(self) -> None:
-        """Drop the prefix cache. Running requests are not affected."""
+        """Drop the prefix cache of every engine. Running requests are not affected."""
+        ...
+
+    def engines(self) -> Sequence[EngineStatus]:
+        """Return the engines of this server, in the order of their ids; those that were removed are left out."""
+        ...
+
+    def add_engines(self, count: int) -> tuple[int, ...]:
+        """Start further engines, and return their ids. They serve when they are ready."""
+        ...
+
+    def drain_engine(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None) -> None:
+        """Send an engine no more prompts, and end and remove it once it holds nothing.
+
+        After `timeout_s` what it still holds is handed over. A second call can only make it faster. Raises
+        UnknownEngine, and LastEngine where no other engine would be left.
+        """
+        ...
+
+    def remove_engine(self, engine_id: int, *, force: bool = False) -> None:
+        """Drain an engine by handing over, and remove it. `force`: even the last one, whose requests then fail.
+
+        Raises UnknownEngine and LastEngine.
+        """
         ...
 
     def render_metrics(self) -> bytes:

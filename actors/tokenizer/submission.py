@@ -106,6 +106,7 @@ class Submission:
                 group_id=sequence_ids[0],
                 num_to_come=len(places) - index - 1,
                 tokens_to_come=tokens_to_come,
+                affinity=request.affinity,
             )
             track = Track(
                 request_id=request.request_id,

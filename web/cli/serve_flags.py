@@ -84,6 +84,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="abort a request that takes longer (default: never)",
     )
     add_settings(command, "supervision")
+    add_settings(command, "router")
     add(
         "--otlp-traces-endpoint",
         metavar="URL",
