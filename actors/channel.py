@@ -80,7 +80,7 @@ class Channel(Generic[T]):
         self._items.append(item)
         self._wake_receiver()
 
-    def post_first(self, items: Sequence[T]) -> None:
+    def post_first(self, items: Sequence[T], /) -> None:
         """Add items before all others, in order; there is always room."""
         if items:
             self._items[:0] = items

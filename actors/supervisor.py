@@ -1,33 +1,36 @@
-"""The supervisor: runs one engine after another, and tracks their health.
+"""The supervisors: each keeps one engine running, and tracks its health.
 
 An engine (scheduler, KV-block manager and executor, restarted as one group) runs in a host: in this loop (`engine.py`)
-or in its own process (`processes/process_host.py`). When it dies, health is updated first; then `EngineDied`, after the
-last of its reports, has the accountant take back all sequences that it held, which are resumed or ended, and a new
-incarnation is started. Messages waiting in the lane go to the new one.
+or in its own process (`processes/process_host.py`). When it dies, health is updated first, and the router is told; then
+`EngineDied`, after the last of its reports, has the accountant take back all sequences that it held, which are resumed
+or ended, and a new incarnation is started. What was queued for it goes to another engine, or waits.
 
-What must always hold: health is never reported better than it is; two engines never hold the same sequence; too many
-deaths within the window end the server with an error. Deaths of engines that have done some work do not count, nor do
-those by which the one request is found that causes them.
+What must always hold: health is never reported better than it is; two engines never hold the same sequence; an engine
+that dies too often within the window is given up, and the server ends with an error when no other serves. Deaths of
+engines that have done some work do not count, nor do those by which the one request is found that causes them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import attrs
+import msgspec
 import structlog
 import trio
 
-from .channel import Channel
+from .channel import Channel, Poster, Sender
 from .config import RuntimeConfig
 from .frames import Unreadable
 from .messages.accountant import EngineDied, StepReport
+from .messages.router import EngineDown, EngineUp
 from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .request_desk.desk import RequestDesk
-from .request_desk.engine_lane import EngineMessage
+from .request_desk.engine_pool import EngineMessage, EngineSeat
 from .request_desk.interface import Health, State, describe_pool
+from .router.route_store import RouterMessage
 
 log = structlog.get_logger()
 
@@ -60,12 +63,24 @@ class Death:
 
 
 class EngineLink:
-    """The connection of one incarnation to the web side."""
+    """The connection of one incarnation of an engine to the web side."""
 
-    def __init__(self, incarnation: int, desk: RequestDesk, accountant: Channel[StepReport | EngineDied]) -> None:
+    def __init__(
+        self,
+        seat: EngineSeat,
+        incarnation: int,
+        desk: RequestDesk,
+        accountant: Sender[StepReport],
+        router: Poster[RouterMessage],
+        show_ready: Callable[[EngineSeat], object],
+    ) -> None:
+        """`show_ready(seat)` is called when the engine is ready."""
         self.incarnation = incarnation
+        self._seat = seat
         self._desk = desk
         self._accountant = accountant
+        self._router = router
+        self._show_ready = show_ready
         self._ready = trio.Event()
         self.refusal: str | None = None
         """Why the engine cannot serve, if it has refused."""
@@ -78,26 +93,43 @@ class EngineLink:
         Until it is ready the engine holds nothing, so waiting messages survive an engine that dies while it loads.
         """
         await self._ready.wait()
-        return await self._desk.lane.take_for(self.incarnation)
+        return await self._desk.lane.take_for(self._seat, self.incarnation)
 
     async def deliver(self, messages: Iterable[object]) -> None:
         """Handle messages from the engine, in order. Raises Unreadable at one that no engine sends."""
         for message in messages:
             match message:
                 case StepReport():
-                    self.has_progressed |= bool(message.span_ids)
-                    await self._accountant.send(message)
+                    await self._report(message)
                 case EngineReady():
-                    log.info("engine.ready", **attrs.asdict(message), **describe_pool(message))
-                    self._desk.introduce(message)
-                    self._desk.set_health(Health(State.READY, self.incarnation, ""))
-                    self._ready.set()
+                    self._on_ready(message)
                 case EngineRefused(reason):
                     self.refusal = reason
                 case Heartbeat():
                     pass  # the host's
                 case _:
                     raise Unreadable(f"{type(message).__name__}, which only engines receive")
+
+    async def _report(self, message: StepReport) -> None:
+        seat = self._seat
+        report = msgspec.structs.replace(message, engine_id=seat.engine_id, incarnation=self.incarnation)
+        self.has_progressed |= bool(report.span_ids)
+        seat.note(report)
+        self._router.post(report)
+        await self._accountant.send(report)
+
+    def _on_ready(self, ready: EngineReady) -> None:
+        seat, desk = self._seat, self._desk
+        seat.ready = ready
+        seat.health = Health(State.READY, self.incarnation, "")
+        seat.note_gone()
+        log.info("engine.ready", engine_id=seat.engine_id, **attrs.asdict(ready), **describe_pool(ready))
+        lengths = [its.max_model_len for other in desk.pool if (its := other.ready) is not None and its.max_model_len]
+        longest = min(lengths, default=desk.info.max_model_len)
+        desk.info = attrs.evolve(desk.info, num_blocks=ready.num_blocks, max_model_len=longest, engine=ready)
+        self._show_ready(seat)
+        self._router.post(EngineUp(seat.engine_id, self.incarnation, seat.num_blocks, ready.numerics))
+        self._ready.set()
 
     @property
     def is_ready(self) -> bool:
@@ -106,7 +138,8 @@ class EngineLink:
 
     def lost(self, reason: str) -> None:
         """Note that the engine cannot be reached any more. How it ended is determined next."""
-        self._desk.set_health(Health(State.RESTARTING, self.incarnation, reason))
+        self._seat.health = Health(State.RESTARTING, self.incarnation, reason)
+        self._router.post(EngineDown(self._seat.engine_id, self.incarnation))
 
 
 class EngineHost(Protocol):
@@ -116,28 +149,39 @@ class EngineHost(Protocol):
 
 
 class Supervisor:
+    """Keeps one engine running."""
+
     def __init__(
         self,
         config: RuntimeConfig,
+        seat: EngineSeat,
         host: EngineHost,
         desk: RequestDesk,
         accountant: Channel[StepReport | EngineDied],
+        router: Poster[RouterMessage],
+        show_ready: Callable[[EngineSeat], object],
+        *,
+        may_fail_alone: bool,
     ) -> None:
+        """`may_fail_alone`: whether the server goes on if this engine can never serve, as long as others do."""
         self._config = config
+        self._seat = seat
         self._host = host
         self._desk = desk
         self._accountant = accountant
+        self._router = router
+        self._show_ready = show_ready
+        self._may_fail_alone = may_fail_alone
 
     async def run(self) -> None:
-        """Keep an engine running until cancelled. Raises EngineGivenUp."""
-        config, desk = self._config, self._desk
+        """Keep an engine running until cancelled, or until it is given up while others serve. Raises EngineGivenUp."""
+        config, desk, seat = self._config, self._desk, self._seat
         deaths: deque[float] = deque()
         num_shortages = 0
         was_ready = False
-        incarnation = 0
         while True:
-            incarnation += 1
-            link = EngineLink(incarnation, desk, self._accountant)
+            incarnation = desk.pool.next_incarnation()
+            link = EngineLink(seat, incarnation, desk, self._accountant, self._router, self._show_ready)
             death = await self._host.run(link)
             was_ready |= link.is_ready
             if death.is_shortage and was_ready:
@@ -154,17 +198,34 @@ class Supervisor:
                 deaths.popleft()
             is_refused = death.is_final or (death.hopeless and not was_ready)
             giving_up = is_refused or len(deaths) > config.max_restarts
-            state = State.FAILED if giving_up else State.RESTARTING
-            held = desk.lane.held_by(incarnation)
-            desk.set_health(Health(state, incarnation, death.reason))
-            log.error("engine.died", incarnation=incarnation, reason=death.reason, num_held=len(held))
-            self._accountant.post(EngineDied(incarnation, death.reason, held, death.step_ids, is_last=giving_up))
+            self._note_death(incarnation, death, giving_up=giving_up)
             if giving_up:
+                if desk.pool.serves_without(seat.engine_id) and (was_ready or self._may_fail_alone):
+                    return
                 raise (EngineRefusal if is_refused else EngineGivenUp)(death.reason)
             await trio.sleep(config.restart_backoff_s * 2 ** max(0, len(deaths) - 1))
             await desk.lane.until_taken_back(incarnation)
 
+    def _note_death(self, incarnation: int, death: Death, *, giving_up: bool) -> None:
+        """Have the accountant take back what a dead engine held."""
+        seat, lane = self._seat, self._desk.lane
+        held = lane.held_by(incarnation)
+        seat.num_deaths += 1
+        seat.note_gone()
+        seat.health = Health(State.FAILED if giving_up else State.RESTARTING, incarnation, death.reason)
+        self._router.post(EngineDown(seat.engine_id, incarnation))
+        log.error(
+            "engine.died",
+            engine_id=seat.engine_id,
+            incarnation=incarnation,
+            reason=death.reason,
+            num_held=len(held),
+        )
+        is_last = giving_up and not self._desk.pool.serves_without(seat.engine_id)
+        died = EngineDied(incarnation, death.reason, held, death.step_ids, is_last=is_last, engine_id=seat.engine_id)
+        self._accountant.post(died)
+
     def _note_shortage(self, incarnation: int, death: Death) -> None:
         """Note that a restart has to wait. This engine held nothing, so it does not count as a death."""
-        self._desk.set_health(Health(State.RESTARTING, incarnation, death.reason))
+        self._seat.health = Health(State.RESTARTING, incarnation, death.reason)
         log.error("engine.not_started", incarnation=incarnation, reason=death.reason)

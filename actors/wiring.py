@@ -1,18 +1,18 @@
 """READ FIRST: every channel, every actor, every restart group, on one page.
 
-    handler ──Encode──▶ tokenizer ──Submit, Abort (lane)──▶ ENGINE: scheduler ⇄ KV-block manager
-       ▲                    │                                       │  │ ▲
-       │                 Prompted                                   │  │ │
-       │                    ▼                                       │  │ │
-    mailbox ◀──Started── accountant ◀───────────StepReport──────────┘  │ │
-       ▲      Closed       │  ▲                                StepPlan│ │StepDone
-       │                Tokens│Completed                               ▼ │
-       │                   ▼  │                                       executor
+    handler ──Encode──▶ tokenizer ──Submit, Abort──▶ router ──queue──▶ ENGINE: scheduler ⇄ KV-block manager
+       ▲                    │             (lane)    │   ▲              (each)    │  │ ▲
+       │                 Prompted            Routed │   │StepReport              │  │ │
+       │                    ▼                       ▼   │                        │  │ │
+    mailbox ◀──Started── accountant ◀────────────────StepReport──────────────────┘  │ │
+       ▲      Closed       │  ▲                                             StepPlan│ │StepDone
+       │                Tokens│Completed                                            ▼ │
+       │                   ▼  │                                                    executor
        └─────Delta──── detokenizer
 
-Restart groups: the engine, whose three actors are restarted together (see `supervisor.py`); and each of tokenizer,
-detokenizer and accountant, whose successors continue from a store outside them (see `restarts.py`). The server exits
-with an error only if one of them keeps dying without doing any work.
+Restart groups: each engine, whose three actors are restarted together (see `supervisor.py`); and each of tokenizer,
+router, detokenizer and accountant, whose successors continue from a store outside them (see `restarts.py`). The server
+exits with an error only if one of them, or the last engine, keeps dying without doing any work.
 
 The same actors run in both wirings: `single_loop` runs the engine in this event loop, over in-memory channels (tests,
 simulation); `split` runs it in a process of its own, over a socket pair (serving). Torch is loaded only where the
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -42,15 +42,21 @@ from .detokenizer.actor import Detokenizer
 from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
 from .detokenizer.text_store import DetokenizerMessage, TextStore
+from .engine_manager import EngineManager, MakeHost
 from .messages.accountant import Unsent
 from .processes.process_host import ProcessHost
 from .request_desk.desk import RequestDesk
-from .request_desk.engine_lane import EngineLane, EngineMessage
+from .request_desk.engine_lane import EngineLane
+from .request_desk.engine_pool import EnginePool, EngineSeat
 from .request_desk.interface import ServingInfo
 from .restarts import Deaths, keep_running
+from .router.actor import Router
+from .router.dispatch import Dispatch
+from .router.route_store import RouterMessage, RouteStore
+from .router.routing import Routing
 from .shared.grammar_library import load_grammars
 from .shared.tokenizers_library import load_library
-from .supervisor import EngineHost, Supervisor
+from .supervisor import EngineHost
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses
 from .text_workers.grammar_pool import GrammarPool, WorkerSetup
@@ -78,16 +84,23 @@ class Runtime:
     entry_store: EntryStore
     text_store: TextStore
     job_store: JobStore
-    host: EngineHost
+    route_store: RouteStore
+    hosts: Mapping[int, EngineHost]
+    """By the engine's id."""
     encode_processes: EncodeProcesses | None
     """None: long texts are encoded in threads."""
+
+    @property
+    def host(self) -> EngineHost:
+        """The first engine's."""
+        return self.hosts[min(self.hosts)]
 
 
 @asynccontextmanager
 async def open_runtime(
     config: RuntimeConfig,
     info: ServingInfo,
-    host: EngineHost,
+    make_host: MakeHost,
     *,
     journal: Journal | None = None,
     make_accountant: Callable[..., Accountant] = Accountant,
@@ -96,7 +109,7 @@ async def open_runtime(
     make_renderer: MakeRenderer = ChatPool,
     encode_apart: bool = False,
 ) -> AsyncIterator[Runtime]:
-    """Run the web process's actors and `host`'s engines until the block is left.
+    """Run the web process's actors and the engines of `make_host`, by id, until the block is left.
 
     Usage records go to `journal`; without one they are not kept. `make_accountant`, `make_tokenizer` and
     `make_detokenizer` are called for each start of their actor. `encode_apart`: encode long texts, and check large
@@ -105,10 +118,12 @@ async def open_runtime(
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
-    lane = EngineLane(Channel[EngineMessage](config.submit_slots), resumes=config.on_engine_death == "resume")
-    # these two are posted to without waiting: a few messages for each open request
+    # these three are posted to without waiting: a few messages for each open request and each step
+    routes: Channel[RouterMessage] = Channel(1)
     accounts: Channel[Any] = Channel(config.report_slots)  # of AccountantMessage
     texts: Channel[DetokenizerMessage] = Channel(config.report_slots)
+    lane = EngineLane(routes, config.submit_slots, resumes=config.on_engine_death == "resume")
+    engines = EnginePool()
 
     folder = Path(config.engine.model_path)
     library = load_library(folder)
@@ -121,11 +136,11 @@ async def open_runtime(
         attrs.evolve(info, output=chosen.output),
         encoder=encodes,
         lane=lane,
+        engines=engines,
         accountant=accounts,
         detokenizer=texts,
         metrics=metrics.render,
         trouble=lambda: journal.trouble,
-        show_pool=lambda num_blocks: metrics.set_blocks(total=num_blocks, free=num_blocks, cached=0),
         max_open_requests=config.max_open_requests,
     )
     lane.on_unsent = lambda sequence_id: accounts.post(Unsent(sequence_id))
@@ -137,6 +152,14 @@ async def open_runtime(
     prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
     grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
     entry_store, text_store, job_store = EntryStore(), TextStore(), JobStore()
+    route_store = RouteStore(
+        Routing(
+            config.routing,
+            block_size=config.engine.block_size,
+            prefill_budget=config.engine.max_num_batched_tokens,
+            affinity_tokens=config.affinity_tokens,
+        )
+    )
     deaths = {
         actor: Deaths(
             actor,
@@ -147,6 +170,7 @@ async def open_runtime(
         )
         for actor, progress in (
             ("tokenizer", lambda: job_store.num_handled),
+            ("router", lambda: route_store.num_handled),
             ("detokenizer", lambda: text_store.progress),
             ("accountant", lambda: entry_store.num_handled),
         )
@@ -160,6 +184,10 @@ async def open_runtime(
         )
         await tokenizer.run(encodes)
 
+    async def run_router() -> None:
+        dispatch = Dispatch(route_store, engines, lane, accounts, resume_on=config.resume_on)
+        await Router(route_store, dispatch).run(routes)
+
     async def run_detokenizer() -> None:
         detokenizer = make_detokenizer(text_store, decoder, accounts, lane.abort, chosen.template)
         await detokenizer.run(texts)
@@ -168,7 +196,12 @@ async def open_runtime(
         accountant = make_accountant(entry_store, metrics, desk, journal, texts)
         await accountant.run(accounts)
 
-    supervisor = Supervisor(config, host, desk, accounts)
+    def show_ready(seat: EngineSeat) -> None:
+        metrics.set_blocks(total=seat.num_blocks, free=seat.num_blocks, cached=0)
+
+    desk.control = manager = EngineManager(
+        config, make_host, desk, accounts, routes, show_ready=show_ready, show_removed=lambda engine_id: None
+    )
 
     async with trio.open_nursery() as nursery:
         await nursery.start(renderer.run)
@@ -176,12 +209,13 @@ async def open_runtime(
         nursery.start_soon(lanes.run)
         for actor, start, on_death in (
             ("tokenizer", partial(run_tokenizer, nursery), job_store.record_death),
+            ("router", run_router, route_store.record_death),
             ("detokenizer", run_detokenizer, text_store.record_death),
             ("accountant", run_accountant, entry_store.record_crash),
         ):
             nursery.start_soon(keep_running, start, deaths[actor], on_death)
-        nursery.start_soon(supervisor.run)
-        yield Runtime(desk, metrics, entry_store, text_store, job_store, host, processes)
+        nursery.start_soon(manager.run)
+        yield Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
         nursery.cancel_scope.cancel()
 
 
@@ -195,19 +229,22 @@ def _make_grammar_pool(tokenizer_json: bytes, config: RuntimeConfig, *, check_ap
 def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callable[..., Any] | None = None) -> Any:
     """Run everything in this event loop. Returns an async context manager that yields a `Runtime`."""
     engine = importlib.import_module(ENGINE)
-    host = engine.LoopHost(config.engine, *([load_executor] if load_executor else []))
-    return open_runtime(config, info, host, make_renderer=InlineRenderer)
+    loading = [load_executor] if load_executor else []
+    return open_runtime(config, info, lambda _: engine.LoopHost(config.engine, *loading), make_renderer=InlineRenderer)
 
 
 def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
-    """Run the engine in a process of its own. Returns an async context manager that yields a `Runtime`."""
+    """Run each engine in a process of its own. Returns an async context manager that yields a `Runtime`."""
     environment = dict(os.environ)
     # read by libgomp when torch loads: threads that spin would take CPU time from others and wait for them
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     if config.engine.num_threads is not None:
         environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)  # if it is not set, the backend decides
-    host = ProcessHost(config.engine, environment, step_timeout_s=config.step_timeout_s)
-    return open_runtime(config, info, host, journal=journal, encode_apart=True)
+
+    def make_host(_: int) -> ProcessHost:
+        return ProcessHost(config.engine, environment, step_timeout_s=config.step_timeout_s)
+
+    return open_runtime(config, info, make_host, journal=journal, encode_apart=True)
 
 
 __all__ = ["AccountantMessage", "Runtime", "open_runtime", "single_loop", "split"]

@@ -109,7 +109,7 @@ def split(config: Any, info: Any, journal: Any = None) -> Any:
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     host = ProcessHost(config.engine, environment)
     make_accountant: Callable[..., Any] = NullAccountant
-    return open_runtime(config, info, host, make_accountant=make_accountant, encode_apart=True)
+    return open_runtime(config, info, lambda _: host, make_accountant=make_accountant, encode_apart=True)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ async def run(control_socket: socket.socket, *, detokenize: bool) -> None:
     info = ServingInfo(config.model_names, 0, ENDLESS, 16, 2, config.vocab_size, {})
     control = trio.SocketStream(trio.socket.from_stdlib_socket(control_socket))
     host = TokenHost(control)
-    async with wiring.open_runtime(config, info, host) as runtime, trio.open_nursery() as nursery:
+    async with wiring.open_runtime(config, info, lambda _: host) as runtime, trio.open_nursery() as nursery:
         (address,) = await nursery.start(partial(serve, make_app(runtime.desk), host="127.0.0.1", port=0))
         gc.collect()
         gc.freeze()

@@ -109,9 +109,12 @@ class Client:
 
     @property
     def engine(self) -> Engine:
-        assert isinstance(self.runtime.host, LoopHost)
-        assert self.runtime.host.engine is not None
-        return self.runtime.host.engine
+        return self.engines[0]
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Return those that run, in the order of their ids."""
+        return [host.engine for host in self.runtime.hosts.values() if isinstance(host, LoopHost) and host.engine]
 
     def encode(self, *prompts: list[int] | Prompt, n: int = 1, max_tokens: int | None = 8, **fields: Any) -> Encode:
         names = ("temperature", "seed", "ignore_eos", "stop_token_ids", "logprobs")
@@ -152,13 +155,18 @@ class Client:
         assert self.runtime.text_store.num_tracked == self.runtime.text_store.num_prompts == 0
         assert not self.runtime.text_store.deferred and not self.runtime.text_store.pending
         assert not self.runtime.job_store.pending
-        manager = self.engine.block_manager
-        manager.check()
-        assert manager.allocations == {}
-        assert manager.pins.num_marks == 0
-        assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
-        assert self.engine.batcher.sequences == {}
-        assert self.engine.batcher.num_groups == 0
+        routes = self.runtime.route_store
+        assert not routes.sequences and not routes.prefilling and not routes.groups
+        assert not routes.prompts and not routes.unrouted and not routes.unrouted_resumed
+        assert len(routes.routing.sent) == 0
+        for engine in self.engines:
+            manager = engine.block_manager
+            manager.check()
+            assert manager.allocations == {}
+            assert manager.pins.num_marks == 0
+            assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
+            assert engine.batcher.sequences == {}
+            assert engine.batcher.num_groups == 0
 
 
 def value_of(metric: MetricWrapperBase) -> float:
@@ -261,11 +269,10 @@ async def small_runtime(
         executor.backend.dials = dials
         return executor
 
-    host = make_host(config.engine, load)
     async with open_with_kept_vocabulary(
         config,
         serving_info(config),
-        host,
+        lambda _: make_host(config.engine, load),
         journal=journal,
         make_accountant=make_accountant,
         make_tokenizer=make_tokenizer,
@@ -273,7 +280,7 @@ async def small_runtime(
         make_renderer=make_renderer,
         encode_apart=encode_apart,
     ) as runtime:
-        while not runtime.desk.health().is_ready:
+        while not runtime.desk.health().is_ready or any(engine.ready is None for engine in runtime.desk.engines()):
             await trio.lowlevel.checkpoint()
         yield Client(runtime, config, dials)
 

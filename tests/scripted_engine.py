@@ -120,7 +120,8 @@ class ScriptedHost:
 
     async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[ScriptedEntry]) -> None:
         types = StepReport.__annotations__
-        columns: dict[str, Any] = {name: [] if kind.startswith("list") else 0 for name, kind in types.items()}
+        empty = {"int": 0, "bool": False, "bytes": b""}
+        columns: dict[str, Any] = {name: empty[kind] if kind in empty else [] for name, kind in types.items()}
         self._number += 1
         columns.update(number=self._number, step=self._number)
         for entry in entries:
@@ -178,7 +179,7 @@ async def scripted_runtime(
     config = runtime_config(**changes)
     host = make_host(script)
     async with open_with_kept_vocabulary(
-        config, serving_info(config), host, journal=journal, make_renderer=InlineRenderer
+        config, serving_info(config), lambda _: host, journal=journal, make_renderer=InlineRenderer
     ) as runtime:
         while not runtime.desk.health().is_ready:
             await trio.lowlevel.checkpoint()

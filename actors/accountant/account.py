@@ -24,6 +24,7 @@ from .account_entries import (
     Estimation,
     FirstToken,
     Gap,
+    HandedOver,
     Pinned,
     Revision,
     Span,
@@ -94,6 +95,8 @@ class Account:
                 self._first_token(sequence, entry.at)
             case EngineLost():
                 sequence.lose_engine(entry.incarnation)
+            case HandedOver():
+                sequence.change_engine()
             case Ended():
                 sequence.has_ended = True
                 self._settle(sequence)

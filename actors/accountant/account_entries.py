@@ -88,6 +88,11 @@ class EngineLost:
 
 
 @attrs.frozen
+class HandedOver:
+    """The engine that held the sequence has ended it, and another one goes on with it."""
+
+
+@attrs.frozen
 class Ended:
     """The engine reports nothing more about the sequence."""
 
@@ -97,4 +102,4 @@ class Gap:
     """A step report was lost. It may have concerned the sequence, and may have contained its end."""
 
 
-Entry = Admission | Span | Written | Pinned | Revision | Estimation | FirstToken | EngineLost | Ended | Gap
+Entry = Admission | Span | Written | Pinned | Revision | Estimation | FirstToken | EngineLost | HandedOver | Ended | Gap

@@ -27,7 +27,17 @@ import structlog
 import trio
 
 from ..channel import Receiver, Sender
-from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prompted, Refused, StepReport, Unsent
+from ..messages.accountant import (
+    Completed,
+    EngineDied,
+    Left,
+    OpenAccount,
+    Prompted,
+    Refused,
+    Routed,
+    StepReport,
+    Unsent,
+)
 from ..messages.detokenizer import Tokens
 from ..request_desk.desk import RequestDesk
 from .effects import SideEffects
@@ -85,6 +95,8 @@ class Accountant:
                 await self._on_report(pending, pending.message)
             case EngineDied():
                 await self._on_engine_died(pending, pending.message)
+            case Routed():
+                pass  # an estimate
             case Unsent(sequence_id):
                 if not pending.is_written:
                     pending.is_written = True
@@ -157,7 +169,7 @@ class Accountant:
             pending.is_passed_on = True
         if not pending.is_shown:
             pending.is_shown = True
-            self._metrics.set_step(report, self._desk.num_usable_blocks)
+            self._metrics.set_step(report, self._desk.num_usable_blocks_of(report.engine_id))
         self._end_those_with_gaps(report)
         await self._apply_due(report.terminal_ids, pending.at)
 
@@ -221,5 +233,5 @@ class Accountant:
                 num_failed=len(taken.failed) + len(taken.culprits),
                 num_pinned_blocks_lost=self._metrics.num_pinned_blocks,
             )
-        self._metrics.set_engine_gone(self._desk.num_usable_blocks)
+        self._metrics.set_engine_gone(self._desk.num_usable_blocks_of(message.engine_id))
         await self._apply_due(list(message.held_ids), pending.at)

@@ -16,14 +16,24 @@ from collections import deque
 
 import attrs
 
-from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prompted, Refused, StepReport, Unsent
+from ..messages.accountant import (
+    Completed,
+    EngineDied,
+    Left,
+    OpenAccount,
+    Prompted,
+    Refused,
+    Routed,
+    StepReport,
+    Unsent,
+)
 from ..messages.counts import UNKNOWN, Count, Known, total
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
 
-AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied | Unsent
+AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied | Unsent | Routed
 
 _ENDS = (Ended, Gap)
 

@@ -9,9 +9,21 @@ from __future__ import annotations
 from ..messages.accountant import EngineDied, Side, StepReport
 from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.outcomes import ErrorKind, Fault, RequestError
-from ..request_desk.engine_lane import EngineLane, TakenBack
+from ..request_desk.engine_lane import EngineLane
+from ..request_desk.live_sequences import TakenBack
 from ..shared.scored_tokens import num_packed
-from .account_entries import Admission, Ended, EngineLost, Estimation, FirstToken, Gap, Pinned, Revision, Written
+from .account_entries import (
+    Admission,
+    Ended,
+    EngineLost,
+    Estimation,
+    FirstToken,
+    Gap,
+    HandedOver,
+    Pinned,
+    Revision,
+    Written,
+)
 from .entry_store import EntryStore
 
 
@@ -54,6 +66,8 @@ class ReportWriter:
         for sequence_id, error, kind in zip(
             report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
         ):
+            if error is None and self._hand_over(sequence_id):
+                continue
             # an engine's internal errors of single sequences: its step raised, or its logits were not finite
             is_ours = error is not None and (kind or ErrorKind.INTERNAL) == ErrorKind.INTERNAL
             self._write_terminal(sequence_id, error, kind, Fault.STEP_FAILED if is_ours else None)
@@ -83,6 +97,14 @@ class ReportWriter:
             error = f"The engine died again when no other request could have been the cause: {message.reason}"
             self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
         return taken
+
+    def _hand_over(self, sequence_id: int) -> bool:
+        """Have another engine go on with a sequence if this one has ended it for that."""
+        request = self._store.by_sequence.get(sequence_id)
+        if request is None or request.has_gap or not self._lane.resume_elsewhere(sequence_id):
+            return False
+        request.add(sequence_id, HandedOver())
+        return True
 
     def write_unsent(self, sequence_id: int) -> None:
         """End a sequence that no engine was given again."""

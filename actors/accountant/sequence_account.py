@@ -84,6 +84,10 @@ class SequenceAccount:
     def lose_engine(self, incarnation: int) -> None:
         """Note that its engine died; the next one counts its admissions anew."""
         self.deaths.add(incarnation)
+        self.change_engine()
+
+    def change_engine(self) -> None:
+        """Note that another engine goes on with it, which counts its admissions anew."""
         self.num_admissions.clear()
 
     def compute(self, start: int, end: int) -> None:

@@ -31,9 +31,10 @@ class Submit:
     pins: tuple[Pin, ...] = ()
     """Prefixes to keep in the cache once they are computed, shortest first."""
     group_id: int = 0
-    """Id of the first sequence of its request; 0 if it is the only one."""
+    """Id of the first sequence of its group: of its request or, where several engines may serve its prompts, of its
+    prompt. 0 if it is the only one."""
     num_to_come: int = 0
-    """Sequences of its request that follow; all are accepted or refused together."""
+    """Sequences of its group that follow; all are accepted or refused together."""
     tokens_to_come: int = 0
     """Prompt tokens of the sequences that follow."""
     is_resumed: bool = False
@@ -55,7 +56,7 @@ class Abort:
 
     sequence_id: int
     ends_group: bool = False
-    """The sequence is the first of its request, and no other will be submitted."""
+    """The sequence is the first of its group, and no other will be submitted."""
 
 
 @attrs.frozen

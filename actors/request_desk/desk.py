@@ -12,7 +12,7 @@ What must always hold: `leave` can be called in any state and any number of time
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import trio
@@ -24,12 +24,12 @@ from ..messages.handler import Counted
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import Prompt
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
-from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import CountTokens, Encode
 from ..shared.seeds import recorded_seed
 from .encoding import EncodingRequests
 from .engine_lane import EngineLane
-from .interface import DeskClosed, Health, PromptRefused, ServingInfo, State
+from .engine_pool import EnginePool
+from .interface import DeskClosed, DrainMode, EngineControl, EngineStatus, Health, PromptRefused, ServingInfo, State
 from .mailbox import Mailbox
 from .open_requests import CountSlot, OpenRequest
 
@@ -83,37 +83,34 @@ class RequestDesk:
         *,
         encoder: Sender[Encode | CountTokens],
         lane: EngineLane,
+        engines: EnginePool,
         accountant: Poster[OpenAccount | Left | Refused],
         detokenizer: Poster[Track | Forget],
         metrics: Callable[[], bytes],
         trouble: Callable[[], str | None] = lambda: None,
-        show_pool: Callable[[int], None] = lambda num_usable_blocks: None,
         max_open_requests: int,
     ) -> None:
-        self._info = info
+        self.info = info
         self._encoder = encoder
         self.lane = lane
+        self.pool = engines
+        self.control: EngineControl
+        """What starts and ends engines; set when it runs."""
         self._accountant = accountant
         self._detokenizer = detokenizer
         self._metrics = metrics
         self._trouble = trouble
-        self._show_pool = show_pool
         self.actor_restarts: Callable[[], Mapping[str, int]] = dict
         self._max_open_requests = max_open_requests
         self._open: dict[str, OpenRequest] = {}
         self._encoding = EncodingRequests(encoder)
         self._num_counts = 0
         """Calls of `count_tokens` in progress."""
-        self._health = Health(State.STARTING, 0, "the engine is loading")
         self._draining = False
         self._idle = trio.Event()
         self._idle.set()
 
     # ------------------------------------------------------------ for handlers
-
-    @property
-    def info(self) -> ServingInfo:
-        return self._info
 
     def new_request_id(self) -> str:
         return f"req-{secrets.token_hex(12)}"
@@ -121,8 +118,8 @@ class RequestDesk:
     def open(self, request: Encode, endpoint: str, caller: Caller = ANONYMOUS, /) -> RequestTicket:
         if self._draining:
             raise DeskClosed("The server is shutting down.")
-        if self._health.state is State.FAILED:
-            raise DeskClosed(f"The engine has failed: {self._health.detail}")
+        if (health := self.pool.health()).state is State.FAILED:
+            raise DeskClosed(f"The engine has failed: {health.detail}")
         self._check_room()
         mailbox = Mailbox()
         self._open[request.request_id] = OpenRequest(request.request_id, mailbox)
@@ -187,7 +184,7 @@ class RequestDesk:
         self.lane.post(ResetPrefixCache())
 
     def health(self) -> Health:
-        health = attrs.evolve(self._health, actor_restarts=self.actor_restarts())
+        health = attrs.evolve(self.pool.health(), actor_restarts=self.actor_restarts())
         if health.state is not State.READY:
             return health
         if self._draining:
@@ -207,10 +204,23 @@ class RequestDesk:
     def num_live_sequences(self) -> int:
         return self.lane.num_live_sequences
 
-    @property
-    def num_usable_blocks(self) -> int:
-        """Blocks of the KV cache without the null block; 0 until configured or reported by an engine."""
-        return 0 if self._info.num_blocks is None else self._info.num_blocks - 1
+    def num_usable_blocks_of(self, engine_id: int) -> int:
+        """Return the blocks of an engine's KV cache without the null block; 0 until configured or reported."""
+        return (self.pool[engine_id].num_blocks if engine_id in self.pool else 0) or (self.info.num_blocks or 1) - 1
+
+    # ------------------------------------------------------------ for operators
+
+    def engines(self) -> tuple[EngineStatus, ...]:
+        return tuple(seat.status() for seat in self.pool)
+
+    def add_engines(self, count: int) -> tuple[int, ...]:
+        return self.control.add(count)
+
+    def drain_engine(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None) -> None:
+        self.control.drain(engine_id, mode, timeout_s)
+
+    def remove_engine(self, engine_id: int, *, force: bool = False) -> None:
+        self.control.drain(engine_id, DrainMode.HAND_OVER, None, force=force)
 
     # ------------------------------------------------------------ for the tokenizer
 
@@ -264,7 +274,7 @@ class RequestDesk:
             self.lane.abort(sequence_id)
         if request.num_to_come:
             request.num_to_come = request.tokens_to_come = 0
-            self.lane.post(Abort(request.submitted_ids[0], ends_group=True))
+            self.lane.post(Abort(request.group_id, ends_group=True))
         if request.submitted_ids:
             self._detokenizer.post(Forget(tuple(request.submitted_ids)))
 
@@ -274,26 +284,18 @@ class RequestDesk:
             self.lane.abort(sequence_id)
         self._detokenizer.post(Forget(tuple(sequence_ids)))
 
-    # ------------------------------------------------------------ for the supervisor
+    # ------------------------------------------------------------ the end
 
-    def set_health(self, health: Health) -> None:
-        self._health = health
-
-    def introduce(self, engine: EngineReady) -> None:
-        """Serve with what a ready engine has found out from now on."""
-        before = self._info.engine
-        self.lane.has_same_numerics = before is None or before.numerics == engine.numerics
-        longest = engine.max_model_len or self._info.max_model_len
-        self._info = attrs.evolve(self._info, num_blocks=engine.num_blocks, max_model_len=longest, engine=engine)
-        self._show_pool(engine.num_blocks - 1)
+    def fail_requests(self, reason: str, request_ids: Iterable[str] | None = None) -> None:
+        """Fail requests that no engine goes on with: all that are open, unless it is said which."""
+        for request_id in self._open if request_ids is None else request_ids:
+            self._accountant.post(Refused(request_id, RequestError(ErrorKind.OVERLOADED, reason)))
 
     async def drain(self, grace_s: float) -> None:
         """Open no more requests, wait `grace_s` seconds for the open ones, then fail the rest."""
         self._draining = True
         with trio.move_on_after(grace_s):
             await self._idle.wait()
-        for request_id in self._open:
-            error = RequestError(ErrorKind.OVERLOADED, "The server shut down before this request was complete.")
-            self._accountant.post(Refused(request_id, error))
+        self.fail_requests("The server shut down before this request was complete.")
         with trio.move_on_after(FINAL_RECORDS_S):
             await self._idle.wait()

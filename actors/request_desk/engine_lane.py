@@ -1,12 +1,13 @@
-"""The lane to the engine: the queue of messages to it, and what it was given and has not ended.
+"""The lane to the engines: the queue of messages to the router, and what engines were given and have not ended.
 
 Owned by the request desk. The desk submits through it; the detokenizer and the desk abort sequences; the accountant
-records what the engine reports, and takes back what a dead engine held; the supervisor takes what is queued for its
-engine.
+records what engines report, and takes back what a dead one held; each engine's link takes what the router has queued
+for it (`engine_pool.py`).
 
-The queue is first in, first out. A `Submit` waits for a slot; an `Abort` never waits, since its `Submit` has made room
-for it. So no `Submit` can follow its own `Abort`. What a dead engine held goes to the head of the queue, with the
-tokens that were drawn; during a search for the cause of several deaths (`suspects.py`), some sequences wait outside it.
+The queue is first in, first out. A `Submit` waits for a slot, which it keeps until an engine takes it; an `Abort` never
+waits, since its `Submit` has made room for it. So no `Submit` can follow its own `Abort`. What a dead engine held goes
+to the head of the queue, with the tokens that were drawn; during a search for the cause of several deaths
+(`suspects.py`), some sequences wait outside it.
 
 What must always hold: every submitted sequence is in `_live` until its Terminal is booked, or the death of its engine
 if it is not resumed; a sequence is queued for, or held by, one engine at most.
@@ -15,60 +16,32 @@ if it is not resumed; a sequence is queued for, or held by, one engine at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import attrs
 import trio
 
-from ..channel import Channel
+from ..messages.router import SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from .engine_pool import EngineMessage, EngineSeat
+from .live_sequences import LiveSequence, TakenBack, submit_again
 from .open_requests import OpenRequest
 from .suspects import Suspects
 
-EngineMessage = Submit | Abort | ResetPrefixCache
 
+class RouterInbox(Protocol):
+    """The channel to the router."""
 
-@attrs.define(eq=False)
-class LiveSequence:
-    """A submitted sequence that has not been answered by a Terminal."""
+    def post(self, item: EngineMessage | SequenceEnded, /) -> None: ...
 
-    request: OpenRequest
-    submit: Submit
-    incarnation: int | None = None
-    """The engine that holds it; None while it is queued, or waits for a search to end."""
-    engine_id: int | None = None
-    """Likewise."""
-    aborted: bool = False
-    has_ended: bool = False
-    """The engine has drawn its last token."""
-    output_token_ids: list[int] = attrs.field(factory=list)
-    """Tokens that engines have reported. Empty if nothing is ever resumed."""
-    num_computed: int = 0
-    """Positions that were computed when its last engine died."""
-    num_scored: int = 1
-    """Prompt tokens whose scores were reported, if they are wanted; the first has none."""
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-
-@attrs.frozen
-class TakenBack:
-    """What became of the sequences that a dead engine held."""
-
-    resumed: tuple[int, ...] = ()
-    """They run again, now or after others."""
-    ended: tuple[int, ...] = ()
-    """The engine had drawn their last token, or was to end them."""
-    failed: tuple[int, ...] = ()
-    culprits: tuple[int, ...] = ()
-    """Failed, because engines died while their request was the only one that could be the cause."""
+    def post_first(self, items: Sequence[EngineMessage], /) -> None: ...
 
 
 class EngineLane:
-    def __init__(self, channel: Channel[EngineMessage], *, resumes: bool = True) -> None:
-        """`resumes`: whether sequences survive their engine."""
+    def __init__(self, channel: RouterInbox, num_slots: int, *, resumes: bool = True) -> None:
+        """`num_slots`: Submits that may wait for an engine. `resumes`: whether sequences survive theirs."""
         self._channel = channel
+        self._slots = trio.Semaphore(num_slots)
         self._resumes = resumes
         self._live: dict[int, LiveSequence] = {}
         self._suspects = Suspects()
@@ -76,15 +49,12 @@ class EngineLane:
         """Sequences that wait for a search to end, in order."""
         self._taken_back = trio.Event()
         self._next_sequence_id = 1
-        self.has_same_numerics = True
-        """Whether the present engine computes the same bits as the one before it."""
+        self._released = trio.Event()
+        """Set when an engine holds a sequence no more."""
         self.on_resumed: Callable[[int, bool], object] = lambda num_requests, same_numerics: None
         """Called with the number of resumed requests that an engine is given."""
         self.on_unsent: Callable[[int], object] = self.mark_ended
         """Called with a sequence that was aborted while no engine could be given it: it has no Terminal."""
-
-    def __len__(self) -> int:
-        return len(self._channel)
 
     @property
     def num_live_sequences(self) -> int:
@@ -99,18 +69,18 @@ class EngineLane:
 
     async def reserve(self) -> None:
         """Wait for a slot for a Submit. `put_reserved` or `cancel_reservation` must follow."""
-        await self._channel.reserve()
+        await self._slots.acquire()
 
     def cancel_reservation(self) -> None:
-        self._channel.cancel_reservation()
+        self._slots.release()
 
     def put_reserved(self, submit: Submit, request: OpenRequest) -> None:
         """Queue a Submit in the reserved slot."""
-        self._live[submit.sequence_id] = LiveSequence(request, submit)
+        live = self._live[submit.sequence_id] = LiveSequence(request, submit, has_slot=True)
         if self._suspects.may_run(request.request_id):
-            self._channel.put_reserved(submit)
+            self._channel.post(submit)
         else:
-            self._channel.cancel_reservation()
+            self._free_slot(live)
             self._waiting[submit.sequence_id] = submit
 
     def post(self, message: Abort | ResetPrefixCache) -> None:
@@ -143,7 +113,12 @@ class EngineLane:
     def mark_ended(self, sequence_id: int) -> None:
         """Note that the engine has ended a sequence, or that no engine will."""
         live = self._live.pop(sequence_id, None)
-        if live is None or not self._suspects.is_active:
+        if live is None:
+            return
+        self._free_slot(live)
+        self._channel.post(SequenceEnded(sequence_id))
+        self._released.set()
+        if not self._suspects.is_active:
             return
         if all(other.request_id != live.request_id for other in self._live.values()):
             self._suspects.on_end(live.request_id)
@@ -206,14 +181,16 @@ class EngineLane:
         verdict = self._suspects.on_death(list(dict.fromkeys(live.request_id for live in rest.values())), in_step)
         for sequence_id, live in taken.items():
             live.incarnation, live.engine_id, live.num_computed = None, None, held[sequence_id]
+            live.is_handed_over = False
         culprits = [i for i, live in rest.items() if live.request_id == verdict.culprit]
         resumed = [i for i in rest if i not in culprits]
-        again = dict(zip(resumed, _submit_again([rest[i] for i in resumed]), strict=True))
+        again = dict(zip(resumed, submit_again([rest[i] for i in resumed]), strict=True))
         may_run = set(verdict.resumed)
         self._waiting = {**{i: again[i] for i in resumed if rest[i].request_id not in may_run}, **self._waiting}
         self._channel.post_first([again[i] for i in resumed if rest[i].request_id in may_run])
         self._let_run()  # what came during a search that this death has ended
         self._taken_back.set()
+        self._released.set()
         return TakenBack(tuple(resumed), tuple(ended), tuple(failed), tuple(culprits))
 
     def _let_run(self) -> None:
@@ -222,24 +199,31 @@ class EngineLane:
             if self._suspects.may_run(self._live[sequence_id].request_id):
                 self._channel.post(self._waiting.pop(sequence_id))
 
-    # ------------------------------------------------------------ for the supervisor
+    def _free_slot(self, live: LiveSequence) -> None:
+        if live.has_slot:
+            live.has_slot = False
+            self._slots.release()
+
+    # ------------------------------------------------------------ for supervisors and links
 
     @property
     def is_searching(self) -> bool:
         """Whether the cause of several deaths is being searched for, and may be a single request."""
         return self._suspects.is_searching and self._suspects.num_culprits < 2
 
-    async def take_for(self, incarnation: int, engine_id: int = 0) -> list[EngineMessage]:
+    async def take_for(self, seat: EngineSeat, incarnation: int) -> list[EngineMessage]:
         """Wait for messages and take all that are queued for an engine, which from then on holds their sequences."""
-        messages = await self._channel.receive_all()
-        resumed: set[str] = set()
+        messages = await seat.queue.receive_all()
+        numerics = "" if seat.ready is None else seat.ready.numerics
+        resumed: dict[str, bool] = {}
         for message in messages:
             if isinstance(message, Submit) and (live := self._live.get(message.sequence_id)) is not None:
-                live.incarnation, live.engine_id = incarnation, engine_id
+                self._free_slot(live)
                 if message.is_resumed:
-                    resumed.add(live.request_id)
-        if resumed:
-            self.on_resumed(len(resumed), self.has_same_numerics)
+                    resumed[live.request_id] = live.numerics in (None, numerics)
+                live.incarnation, live.engine_id, live.numerics = incarnation, seat.engine_id, numerics
+        for is_same in resumed.values():
+            self.on_resumed(1, is_same)
         return messages
 
     def held_by(self, incarnation: int) -> tuple[int, ...]:
@@ -252,27 +236,48 @@ class EngineLane:
             self._taken_back = trio.Event()
             await self._taken_back.wait()
 
+    def numerics_of(self, sequence_id: int) -> str | None:
+        """Return which bits a sequence's last engine computed; None if it had none."""
+        live = self._live.get(sequence_id)
+        return None if live is None else live.numerics
 
-def _submit_again(sequences: Sequence[LiveSequence]) -> list[Submit]:
-    """Return what to submit of sequences that are resumed, in their order."""
-    again: list[Submit] = []
-    groups: dict[int, Submit] = {}
-    for live in reversed(sequences):
-        submit = live.submit
-        after = groups.get(submit.group_id) if submit.group_id else None
-        if after is None:  # those that follow it have not been submitted yet
-            num_to_come, tokens_to_come = live.request.num_to_come, live.request.tokens_to_come
-        else:
-            num_to_come, tokens_to_come = after.num_to_come + 1, after.tokens_to_come + len(after.prompt_token_ids)
-        again.append(
-            attrs.evolve(
-                submit,
-                output_token_ids=list(live.output_token_ids),
-                num_scored=live.num_scored,
-                is_resumed=True,
-                num_to_come=num_to_come,
-                tokens_to_come=tokens_to_come,
-            )
-        )
-        groups[submit.group_id] = again[-1]
-    return again[::-1]
+    # ------------------------------------------------------------ engines that are to end
+
+    async def until_idle(self, seat: EngineSeat) -> None:
+        """Wait until an engine holds nothing, and nothing is queued for it."""
+        while len(seat.queue) or any(live.engine_id == seat.engine_id for live in self._live.values()):
+            self._released = trio.Event()
+            await self._released.wait()
+
+    def wake_idle(self) -> None:
+        """Have `until_idle` look again: a queue was emptied."""
+        self._released.set()
+
+    def requests_on(self, seat: EngineSeat) -> set[str]:
+        """Return the requests of which an engine holds sequences."""
+        return {live.request_id for live in self._live.values() if live.engine_id == seat.engine_id}
+
+    def hand_over(self, seat: EngineSeat) -> int:
+        """Have an engine end what it holds, so that others go on with it. Returns how many sequences that are."""
+        num_handed_over = 0
+        for sequence_id, live in self._live.items():
+            if live.engine_id == seat.engine_id and not (live.aborted or live.has_ended or live.is_handed_over):
+                live.is_handed_over = True
+                num_handed_over += 1
+                seat.queue.post(Abort(sequence_id))
+        return num_handed_over
+
+    def resume_elsewhere(self, sequence_id: int) -> bool:
+        """Submit a sequence again that an engine has ended because it was to be handed over.
+
+        Returns False for one that has ended for good, or has no such engine.
+        """
+        live = self._live.get(sequence_id)
+        if live is None or not live.is_handed_over or live.aborted or live.has_ended or not self._resumes:
+            return False
+        live.is_handed_over, live.incarnation, live.engine_id = False, None, None
+        (again,) = submit_again([live])
+        # those of its group that follow are not announced a second time
+        self._channel.post_first([attrs.evolve(again, num_to_come=0, tokens_to_come=0)])
+        self._released.set()
+        return True

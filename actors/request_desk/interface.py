@@ -178,6 +178,18 @@ class Ticket(Protocol):
         ...
 
 
+class EngineControl(Protocol):
+    """Starts and ends engines."""
+
+    def add(self, count: int) -> tuple[int, ...]:
+        """Start further engines, and return their ids."""
+        ...
+
+    def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None, *, force: bool = False) -> None:
+        """Have an engine end once it holds nothing; see `Desk.drain_engine`, and `Desk.remove_engine` for `force`."""
+        ...
+
+
 class Desk(Protocol):
     """Opens requests and answers questions about the server."""
 

@@ -20,8 +20,10 @@ class OpenRequest:
     request_id: str
     mailbox: Mailbox
     submitted_ids: list[int] = attrs.field(factory=list)
+    group_id: int = 0
+    """The last group of sequences that was begun: all of them, or those of one prompt (`Submit`)."""
     num_to_come: int = 0
-    """Sequences of this request that the engine still expects."""
+    """Sequences of this group that its engine still expects."""
     tokens_to_come: int = 0
     """Their prompt tokens."""
     stopped: bool = False
@@ -36,6 +38,7 @@ class OpenRequest:
     def note_submitted(self, submit: Submit) -> None:
         """Record one of its sequences."""
         self.submitted_ids.append(submit.sequence_id)
+        self.group_id = submit.group_id
         self.num_to_come, self.tokens_to_come = submit.num_to_come, submit.tokens_to_come
 
     def when_stopped(self, call: Callable[[], object]) -> None:

@@ -7,6 +7,8 @@ What must always hold: what a request adds is taken off again when it is over, w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -49,6 +51,20 @@ class EngineLoads:
         self.in_use[slot] = False
         for column in (self.queued, self.running, self.blocks, self.placed, self.capacity):
             column[slot] = 0
+
+    def move(self, slot: int, new: int) -> None:
+        """Give an engine another slot."""
+        while new >= len(self.in_use):
+            self._grow()
+        for column in (self.in_use, self.queued, self.running, self.blocks, self.placed, self.capacity):
+            column[new] = column[slot]
+        self.end(slot)
+
+    def only(self, slots: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Return which slots may be sent something, of these alone."""
+        mask = np.zeros_like(self.in_use)
+        mask[list(slots)] = True
+        return mask & self.in_use
 
     def place(self, slot: int, num_tokens: int) -> None:
         """Note that a prompt was sent of which `num_tokens` have to be computed."""

@@ -43,6 +43,8 @@ class Choice:
     overlap: Column
     """By slot, tokens of the prompt that the engine holds, or is about to."""
     loads: EngineLoads
+    in_use: npt.NDArray[np.bool_]
+    """The slots to choose from."""
     block_size: int
     prefill_budget: int
     """Tokens of a step."""
@@ -61,12 +63,12 @@ Policy = Callable[[Choice], int]
 def by_prefix(choice: Choice) -> int:
     loads = choice.loads
     waiting = loads.queued + RUNNING_TOKENS * loads.running
-    uneven = loads.placed - loads.placed[loads.in_use].min()
+    uneven = loads.placed - loads.placed[choice.in_use].min()
     cost = QUEUE_WEIGHT * waiting + UNEVENNESS_WEIGHT * uneven - choice.overlap
     slot = choice.preferred
-    if slot is not None and loads.in_use[slot] and loads.queued[slot] <= choice.prefill_budget:
+    if slot is not None and choice.in_use[slot] and loads.queued[slot] <= choice.prefill_budget:
         cost[slot] -= choice.affinity_tokens
-    return _cheapest(cost, loads, loads.placed)
+    return _cheapest(cost, choice.in_use, loads.placed)
 
 
 def by_dynamo(choice: Choice) -> int:
@@ -74,21 +76,21 @@ def by_dynamo(choice: Choice) -> int:
     prefill = (loads.queued + choice.num_tokens) / size
     adjusted = np.maximum(prefill - choice.overlap / size, 0)
     decode = loads.blocks + -(-choice.num_tokens // size)
-    return _any_of(_cheapest_slots(adjusted + decode, loads), choice.rng)
+    return _any_of(_cheapest_slots(adjusted + decode, choice.in_use), choice.rng)
 
 
 def by_load(choice: Choice) -> int:
     loads = choice.loads
-    return _cheapest(loads.queued, loads, loads.running)
+    return _cheapest(loads.queued, choice.in_use, loads.running)
 
 
 def in_turn(choice: Choice) -> int:
-    slots = np.flatnonzero(choice.loads.in_use)
+    slots = np.flatnonzero(choice.in_use)
     return int(slots[choice.number % len(slots)])
 
 
 def at_random(choice: Choice) -> int:
-    return _any_of(np.flatnonzero(choice.loads.in_use), choice.rng)
+    return _any_of(np.flatnonzero(choice.in_use), choice.rng)
 
 
 POLICIES: dict[str, Policy] = {
@@ -100,13 +102,13 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def _cheapest_slots(cost: Column, loads: EngineLoads) -> npt.NDArray[np.intp]:
-    masked = np.where(loads.in_use, cost, np.inf)
+def _cheapest_slots(cost: Column, in_use: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    masked = np.where(in_use, cost, np.inf)
     return np.flatnonzero(masked == masked.min())
 
 
-def _cheapest(cost: Column, loads: EngineLoads, then: Column) -> int:
-    slots = _cheapest_slots(cost, loads)
+def _cheapest(cost: Column, in_use: npt.NDArray[np.bool_], then: Column) -> int:
+    slots = _cheapest_slots(cost, in_use)
     return int(slots[then[slots].argmin()])
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
@@ -77,6 +77,32 @@ class Routing:
         self.index.release_slot(slot)
         self.loads.end(slot)
 
+    def close_engine(self, slot: int) -> None:
+        """Send nothing more to an engine that goes on with what it has."""
+        self.loads.in_use[slot] = False
+
+    def empty_engine(self, slot: int, routes: Iterable[Route]) -> int:
+        """Forget what an engine holds, whose `routes` these are. Returns its slot from now on."""
+        self.index.release_slot(slot)
+        new = self.index.take_slot()
+        self.loads.move(slot, new)
+        for route in routes:
+            route.slot = new
+            if route.sent is not None:
+                self.sent.drop(route.sent)
+                route.sent = self.sent.add(new, route.sent.keys)
+        return new
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether there is an engine that prompts may be sent to."""
+        return bool(self.loads.in_use.any())
+
+    @property
+    def slots(self) -> list[int]:
+        """Engines that prompts may be sent to."""
+        return [int(slot) for slot in np.flatnonzero(self.loads.in_use)]
+
     def on_stored(self, slot: int, keys: Sequence[bytes]) -> None:
         """Note what an engine has cached."""
         self.index.store(slot, keys)
@@ -89,13 +115,22 @@ class Routing:
 
     # ------------------------------------------------------------ prompts
 
-    def route(self, keys: Sequence[bytes], num_tokens: int, affinity: bytes | None = None) -> Route:
+    def route(
+        self,
+        keys: Sequence[bytes],
+        num_tokens: int,
+        affinity: bytes | None = None,
+        *,
+        slots: Sequence[int] | None = None,
+    ) -> Route:
         """Choose an engine for a prompt of `num_tokens`, whose full blocks have these keys.
 
-        `affinity`: stands for the client, within its tenant. Raises ValueError if there is no engine.
+        `affinity`: stands for the client, within its tenant. `slots`: choose one of these engines; None: of all that
+        prompts may be sent to. Raises ValueError if there is no engine.
         """
         loads, size = self.loads, self._block_size
-        if not loads.in_use.any():
+        in_use = loads.in_use if slots is None else loads.only(slots)
+        if not in_use.any():
             raise ValueError("there is no engine")
         reusable: Sequence[bytes] = ()
         if self._looks_at_caches:
@@ -111,7 +146,7 @@ class Routing:
         preferred = None if affinity is None else self._affinities.get(affinity)
         slot = self._choose(
             Choice(
-                num_tokens, overlap, loads, size, self._prefill_budget, self._num_routed, self._rng, preferred,
+                num_tokens, overlap, loads, in_use, size, self._prefill_budget, self._num_routed, self._rng, preferred,
                 self._affinity_tokens,
             )
         )  # fmt: skip
@@ -125,6 +160,17 @@ class Routing:
         loads.place(slot, num_queued)
         sent = self.sent.add(slot, keys) if keys and self._looks_at_caches else None
         return Route(slot, num_overlapping, num_queued, num_blocks, sent)
+
+    def follow(self, slot: int, num_tokens: int) -> Route:
+        """Send a sequence to an engine without a choice: its prompt is there, or on its way, for another one."""
+        num_blocks = -(-num_tokens // self._block_size)
+        self.loads.blocks[slot] += num_blocks
+        return Route(slot, num_tokens, 0, num_blocks, None)
+
+    def on_admitted(self, route: Route, num_to_compute: int) -> None:
+        """Note how many tokens of a prompt an engine has to compute, as it has found out itself."""
+        self.loads.queued[route.slot] += num_to_compute - route.num_queued
+        route.num_queued = num_to_compute
 
     def on_computed(self, route: Route, num_tokens: int) -> None:
         """Note that an engine has computed tokens of a prompt."""

@@ -266,7 +266,8 @@ class TokenizerActor:
                     num_hashed = 0
                     await trio.lowlevel.checkpoint()
             special = self._lengths.special_token_ids
-            made = Submission(request, job.encoded, job.budgets, sampling, root, job.block_keys, config, special)
+            apart = self._desk.pool.was_ever_several
+            made = Submission(request, job.encoded, job.budgets, sampling, root, job.block_keys, config, special, apart)
             job.sequence_ids = lane.new_sequence_ids(made.num_sequences)
             job.submission = made
         if not self._desk.may_submit(request.request_id):

@@ -55,6 +55,8 @@ class Submission:
     block_keys: Sequence[list[bytes]]
     config: RuntimeConfig
     special_token_ids: frozenset[int]
+    prompts_apart: bool = False
+    """Several engines may serve its prompts, so that each prompt's choices are a group of their own."""
 
     @property
     def num_sequences(self) -> int:
@@ -82,10 +84,14 @@ class Submission:
         request, sampling, engine = self.request, self.sampling, self.config.engine
         places = self._places()
         tail_length = DECODER_TAIL if request.output is None else PARSER_TAIL
-        tokens_to_come = sum(len(self.prompts[prompt].token_ids) for prompt, _ in places)
+        group_size = request.num_choices if self.prompts_apart else len(places)
+        tokens_to_come = 0
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             encoded, budget = self.prompts[prompt], self.budgets[prompt]
             token_ids = encoded.token_ids
+            if index % group_size == 0:
+                group = places[index : index + group_size]
+                tokens_to_come = sum(len(self.prompts[prompt].token_ids) for prompt, _ in group)
             tokens_to_come -= len(token_ids)
             scoring = prompt_scoring(request, sampling, sequence_id, choice, len(token_ids))
             submit = Submit(
@@ -103,8 +109,8 @@ class Submission:
                 ),
                 reads_cache=scoring.reads_cache,
                 pins=pins_of(encoded.breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
-                group_id=sequence_ids[0],
-                num_to_come=len(places) - index - 1,
+                group_id=sequence_ids[index - index % group_size],
+                num_to_come=group_size - index % group_size - 1,
                 tokens_to_come=tokens_to_come,
                 affinity=request.affinity,
             )

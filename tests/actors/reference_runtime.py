@@ -56,7 +56,7 @@ class Server:
 async def reference_runtime(defaults: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
     config = runtime_config(**{"executor": "reference", "max_num_seqs": 32, "num_blocks": 256, **changes})
     async with open_with_kept_vocabulary(
-        config, serving_info(config), LoopHost(config.engine), make_renderer=InlineRenderer
+        config, serving_info(config), lambda _: LoopHost(config.engine), make_renderer=InlineRenderer
     ) as runtime:
         with trio.fail_after(100):
             while not runtime.desk.health().is_ready:

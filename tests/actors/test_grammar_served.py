@@ -56,7 +56,7 @@ class Reply:
 async def open_client(*, executor: str = "reference", **changes: Any) -> AsyncIterator[Client]:
     config = runtime_config(executor=executor, eos_token_ids=(EOS,), reasoning_parser="qwen3", **changes)
     info, host = serving_info(config), LoopHost(config.engine)
-    async with open_with_kept_vocabulary(config, info, host, make_renderer=InlineRenderer) as runtime:
+    async with open_with_kept_vocabulary(config, info, lambda _: host, make_renderer=InlineRenderer) as runtime:
         with trio.fail_after(100):
             while not runtime.desk.health().is_ready:
                 await trio.sleep(0.01)

@@ -24,6 +24,7 @@ from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineGivenUp, EngineLink, EngineRefusal
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import open_runtime
+from tests.links import make_link
 from tests.runtimes import kill_engine, runtime_config, serving_info, small_runtime
 
 PROMPT = list(range(300, 340))
@@ -71,7 +72,7 @@ async def test_shortage_from_the_start(autojump_clock: trio.abc.Clock) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="too many open files"), flatten_subgroups=True):
         config = runtime_config(max_restarts=2)
         host = failing_host([SHORTAGE] * 100)(config.engine)
-        async with open_runtime(config, serving_info(config), host, make_renderer=InlineRenderer):
+        async with open_runtime(config, serving_info(config), lambda _: host, make_renderer=InlineRenderer):
             await trio.sleep(100)
             pytest.fail("it goes on")
 
@@ -127,7 +128,7 @@ async def test_no_descriptors_for_a_process(monkeypatch: pytest.MonkeyPatch, wha
     monkeypatch.setattr(socket, "socketpair", socketpair)
     monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
     host = ProcessHost(runtime_config().engine, {})
-    death = await host.run(EngineLink(1, None, None))
+    death = await host.run(make_link())
     assert death.is_shortage and not death.hopeless and "Too many open files" in death.reason
     assert made == [] or made[1].fileno() == -1
 

@@ -39,7 +39,7 @@ async def open_client(tags: tuple[str, str] | None = TAGS, **changes: Any) -> As
     chosen = ChosenFormat(None, OutputFormat(reasoning_tags=tags))
     async with AsyncExitStack() as stack:
         with mock.patch.object(wiring, "choose_format", return_value=chosen):
-            opening = open_with_kept_vocabulary(config, info, host, make_renderer=InlineRenderer)
+            opening = open_with_kept_vocabulary(config, info, lambda _: host, make_renderer=InlineRenderer)
             runtime = await stack.enter_async_context(opening)
         with trio.fail_after(100):
             while not runtime.desk.health().is_ready:

@@ -81,7 +81,9 @@ async def open_deadly(deaths: Deaths, **changes: Any) -> AsyncIterator[Client]:
     settings = {"eos_token_ids": (EOS,), "reasoning_parser": "qwen3", "restart_backoff_s": 0.0, **changes}
     config = runtime_config(**settings)
     host = LoopHost(config.engine, deaths.load)
-    async with open_with_kept_vocabulary(config, serving_info(config), host, make_renderer=InlineRenderer) as runtime:
+    async with open_with_kept_vocabulary(
+        config, serving_info(config), lambda _: host, make_renderer=InlineRenderer
+    ) as runtime:
         with trio.fail_after(100):
             while not runtime.desk.health().is_ready:
                 await trio.sleep(0.001)

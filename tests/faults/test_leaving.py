@@ -44,7 +44,7 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
         ticket.leave()
-        assert len(desk.lane) == 0, "nothing was submitted, so nothing must be aborted"
+        assert not client.runtime.route_store.prompts, "nothing was submitted, so nothing must be aborted"
         desk.lane.cancel_reservation()
         await settle(client)
         assert ticket.mailbox.closed is not None
@@ -62,10 +62,10 @@ async def test_submit_then_abort_before_the_engine_reads(autojump_clock: trio.ab
         ticket = client.open(PROMPT)
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
-        assert len(client.runtime.desk.lane) == 1
+        assert len(client.runtime.route_store.unrouted) == 1
         ticket.leave()
-        assert len(client.runtime.desk.lane) == 2
         await trio.testing.wait_all_tasks_blocked()
+        assert len(client.runtime.route_store.unrouted) == 2
         assert client.runtime.entry_store.num_open_accounts == 1, "submitted: the account waits for its Terminal"
         await trio.sleep(10)
         assert num_passes(client.engine.executor) <= 2

@@ -25,11 +25,11 @@ from quipu.actors.messages.supervisor import EngineReady, Heartbeat
 from quipu.actors.processes import heartbeat, process_host
 from quipu.actors.processes.greeting import greeting
 from quipu.actors.processes.process_host import ProcessHost
-from quipu.actors.request_desk.engine_lane import EngineLane
 from quipu.actors.shared.step_record import StepRecord
 from quipu.actors.supervisor import Death, EngineHost, EngineLink
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials, continuation
+from tests.links import make_link
 from tests.prompts import prompt_of
 from tests.runtimes import Client, open_with_kept_vocabulary, runtime_config, serving_info, text_of
 
@@ -143,7 +143,7 @@ async def test_impostor(monkeypatch: pytest.MonkeyPatch, impostor: Impostor, rea
     texts: list[str] = []
     with trio.fail_after(20), structlog.testing.capture_logs() as lines:
         async with open_with_kept_vocabulary(
-            config, serving_info(config), host, make_renderer=InlineRenderer
+            config, serving_info(config), lambda _: host, make_renderer=InlineRenderer
         ) as runtime:
             client = Client(runtime, config, Dials())
 
@@ -160,22 +160,11 @@ async def test_impostor(monkeypatch: pytest.MonkeyPatch, impostor: Impostor, rea
     assert reason in death["reason"]
 
 
-class Desk:
-    """What a link needs of the desk."""
-
-    def __init__(self) -> None:
-        self.lane = EngineLane(Channel(1))
-
-    def introduce(self, message: object) -> None: ...
-
-    def set_health(self, health: object) -> None: ...
-
-
 async def run_alone(impostor: Impostor) -> tuple[Death, list[StepReport | EngineDied]]:
     """Run an impostor without a runtime. Returns its death and what it has reported."""
     reports: Channel[StepReport | EngineDied] = Channel(8)
     with trio.fail_after(20):
-        death = await impostor.run(EngineLink(1, Desk(), reports))
+        death = await impostor.run(make_link(reports))
     return death, reports.take_nowait()
 
 

@@ -1,0 +1,164 @@
+"""The engines of this server: what is known of each, and the queue of messages to it.
+
+Shared by the web process's actors, like the rest of the request desk. The router fills the queues, each engine's link
+empties its own; supervisors set what is known, and the web layer reads it. An engine keeps its seat when its process
+dies and is started again.
+
+What must always hold: an engine's state is never reported better than it is; ids and incarnations are never given
+twice, so that an incarnation names its engine, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from ..channel import Channel
+from ..messages.accountant import StepReport
+from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from ..messages.supervisor import EngineReady
+from .interface import EngineState, EngineStatus, Health, State, UnknownEngine
+
+EngineMessage = Submit | Abort | ResetPrefixCache
+
+
+@attrs.define(eq=False)
+class EngineSeat:
+    """One engine, whichever process it is at present."""
+
+    engine_id: int
+    queue: Channel[EngineMessage] = attrs.field(factory=lambda: Channel[EngineMessage](1))
+    """What the router has sent it and it has not taken. Filled with `post` alone."""
+    health: Health = attrs.field(factory=lambda: Health(State.STARTING, 0, "the engine is loading"))
+    """Of this engine alone."""
+    ready: EngineReady | None = None
+    """What it found out when it last became ready."""
+    is_closing: bool = False
+    """It is to end."""
+    num_deaths: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_used_blocks: int = 0
+    """As its last report says."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.health.is_ready
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it died too often, so that it is not started again."""
+        return self.health.state is State.FAILED
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks without the null block; 0 until it has been ready."""
+        return 0 if self.ready is None else self.ready.num_blocks - 1
+
+    def note(self, report: StepReport) -> None:
+        """Note what a report says of the engine's load."""
+        self.num_running, self.num_waiting = report.num_running, report.num_waiting
+        self.num_used_blocks = self.num_blocks - report.num_free_blocks - report.num_pinned_blocks
+
+    def note_gone(self) -> None:
+        """Note that its process holds nothing any more."""
+        self.num_running = self.num_waiting = self.num_used_blocks = 0
+
+    @property
+    def state(self) -> EngineState:
+        match self.health.state:
+            case State.STARTING:
+                return EngineState.STARTING
+            case State.READY:
+                return EngineState.DRAINING if self.is_closing else EngineState.READY
+            case _:
+                return EngineState.DEAD
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(
+            engine_id=self.engine_id,
+            incarnation=self.health.incarnation,
+            state=self.state,
+            detail=self.health.detail,
+            ready=self.ready,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting + len(self.queue),
+            blocks_used=self.num_used_blocks,
+            blocks_total=self.num_blocks,
+            deaths=self.num_deaths,
+        )
+
+
+class EnginePool:
+    """The engines, in the order of their ids."""
+
+    def __init__(self) -> None:
+        self._seats: dict[int, EngineSeat] = {}
+        self._next_id = 0
+        self.num_started = 0
+        """Processes started so far: the last incarnation."""
+
+    def __iter__(self) -> Iterator[EngineSeat]:
+        return iter(self._seats.values())
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def __contains__(self, engine_id: int) -> bool:
+        return engine_id in self._seats
+
+    def __getitem__(self, engine_id: int) -> EngineSeat:
+        """Return an engine. Raises UnknownEngine."""
+        try:
+            return self._seats[engine_id]
+        except KeyError:
+            raise UnknownEngine(f"There is no engine {engine_id}.") from None
+
+    def add(self) -> EngineSeat:
+        """Return the seat of a new engine."""
+        seat = self._seats[self._next_id] = EngineSeat(self._next_id)
+        self._next_id += 1
+        return seat
+
+    def remove(self, engine_id: int) -> None:
+        del self._seats[engine_id]
+
+    @property
+    def was_ever_several(self) -> bool:
+        """Whether there has been a second engine."""
+        return self._next_id > 1
+
+    def next_incarnation(self) -> int:
+        self.num_started += 1
+        return self.num_started
+
+    def serves_without(self, engine_id: int) -> bool:
+        """Whether another engine serves, or is about to."""
+        return any(
+            seat.engine_id != engine_id and not seat.is_closing and not seat.is_given_up
+            for seat in self._seats.values()
+        )
+
+    def health(self) -> Health:
+        """Return the server's health: as good as its best engine's."""
+        seats = [seat for seat in self._seats.values() if not seat.is_closing] or list(self._seats.values())
+        best = min(seats, key=lambda seat: _RANKS[seat.health.state], default=None)
+        if best is None:
+            return Health(State.FAILED, self.num_started, "every engine was removed")
+        incarnation = max(seat.health.incarnation for seat in seats)
+        detail = best.health.detail
+        if best.is_ready and (missing := [seat for seat in seats if not seat.is_ready]):
+            first = missing[0]
+            others = f"{len(missing)} of {len(seats)} engines are not ready: engine {first.engine_id}"
+            detail = f"{others}: {first.health.detail}"
+        return Health(best.health.state, incarnation, detail)
+
+
+_RANKS = {
+    State.READY: 0,
+    State.STARTING: 1,
+    State.RESTARTING: 2,
+    State.FAILED: 3,
+}
+"""The states of an engine, best first."""

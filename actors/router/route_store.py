@@ -1,0 +1,109 @@
+"""What the router knows of every sequence on its way and of every engine, kept where its death cannot lose it.
+
+Owned by `wiring`, written by the router. Synchronous.
+
+    inbox ──▶ reports, prompts (pending) ──▶ routed to an engine's queue, or kept until an engine is ready
+
+What must always hold: a message leaves `reports` or `prompts` only once it was handled; a `Submit` is in exactly one of
+`prompts`, `unrouted` and the engines' queues until an engine takes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from ..messages.accountant import StepReport
+from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
+from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from .routing import Route, Routing
+
+MAX_DEATHS = 2
+"""Deaths of one message after which it is handled in the simplest way."""
+
+EngineNews = StepReport | EngineUp | EngineDown | EngineClosing | SequenceEnded
+RouterMessage = Submit | Abort | ResetPrefixCache | EngineNews
+
+
+@attrs.define(eq=False)
+class RoutedSequence:
+    """Where a sequence was sent."""
+
+    engine_id: int
+    num_prompt_tokens: int
+    """Those of resumed sequences include their output."""
+    group_id: int
+    route: Route
+    is_prefilling: bool = True
+    """It has no token yet."""
+
+
+@attrs.define
+class Group:
+    """Sequences that go to one engine: the choices of a prompt, or all sequences of a request."""
+
+    engine_id: int
+    num_routed: int = 0
+    """Those that are held by the engine, or queued for it."""
+    num_to_come: int = 0
+
+
+@attrs.define(eq=False)
+class ReadyEngine:
+    """An engine that may be sent something."""
+
+    engine_id: int
+    incarnation: int
+    slot: int
+    numerics: str
+    num_reports: int = 0
+    """Number of its last report."""
+    is_closing: bool = False
+
+
+@attrs.define(eq=False)
+class RouteStore:
+    routing: Routing
+    reports: deque[EngineNews] = attrs.field(factory=deque)
+    prompts: deque[Submit | Abort | ResetPrefixCache] = attrs.field(factory=deque)
+    unrouted: deque[Submit | Abort] = attrs.field(factory=deque)
+    """What waits for an engine, in order."""
+    unrouted_resumed: deque[Submit] = attrs.field(factory=deque)
+    """Likewise, before the others."""
+    sequences: dict[int, RoutedSequence] = attrs.field(factory=dict)
+    prefilling: dict[int, RoutedSequence] = attrs.field(factory=dict)
+    """Those of them that have no token yet."""
+    groups: dict[int, Group] = attrs.field(factory=dict)
+    engines: dict[int, ReadyEngine] = attrs.field(factory=dict)
+    """By id."""
+    by_slot: dict[int, ReadyEngine] = attrs.field(factory=dict)
+    num_handled: int = 0
+    num_deaths_in_hand: int = 0
+    """How often the router has died of the message that it was handling."""
+
+    def add(self, messages: Iterable[RouterMessage]) -> None:
+        """Note messages that are to be handled: news of engines before prompts, each in order."""
+        for message in messages:
+            if isinstance(message, Submit | Abort | ResetPrefixCache):
+                self.prompts.append(message)
+            else:
+                self.reports.append(message)
+
+    def record_death(self) -> str | None:
+        """Note that the router has died, and return the request of the prompt in hand, if there was one."""
+        self.num_deaths_in_hand += 1
+        return None
+
+    @property
+    def is_to_be_careful(self) -> bool:
+        """Whether what is in hand must be handled without what has killed the router."""
+        return self.num_deaths_in_hand >= MAX_DEATHS
+
+    def take_off(self, queue: deque[Any]) -> None:
+        """Remove the first message of a queue, which was handled."""
+        queue.popleft()
+        self.num_handled += not self.num_deaths_in_hand
+        self.num_deaths_in_hand = 0

@@ -1,0 +1,33 @@
+"""Links for tests that run an engine's host without a runtime."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import attrs
+
+from quipu.actors.channel import Channel
+from quipu.actors.messages.accountant import EngineDied, StepReport
+from quipu.actors.request_desk.engine_lane import EngineLane
+from quipu.actors.request_desk.engine_pool import EnginePool
+from quipu.actors.request_desk.interface import ServingInfo
+from quipu.actors.router.route_store import RouterMessage
+from quipu.actors.supervisor import EngineLink
+from tests.runtimes import runtime_config, serving_info
+
+
+@attrs.define
+class LinkDesk:
+    """What a link needs of the request desk."""
+
+    lane: EngineLane
+    pool: EnginePool
+    info: ServingInfo
+
+
+def make_link(reports: Channel[StepReport | EngineDied] | None = None, incarnation: int = 1) -> EngineLink:
+    """Return the link of the only engine, whose reports go to `reports`."""
+    router, pool = Channel[RouterMessage](1), EnginePool()
+    desk = LinkDesk(EngineLane(router, 1), pool, serving_info(runtime_config()))
+    accountant = Channel[StepReport | EngineDied](8) if reports is None else reports
+    return EngineLink(pool.add(), incarnation, desk, accountant, router, mock.Mock())
