@@ -14,6 +14,7 @@ from unittest import mock
 
 import attrs
 import trio
+import trio.testing
 from prometheus_client.metrics import MetricWrapperBase
 
 from quipu.actors import wiring
@@ -155,10 +156,6 @@ class Client:
         assert self.runtime.text_store.num_tracked == self.runtime.text_store.num_prompts == 0
         assert not self.runtime.text_store.deferred and not self.runtime.text_store.pending
         assert not self.runtime.job_store.pending
-        routes = self.runtime.route_store
-        assert not routes.sequences and not routes.prefilling and not routes.groups
-        assert not routes.prompts and not routes.unrouted and not routes.unrouted_resumed
-        assert len(routes.routing.sent) == 0
         for engine in self.engines:
             manager = engine.block_manager
             manager.check()
@@ -167,6 +164,15 @@ class Client:
             assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
             assert engine.batcher.sequences == {}
             assert engine.batcher.num_groups == 0
+
+
+async def assert_nothing_routed(client: Client) -> None:
+    """Assert that the router, once it has heard of the last sequence's end, keeps nothing of any."""
+    await trio.testing.wait_all_tasks_blocked()
+    routes = client.runtime.route_store
+    assert not routes.sequences and not routes.prefilling and not routes.groups
+    assert not routes.prompts and not routes.unrouted and not routes.unrouted_resumed
+    assert len(routes.routing.sent) == 0
 
 
 def value_of(metric: MetricWrapperBase) -> float:

@@ -121,7 +121,7 @@ class ScriptedHost:
     async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[ScriptedEntry]) -> None:
         types = StepReport.__annotations__
         empty = {"int": 0, "bool": False, "bytes": b""}
-        columns: dict[str, Any] = {name: empty[kind] if kind in empty else [] for name, kind in types.items()}
+        columns: dict[str, Any] = {name: empty.get(kind, []) for name, kind in types.items()}
         self._number += 1
         columns.update(number=self._number, step=self._number)
         for entry in entries:

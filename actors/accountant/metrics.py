@@ -86,7 +86,7 @@ class Metrics:
             ["model_name", "actor"],
             registry=self.registry,
         )
-        for actor in ("accountant", "detokenizer", "tokenizer"):
+        for actor in ("accountant", "detokenizer", "router", "tokenizer"):
             self._restarts.labels(model_name, actor)
         self.num_pinned_blocks = 0
         """As the last step report says."""

@@ -371,7 +371,7 @@ async def test_health_tells_of_restarts(autojump_clock: trio.abc.Clock) -> None:
                 async with over_http(client).open("GET", path) as exchange:
                     told = await exchange.json()
                     assert exchange.status == 200
-                    assert told["actor_restarts"] == {"tokenizer": 0, "detokenizer": 2, "accountant": 0}
+                    assert told["actor_restarts"] == {"tokenizer": 0, "router": 0, "detokenizer": 2, "accountant": 0}
             after = samples(client)
     assert [before[f'actor_restarts_total{{actor="{a}"}}'] for a in ("tokenizer", "detokenizer", "accountant")] == [
         0

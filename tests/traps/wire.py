@@ -11,7 +11,7 @@ import trio.testing
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, Answer, Client
+from tests.runtimes import BLOCK, Answer, Client, assert_nothing_routed
 from tests.web.fakes import Client as HttpClient
 
 COMPLETIONS = "/v1/completions"
@@ -45,7 +45,7 @@ async def settle(client: Client) -> None:
     with trio.fail_after(60):
         while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
             await trio.sleep(0.01)
-    await trio.testing.wait_all_tasks_blocked()
+    await assert_nothing_routed(client)
     client.assert_at_rest()
 
 
