@@ -182,13 +182,13 @@ def value_of(metric: MetricWrapperBase) -> float:
     return value
 
 
-def kill_engine(client: Client) -> None:
-    """Make the KV-block manager raise at its next message, as a broken invariant would."""
+def kill_engine(client: Client, index: int = 0) -> None:
+    """Make an engine's KV-block manager raise at its next message, as a broken invariant would."""
 
     def die(*_: object) -> None:
         raise RuntimeError("a block table cannot be trusted")
 
-    setattr(client.engine.block_manager, "grant", die)  # noqa: B010
+    setattr(client.engines[index].block_manager, "grant", die)  # noqa: B010
 
 
 async def read_answer(ticket: RequestTicket) -> Answer:

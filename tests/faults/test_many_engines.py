@@ -1,0 +1,255 @@
+"""Several engines behind one set of books: they come, end, die and are emptied, and every request is served as by one.
+
+All of quipu in one loop, with engines that read their KV: a wrong block changes the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import pytest
+import trio
+
+from quipu.actors.engine import LoopHost
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.request_desk.interface import DrainMode, EngineState, LastEngine, UnknownEngine
+from quipu.actors.supervisor import Death, EngineLink
+from quipu.kernels.fake import continuation
+from tests.journals import KeptJournal
+from tests.prompts import prompt_of
+from tests.runtimes import Answer, Client, kill_engine, small_runtime, text_of, value_of
+from tests.traps.wire import samples, settle
+
+NUM_REQUESTS = 12
+MAX_TOKENS = 40
+
+
+async def ask_all(client: Client, disturb: Callable[[], object] = lambda: None) -> list[Answer]:
+    """Ask for many answers at once, one or two choices each, and disturb the engines while they are written."""
+    answers: dict[int, Answer] = {}
+
+    async def ask(index: int) -> None:
+        answers[index] = await client.ask(prompt_of(70, index), max_tokens=MAX_TOKENS, n=1 + index % 2)
+
+    async with trio.open_nursery() as nursery:
+        for index in range(NUM_REQUESTS):
+            nursery.start_soon(ask, index)
+        await trio.sleep(0.15)
+        disturb()
+    await settle(client)
+    return [answers[index] for index in range(NUM_REQUESTS)]
+
+
+def assert_served(answers: Sequence[Answer]) -> None:
+    """Assert that every answer is what a single engine that never fails would have written."""
+    for index, answer in enumerate(answers):
+        expected = text_of(continuation(prompt_of(70, index), MAX_TOKENS))
+        assert answer.error is None, index
+        assert set(answer.texts.values()) == {expected}, index
+        assert answer.record.outcome is Outcome.FINISHED
+        assert not answer.record.disputed
+        assert answer.record.prompt_tokens == 70
+        assert answer.record.completion_tokens == MAX_TOKENS * (1 + index % 2)
+
+
+async def test_prompts_spread_and_come_back(autojump_clock: trio.abc.Clock) -> None:
+    """New prompts go to both engines; what continues a prompt goes where that is cached, and is told so."""
+    async with small_runtime(num_engines=2) as client:
+        assert_served(await ask_all(client))
+        assert all(engine.block_manager.pool.num_cached for engine in client.engines), "both had something to do"
+        for index in range(NUM_REQUESTS):
+            answer = await client.ask([*prompt_of(70, index), 1, 2, 3], max_tokens=2)
+            assert answer.record.cached_tokens == 64
+        await settle(client)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_each_engine_killed(autojump_clock: trio.abc.Clock, index: int) -> None:
+    """What it held goes on at once on the other one, and is counted once."""
+    async with small_runtime(num_engines=2, restart_backoff_s=60.0) as client:
+        engine = client.engines[index]
+        answers = await ask_all(client, lambda: kill_engine(client, index))
+        assert_served(answers)
+        assert engine not in client.engines
+        assert {answer.record.num_engine_deaths for answer in answers} == {0, 1}
+        health = client.runtime.desk.health()
+        assert health.is_ready and "1 of 2 engines are not ready" in health.detail
+        states = [status.state for status in client.runtime.desk.engines()]
+        assert states[index] is EngineState.DEAD and states[1 - index] is EngineState.READY
+        found = samples(client)
+        assert found['requests_resumed_total{same_numerics="true"}'] > 0
+        await trio.sleep(61)
+        assert [status.state for status in client.runtime.desk.engines()] == [EngineState.READY] * 2
+        assert [status.deaths for status in client.runtime.desk.engines()] == [1 - index, index]
+
+
+@pytest.mark.parametrize("mode", DrainMode)
+async def test_drained(autojump_clock: trio.abc.Clock, mode: DrainMode) -> None:
+    """A draining engine gets nothing new, ends what it has or hands it over, and is gone."""
+    journal = KeptJournal()
+    async with small_runtime(num_engines=2, journal=journal) as client:
+        desk = client.runtime.desk
+        assert_served(await ask_all(client, lambda: desk.drain_engine(0, mode)))
+        assert [status.engine_id for status in desk.engines()] == [1]
+        assert len(client.engines) == 1
+        assert not any(record.num_engine_deaths for record in journal.closed), "nothing has died"
+        moved = [record for record in journal.closed if record.recomputed_tokens or record.restored_tokens]
+        assert bool(moved) == (mode is DrainMode.HAND_OVER)
+        with pytest.raises(UnknownEngine):
+            desk.drain_engine(0, mode)
+        with pytest.raises(LastEngine):
+            desk.drain_engine(1, mode)
+        assert (await client.ask(prompt_of(40, 77))).error is None
+
+
+async def test_drain_that_takes_too_long(autojump_clock: trio.abc.Clock) -> None:
+    """When the time is up, what an engine still holds is handed over."""
+    async with small_runtime(num_engines=2) as client:
+        desk = client.runtime.desk
+        assert_served(await ask_all(client, lambda: desk.drain_engine(0, DrainMode.FINISH, 0.1)))
+        assert [status.engine_id for status in desk.engines()] == [1]
+
+
+async def test_drained_engine_that_dies(autojump_clock: trio.abc.Clock) -> None:
+    """It is not started again, and its requests go on elsewhere."""
+    async with small_runtime(num_engines=2) as client:
+        desk = client.runtime.desk
+
+        def disturb() -> None:
+            desk.drain_engine(0, DrainMode.FINISH)
+            kill_engine(client, 0)
+
+        assert_served(await ask_all(client, disturb))
+        await trio.sleep(1)
+        assert [status.engine_id for status in desk.engines()] == [1]
+
+
+async def test_added_while_requests_run(autojump_clock: trio.abc.Clock) -> None:
+    """A further engine serves what comes from then on; ids are not given twice."""
+    async with small_runtime() as client:
+        desk = client.runtime.desk
+        assert_served(await ask_all(client, lambda: desk.add_engines(2)))
+        assert [(status.engine_id, status.state) for status in desk.engines()] == [(i, "ready") for i in range(3)]
+        assert_served(await ask_all(client, lambda: desk.remove_engine(1)))
+        assert desk.add_engines(1) == (3,)
+        await trio.sleep(0.1)
+        assert [status.engine_id for status in desk.engines()] == [0, 2, 3]
+        assert len({status.incarnation for status in desk.engines()}) == 3
+
+
+async def test_last_one_removed_by_force(autojump_clock: trio.abc.Clock) -> None:
+    """Its requests fail with a reason, and new ones are refused until there is another engine."""
+    async with small_runtime() as client:
+        desk = client.runtime.desk
+        with pytest.raises(LastEngine):
+            desk.remove_engine(0)
+        answers = await ask_all(client, lambda: desk.remove_engine(0, force=True))
+        assert all(answer.error and "The last engine was removed" in answer.error.message for answer in answers)
+        assert desk.engines() == () and not desk.health().is_healthy
+        desk.add_engines(1)
+        await trio.sleep(0.1)
+        assert (await client.ask(prompt_of(40, 77))).error is None
+
+
+async def test_one_that_keeps_dying(autojump_clock: trio.abc.Clock) -> None:
+    """It is given up, and the other one serves everything; the server goes on."""
+
+    class Stillborn(LoopHost):
+        num_made = 0
+
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            Stillborn.num_made += 1
+            self.is_ill = Stillborn.num_made == 2
+
+        async def run(self, link: EngineLink) -> Death:
+            return Death("it was born dead") if self.is_ill and link.incarnation > 2 else await super().run(link)
+
+    async with small_runtime(num_engines=2, make_host=Stillborn, max_restarts=3) as client:
+        assert_served(await ask_all(client, lambda: kill_engine(client, 1)))
+        await trio.sleep(30)
+        status = client.runtime.desk.engines()[1]
+        assert (status.state, status.detail) == (EngineState.DEAD, "it was born dead")
+        assert client.runtime.desk.health().is_ready
+        assert_served(await ask_all(client))
+        client.runtime.desk.remove_engine(1)
+        await trio.sleep(0.1)
+        assert [status.engine_id for status in client.runtime.desk.engines()] == [0]
+
+
+@pytest.mark.parametrize("resume_on", ["any", "same"])
+async def test_other_numerics(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, resume_on: str) -> None:
+    """Where only another engine computes other bits, a request goes on there, or waits for one of its own."""
+
+    class Different(LoopHost):
+        async def run(self, link: EngineLink) -> Death:
+            deliver = link.deliver
+
+            async def with_numerics(messages: Sequence[object]) -> None:
+                is_ready = bool(messages) and type(messages[0]).__name__ == "EngineReady"
+                number = str(link.incarnation % 2)
+                await deliver([attrs.evolve(m, numerics=number) for m in messages] if is_ready else messages)
+
+            monkeypatch.setattr(link, "deliver", with_numerics)
+            return await super().run(link)
+
+    async with small_runtime(num_engines=2, make_host=Different, restart_backoff_s=5.0, resume_on=resume_on) as client:
+        started = trio.current_time()
+        assert_served(await ask_all(client, lambda: kill_engine(client, 0)))
+        waited = trio.current_time() - started > 5
+        assert waited == (resume_on == "same")
+        same = samples(client)['requests_resumed_total{same_numerics="true"}']
+        assert (same > 0) == (resume_on == "same")
+
+
+@pytest.mark.parametrize("policy", ["prefix", "dynamo", "least-loaded", "round-robin", "random"])
+async def test_policies_serve_alike(autojump_clock: trio.abc.Clock, policy: str) -> None:
+    """Which engine serves changes no text and no count but what is found cached."""
+    async with small_runtime(num_engines=3, routing=policy) as client:
+        assert_served(await ask_all(client))
+        assert sum(engine.block_manager.pool.num_cached > 0 for engine in client.engines) > 1
+
+
+async def test_reset_reaches_all(autojump_clock: trio.abc.Clock) -> None:
+    """After a reset no engine finds anything, and the router expects nothing."""
+    async with small_runtime(num_engines=2) as client:
+        await ask_all(client)
+        client.runtime.desk.reset_prefix_cache()
+        for index in range(NUM_REQUESTS):
+            assert (await client.ask(prompt_of(70, index), max_tokens=2)).record.cached_tokens == 0
+        await settle(client)
+
+
+async def test_list_of_prompts(autojump_clock: trio.abc.Clock) -> None:
+    """Prompts of a list are routed one by one, choices of each together; the usage is their sum."""
+    async with small_runtime(num_engines=2) as client:
+        prompts = [prompt_of(70, index) for index in range(6)]
+        answer = await client.ask(*prompts, n=2, max_tokens=8)
+        assert answer.record.prompt_tokens == 6 * 70 and not answer.record.disputed
+        for choice, text in answer.texts.items():
+            assert text == text_of(continuation(prompts[choice // 2], 8))
+        assert all(engine.block_manager.pool.num_cached for engine in client.engines)
+        again = await client.ask(*prompts, n=2, max_tokens=8)
+        assert again.record.cached_tokens == 6 * 64
+        await settle(client)
+
+
+async def test_books_over_engines(autojump_clock: trio.abc.Clock) -> None:
+    """Counters are the sums over the records, whichever engine has served."""
+    journal = KeptJournal()
+    async with small_runtime(num_engines=2, journal=journal) as client:
+        await ask_all(client)
+        await ask_all(client, lambda: kill_engine(client, 0))
+        records = journal.closed
+        found = samples(client)
+
+        def total(name: str) -> float:
+            return sum(value for key, value in found.items() if key.partition("{")[0] == name)
+
+        assert total("prompt_tokens_total") == sum(record.prompt_tokens or 0 for record in records)
+        assert total("cached_tokens_total") == sum(record.cached_tokens or 0 for record in records)
+        assert total("prefix_cache_hits_total") == sum(record.cached_tokens or 0 for record in records)
+        assert total("generation_tokens_total") == sum(record.completion_tokens for record in records)
+        assert total("usage_disputed_total") == 0
+        assert value_of(client.runtime.metrics.open_accounts) == 0
