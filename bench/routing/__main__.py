@@ -83,7 +83,7 @@ def policy_rows(arguments: argparse.Namespace, costs: PassCosts) -> Iterator[dic
     if arguments.trace is not None or arguments.quick:
         requests = QUICK_TRACE if arguments.quick else read_trace(arguments.trace, arguments.limit)
         workload = traced(requests)
-        longest = max(-(-len(one.job.token_ids) // TRACE_BLOCK) + 2 for one in workload)
+        longest = max(-(-one.num_prompt_tokens // TRACE_BLOCK) + 2 for one in workload)
         for pool in (100,) if arguments.quick else TRACE_POOLS:
             for num_engines in arguments.engines or TRACE_ENGINES:
                 if pool // num_engines > longest:  # the longest prompt has to fit
