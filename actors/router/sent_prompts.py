@@ -91,7 +91,7 @@ class SentPrompts:
             elif len(run.after) == 1 and not run.ending:
                 _join(run, before)
             elif run.keys is prompt.keys:
-                run.keys = next(iter(run.after.values() or run.ending)).keys
+                run.keys = _keys_of_another(run)
             run = before
 
     def match(self, keys: Sequence[bytes]) -> list[Match]:
@@ -141,6 +141,13 @@ def _num_shared(run: _Run, keys: Sequence[bytes]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _keys_of_another(run: _Run) -> Sequence[bytes]:
+    """Return the keys of a prompt that has not been dropped."""
+    for after in run.after.values():
+        return after.keys
+    return next(iter(run.ending)).keys
 
 
 def _join(run: _Run, before: _Run) -> None:
