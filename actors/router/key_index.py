@@ -106,18 +106,24 @@ class KeyIndex:
         found: list[Match] = [Match(len(keys), last)] if last else []
         # ranges of depths, deepest last: which engines hold the block at each end, so that others drop out in between
         ranges = [(1, first, len(keys), last)]
+        shards = self._shards
         while ranges:
             low, at_low, high, at_high = ranges.pop()
-            dropped = at_low & ~at_high
-            if not dropped:
-                continue
-            if high - low == 1:
-                found.append(Match(low, dropped))
-                continue
-            middle = (low + high) // 2
-            at_middle = self.holders(keys[middle - 1]) & at_low | at_high
-            ranges.append((low, at_low, middle, at_middle))
-            ranges.append((middle, at_middle, high, at_high))
+            # each turn halves the range, and leaves its lower half for later if engines drop out in both
+            while at_low != at_high:
+                if high - low == 1:
+                    found.append(Match(low, at_low & ~at_high))
+                    break
+                middle = (low + high) >> 1
+                key = keys[middle - 1]  # as in `holders`, which takes longer to call than to run
+                holders = shards[(key[0] << 8 | key[1]) % NUM_SHARDS].get(key[:DIGEST_BYTES], 0)
+                at_middle = holders & at_low | at_high
+                if at_middle == at_high:
+                    high = middle
+                else:
+                    if at_middle != at_low:
+                        ranges.append((low, at_low, middle, at_middle))
+                    low, at_low = middle, at_middle
         return found
 
     @property

@@ -62,9 +62,9 @@ Policy = Callable[[Choice], int]
 
 def by_prefix(choice: Choice) -> int:
     loads = choice.loads
-    waiting = loads.queued + RUNNING_TOKENS * loads.running
-    uneven = loads.placed - loads.placed[choice.in_use].min()
-    cost = QUEUE_WEIGHT * waiting + UNEVENNESS_WEIGHT * uneven - choice.overlap
+    cost = QUEUE_WEIGHT * loads.queued + (QUEUE_WEIGHT * RUNNING_TOKENS) * loads.running
+    cost += UNEVENNESS_WEIGHT * loads.placed  # what all were sent raises the cost of all alike
+    cost -= choice.overlap
     slot = choice.preferred
     if slot is not None and choice.in_use[slot] and loads.queued[slot] <= choice.prefill_budget:
         cost[slot] -= choice.affinity_tokens

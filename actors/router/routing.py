@@ -16,13 +16,16 @@ from collections.abc import Iterable, Sequence
 import attrs
 import numpy as np
 
-from .key_index import KeyIndex
-from .loads import EngineLoads
+from .key_index import KeyIndex, Match
+from .loads import Column, EngineLoads
 from .policies import POLICIES, Choice
 from .sent_prompts import SentPrompt, SentPrompts
 
 MAX_AFFINITIES = 1 << 16
 """Clients of whom it is remembered where they were served; then the oldest is forgotten."""
+
+FEW_SLOTS = 8
+"""As many slots of a mask are looked at one by one; of more, an array is made."""
 
 
 @attrs.define(eq=False)
@@ -137,12 +140,10 @@ class Routing:
             num_reusable = (num_tokens - 1) // size  # the last token is always computed
             reusable = keys if len(keys) <= num_reusable else keys[:num_reusable]
         overlap = np.zeros(len(loads.in_use))
-        for match in reversed(self.index.match(reusable)):
-            overlap[_slots_of(match.slots, len(overlap))] = match.num_blocks
-        if self._looks_at_caches:
-            for slot, num_blocks in self.sent.match(reusable).items():
-                overlap[slot] = max(overlap[slot], num_blocks)
-        overlap *= size
+        if reusable:
+            _raise(overlap, self.index.match(reusable))
+            _raise(overlap, self.sent.match(reusable))
+            overlap *= size
         preferred = None if affinity is None else self._affinities.get(affinity)
         slot = self._choose(
             Choice(
@@ -208,7 +209,17 @@ class Routing:
             self._affinities.popitem(last=False)
 
 
-def _slots_of(slots: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return a mask's bits as an array."""
-    data = np.frombuffer(slots.to_bytes(-(-size // 8), "little"), np.uint8)
-    return np.unpackbits(data, bitorder="little")[:size].astype(np.bool_)
+def _raise(overlap: Column, matches: list[Match]) -> None:
+    """Raise each engine's overlap to what was found of it."""
+    for match in matches:
+        slots, num_blocks = match.slots, match.num_blocks
+        if slots.bit_count() > FEW_SLOTS:
+            data = np.frombuffer(slots.to_bytes(-(-len(overlap) // 8), "little"), np.uint8)
+            held = np.unpackbits(data, count=len(overlap), bitorder="little")
+            np.maximum(overlap, num_blocks, out=overlap, where=held.view(np.bool_))
+            continue
+        while slots:
+            slot = slots.bit_length() - 1
+            slots ^= 1 << slot
+            if overlap[slot] < num_blocks:
+                overlap[slot] = num_blocks

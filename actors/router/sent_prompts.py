@@ -1,87 +1,157 @@
 """Prompts that were sent to engines and have not been computed yet: what the engines' caches are about to hold.
 
-Used by `routing.py`. A prompt is registered at depths that are powers of two, so that registering one and looking one
-up cost a few entries, however long it is. Of prompts of one engine that begin alike and differ behind the same power of
-two, the latest `MAX_COMPARED` are compared.
+Used by `routing.py`. They form a tree of runs of blocks: prompts that begin alike share a run until they differ, so
+that a prompt costs as many steps as others branch off it, however long it is and however many are on their way. Behind
+`MAX_RUNS` branches, no more of a prompt is compared. A key stands for everything before its block, so that where a
+prompt leaves a run is found by bisection.
 
-What must always hold: nothing is kept of a prompt that was dropped.
+What must always hold: nothing is kept of a prompt that was dropped; a run that no prompt ends at has two that follow,
+at least, so that there are fewer runs than twice the prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import attrs
 
-MAX_COMPARED = 4
-"""Of the prompts of one engine that share an entry, the latest ones."""
+from .key_index import Match
+
+MAX_RUNS = 128
+"""Of a prompt, from its beginning: prompts that all branch off each other would take milliseconds."""
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
+class _Run:
+    """Blocks `start` to `end` of every prompt that begins like `keys`."""
+
+    keys: Sequence[bytes]
+    """Those of one of the prompts."""
+    start: int
+    end: int
+    before: _Run | None
+    after: dict[bytes, _Run] = attrs.field(factory=dict)
+    """By their first key."""
+    ending: dict[SentPrompt, None] = attrs.field(factory=dict)
+    counts: dict[int, int] = attrs.field(factory=dict)
+    """By slot, prompts that have this run."""
+    slots: int = 0
+    """A bit for each slot of `counts`."""
+
+
+@attrs.define(eq=False)
 class SentPrompt:
     """One prompt on its way."""
 
     slot: int
     keys: Sequence[bytes]
-
-    def num_shared(self, keys: Sequence[bytes], at_least: int) -> int:
-        """Return how many of its first blocks are also those of `keys`, given that `at_least` are.
-
-        A key stands for everything before its block, so that the last common one is found by bisection.
-        """
-        low, high = at_least, min(len(self.keys), len(keys))
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.keys[middle - 1] == keys[middle - 1]:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+    last: _Run
+    """Where it ends, or where it is not looked at further."""
 
 
 class SentPrompts:
     def __init__(self) -> None:
-        self._by_key: dict[bytes, dict[int, dict[SentPrompt, None]]] = {}
-        """By the keys at the depths 1, 2, 4, …, then by slot; the latest prompt is last."""
+        self._root = _Run(keys=(), start=0, end=0, before=None)
 
     def __len__(self) -> int:
-        """Return how many entries there are."""
-        return sum(len(prompts) for by_slot in self._by_key.values() for prompts in by_slot.values())
+        """Return how many runs there are."""
+        runs, number = [self._root], -1
+        while runs:
+            number += 1
+            runs += runs.pop().after.values()
+        return number
 
     def add(self, slot: int, keys: Sequence[bytes]) -> SentPrompt:
-        """Note that a prompt was sent to an engine."""
-        prompt = SentPrompt(slot, keys)
-        for depth in _depths(keys):
-            self._by_key.setdefault(keys[depth - 1], {}).setdefault(slot, {})[prompt] = None
+        """Note that a prompt of at least one block was sent to an engine."""
+        run, depth = self._root, 0
+        for _ in range(MAX_RUNS):
+            if depth == len(keys):
+                break
+            run = self._run_of(run, keys, depth)
+            depth = run.end
+            run.counts[slot] = run.counts.get(slot, 0) + 1
+            run.slots |= 1 << slot
+        prompt = SentPrompt(slot, keys, run)
+        run.ending[prompt] = None
         return prompt
 
     def drop(self, prompt: SentPrompt) -> None:
         """Forget a prompt: it was computed, or will not be."""
-        for depth in _depths(prompt.keys):
-            key = prompt.keys[depth - 1]
-            by_slot = self._by_key[key]
-            prompts = by_slot[prompt.slot]
-            del prompts[prompt]
-            if not prompts:
-                del by_slot[prompt.slot]
-                if not by_slot:
-                    del self._by_key[key]
+        slot, run = prompt.slot, prompt.last
+        del run.ending[prompt]
+        while (before := run.before) is not None:
+            left = run.counts[slot] - 1
+            if left:
+                run.counts[slot] = left
+            else:
+                del run.counts[slot]
+                run.slots &= ~(1 << slot)
+            if not run.counts:
+                del before.after[prompt.keys[run.start]]
+            elif len(run.after) == 1 and not run.ending:
+                _join(run, before)
+            elif run.keys is prompt.keys:
+                run.keys = _keys_of_another(run)
+            run = before
 
-    def match(self, keys: Sequence[bytes]) -> dict[int, int]:
-        """Return how many of the first `keys` each engine is about to hold, by slot."""
-        deepest: dict[int, tuple[int, dict[SentPrompt, None]]] = {}
-        for depth in _depths(keys):
-            by_slot = self._by_key.get(keys[depth - 1])
-            if by_slot is None:
+    def match(self, keys: Sequence[bytes]) -> list[Match]:
+        """Return how many of the first `keys` each engine is about to hold; those that hold none are left out."""
+        found: list[Match] = []
+        run, depth = self._root, 0
+        slots = 0
+        for _ in range(MAX_RUNS):
+            after = run.after.get(keys[depth]) if depth < len(keys) else None
+            if after is None:
                 break
-            for slot, prompts in by_slot.items():
-                deepest[slot] = depth, prompts
-        return {
-            slot: max(prompt.num_shared(keys, depth) for prompt in islice(reversed(prompts), MAX_COMPARED))
-            for slot, (depth, prompts) in deepest.items()
-        }
+            if others := slots & ~after.slots:
+                found.append(Match(depth, others))
+            run, slots = after, after.slots
+            depth = _num_shared(run, keys)
+            if depth < run.end:
+                break
+        if slots:
+            found.append(Match(depth, slots))
+        return found
+
+    def _run_of(self, before: _Run, keys: Sequence[bytes], depth: int) -> _Run:
+        """Return the run behind `before` that the block at `depth` begins and all of whose blocks `keys` have."""
+        run = before.after.get(keys[depth])
+        if run is None:
+            run = before.after[keys[depth]] = _Run(keys, depth, len(keys), before)
+            return run
+        shared = _num_shared(run, keys)
+        if shared == run.end:
+            return run
+        first = _Run(run.keys, depth, shared, before, {run.keys[shared]: run}, {}, dict(run.counts), run.slots)
+        before.after[keys[depth]] = first
+        run.before, run.start = first, shared
+        return first
 
 
-def _depths(keys: Sequence[bytes]) -> list[int]:
-    return [1 << power for power in range(len(keys).bit_length())]
+def _num_shared(run: _Run, keys: Sequence[bytes]) -> int:
+    """Return how many blocks `keys` share with a run and those before it, given that they share its first."""
+    low, high, own = run.start + 1, min(run.end, len(keys)), run.keys
+    if own[high - 1] == keys[high - 1]:
+        return high
+    high -= 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if own[middle - 1] == keys[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _keys_of_another(run: _Run) -> Sequence[bytes]:
+    """Return the keys of a prompt that has not been dropped."""
+    for after in run.after.values():
+        return after.keys
+    return next(iter(run.ending)).keys
+
+
+def _join(run: _Run, before: _Run) -> None:
+    """Let the one run that follows begin where `run` does."""
+    (after,) = run.after.values()
+    before.after[after.keys[run.start]] = after
+    after.before, after.start = before, run.start

@@ -1,11 +1,12 @@
 """Route workloads to simulated engines with each policy, and measure what a decision costs.
 
-    python -m bench.routing [--trace TRACE] [--json] [--parts policies decisions] [--quick]
+    python -m bench.routing [--trace TRACE] [--engines 8,64] [--policies prefix,dynamo] [--parts decisions]
+                            [--conversations 40] [--json] [--quick]
 
 Rows of `policies`: prompt tokens found in the cache, as a share of what one engine finds that is as large and as fast
-as all of them; tokens computed by the busiest engine over the mean; times to first token in virtual seconds. Rows of
-`decisions`: microseconds a decision, beside a plain port of NVIDIA Dynamo's index and cost. bench/README.md has the
-tables.
+as all of them; tokens computed by the busiest engine over the mean; times to first token in virtual seconds. One
+engine leaves nothing to choose and has one row. Rows of `decisions`: microseconds a decision, beside a plain port of
+NVIDIA Dynamo's index and cost. bench/README.md has the tables.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,21 @@ from bench.routing import decisions
 from bench.routing.cluster import MAX_NUM_SEQS, PREFILL_BUDGET, Cluster, Outcome, RoutedJob
 from bench.routing.workloads import MADE_BLOCK, TRACE_BLOCK, made, traced
 from bench.simulated import PassCosts
-from bench.trace_replay import QUICK_TRACE, read_trace
+from bench.trace_replay import QUICK_TRACE, positive, read_trace
 from quipu.actors.router.policies import POLICIES
 from quipu.actors.router.routing import Routing
 
+PARTS = ("policies", "decisions")
 TRACE_POOLS = (8000, 20_000, 50_000)
-TRACE_ENGINES = (2, 8, 64)
-MADE_ENGINES = (2, 8, 64, 1000)
+TRACE_ENGINES = (1, 2, 8, 64)
+MADE_ENGINES = (1, 2, 8, 64, 1000)
 MADE_POOL = 1500
 """Blocks of an engine."""
-CONVERSATIONS = 40
-"""For each engine."""
+CONVERSATIONS = 160
+"""For each engine: they fill its cache more than twice."""
+CONVERSATIONS_OF_MANY = 16
+"""The same where there are more than `MANY`, so that a run takes no longer."""
+MANY = 64
 PER_SECOND = 0.25
 """Conversations that begin on each engine."""
 NUM_DECISIONS = 300
@@ -62,10 +67,11 @@ def rows_of(
     # one engine that is as fast as all of them together
     fast = PassCosts(costs.step_s / num_engines, costs.token_s / num_engines)
     alone = serve(workload, 1, pool, block_size, "prefix", fast, MAX_NUM_SEQS * num_engines)
-    for policy in policies:
-        outcome = serve(workload, num_engines, pool, block_size, policy, costs)
+    for policy in policies if num_engines > 1 else ("any",):
+        outcome = serve(workload, num_engines, pool, block_size, policy, costs) if num_engines > 1 else alone
         yield {
             "workload": name,
+            "requests": len(workload),
             "engines": num_engines,
             "blocks": pool,
             "policy": policy,
@@ -83,14 +89,14 @@ def policy_rows(arguments: argparse.Namespace, costs: PassCosts) -> Iterator[dic
     if arguments.trace is not None or arguments.quick:
         requests = QUICK_TRACE if arguments.quick else read_trace(arguments.trace, arguments.limit)
         workload = traced(requests)
-        longest = max(-(-len(one.job.token_ids) // TRACE_BLOCK) + 2 for one in workload)
+        longest = max(-(-one.num_prompt_tokens // TRACE_BLOCK) + 2 for one in workload)
         for pool in (100,) if arguments.quick else TRACE_POOLS:
             for num_engines in arguments.engines or TRACE_ENGINES:
                 if pool // num_engines > longest:  # the longest prompt has to fit
                     yield from rows_of("trace", workload, num_engines, pool, TRACE_BLOCK, arguments.policies, costs)
     for num_engines in arguments.engines or MADE_ENGINES:
-        number = 2 if arguments.quick else CONVERSATIONS
-        workload = made(number * num_engines, PER_SECOND * num_engines)
+        number = CONVERSATIONS if num_engines <= MANY else CONVERSATIONS_OF_MANY
+        workload = made((arguments.conversations or number) * num_engines, PER_SECOND * num_engines)
         pool = MADE_POOL * num_engines
         yield from rows_of("made", workload, num_engines, pool, MADE_BLOCK, arguments.policies, costs)
 
@@ -104,20 +110,38 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(str(row[name]) for name in names)} |" for row in rows)])
 
 
+def numbers(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
+def names_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return what reads some of the known names, separated by commas."""
+
+    def names(text: str) -> list[str]:
+        if unknown := [name for name in text.split(",") if name not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        return text.split(",")
+
+    return names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.routing", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trace", type=Path, metavar="TRACE", help="a trace as `bench.trace_replay` reads it")
-    parser.add_argument("--limit", type=int, help="route only the first LIMIT requests of the trace")
-    parser.add_argument("--engines", type=int, nargs="+", help="numbers of engines (default: several)")
-    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
-    parser.add_argument("--parts", nargs="+", choices=["policies", "decisions"], default=["policies", "decisions"])
+    parser.add_argument("--limit", type=positive, help="route only the first LIMIT requests of the trace")
+    parser.add_argument("--engines", type=numbers, metavar="N,N", help="numbers of engines (default: several)")
+    parser.add_argument("--policies", type=names_of(POLICIES), default=list(POLICIES), metavar="NAME,NAME")
+    parser.add_argument("--parts", type=names_of(PARTS), default=list(PARTS), metavar="NAME,NAME")
+    parser.add_argument(
+        "--conversations", type=positive, metavar="N", help="made up for each engine (default: by engines)"
+    )
     parser.add_argument("--step-ms", type=float, default=10.0, help="virtual time of a pass (default: %(default)s)")
     parser.add_argument("--token-us", type=float, default=20.0, help="virtual time per position (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="smoke test: two engines and a few requests")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.engines = [2]
+        arguments.engines, arguments.conversations = [2], 2
     report: dict[str, Any] = {}
     gc.collect()
     gc.freeze()

@@ -26,11 +26,24 @@ PREFILL_BUDGET = 8192
 
 @attrs.frozen
 class RoutedJob:
-    """One request of a workload."""
+    """One request of a workload. Its tokens are only made when it arrives: all of them would take gigabytes."""
 
     arrival_s: float
-    job: Job
-    """`max_tokens` in units of DECODED."""
+    blocks: Sequence[int]
+    """What stands for the tokens of each block."""
+    keys: list[bytes]
+    """Of the full blocks."""
+    num_prompt_tokens: int
+    max_tokens: int
+    """In units of DECODED."""
+
+    def job(self, number: int, block_size: int) -> Job:
+        token_ids: list[int] = []
+        for block in self.blocks:
+            token_ids += [block] * block_size
+        del token_ids[self.num_prompt_tokens :]
+        token_ids += [0] * (self.num_prompt_tokens - len(token_ids))
+        return Job(number, token_ids, self.num_prompt_tokens, self.keys, self.max_tokens)
 
 
 @attrs.frozen
@@ -126,27 +139,26 @@ class Cluster:
 
     def serve(self, workload: Sequence[RoutedJob]) -> Outcome:
         """Serve a workload in order of arrival, until every request has ended."""
-        longest = max(len(one.job.token_ids) + one.job.max_tokens for one in workload)
+        longest = max(one.num_prompt_tokens + one.max_tokens for one in workload)
         share = self._num_blocks // self._num_engines
         for _ in range(self._num_engines):
             engine = _Engine(self._routing, share, self._block_size, longest, self._max_num_seqs)
             self._engines[engine.slot] = engine
         decision_s = 0.0
-        for one in workload:
+        for number, one in enumerate(workload):
             while self._ends and self._ends[0][0] <= one.arrival_s:
                 self._end_pass(*heapq.heappop(self._ends))
-            decision_s += self._submit(one)
+            decision_s += self._submit(one.job(number, self._block_size), one.arrival_s)
         while self._ends:
             self._end_pass(*heapq.heappop(self._ends))
         num_open = sum(engine.simulated.num_open for engine in self._engines.values())
         if num_open:
             raise RuntimeError(f"{num_open} requests were never served")
-        jobs = {one.job.id: one.job for one in workload}
         reused = {i: n for engine in self._engines.values() for i, n in engine.simulated.reused.items()}
         return Outcome(
             sum(reused.values()),
             [
-                sum(jobs[i].num_prompt_tokens - n for i, n in engine.simulated.reused.items())
+                sum(workload[i].num_prompt_tokens - n for i, n in engine.simulated.reused.items())
                 for engine in self._engines.values()
             ],
             sorted(self._waits),
@@ -154,20 +166,19 @@ class Cluster:
             1e6 * decision_s / len(workload),
         )
 
-    def _submit(self, one: RoutedJob) -> float:
+    def _submit(self, job: Job, now: float) -> float:
         """Route a request, submit it, and return the seconds that the decision took."""
-        job, engines = one.job, self._engines
         began = time.perf_counter()
         route = self._routing.route(job.keys, job.num_prompt_tokens)
         took = time.perf_counter() - began
         self._routes[job.id], self._remaining[job.id] = route, job.max_tokens
-        self._arrivals[job.id] = one.arrival_s
-        engine = engines[route.slot].simulated
+        self._arrivals[job.id] = now
+        engine = self._engines[route.slot].simulated
         was_idle = not engine.plans
         engine.submit(job)
         engine.pump()
         if was_idle and engine.plans:
-            self._begin_pass(route.slot, one.arrival_s)
+            self._begin_pass(route.slot, now)
         return took
 
     def _begin_pass(self, slot: int, now: float) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 
-import attrs
-
 from bench.routing.cluster import DECODED, RoutedJob
-from bench.simulated import Job
-from bench.trace_replay import KEY_BYTES, Setting, TracedRequest, make_job
+from bench.trace_replay import TracedRequest
 
 TRACE_BLOCK = 512
 MADE_BLOCK = 128
@@ -22,18 +20,17 @@ THINKING_S = 20.0
 
 def traced(requests: Sequence[TracedRequest]) -> list[RoutedJob]:
     """Return a trace's requests, outputs in units of DECODED tokens."""
-    setting = Setting(capacity=None, block_tokens=TRACE_BLOCK)
     keys: dict[int, bytes] = {}
-    routed = []
-    for number, request in enumerate(requests):
-        job = make_job(number, request, setting)
-        ids = request.hash_ids[: len(job.keys)]
-        keys.update((block, _key(block)) for block in ids if block not in keys)
-        job = attrs.evolve(
-            job, keys=[keys[block] for block in ids], max_tokens=-(-request.num_output_tokens // DECODED)
+    return [
+        RoutedJob(
+            arrival_s=request.arrival_s,
+            blocks=request.hash_ids,
+            keys=_keys(request.hash_ids[: request.num_prompt_tokens // TRACE_BLOCK], keys),
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_tokens=-(-request.num_output_tokens // DECODED),
         )
-        routed.append(RoutedJob(request.arrival_s, job))
-    return routed
+        for request in requests
+    ]
 
 
 def made(num_conversations: int, per_second: float, seed: int = 1) -> list[RoutedJob]:
@@ -55,21 +52,22 @@ def made(num_conversations: int, per_second: float, seed: int = 1) -> list[Route
             drawn.append((now, ids, rng.randint(*OUTPUT_TOKENS) // DECODED))
             now += rng.expovariate(1 / THINKING_S)
     drawn.sort(key=lambda one: one[0])
+    keys: dict[int, bytes] = {}
     return [
         RoutedJob(
-            arrival,
-            Job(
-                id=number,
-                token_ids=[block for block in ids for _ in range(MADE_BLOCK)] + [0],
-                num_prompt_tokens=len(ids) * MADE_BLOCK + 1,
-                keys=[_key(block) for block in ids],
-                max_tokens=max(1, num_outputs),
-            ),
+            arrival_s=arrival,
+            blocks=ids,
+            keys=_keys(ids, keys),
+            num_prompt_tokens=len(ids) * MADE_BLOCK + 1,
+            max_tokens=max(1, num_outputs),
         )
-        for number, (arrival, ids, num_outputs) in enumerate(drawn)
+        for arrival, ids, num_outputs in drawn
     ]
 
 
-def _key(block: int) -> bytes:
-    """Return a key that looks like a digest: the index of keys is divided by their first bytes."""
-    return random.Random(block).randbytes(KEY_BYTES)
+def _keys(blocks: Sequence[int], known: dict[int, bytes]) -> list[bytes]:
+    """Return keys that look like digests: the index of keys is divided by their first bytes."""
+    for block in blocks:
+        if block not in known:
+            known[block] = hashlib.sha256(block.to_bytes(8, "little")).digest()
+    return [known[block] for block in blocks]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -78,6 +78,7 @@ TestIndex = IndexMachine.TestCase
     prompt=st.lists(st.integers(0, 1), min_size=1, max_size=MAX_DEPTH),
     depths=st.lists(st.integers(0, MAX_DEPTH), min_size=1, max_size=70),
 )
+@example(prompt=[0] * MAX_DEPTH, depths=list(range(MAX_DEPTH)))
 def test_match_finds_each_engine_s_longest_prefix(prompt: list[int], depths: list[int]) -> None:
     """Every engine is found with the number of blocks that it holds, more than 64 engines too."""
     index, keys = KeyIndex(), chain(prompt)

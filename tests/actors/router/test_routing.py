@@ -37,6 +37,20 @@ def test_prompt_goes_to_its_prefix() -> None:
     assert send(routing, [0] * 10).num_overlapping == 5 * BLOCK
 
 
+@pytest.mark.parametrize("num_holders", [2, 17])
+def test_prefix_that_many_engines_hold(num_holders: int) -> None:
+    """Few engines or many: each one's overlap is what it holds, or is about to."""
+    for free in range(20):
+        routing = routing_for(num_engines=20)
+        for slot in range(num_holders):
+            routing.on_stored(slot, chain([0] * 4))
+            routing.sent.add(slot, chain([0] * (2 + slot % 2 * 4)))
+        routing.loads.queued[:20] = [0 if slot == free else 10**6 for slot in range(20)]
+        route = send(routing, [0] * 8)
+        assert route.slot == free
+        assert route.num_overlapping == BLOCK * ((4 + free % 2 * 2) if free < num_holders else 0)
+
+
 def test_last_token_is_computed() -> None:
     """Of a prompt that fills its blocks, the last one is not expected to be reused."""
     routing = routing_for()
@@ -106,6 +120,18 @@ def test_new_engine_gets_its_share_only() -> None:
         slots.append(route.slot)
         routing.drop(route)
     assert 8 <= slots.count(newest) <= 12
+
+
+def test_what_was_computed_long_ago_counts_less() -> None:
+    """What engines were sent counts for no more than twice what their caches hold, also when engines have gone."""
+    routing = routing_for(num_engines=3)
+    for number in range(60):
+        if number == 30:
+            routing.remove_engine(2)
+        routing.drop(routing.route(chain([number]), 4000))
+        placed, num_tokens = routing.loads.placed.sum(), 1000 * BLOCK * (3 if number < 30 else 2)
+        assert placed <= 2 * num_tokens
+        assert number < 20 or placed >= num_tokens / 2
 
 
 def test_affinity_decides_between_equals_only() -> None:

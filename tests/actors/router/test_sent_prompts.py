@@ -2,43 +2,88 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.router.sent_prompts import MAX_COMPARED, SentPrompts
+from quipu.actors.router.sent_prompts import MAX_RUNS, SentPrompts
 from tests.actors.router.chains import chain
 
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=20)
+
+
+class Keys(list[bytes]):
+    """Keys that can be watched."""
 
 
 def num_shared(one: list[int], other: list[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-@given(prompt=PATHS, sent=st.lists(st.tuples(st.integers(0, 9), PATHS), max_size=12))
-def test_longest_shared_prefix(prompt: list[int], sent: list[tuple[int, list[int]]]) -> None:
-    """For each engine, what is found is shared with one of its prompts; if few begin alike, it is the most shared."""
+def found_in(prompts: SentPrompts, keys: Sequence[bytes]) -> dict[int, int]:
+    return {
+        slot: match.num_blocks
+        for match in prompts.match(keys)
+        for slot in range(match.slots.bit_length())
+        if match.slots >> slot & 1
+    }
+
+
+@given(prompt=PATHS, sent=st.lists(st.tuples(st.integers(0, 9), PATHS, st.booleans()), max_size=12))
+def test_longest_shared_prefix(prompt: list[int], sent: list[tuple[int, list[int], bool]]) -> None:
+    """For each engine, the most that one of its prompts shares is found, before and after some were dropped."""
     prompts = SentPrompts()
-    kept = [prompts.add(slot, chain(path)) for slot, path in sent]
-    found = prompts.match(chain(prompt))
-    most: dict[int, int] = {}
-    for slot, path in sent:
-        if shared := num_shared(prompt, path):
-            most[slot] = max(most.get(slot, 0), shared)
-    assert found.keys() == most.keys()
-    for slot, shared in found.items():
-        of_engine = [path for other, path in sent if other == slot]
-        assert shared in {num_shared(prompt, path) for path in of_engine}
-        if len(of_engine) <= MAX_COMPARED:
-            assert shared == most[slot]
-    for one in kept:
+    kept = [(prompts.add(slot, chain(path)), path, dropped) for slot, path, dropped in sent]
+    for _ in range(2):
+        most: dict[int, int] = {}
+        for one, path, _ in kept:
+            if shared := num_shared(prompt, path):
+                most[one.slot] = max(most.get(one.slot, 0), shared)
+        assert found_in(prompts, chain(prompt)) == most
+        assert len(prompts) <= max(0, 2 * len(kept) - 1)
+        for one, _, dropped in kept:
+            if dropped:
+                prompts.drop(one)
+        kept = [(one, path, False) for one, path, dropped in kept if not dropped]
+    for one, _, _ in kept:
         prompts.drop(one)
-    assert len(prompts) == 0 and prompts.match(chain(prompt)) == {}
+    assert len(prompts) == 0 and prompts.match(chain(prompt)) == []
+
+
+def test_dropped_prompt_is_not_kept_alive() -> None:
+    """The keys of a dropped prompt are let go, whichever others begin alike."""
+    paths = ([0] * 8, [0] * 5 + [1] * 3, [0] * 5, [0] * 8, [0] * 3 + [1] * 4)
+    for order in itertools.permutations(range(len(paths))):
+        prompts = SentPrompts()
+        kept = {number: prompts.add(number % 2, Keys(chain(path))) for number, path in enumerate(paths)}
+        alive = {number: weakref.ref(one.keys) for number, one in kept.items()}
+        for victim in order:
+            prompts.drop(kept.pop(victim))
+            assert {number for number, keys in alive.items() if keys() is not None} == kept.keys()
 
 
 def test_a_long_prompt_costs_few_entries() -> None:
-    """A prompt of 2,000 blocks is registered at 11 depths."""
+    """A prompt of 2,000 blocks is one run, and two runs more if another one leaves it."""
     prompts = SentPrompts()
     prompts.add(0, chain([0] * 2000))
-    assert len(prompts) == 11
-    assert prompts.match(chain([0] * 1999 + [1])) == {0: 1999}
+    assert len(prompts) == 1
+    assert found_in(prompts, chain([0] * 1999 + [1])) == {0: 1999}
+    prompts.add(1, chain([0] * 1000 + [1] * 1000))
+    assert len(prompts) == 3
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_prompts_that_branch_off_each_other(order: int) -> None:
+    """Of a prompt with many branches only the beginning is compared, and all of it is forgotten."""
+    length = 2 * MAX_RUNS
+    prompts, prompt = SentPrompts(), chain([0] * length)
+    kept = [prompts.add(0, chain([0] * depth + [1])) for depth in range(1, length)[::order]]
+    kept.append(prompts.add(1, prompt))
+    assert found_in(prompts, prompt) == {0: MAX_RUNS, 1: MAX_RUNS}
+    for one in kept:
+        prompts.drop(one)
+    assert len(prompts) == 0
