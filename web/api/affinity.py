@@ -17,7 +17,7 @@ from .fields import Fields
 MAX_AFFINITY_CHARS = 4096
 """Characters of a value that are looked at."""
 _DIGEST_BYTES = 16
-_PERSON = b"quipu-affinity"
+_PERSON = b"quipu affinity"
 
 
 def read_affinity_key(fields: Fields, *names: str) -> str:
