@@ -293,6 +293,10 @@ ADMISSION: Mapping[str, Strategy[Any]] = {
     "priority": mostly(st.just(0), st.integers(-2, 2)),
     "cache_salt": st.text(max_size=5) | st.just("s" * 257),
 }
+AFFINITY: Mapping[str, Strategy[Any]] = {
+    "prompt_cache_key": mostly(TEXT, JUNK),
+    "user": mostly(TEXT, JUNK),
+}
 DELIVERY: Mapping[str, Strategy[Any]] = {
     "stream": st.booleans(),
     "stream_options": st.fixed_dictionaries(
@@ -442,7 +446,7 @@ _ANTHROPIC_PROMPT: Mapping[str, Strategy[Any]] = {
     ),
     "output_config": st.fixed_dictionaries({}, optional={"effort": EFFORT}),
     "cache_control": MARK,
-    "metadata": OBJECT,
+    "metadata": OBJECT | st.fixed_dictionaries({"user_id": mostly(TEXT, JUNK)}),
 }
 
 REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
@@ -459,6 +463,7 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         **SAMPLING,
         **CHOICES,
         **ADMISSION,
+        **AFFINITY,
         **DELIVERY,
         **_SCORES,
         "best_of": mostly(st.just(1), st.integers(0, 3)),
@@ -468,6 +473,7 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         **SAMPLING,
         **CHOICES,
         **ADMISSION,
+        **AFFINITY,
         **DELIVERY,
         **TEMPLATE,
         **_SCORES,
@@ -485,6 +491,7 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         **SAMPLING,
         **CHOICES,
         **ADMISSION,
+        **AFFINITY,
         **DELIVERY,
         **TEMPLATE,
         "instructions": TEXT,
@@ -493,7 +500,6 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "text": mostly(st.sampled_from([{"format": {"type": "text"}}, {"verbosity": "low"}]), JUNK),
         "client_metadata": mostly(OBJECT, JUNK),
         "max_tool_calls": mostly(st.integers(0, 3), JUNK),
-        "prompt_cache_key": mostly(TEXT, JUNK),
         "prompt_cache_options": mostly(st.just({}), JUNK),
         "safety_identifier": mostly(TEXT, JUNK),
         "service_tier": mostly(st.just("auto"), JUNK),

@@ -15,6 +15,7 @@ from quart_trio import QuartTrio
 
 from quipu.actors.request_desk.interface import Desk
 
+from .api.admin.engines import install_engines
 from .api.admin.routes import install_admin
 from .api.admin.usage_anthropic import install_anthropic_usage
 from .api.admin.usage_openai import install_openai_usage
@@ -90,6 +91,7 @@ def make_app(
     install_anthropic(app, desk, options)
     install_models(app, desk)
     install_admin(app, desk, keys)
+    install_engines(app, desk)
     if usage is not None:
         install_openai_usage(app, usage)
         install_anthropic_usage(app, usage)

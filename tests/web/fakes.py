@@ -24,7 +24,17 @@ from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import DeskClosed, Health, ServingInfo, State
+from quipu.actors.request_desk.interface import (
+    DeskClosed,
+    DrainMode,
+    EngineState,
+    EngineStatus,
+    Health,
+    LastEngine,
+    ServingInfo,
+    State,
+    UnknownEngine,
+)
 from quipu.actors.request_desk.mailbox import Mailbox
 from quipu.actors.shared.scored_tokens import ScoredColumns
 from quipu.actors.shared.token_decoding import TokenText
@@ -182,6 +192,11 @@ class FakeDesk:
     tickets: list[FakeTicket] = attrs.field(factory=list)
     num_resets: int = 0
     counted: Callable[[Prompt, str], int] = lambda prompt, param: 40
+    engine_list: list[EngineStatus] = attrs.field(factory=lambda: [EngineStatus(0, 1, EngineState.READY)])
+    """Its engines; those that are drained or removed stay until the test removes them."""
+    drains: list[tuple[int, DrainMode, float | None]] = attrs.field(factory=list)
+    removals: list[tuple[int, bool]] = attrs.field(factory=list)
+    """Ids, and whether by force."""
     _num_ids: int = 0
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
@@ -204,6 +219,33 @@ class FakeDesk:
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1
+
+    def engines(self) -> Sequence[EngineStatus]:
+        return tuple(self.engine_list)
+
+    def add_engines(self, count: int) -> tuple[int, ...]:
+        first = 1 + max((status.engine_id for status in self.engine_list), default=-1)
+        added = tuple(range(first, first + count))
+        self.engine_list += [EngineStatus(engine_id, 0, EngineState.STARTING) for engine_id in added]
+        return added
+
+    def drain_engine(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None) -> None:
+        self._set_draining(engine_id, force=False)
+        self.drains.append((engine_id, mode, timeout_s))
+
+    def remove_engine(self, engine_id: int, *, force: bool = False) -> None:
+        self._set_draining(engine_id, force=force)
+        self.removals.append((engine_id, force))
+
+    def _set_draining(self, engine_id: int, *, force: bool) -> None:
+        by_id = {status.engine_id: index for index, status in enumerate(self.engine_list)}
+        if engine_id not in by_id:
+            raise UnknownEngine
+        index = by_id[engine_id]
+        others = [status for status in self.engine_list if status.engine_id != engine_id]
+        if not force and all(status.state is EngineState.DRAINING for status in others):
+            raise LastEngine
+        self.engine_list[index] = attrs.evolve(self.engine_list[index], state=EngineState.DRAINING)
 
     def render_metrics(self) -> bytes:
         return b"# TYPE quipu:open_accounts gauge\nquipu:open_accounts 0\n"

@@ -8,6 +8,7 @@ What must always hold: messages name fields and limits, and never quote the clie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +79,8 @@ class Fields:
             raise bad_value(param, f"must be {limits}")
         return value
 
-    def number(self, name: str, low: float, high: float) -> float | None:
+    def number(self, name: str, low: float, high: float = math.inf) -> float | None:
+        """Return a finite number: JSON has no others, and the parser refuses those that would become infinite."""
         value = self.get(name)
         if value is None:
             return None
@@ -86,7 +88,8 @@ class Fields:
         if type(value) is not int and type(value) is not float:
             raise wrong_type(param, "a number")
         if not low <= value <= high:
-            raise bad_value(param, f"must be between {low:g} and {high:g}")
+            limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+            raise bad_value(param, f"must be {limits}")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:

@@ -16,6 +16,7 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value, no_model
+from .affinity import affinity_of
 from .fields import Fields, wrong_type
 from .reply_rules import NO_RULES, ReplyRules
 
@@ -62,6 +63,8 @@ class GenerationRequest:
     skip_special_tokens: bool
     priority: int
     cache_salt: str
+    affinity_key: str = ""
+    """What the client calls itself; empty: nothing."""
     scores: WantedScores = NO_SCORES
     bad_words: tuple[str, ...] = ()
     system_param: str = ""
@@ -103,6 +106,7 @@ class GenerationRequest:
             prompt_param=self.prompt_param,
             max_tokens_param=self.max_tokens_param,
             priority=self.priority,
+            affinity=affinity_of(domain, self.affinity_key),
             cache_salt=self.cache_salt,
             echo=self.scores.echo,
             bad_words=self.bad_words,

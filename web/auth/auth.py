@@ -23,7 +23,7 @@ OPEN_ROUTES = frozenset({"/health", "/ready"})
 """Routes for probes, which have no key."""
 ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
 """Routes that show or change what all tenants share."""
-ADMIN_TREES = ("/v1/organization", "/v1/organizations")
+ADMIN_TREES = ("/v1/admin", "/v1/organization", "/v1/organizations")
 """Prefixes of routes that need an admin key as well."""
 
 RECORD_ROUTES = frozenset({"/v1/usage/<request_id>"})

@@ -99,7 +99,7 @@ async def test_admin_routes() -> None:
     """Routes about all tenants answer 403 to a tenant's key, whether they exist or not; an admin key opens all."""
     app = closed_app()
     admin_rules = {rule for rule, _, _ in routes(app) if needs_admin(rule)}
-    assert admin_rules >= {"/metrics", "/server_info", "/reset_prefix_cache"}
+    assert admin_rules >= {"/metrics", "/server_info", "/reset_prefix_cache", "/v1/admin/engines"}
     for rule, method, path in routes(app):
         if rule in admin_rules:
             assert await ask(app, method, path, bearer(A)) == 403, (method, path)

@@ -19,6 +19,10 @@ from tests.web.fakes import Client, FakeDesk
 
 ADMIN = [
     ("POST", "/reset_prefix_cache"),
+    ("GET", "/v1/admin/engines"),
+    ("POST", "/v1/admin/engines"),
+    ("POST", "/v1/admin/engines/0/drain"),
+    ("DELETE", "/v1/admin/engines/0"),
     ("GET", "/v1/organization/usage/completions"),
     ("GET", "/v1/organizations/usage_report/messages"),
     ("GET", "/v1/usage/r1"),

@@ -5,6 +5,7 @@ Health is what the supervisor knows, not that HTTP responds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +16,7 @@ from quart_trio import QuartTrio
 import quipu
 from quipu.actors.messages.output import OutputFormat
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.interface import Desk, Health, describe_pool
+from quipu.actors.request_desk.interface import Desk, EngineState, EngineStatus, Health, describe_pool
 
 from ...auth.keys import KeyStore
 from ...request.errors import RETRY_AFTER_S
@@ -42,7 +43,7 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
 
     @app.get("/server_info")
     async def server_info() -> Response:
-        info, state = desk.info, desk.health()
+        info, state, engines = desk.info, desk.health(), desk.engines()
         described = {
             "version": quipu.__version__,
             "model": info.model_names[0],
@@ -53,7 +54,8 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
             "detail": state.detail,
             "incarnation": state.incarnation,
             "kv_cache": {"num_blocks": info.num_blocks, "block_size": info.block_size, **describe_cache(info.engine)},
-            "engine": describe_engine(info.engine),
+            "engine": describe_engine(_first_ready(engines) or info.engine),
+            "engines": [describe_one_of_several(status) for status in engines],
             "output": describe_output(info.output),
             "keys": keys.describe(),
             "settings": info.settings,
@@ -106,6 +108,20 @@ def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
         "workspace_bytes": engine.workspace_bytes,
         "numerics": engine.numerics,
     }
+
+
+def describe_one_of_several(status: EngineStatus) -> dict[str, Any]:
+    """Return one of the engines, with its properties once it has been ready."""
+    return {
+        "id": status.engine_id,
+        "incarnation": status.incarnation,
+        "state": status.state,
+        "engine": describe_engine(status.ready),
+    }
+
+
+def _first_ready(engines: Sequence[EngineStatus]) -> EngineReady | None:
+    return next((status.ready for status in engines if status.state is EngineState.READY), None)
 
 
 def _probe(state: Health, is_fine: bool) -> Response:

@@ -9,7 +9,7 @@ What must always hold: a filter that cannot be understood is an error, never no 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -98,13 +98,13 @@ class Parameters:
         if value is None:
             return default
         if value not in allowed:
-            raise bad_value(name, f"must be one of {_listed(allowed)}")
+            raise bad_value(name, f"must be one of {listed(allowed)}")
         return value
 
     def choices(self, name: str, allowed: Collection[str]) -> tuple[str, ...] | None:
         values = self.texts(name)
         if values is not None and not set(values) <= set(allowed):
-            raise bad_value(name, f"values must be among {_listed(allowed)}")
+            raise bad_value(name, f"values must be among {listed(allowed)}")
         return values
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
@@ -122,5 +122,6 @@ def rfc3339(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _listed(allowed: Collection[str]) -> str:
+def listed(allowed: Iterable[str]) -> str:
+    """Return the values that a parameter may have, for a message."""
     return ", ".join(f"`{value}`" for value in allowed)

@@ -16,6 +16,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
 from ...request.errors import APIError, bad_value, unknown_parameter, unsupported_parameter
+from ..affinity import read_affinity_key
 from ..fields import Fields, missing, wrong_type
 from ..generation import (
     MAX_STOP_CHARS,
@@ -62,7 +63,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
         raise missing("max_tokens")
     max_tokens = fields.integer("max_tokens", 1)
     _refuse_unknown(fields)
-    _check_metadata(fields)
+    affinity_key = read_affinity_key(fields.fields("metadata"), "user_id")
     sampling = read_sampling(fields, info, endpoint=ENDPOINT, max_tokens=max_tokens, max_tokens_param="max_tokens")
     wanted = GenerationRequest(
         model=model,
@@ -77,6 +78,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
         skip_special_tokens=True,
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
+        affinity_key=affinity_key,
         bad_words=sampling.bad_words,
         system_param="system",
         output=prompt.output,
@@ -128,9 +130,3 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
         if not 0 < len(stop) <= MAX_STOP_CHARS:
             raise bad_value(f"stop_sequences.{index}", f"must have between 1 and {MAX_STOP_CHARS} characters")
     return tuple(stops)
-
-
-def _check_metadata(fields: Fields) -> None:
-    metadata = fields.fields("metadata")
-    if metadata.get("user_id") is not None:
-        metadata.text("user_id")

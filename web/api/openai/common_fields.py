@@ -13,6 +13,7 @@ from quipu.actors.messages.prompts import Prompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import bad_value
+from ..affinity import read_affinity_key
 from ..fields import Fields, wrong_type
 from ..generation import (
     MAX_STOP_CHARS,
@@ -26,6 +27,8 @@ from ..generation import (
 from ..sampling import read_sampling
 
 MAX_CHOICES = 16
+AFFINITY_FIELDS = ("prompt_cache_key", "user")
+"""The former replaces the latter in OpenAI's API. Its `safety_identifier` has nothing to do with caching."""
 
 
 @attrs.frozen
@@ -94,6 +97,7 @@ def read_generation(
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
+        affinity_key=read_affinity_key(fields, *AFFINITY_FIELDS),
         scores=scores,
     )
 

@@ -21,7 +21,7 @@ MAX_ECHOED_DEPTH = 128
 _VALUE_CHARS = 8
 """What a value counts for, besides the characters of a string."""
 _TEXTS = ("prompt_cache_key", "safety_identifier", "user")
-"""Accepted, echoed and without effect: an id chosen by a client is no reason to share or to divide a cache."""
+"""Echoed. An id chosen by a client is no reason to share or to divide a cache; `../affinity.py` has what it is for."""
 _SUMMARIES = ("auto", "concise", "detailed", "none")
 
 

@@ -20,11 +20,13 @@ _GENERATION = SAMPLING_NAMES | {
     "model",
     "n",
     "priority",
+    "prompt_cache_key",
     "return_cached_tokens_details",
     "skip_special_tokens",
     "stop",
     "stream",
     "stream_options",
+    "user",
 }
 _STREAM_OPTIONS = Shape(known=frozenset({"continuous_usage_stats", "include_obfuscation", "include_usage"}))
 """Deltas are never padded to hide their length, so `include_obfuscation` has no effect."""
@@ -134,7 +136,6 @@ RESPONSES_SHAPE = Shape(
         "max_tool_calls",
         "metadata",
         "parallel_tool_calls",
-        "prompt_cache_key",
         "prompt_cache_options",
         "reasoning",
         "safety_identifier",
@@ -144,7 +145,6 @@ RESPONSES_SHAPE = Shape(
         "thinking_token_budget",
         "tool_choice",
         "tools",
-        "user",
     },
     objects={
         "prompt_cache_options": Shape(known=frozenset(unsupported.RESPONSES_CACHE)),

@@ -1,0 +1,254 @@
+"""The endpoints with which operators list, add, drain and remove engines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.bodies import JUNK, mostly
+from quipu.actors.config import MAX_ENGINES
+from quipu.actors.messages.supervisor import EngineReady
+from quipu.actors.request_desk.interface import DrainMode, EngineState, EngineStatus
+from quipu.web.app import make_app
+from tests.web.fakes import INFO, Client, FakeDesk
+
+PATH = "/v1/admin/engines"
+READY = EngineReady(
+    incarnation=7, num_blocks=65, block_size=16, backend="cpu", dtype="bfloat16", num_threads=2, numerics="abc"
+)
+OTHER = attrs.evolve(READY, incarnation=9, numerics="def")
+ENGINES = (
+    EngineStatus(0, 8, EngineState.STARTING, "loading", None, deaths=3),
+    EngineStatus(2, 7, EngineState.READY, "", READY, 3, 5, 40, 64, 1),
+    EngineStatus(3, 9, EngineState.READY, "", OTHER),
+)
+
+
+def desk_of(*engines: EngineStatus) -> FakeDesk:
+    return FakeDesk(engine_list=list(engines or ENGINES))
+
+
+async def ask(desk: FakeDesk, method: str, path: str, body: object = b"") -> tuple[int, Any]:
+    return await ask_of(Client(make_app(desk)), method, path, body)
+
+
+async def ask_of(client: Client, method: str, path: str, body: object) -> tuple[int, Any]:
+    async with client.open(method, path, body) as exchange:
+        answer = await exchange.json()
+        return exchange.status, answer
+
+
+async def test_list() -> None:
+    """Every engine is listed with its load; nothing is known of the numerics of one that was never ready."""
+    status, answer = await ask(desk_of(), "GET", PATH)
+    assert status == 200
+    assert answer["engines"][:2] == [
+        {
+            "id": 0,
+            "incarnation": 8,
+            "state": "starting",
+            "detail": "loading",
+            "numerics": None,
+            "num_running": 0,
+            "num_waiting": 0,
+            "blocks_used": 0,
+            "blocks_total": 0,
+            "deaths": 3,
+        },
+        {
+            "id": 2,
+            "incarnation": 7,
+            "state": "ready",
+            "detail": "",
+            "numerics": "abc",
+            "num_running": 3,
+            "num_waiting": 5,
+            "blocks_used": 40,
+            "blocks_total": 64,
+            "deaths": 1,
+        },
+    ]
+
+
+async def test_server_info_describes_each_engine() -> None:
+    """`engine` is the first that is ready; `engines` has all, without a description before one was ready."""
+    _, info = await ask(desk_of(), "GET", "/server_info")
+    assert [(one["id"], one["incarnation"], one["state"]) for one in info["engines"]] == [
+        (0, 8, "starting"),
+        (2, 7, "ready"),
+        (3, 9, "ready"),
+    ]
+    assert [one["engine"] and one["engine"]["numerics"] for one in info["engines"]] == [None, "abc", "def"]
+    assert info["engine"] == info["engines"][1]["engine"]
+
+
+async def test_server_info_without_a_ready_engine() -> None:
+    """While none is ready, `engine` is what the last one found out, or null."""
+    desk = desk_of(ENGINES[0])
+    assert (await ask(desk, "GET", "/server_info"))[1]["engine"] is None
+    desk.info = attrs.evolve(INFO, engine=OTHER)
+    assert (await ask(desk, "GET", "/server_info"))[1]["engine"]["numerics"] == "def"
+
+
+@pytest.mark.parametrize(("body", "ids"), [(b"", [4]), ({}, [4]), ({"count": None}, [4]), ({"count": 3}, [4, 5, 6])])
+async def test_add(body: object, ids: list[int]) -> None:
+    """As many engines are started as were requested, by default one, and their ids are told before they are ready."""
+    desk = desk_of()
+    assert await ask(desk, "POST", PATH, body) == (202, {"ids": ids})
+    assert [status.engine_id for status in desk.engines()] == [0, 2, 3, *ids]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"count": 0}, "invalid_value"),
+        ({"count": -1}, "invalid_value"),
+        ({"count": MAX_ENGINES + 1}, "invalid_value"),
+        ({"count": MAX_ENGINES - 2}, "invalid_value"),  # three more are there already
+        ({"count": "1"}, "invalid_type"),
+        ({"count": True}, "invalid_type"),
+        ({"count": 1.5}, "invalid_type"),
+    ],
+)
+async def test_add_refuses(body: object, code: str) -> None:
+    """An invalid number of engines, or too many in all, is a 400 that names `count`; nothing is started."""
+    desk = desk_of()
+    status, answer = await ask(desk, "POST", PATH, body)
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "count", code)
+    assert "`count`" in answer["error"]["message"]
+    assert len(desk.engines()) == 3
+
+
+async def test_add_up_to_the_maximum() -> None:
+    """The last engine that there may be can still be added."""
+    desk = desk_of()
+    assert (await ask(desk, "POST", PATH, {"count": MAX_ENGINES - 3}))[0] == 202
+    assert (await ask(desk, "POST", PATH))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "mode", "timeout_s"),
+    [
+        (b"", DrainMode.FINISH, None),
+        ({"mode": "finish", "timeout_s": 0}, DrainMode.FINISH, 0.0),
+        ({"mode": "hand_over", "timeout_s": 2.5}, DrainMode.HAND_OVER, 2.5),
+        ({"mode": None, "timeout_s": None}, DrainMode.FINISH, None),
+    ],
+)
+async def test_drain(body: object, mode: DrainMode, timeout_s: float | None) -> None:
+    """The engine drains as requested, and the answer is its status from then on."""
+    desk = desk_of()
+    status, answer = await ask(desk, "POST", f"{PATH}/2/drain", body)
+    assert (status, answer["id"], answer["state"], answer["num_running"]) == (202, 2, "draining", 3)
+    assert desk.drains == [(2, mode, timeout_s)]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"mode": "now"}, "mode", "invalid_value"),
+        ({"mode": 1}, "mode", "invalid_type"),
+        ({"mode": ["finish"]}, "mode", "invalid_type"),
+        ({"timeout_s": -0.5}, "timeout_s", "invalid_value"),
+        ({"timeout_s": "5"}, "timeout_s", "invalid_type"),
+        ({"timeout_s": True}, "timeout_s", "invalid_type"),
+        (b'{"timeout_s": 1e999}', None, "invalid_json"),
+        (b'{"timeout_s": NaN}', None, "invalid_json"),
+        (b"[]", None, "invalid_type"),
+    ],
+)
+async def test_drain_refuses(body: object, param: str | None, code: str) -> None:
+    """An invalid field is a 400 that names it, and the engine goes on."""
+    desk = desk_of()
+    status, answer = await ask(desk, "POST", f"{PATH}/2/drain", body)
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, code)
+    assert not desk.drains
+
+
+@pytest.mark.parametrize("engine_id", ["1", "4", "-1", "02", "x", "2.0", "9" * 400, "٢"])
+@pytest.mark.parametrize(("method", "suffix"), [("POST", "/drain"), ("DELETE", "")])
+async def test_unknown_engine(method: str, suffix: str, engine_id: str) -> None:
+    """An id that no engine has is a 404."""
+    desk = desk_of()
+    status, answer = await ask(desk, method, f"{PATH}/{engine_id}{suffix}")
+    assert (status, answer["error"]["code"]) == (404, "engine_not_found")
+    assert not desk.drains and not desk.removals
+
+
+async def test_remove() -> None:
+    """An engine is removed, not by force, and the answer is its status until it is gone."""
+    desk = desk_of()
+    status, answer = await ask(desk, "DELETE", f"{PATH}/3")
+    assert (status, answer["id"], answer["state"]) == (202, 3, "draining")
+    assert desk.removals == [(3, False)]
+
+
+async def test_last_engine() -> None:
+    """The last one is neither drained nor removed (409), unless by force."""
+    desk = desk_of(ENGINES[1])
+    for method, path in (("POST", "/2/drain"), ("DELETE", "/2"), ("DELETE", "/2?force=false")):
+        status, answer = await ask(desk, method, PATH + path)
+        assert (status, answer["error"]["code"]) == (409, "last_engine")
+        assert ("force=true" in answer["error"]["message"]) == (method == "DELETE")
+    assert (await ask(desk, "DELETE", f"{PATH}/2?force=maybe"))[1]["error"]["param"] == "force"
+    assert not desk.drains and not desk.removals
+    assert (await ask(desk, "DELETE", f"{PATH}/2?force=true"))[0] == 202
+    assert desk.removals == [(2, True)]
+
+
+async def test_engine_that_is_gone_at_once() -> None:
+    """The answer is the same if the desk has dropped the engine before it is written."""
+
+    class Quick(FakeDesk):
+        def remove_engine(self, engine_id: int, *, force: bool = False) -> None:
+            super().remove_engine(engine_id, force=force)
+            del self.engine_list[1]
+
+    desk = Quick(engine_list=list(ENGINES))
+    status, answer = await ask(desk, "DELETE", f"{PATH}/2")
+    assert (status, answer["id"], answer["state"], answer["num_running"]) == (202, 2, "draining", 0)
+
+
+async def test_unknown_fields_are_named() -> None:
+    """A field that has no effect is named in a header, as on other endpoints."""
+    async with Client(make_app(desk_of())).open(
+        "POST", f"{PATH}/2/drain", {"timeout": 1, "mode": "finish"}
+    ) as exchange:
+        assert await exchange.wait_started() == 202
+        assert exchange.headers["x-quipu-ignored-fields"] == "timeout"
+
+
+ADDED = st.fixed_dictionaries(
+    {}, optional={"count": mostly(st.sampled_from([1, 2, MAX_ENGINES - 3, MAX_ENGINES]), JUNK), "x": JUNK}
+)
+DRAINED = st.fixed_dictionaries(
+    {},
+    optional={
+        "mode": mostly(st.sampled_from(["finish", "hand_over"]), JUNK),
+        "timeout_s": mostly(st.floats(0, 1e308) | st.integers(0, 2**70), JUNK),
+    },
+)
+
+
+@given(st.lists(st.tuples(st.just(PATH), ADDED | JUNK) | st.tuples(st.just(f"{PATH}/2/drain"), DRAINED | JUNK)))
+@settings(max_examples=20)
+def test_random_bodies(drawn: list[tuple[str, Any]]) -> None:
+    """Whatever a body says, it is obeyed or refused by name, and there are never too many engines."""
+
+    async def send() -> None:
+        desk = desk_of()
+        client = Client(make_app(desk))
+        for path, body in drawn:
+            status, answer = await ask_of(client, "POST", path, json.dumps(body).encode())
+            assert status == 202 or (status == 400 and answer["error"]["message"]), answer
+        assert len(desk.engines()) <= MAX_ENGINES
+        for _, _, timeout_s in desk.drains:
+            assert timeout_s is None or 0 <= timeout_s < float("inf")
+
+    trio.run(send)

@@ -1,0 +1,152 @@
+"""Endpoints with which operators list, add, drain and remove the engines of a server.
+
+    GET    /v1/admin/engines               all of them, and what each holds
+    POST   /v1/admin/engines               start further ones
+    POST   /v1/admin/engines/{id}/drain    send it no more prompts; it ends when it holds nothing
+    DELETE /v1/admin/engines/{id}          likewise, but other engines go on with its requests at once
+
+What must always hold: changes are only begun here, and the list shows how far they are; nothing waits between a
+question to the desk and the change that depends on its answer; a body is read before anything is changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, Final
+
+import attrs
+import orjson
+from quart import Response, request
+from quart_trio import QuartTrio
+
+from quipu.actors.config import MAX_ENGINES
+from quipu.actors.request_desk.interface import (
+    Desk,
+    DrainMode,
+    EngineState,
+    EngineStatus,
+    LastEngine,
+    UnknownEngine,
+)
+
+from ...request.errors import APIError, bad_value, not_found
+from ...request.request_context import current_request_context
+from ..bodies import take_body
+from ..fields import Fields, parse_object, wrong_type
+from ..ignored_fields import Shape, ignored_fields
+from .usage_params import Parameters, listed
+
+ADDED: Final = Shape(known=frozenset({"count"}))
+DRAINED: Final = Shape(known=frozenset({"mode", "timeout_s"}))
+_ENGINE_ID = re.compile(r"0|[1-9][0-9]{0,14}")
+
+
+def install_engines(app: QuartTrio, desk: Desk) -> None:
+    """Register the routes. `web/auth/auth.py` decides who may use them."""
+
+    @app.get("/v1/admin/engines")
+    async def list_engines() -> Response:
+        return _answer({"engines": [describe_status(status) for status in desk.engines()]}, HTTPStatus.OK)
+
+    @app.post("/v1/admin/engines")
+    async def add_engines() -> Response:
+        fields = await _read_fields(ADDED)
+        count = fields.integer("count", 1, MAX_ENGINES) or 1
+        num_engines = len(desk.engines())
+        if num_engines + count > MAX_ENGINES:
+            raise bad_value("count", f"a server has at most {MAX_ENGINES} engines, and this one has {num_engines}")
+        return _answer({"ids": desk.add_engines(count)})
+
+    @app.post("/v1/admin/engines/<engine_id>/drain")
+    async def drain_engine(engine_id: str) -> Response:
+        fields = await _read_fields(DRAINED)
+        mode, timeout_s = _read_mode(fields), fields.number("timeout_s", 0)
+        status = _find(desk, engine_id)
+        with _refusals():
+            desk.drain_engine(status.engine_id, mode, timeout_s)
+        return _answer(describe_status(_after(desk, status)))
+
+    @app.delete("/v1/admin/engines/<engine_id>")
+    async def remove_engine(engine_id: str) -> Response:
+        force = Parameters(request.args).flag("force") or False
+        status = _find(desk, engine_id)
+        with _refusals(hint=" Add `?force=true` to remove it nevertheless: its requests then fail."):
+            desk.remove_engine(status.engine_id, force=force)
+        return _answer(describe_status(_after(desk, status)))
+
+
+def describe_status(status: EngineStatus) -> dict[str, Any]:
+    """Return an engine as the list has it."""
+    return {
+        "id": status.engine_id,
+        "incarnation": status.incarnation,
+        "state": status.state,
+        "detail": status.detail,
+        "numerics": None if status.ready is None else status.ready.numerics,
+        "num_running": status.num_running,
+        "num_waiting": status.num_waiting,
+        "blocks_used": status.blocks_used,
+        "blocks_total": status.blocks_total,
+        "deaths": status.deaths,
+    }
+
+
+def _answer(body: dict[str, Any], status: HTTPStatus = HTTPStatus.ACCEPTED) -> Response:
+    return Response(orjson.dumps(body), status=status, content_type="application/json")
+
+
+async def _read_fields(shape: Shape) -> Fields:
+    """Return the body's fields, none if it is empty. Raises APIError; unknown fields are reported as ignored."""
+    data, share = await take_body()
+    body = await parse_object(data, share.grow) if data else {}
+    current_request_context().ignored_fields = await ignored_fields(body, shape)
+    return Fields(body)
+
+
+def _read_mode(fields: Fields) -> DrainMode:
+    mode = fields.get("mode")
+    if mode is None:
+        return DrainMode.FINISH
+    if type(mode) is not str:
+        raise wrong_type("mode", "a string")
+    if mode not in tuple(DrainMode):
+        raise bad_value("mode", f"must be one of {listed(DrainMode)}")
+    return DrainMode(mode)
+
+
+def _find(desk: Desk, engine_id: str) -> EngineStatus:
+    """Return the engine that a path names. Raises APIError (404)."""
+    wanted = int(engine_id) if _ENGINE_ID.fullmatch(engine_id) else None
+    for status in desk.engines():
+        if status.engine_id == wanted:
+            return status
+    raise _unknown()
+
+
+def _after(desk: Desk, before: EngineStatus) -> EngineStatus:
+    """Return the engine once its end has begun; the desk may have dropped it already."""
+    for status in desk.engines():
+        if status.engine_id == before.engine_id:
+            return status
+    return attrs.evolve(before, state=EngineState.DRAINING, num_running=0, num_waiting=0)
+
+
+@contextmanager
+def _refusals(hint: str = "") -> Iterator[None]:
+    """Raise the desk's refusals as an APIError. `hint` ends the message about the last engine."""
+    try:
+        yield
+    except UnknownEngine:
+        raise _unknown() from None
+    except LastEngine:
+        message = f"Without this engine, no other would be left to serve requests.{hint}"
+        raise APIError(
+            HTTPStatus.CONFLICT, message, "invalid_request_error", param="engine_id", code="last_engine"
+        ) from None
+
+
+def _unknown() -> APIError:
+    return not_found("No engine exists with this id.", "engine_id", "engine_not_found")
