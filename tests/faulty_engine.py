@@ -162,7 +162,8 @@ class FaultyLink:
             reports = [msgspec.structs.replace(report, admitted_read=[])]
         if faults.spans_after_terminal:
             faults.num_injected += 1
-            self._held_back.append(report)
+            if report.span_ids:
+                self._held_back.append(report)
             reports = [msgspec.structs.replace(report, **NO_SPANS)]
             if report.terminal_ids:
                 reports += [self._only_spans(late) for late in self._held_back]
@@ -181,7 +182,7 @@ class FaultyLink:
             name: [] for name in StepReport.__struct_fields__ if isinstance(getattr(report, name), list)
         }
         spans = {name: getattr(report, name) for name in NO_SPANS}
-        return msgspec.structs.replace(report, **{**empty, **spans}, num_preempted=0)
+        return msgspec.structs.replace(report, **{**empty, **spans}, num_preempted=0, stored_keys=b"", removed_keys=b"")
 
 
 class FaultyHost(LoopHost):

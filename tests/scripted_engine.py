@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from typing import Any
 
 import attrs
@@ -119,9 +120,9 @@ class ScriptedHost:
                 await self._report(link, submit.sequence_id, entries)
 
     async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[ScriptedEntry]) -> None:
+        empty = {"list": [], "bytes": b"", "bool": False, "int": 0}
         types = StepReport.__annotations__
-        empty = {"int": 0, "bool": False, "bytes": b""}
-        columns: dict[str, Any] = {name: empty.get(kind, []) for name, kind in types.items()}
+        columns: dict[str, Any] = {name: copy(empty[kind.split("[")[0]]) for name, kind in types.items()}
         self._number += 1
         columns.update(number=self._number, step=self._number)
         for entry in entries:

@@ -31,6 +31,7 @@ from ..messages.block_manager import CacheMiss, MissReason, Reserve
 from ..messages.scheduler import Granted
 from ..shared.block_observer import BlockObserver
 from .grant_columns import GrantColumns, WrittenColumns
+from .key_changes import NO_CHANGE, KeyChanges
 from .misses import MissTracker
 from .pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
 from .pins import NOTHING_PINNED, Pins
@@ -76,6 +77,9 @@ class BlockManager:
         self._publications = Publications(self.pool, block_size)
         self._misses: MissTracker | None = None
         self.pool.observers += observers
+        self._key_changes = KeyChanges() if enable_prefix_caching else None
+        if self._key_changes is not None:
+            self.pool.observers.append(self._key_changes)
         if explain_misses and enable_prefix_caching:
             self._misses = MissTracker(num_blocks, block_size, self.pool.holds)
             self.pool.observers.append(self._misses)
@@ -112,6 +116,7 @@ class BlockManager:
             if pins.is_in_use:
                 pins.plan(reserve.step, grant.sequence_ids, grant.starts, grant.counts)
 
+        key_change = NO_CHANGE if self._key_changes is None else self._key_changes.take()
         return Granted(
             step=reserve.step,
             sequence_ids=grant.sequence_ids,
@@ -132,6 +137,9 @@ class BlockManager:
             num_pinned_blocks=self.pool.num_pinned_only,
             num_pins_yielded=pins.num_yielded,
             admitted_copy_sources=grant.admitted_copy_sources,
+            stored_keys=key_change.stored,
+            removed_keys=key_change.removed,
+            is_cleared=key_change.is_cleared,
         )
 
     def check(self) -> None:

@@ -97,6 +97,12 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """Blocks that only pins keep. They are not free."""
     num_pins_yielded: int = 0
     """Pins released because sequences needed their blocks."""
+    stored_keys: bytes = b""
+    """The first 8 bytes of each key that has been committed since the last grant..."""
+    removed_keys: bytes = b""
+    """...and of each committed one that cannot be found any more, none of them in both."""
+    is_cleared: bool = False
+    """The cache was reset before these were stored."""
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):

@@ -37,6 +37,8 @@ class ReportBuilder:
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
+        self._stored_keys = self._removed_keys = b""
+        self._is_cleared = False
         self._scores: list[StepScores] = []
         self._ended_ids: list[int] = []
         self._ended_reasons: list[str] = []
@@ -46,7 +48,16 @@ class ReportBuilder:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._spans or self._terminal_ids or self._written or self._pinned or self.num_preempted)
+        return bool(
+            self._spans
+            or self._terminal_ids
+            or self._written
+            or self._pinned
+            or self.num_preempted
+            or self._stored_keys
+            or self._removed_keys
+            or self._is_cleared
+        )
 
     def admit(
         self, sequence_id: int, number: int, *, reused: int, read: int, copyable: int, copied: int, miss: CacheMiss
@@ -80,11 +91,14 @@ class ReportBuilder:
         self._terminal_error_kinds.append(None if kind is None else kind.value)
 
     def write(self, granted: Granted) -> None:
+        """Add what a grant has committed. To be followed by `flush`, or the next grant's keys replace this one's."""
         if granted.written_ids:
             self._written.append((granted.written_ids, granted.written_starts, granted.written_ends))
         if granted.pinned_ids:
             self._pinned.append((granted.pinned_ids, granted.pinned_ends))
         self.num_pins_yielded += granted.num_pins_yielded
+        self._stored_keys, self._removed_keys = granted.stored_keys, granted.removed_keys
+        self._is_cleared = granted.is_cleared
 
     def flush(
         self,
@@ -135,6 +149,9 @@ class ReportBuilder:
             admitted_copyable=self._admitted_copyable,
             admitted_copied=self._admitted_copied,
             scores=self._scores,
+            stored_keys=self._stored_keys,
+            removed_keys=self._removed_keys,
+            is_cleared=self._is_cleared,
         )
         self._clear()
         return report

@@ -20,6 +20,8 @@ from .native import IS_COMPILED
 
 KEY_BYTES = 32
 """Length of a key (SHA-256)."""
+KEY_PREFIX_BYTES = 8
+"""How much of a key is reported to the web side: enough for an estimate of what an engine has cached."""
 
 
 def root_key(

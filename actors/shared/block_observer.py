@@ -1,6 +1,7 @@
 """What follows the committed contents of the prefix cache: the interface between a block pool and its observers.
 
-Implemented by the KV event log and by the block manager's miss tracker; called by the pool and by the block manager.
+Implemented by the KV event log, and by the block manager's miss tracker and key changes; called by the pool and by the
+block manager.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
 from tests.actors.block_manager.proposals import keys_of, reused_of, root_of
+from tests.actors.key_reader import KeyReader, committed_in
 from tests.actors.properties import check_writes_are_private
 
 
@@ -124,6 +125,7 @@ class EngineBench:
         self.denied: set[int] = set()
         """Running sequences to which the block manager grants nothing in the next step."""
         self._sent: deque[SentPlan] = deque()
+        self._reader = KeyReader()
         self._next_id = 1
         # the expected contents of reports, from the results handled
         self._spans: list[tuple[int, int, int]] = []
@@ -284,6 +286,7 @@ class EngineBench:
             else:
                 outgoing = action
             plan, report = outgoing.plan, outgoing.report
+            self._check_keys(report)
             if plan is not None:
                 self._check_plan(plan)
                 self.plans.append(plan)
@@ -292,6 +295,13 @@ class EngineBench:
                 self._hear_report(report)
             if plan is None and not outgoing.replan:
                 break
+
+    def _check_keys(self, report: StepReport | None) -> None:
+        """Check that whoever applies the reports has the committed keys after each that changes them."""
+        if report is not None and (report.stored_keys or report.removed_keys or report.is_cleared):
+            assert self.limits.enable_prefix_caching
+            self._reader.apply(report)
+            assert self._reader.keys == committed_in(self.manager.pool), "the reports and the cache differ"
 
     def _deny(self, proposal: Reserve) -> Reserve:
         """Remove the denied sequences from a Reserve, as if the block manager had granted them nothing."""

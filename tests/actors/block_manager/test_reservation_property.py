@@ -12,6 +12,7 @@ One class per property, all with the rules of `reservation_rules.py`:
     cached grows when a prompt is extended                   Extension
     distinct domains never share                             Domains
     a failed step leaves no pending key reachable            FailedSteps
+    who applies the reported keys has the committed ones     ReportedKeys
 
 Two state machines check them, each all of its properties in every run: `TestBlocks`, and `TestLookups` for those that
 have rules of their own and copy the manager.
@@ -30,6 +31,7 @@ from quipu.actors.messages.scheduler import Granted
 from tests.actors.block_manager.block_oracle import NaiveManager, Outcome
 from tests.actors.block_manager.proposals import Candidate, copy_sources_of, pinned_of, reserve, reused_of, written_of
 from tests.actors.block_manager.reservation_rules import LONG_S, PROMPTS, ReservationRules
+from tests.actors.key_reader import KeyReader, committed_in
 from tests.actors.properties import check_writes_are_private
 
 
@@ -206,6 +208,18 @@ class FailedSteps(ReservationRules):
             assert state.pending.get(block) not in self.failed_steps
 
 
+class ReportedKeys(ReservationRules):
+    def begin(self) -> None:
+        super().begin()
+        self.reader = KeyReader()
+
+    def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        """Whoever applies the change of each grant in order has exactly the committed keys; without caching, none."""
+        super().check_grant(proposal, granted, offered)
+        self.reader.apply(granted)
+        assert self.reader.keys == (committed_in(self.manager.pool) if self.caching else set())
+
+
 class Oracle(ReservationRules):
     """The manager beside a naive implementation; the properties above are thereby checked in a second way."""
 
@@ -289,7 +303,7 @@ class Oracle(ReservationRules):
             assert self.manager.pool.match([key], 1) == ([] if number is None else [number])
 
 
-class Blocks(Conservation, FreeList, Pins, Writes, CachedLength, FailedSteps, Oracle):
+class Blocks(Conservation, FreeList, Pins, Writes, CachedLength, FailedSteps, ReportedKeys, Oracle):
     """The properties that follow what the manager does."""
 
 

@@ -10,6 +10,8 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
+from quipu.actors.block_manager.key_changes import KeyChanges
+from quipu.actors.block_manager.misses import MissTracker
 from quipu.actors.config import KvEventsConfig
 from quipu.actors.engine import Engine
 from quipu.actors.executor.loading import load_executor
@@ -226,6 +228,7 @@ def test_off_by_default() -> None:
     num_threads = threading.active_count()
     engine = Engine(config, executor)
     assert engine.events is None
-    assert len(engine.block_manager.pool.observers) == 1, "only the miss tracker observes the pool"
+    kinds = [type(observer) for observer in engine.block_manager.pool.observers]
+    assert kinds == [KeyChanges, MissTracker], "only the engine's own observers follow the pool"
     assert threading.active_count() == num_threads
     executor.backend.close()
