@@ -22,8 +22,8 @@ import orjson
 import structlog
 import trio
 
-from .config import EngineConfig
 from .engine import Engine
+from .engine_config import EngineConfig
 from .executor.loading import load_executor
 from .frames import FrameReader, FrameWriter, PeerGone
 from .kv_events.event_log import KvEventsError

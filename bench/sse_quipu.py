@@ -18,8 +18,9 @@ import trio
 
 from bench.sse_steps import TokenSource
 from quipu.actors import wiring
-from quipu.actors.config import EngineConfig, RuntimeConfig
+from quipu.actors.config import RuntimeConfig
 from quipu.actors.detokenizer.decoder import Decoder
+from quipu.actors.engine_config import EngineConfig
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.messages.supervisor import EngineReady

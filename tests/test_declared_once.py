@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("actors", "kernels", "web")
 ADDED = (
     (
-        "actors/config.py",
+        "actors/engine_config.py",
         "    max_steps_in_flight: int = 2\n",
         '    made_up_limit: int = setting(7, "--made-up-limit", minimum=1, maximum=9, help="of nothing")\n',
     ),
@@ -135,7 +135,8 @@ def test_fields_are_named_once(name: str) -> None:
 def test_flags_are_written_once(flag: str) -> None:
     """A flag is a literal in its declaration only; messages may mention it."""
     literals = [path for path in files_with(f'"{flag}"', *FOLDERS) if "bench" not in path.parts]
-    assert literals == [Path("actors/config.py")]
+    assert len(literals) == 1
+    assert literals[0] in (Path("actors/config.py"), Path("actors/engine_config.py"))
 
 
 def files_with(text: str, *folders: str) -> list[Path]:

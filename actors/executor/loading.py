@@ -11,7 +11,7 @@ from quipu.kernels.backend import BackendConfig, Capabilities, KVMemory
 from quipu.kernels.fake import FakeBackend
 from quipu.kernels.load import load_backend
 
-from ..config import EngineConfig
+from ..engine_config import EngineConfig
 from ..shared.grammar_library import load_grammars
 from .grammars import GrammarMasks
 from .step_runner import Executor

@@ -21,7 +21,7 @@ import attrs
 import msgspec
 import trio
 
-from ..config import EngineConfig
+from ..engine_config import EngineConfig
 from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable
 from ..messages.supervisor import Heartbeat
 from ..shared.step_record import StepRecord

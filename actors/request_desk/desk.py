@@ -34,7 +34,6 @@ from .mailbox import Mailbox
 from .open_requests import CountSlot, OpenRequest
 
 ANONYMOUS = Caller()
-
 FINAL_RECORDS_S = 2.0
 """How long a drain waits for the requests that it has failed to leave."""
 

@@ -14,8 +14,9 @@ from typing import Any
 import attrs
 import structlog
 
-from quipu.actors.config import EngineConfig, KvEventsConfig, RuntimeConfig
+from quipu.actors.config import RuntimeConfig
 from quipu.actors.declarations import settings_of
+from quipu.actors.engine_config import EngineConfig, KvEventsConfig
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 

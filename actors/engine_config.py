@@ -1,0 +1,189 @@
+"""The resolved configuration of an engine: every size and switch that its actors need, by name.
+
+Made by `web/cli/settings.py` (or a test) from flags and the checkpoint, part of the server's `config.py`, and sent to
+the engine process as JSON.
+
+What must always hold: as in `config.py`, whatever an operator can set is declared with `setting`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from .declarations import REQUIRED, setting
+
+
+@attrs.frozen
+class KvEventsConfig:
+    """Where KV events are published, and how many are buffered."""
+
+    endpoint: str = "tcp://127.0.0.1:5557"
+    """ZeroMQ address of the PUB socket."""
+    binds: bool = True
+    """Whether to bind that address or to connect to it."""
+    replay_endpoint: str | None = None
+    """Address for the ROUTER socket, which replays missed batches; None: no replay."""
+    topic: str = ""
+    buffer_steps: int = 10_000
+    """Batches kept for replay."""
+    hwm: int = 100_000
+    """Batches that may wait for one subscriber, which misses those beyond."""
+    max_queue_size: int = 100_000
+    """Batches that may wait for the thread that sends them."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineConfig:
+    """What the engine needs; sent to its process as JSON."""
+
+    model_path: str
+    """A folder in the Hugging Face layout."""
+    dtype: str = setting(
+        "auto",
+        "--dtype",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        help="data type of weights and KV cache; `auto`: the checkpoint's",
+    )
+    load_format: str = setting(
+        "auto", "--load-format", choices=("auto", "dummy"), help="`dummy`: random weights in the checkpoint's shapes"
+    )
+    block_size: int = setting(16, "--block-size", minimum=1, help="tokens in a KV block")
+    kv_cache_bytes: int | None = setting(
+        None,
+        "--kv-cache-memory",
+        "--kv-cache-memory-bytes",
+        reader="size",
+        metavar="SIZE",
+        help="memory for the KV cache, for example 4GiB",
+        resolved="room for sixteen of the longest prompts, in 4GiB or less; docs/loading.md",
+    )
+    memory_utilization: float | None = setting(
+        None,
+        "--gpu-memory-utilization",
+        above=0,
+        maximum=1,
+        metavar="SHARE",
+        help="share of the device's memory (a CPU's, too) for weights, activations and KV cache together",
+    )
+    num_blocks: int | None = setting(
+        None,
+        "--num-blocks",
+        "--num-gpu-blocks-override",
+        minimum=1,
+        help="number of KV blocks, including the null block, whatever memory they take",
+        resolved="as many as fit into the memory for the KV cache",
+    )
+    max_model_len: int = setting(
+        REQUIRED,
+        "--max-model-len",
+        minimum=1,
+        help="maximum length of prompt and output together, in tokens",
+        resolved="the model's own, or less if the KV cache has no room for it",
+    )
+    determinism: str = setting(
+        "auto",
+        "--determinism",
+        choices=("auto", "strict", "fast"),
+        help="`strict`: bit-identical results whatever the batch, the chunks and the cache; `auto`: strict where that "
+        "costs nothing; /server_info shows which is used",
+    )
+    num_threads: int | None = setting(
+        None,
+        "--threads",
+        minimum=1,
+        help="number of compute threads",
+        resolved="OMP_NUM_THREADS, else the number of CPUs that this process may use",
+    )
+    max_num_seqs: int = setting(256, "--max-num-seqs", minimum=1, help="maximum number of sequences in one step")
+    max_num_batched_tokens: int = setting(
+        2048, "--max-num-batched-tokens", minimum=1, help="maximum number of tokens in one step"
+    )
+    enable_prefix_caching: bool = setting(
+        True, "--enable-prefix-caching", help="reuse the KV cache of prompts that share a prefix"
+    )
+    share_pending_prefixes: bool = setting(
+        True,
+        "--share-pending-prefixes",
+        help="let a request wait a step or two for a prefix that another one is computing, if that saves time",
+    )
+    max_pinned_share: float = setting(
+        0.5,
+        "--max-pinned-share",
+        minimum=0,
+        maximum=1,
+        metavar="SHARE",
+        help="share of the KV blocks that prefixes marked with `cache_control` may pin; 0 disables pinning",
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        "--scheduling-policy",
+        choices=("fcfs", "priority", "fair"),
+        help="admission order: by arrival, by the request's `priority`, or by the tokens computed for each tenant",
+    )
+    long_prefill_token_threshold: int = setting(
+        0,
+        "--long-prefill-token-threshold",
+        minimum=0,
+        metavar="TOKENS",
+        help="maximum chunk of one prompt in a step that it shares with other sequences; 0: no maximum",
+    )
+    max_waiting_requests: int = setting(
+        0,
+        "--max-waiting-requests",
+        minimum=0,
+        metavar="N",
+        help="maximum number of sequences that wait for admission; further requests get a 503; 0: no limit",
+        resolved="four times --max-num-seqs, at least 1024",
+    )
+    max_waiting_tokens: int = setting(
+        0,
+        "--max-waiting-tokens",
+        minimum=0,
+        metavar="N",
+        help="maximum number of prompt tokens that wait for admission, likewise",
+        resolved="2048 for each sequence that may wait by default, at least eight prompts of maximum length",
+    )
+    kv_events: KvEventsConfig | None = setting(  # noqa: RUF009 -- declares the field; called once
+        None,
+        "--kv-events-config",
+        reader="kv_events",
+        metavar="JSON",
+        help="publish the contents of the prefix cache, including token ids (docs/kv-events.md)",
+        group="events",
+        key="kv_events_endpoint",
+    )
+    log_level: str = setting(
+        "info",
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="minimum level of the messages to log",
+        group="log",
+        is_shown=False,
+    )
+    executor: str = setting(
+        "auto",
+        "--executor",
+        choices=("auto", "triton", "cpu", "reference", "fake"),
+        help="`triton`: kernels for NVIDIA GPUs; `cpu`: kernels compiled for this processor; `reference`: plain torch; "
+        "`auto`: the first of these that can run the model; `fake`: computes nothing",
+        group="executor",
+    )
+    fake_step_seconds: float = setting(0.005, "--fake-step-seconds", group="executor")
+    """Fake executor: how long a step takes."""
+    fake_poison_token_id: int | None = setting(None, "--fake-poison-token-id", group="executor")
+    """Fake executor: a step with this token as input raises."""
+    fake_token_id: int | None = setting(None, "--fake-token-id", group="executor")
+    """Fake executor: sample only this token without reading any KV, so that a step costs nothing."""
+    fake_replies: str | None = setting(None, "--fake-replies", group="executor")
+    """Fake executor: a JSON file with the token ids to sample, by a token that the sequence contains, -1 being any."""
+    eos_token_ids: tuple[int, ...]
+    may_shorten: bool = False
+    """Whether `max_model_len` may be reduced to what the KV cache has room for: the operator did not set it."""
+    max_steps_in_flight: int = 2
+    max_waiting_share: float = 1.0
+    """Share of both limits on waiting that one tenant may use."""
+    step_overhead_tokens: int = 512
+    """Positions that take as long to compute as the fixed part of a step: what waiting for a pending prefix has to
+    save for each step that it takes."""
+    watermark: float = 0.01
+    """Share of the blocks that an admission leaves free while others run."""
