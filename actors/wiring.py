@@ -131,7 +131,7 @@ async def open_runtime(
     chat_template = read_template(folder)
     template_text = None if chat_template is None else chat_template.source
     chosen = choose_format(folder, template_text, config.tool_call_parser, config.reasoning_parser)
-    metrics = Metrics(config.model_names[0])
+    metrics = Metrics(config.model_names[0], config.num_engines)
     desk = RequestDesk(
         attrs.evolve(info, output=chosen.output),
         encoder=encodes,
@@ -197,10 +197,11 @@ async def open_runtime(
         await accountant.run(accounts)
 
     def show_ready(seat: EngineSeat) -> None:
-        metrics.set_blocks(total=seat.num_blocks, free=seat.num_blocks, cached=0)
+        metrics.add_engine(seat.engine_id)
+        metrics.set_blocks(seat.engine_id, total=seat.num_blocks, free=seat.num_blocks, cached=0)
 
     desk.control = manager = EngineManager(
-        config, make_host, desk, accounts, routes, show_ready=show_ready, show_removed=lambda engine_id: None
+        config, make_host, desk, accounts, routes, show_ready=show_ready, show_removed=metrics.forget_engine
     )
 
     async with trio.open_nursery() as nursery:

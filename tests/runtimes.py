@@ -15,7 +15,7 @@ from unittest import mock
 import attrs
 import trio
 import trio.testing
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
@@ -176,11 +176,10 @@ async def assert_nothing_routed(client: Client) -> None:
     assert len(routes.routing.sent) == 0
 
 
-def value_of(metric: MetricWrapperBase) -> float:
-    """Return the value of a counter or a gauge."""
+def value_of(metric: Collector) -> float:
+    """Return the value of a counter or a gauge, summed over engines and other labels."""
     (family,) = metric.collect()
-    (value,) = (sample.value for sample in family.samples if not sample.name.endswith("_created"))
-    return value
+    return sum(sample.value for sample in family.samples if not sample.name.endswith("_created"))
 
 
 def kill_engine(client: Client, index: int = 0) -> None:

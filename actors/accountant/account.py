@@ -58,7 +58,10 @@ class Account:
         self._unix_offset_s = received_unix_s - received_at
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
+        self.engine_id: int | None = None
+        """The engine of the first admission..."""
         self.incarnation: int | None = None
+        """...and which of its processes that was."""
         self.sequences: dict[int, SequenceAccount] = {}
         self.prompts: dict[int, PromptAccount] = {}
         self.error: RequestError | None = None
@@ -116,7 +119,8 @@ class Account:
         if sequence.choice_index == 0 and prompt.admission is None:
             prompt.admit(admission)
             if self.admitted_at is None:
-                self.admitted_at, self.incarnation = admission.at, admission.incarnation
+                self.admitted_at = admission.at
+                self.engine_id, self.incarnation = admission.engine_id, admission.incarnation
 
     def _first_token(self, sequence: SequenceAccount, at: float) -> None:
         if self.first_token_at is None:
@@ -124,7 +128,8 @@ class Account:
         if not sequence.is_admitted:
             if sequence.has_spans:
                 sequence.mismatches.append("its first token came before any admission")
-            self._admit(sequence, Admission(number=1, reused=None, read=0, miss=None, incarnation=None, at=at))
+            uncounted = Admission(number=1, reused=None, read=0, miss=None, engine_id=None, incarnation=None, at=at)
+            self._admit(sequence, uncounted)
         self._settle(sequence)
         if sequence.choice_index == 0:
             self.prompts[sequence.prompt_index].freeze_written()
@@ -159,7 +164,7 @@ class Account:
         """Treat its prompts as never admitted, since the journal had no room for the record."""
         for prompt in self.prompts.values():
             prompt.withdrawn = True
-        self.admitted_at = self.first_token_at = self.incarnation = None
+        self.admitted_at = self.first_token_at = self.engine_id = self.incarnation = None
 
     # ------------------------------------------------------------ results
 
@@ -180,6 +185,14 @@ class Account:
     @property
     def cached(self) -> Count:
         return total(prompt.cached for prompt in self.admitted_prompts)
+
+    @property
+    def router_estimate(self) -> int | None:
+        """The cached tokens that a router expected of the admitted prompts; None if no router said so of each."""
+        estimates = [prompt.estimated for prompt in self.admitted_prompts]
+        if not estimates or None in estimates:
+            return None
+        return sum(number for number in estimates if number is not None)
 
     @property
     def cache_write(self) -> Count:
@@ -253,7 +266,9 @@ class Account:
             recomputed_tokens=sum(sequence.recomputed for sequence in sequences),
             disputed=bool(self.problems()),
             cache_misses=tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
+            engine=self.engine_id,
             incarnation=self.incarnation,
+            router_estimate=self.router_estimate,
             num_engine_deaths=len(set().union(*(sequence.deaths for sequence in sequences))),
             seed=self.seed,
             fault=self.fault,

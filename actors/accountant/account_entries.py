@@ -31,6 +31,7 @@ class Admission:
     copied: int = 0
     """How many of those the executor copied instead of computing them."""
     miss: CacheMiss | None
+    engine_id: int | None = None
     incarnation: int | None
     at: float
 
@@ -68,7 +69,7 @@ class Revision:
 
 @attrs.frozen
 class Estimation:
-    """A router's estimate of what an engine reuses."""
+    """A router's estimate of what the engine reuses that it has chosen."""
 
     num_tokens: int
 

@@ -96,7 +96,9 @@ class Accountant:
             case EngineDied():
                 await self._on_engine_died(pending, pending.message)
             case Routed():
-                pass  # an estimate
+                if not pending.is_written:
+                    pending.is_written = True
+                    self._writer.write_estimate(pending.message)
             case Unsent(sequence_id):
                 if not pending.is_written:
                     pending.is_written = True
@@ -132,7 +134,7 @@ class Accountant:
                         request.left = True
                         request.awaited = frozenset(message.submitted_ids)
                     case Refused():
-                        request.fail(message.error)
+                        request.fail(message.error, message.fault)
                 return request
             case _:
                 raise TypeError(f"{type(message).__name__} is not about a single request")
@@ -149,7 +151,7 @@ class Accountant:
                 self._writer.write_report(report, pending.at)
             except ValueError as error:
                 log.error("report.unreadable", number=report.number, error=str(error))
-                self._writer.write_gap()
+                self._writer.write_gap(report.incarnation)
         await self._apply_due(report.admitted_ids, pending.at)
         await self._apply_due(report.revised_ids, pending.at)
         await self._apply_due(self._writer.first_tokens(report), pending.at)
@@ -175,15 +177,18 @@ class Accountant:
 
     def _is_next(self, report: StepReport) -> bool:
         """Whether a report is new. One that was received before is not booked again; a gap before it is noted."""
-        store = self._store
-        expected = store.num_reports + 1
+        store, engine_id, incarnation = self._store, report.engine_id, report.incarnation
+        if incarnation <= store.last_dead.get(engine_id, -1):
+            log.error("report.of_dead_engine", engine_id=engine_id, incarnation=incarnation, number=report.number)
+            return False
+        expected = store.num_reports.get(engine_id, 0) + 1
         if report.number < expected:
-            log.error("report.repeated", number=report.number, expected=expected)
+            log.error("report.repeated", engine_id=engine_id, number=report.number, expected=expected)
             return False
         if report.number > expected:
-            log.error("report.lost", number=report.number, expected=expected)
-            self._writer.write_gap()
-        store.num_reports = report.number
+            log.error("report.lost", engine_id=engine_id, number=report.number, expected=expected)
+            self._writer.write_gap(incarnation)
+        store.num_reports[engine_id] = report.number
         return True
 
     def _end_those_with_gaps(self, report: StepReport) -> None:
@@ -217,7 +222,7 @@ class Accountant:
                 continue
             last[sequence_id] = now
         for before, num_tokens in num_since.items():
-            self._metrics.inter_token_latency.observe(now - before, num_tokens)
+            self._metrics.inter_token_latency.observe(now - before, num_tokens, engine_id=report.engine_id)
 
     # ------------------------------------------------------------ an engine's death
 
@@ -227,11 +232,13 @@ class Accountant:
             taken = self._writer.write_engine_death(message)
             log.warning(
                 "engine.requests_taken_back",
+                engine_id=message.engine_id,
                 incarnation=message.incarnation,
                 num_resumed=len(taken.resumed),
                 num_ended=len(taken.ended),
                 num_failed=len(taken.failed) + len(taken.culprits),
-                num_pinned_blocks_lost=self._metrics.num_pinned_blocks,
+                num_pinned_blocks_lost=self._metrics.num_pinned_blocks_of(message.engine_id),
             )
-        self._metrics.set_engine_gone(self._desk.num_usable_blocks_of(message.engine_id))
+        engine_id = message.engine_id
+        self._metrics.set_engine_gone(engine_id, self._desk.num_usable_blocks_of(engine_id))
         await self._apply_due(list(message.held_ids), pending.at)

@@ -88,6 +88,7 @@ class SideEffects:
             request.fail(RequestError(ErrorKind.OVERLOADED, "The usage ledger has no room for another record."))
             account.error, account.fault = request.error, request.fault
             return
+        applied.engine_id = account.engine_id
         for index, prompt in due:
             before = list(applied.counted_prompts.values())
             applied.counted_prompts[index] = CountedPrompt(prompt.num_prompt_tokens, prompt.cached)
@@ -95,21 +96,24 @@ class SideEffects:
 
     def _count_admission(self, account: Account, prompt: PromptAccount, before: list[CountedPrompt]) -> None:
         """Raise every counter that a prompt's frozen numbers concern, in one event."""
-        metrics, stats = self._metrics, self._store.stats
+        metrics, stats, engine_id = self._metrics, self._store.stats, account.engine_id
         cached = _num_known(prompt.cached)
         if not before:
             stats.total_requests += 1
             if account.admitted_at is not None:
-                metrics.request_queue.observe(account.admitted_at - account.received_at)
+                metrics.request_queue.observe(account.admitted_at - account.received_at, engine_id=engine_id)
         if cached and not any(_num_known(other.cached) for other in before):
             stats.hit_requests += 1
         stats.total_prompt_tokens += prompt.num_prompt_tokens
         stats.total_cached_tokens += cached
-        metrics.prompt_tokens.inc(prompt.num_prompt_tokens)
-        metrics.prefix_cache_queries.inc(prompt.num_prompt_tokens)
-        metrics.prefix_cache_hits.inc(cached)
+        metrics.prompt_tokens.inc(prompt.num_prompt_tokens, engine_id)
+        metrics.prefix_cache_queries.inc(prompt.num_prompt_tokens, engine_id)
+        metrics.prefix_cache_hits.inc(cached, engine_id)
         if cached:
-            metrics.count_cached(prompt.by_tier)
+            metrics.count_cached(prompt.by_tier, engine_id)
+        if prompt.estimated is not None and isinstance(prompt.cached, Known):
+            error = abs(prompt.estimated - prompt.cached.n)
+            metrics.router_overlap_error.observe(error, engine_id=prompt.engine_id)
         if self._log.is_enabled_for(logging.DEBUG):
             miss = None if prompt.miss is None else f"{prompt.miss.reason} at token {prompt.miss.token}"
             self._log.debug("prefix_cache.stats", request_id=account.request_id, miss=miss, **stats.fields())
@@ -119,7 +123,8 @@ class SideEffects:
     def _time_first_token(self, request: RequestEntries, account: Account) -> None:
         if account.first_token_at is not None and not request.applied.timed_first_token:
             request.applied.timed_first_token = True
-            self._metrics.time_to_first_token.observe(account.first_token_at - account.received_at)
+            waited = account.first_token_at - account.received_at
+            self._metrics.time_to_first_token.observe(waited, engine_id=account.engine_id)
 
     def _tell_started(self, request: RequestEntries, account: Account) -> None:
         """Send the numbers at the admission of each prompt, and again if more was written by its first token."""
@@ -188,24 +193,24 @@ class SideEffects:
         if not request.applied.counted_end:
             request.applied.counted_end = True
             self._log.error("account.given_up", **fields_of(record))
-            self._metrics.usage_disputed.inc()
-            self._metrics.count_request(record.outcome)
-            self._metrics.generation_tokens.inc(record.completion_tokens)
+            self._metrics.usage_disputed.inc(1, record.engine)
+            self._metrics.requests.inc(1, record.engine, record.outcome)
+            self._metrics.generation_tokens.inc(record.completion_tokens, record.engine)
         self._file(request, record)
 
     def _count_end(self, account: Account, record: UsageRecord, now: float) -> None:
-        metrics, log = self._metrics, self._log
+        metrics, log, engine_id = self._metrics, self._log, record.engine
         if record.disputed:
-            metrics.usage_disputed.inc()
+            metrics.usage_disputed.inc(1, engine_id)
             problems = account.problems()
             log.error("account.disputed", request_id=record.request_id, problems=problems, record=fields_of(record))
-        metrics.count_request(record.outcome)
-        metrics.generation_tokens.inc(record.completion_tokens)
-        metrics.recomputed_tokens.inc(record.recomputed_tokens)
+        metrics.requests.inc(1, engine_id, record.outcome)
+        metrics.generation_tokens.inc(record.completion_tokens, engine_id)
+        metrics.recomputed_tokens.inc(record.recomputed_tokens, engine_id)
         if isinstance(record.cached, Known) and isinstance(record.prompt, Known) and record.prompt.n:
-            metrics.request_cached_tokens.observe(record.cached.n)
-            metrics.request_cache_hit_ratio.observe(record.cached.n / record.prompt.n)
-        metrics.e2e_request_latency.observe(now - account.received_at)
+            metrics.request_cached_tokens.observe(record.cached.n, engine_id=engine_id)
+            metrics.request_cache_hit_ratio.observe(record.cached.n / record.prompt.n, engine_id=engine_id)
+        metrics.e2e_request_latency.observe(now - account.received_at, engine_id=engine_id)
         if log.is_enabled_for(logging.DEBUG):
             log.debug("account.closed", **fields_of(record))
 

@@ -75,6 +75,8 @@ class AppliedEffects:
     told: tuple[int | None, ...] = ()
     """The numbers that its client was last sent."""
     retry_of: str | None = None
+    engine_id: int | None = None
+    """The engine of the first admission that was counted."""
     timed_first_token: bool = False
     stopped: bool = False
     is_answered: bool = False
@@ -214,6 +216,7 @@ class RequestEntries:
             completion_tokens=sum(c.num_completion_tokens for c in self.completed.values()),
             reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completed.values()),
             retry_of=applied.retry_of,
+            engine=applied.engine_id,
             disputed=True,
         )
 
@@ -253,8 +256,10 @@ class EntryStore:
     """Messages that were handled without giving up a request."""
     num_given_up: int = 0
     """Times that a message concerned a request on which the accountant crashed too often."""
-    num_reports: int = 0
-    """Number of the current engine's last step report."""
+    num_reports: dict[int, int] = attrs.field(factory=dict)
+    """By engine, the number of the last step report of its present process."""
+    last_dead: dict[int, int] = attrs.field(factory=dict)
+    """By engine, its last incarnation that has died."""
     stats: CacheStats = attrs.field(factory=CacheStats)
 
     @property

@@ -1,20 +1,21 @@
 """The Prometheus metrics, under `quipu:` and otherwise with the names that vLLM uses.
 
 Written by the accountant, except for the event loop's lag, which the web layer measures; rendered by the web layer.
-Counters never decrease.
+Counters never decrease. Where there have been several engines, what concerns one of them has the label `engine`; a
+request's numbers have that of its first admission (`collectors.py`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from ..messages.accountant import StepReport
+from ..messages.outcomes import Outcome
+from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels
+from .prompt_account import TIERS, UNATTRIBUTED
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -23,42 +24,17 @@ _LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 _RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
-class BulkHistogram(Collector):
-    """A histogram that can observe many equal values at once, and takes a third of the client library's time for one.
-
-    Not thread-safe: written and read in one thread.
-    """
-
-    def __init__(self, name: str, text: str, model_name: str, buckets: tuple[float, ...]) -> None:
-        self._name, self._text, self._model = name, text, model_name
-        self._bounds = buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def collect(self) -> Iterator[Metric]:
-        names = [*map(str, map(float, self._bounds)), "+Inf"]
-        family = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
-        family.add_metric([self._model], list(zip(names, accumulate(self._counts), strict=True)), self._sum)
-        yield family
-
-
 class Metrics:
-    """All metrics of one server, which serves one model."""
+    """All metrics of one server, which serves one model. Those of engines are numbered by the engine's id."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, num_engines: int = 1) -> None:
         self.registry = CollectorRegistry()
+        self._labels = EngineLabels.of(model_name, num_engines)
         self._model = model_name
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests, each prompt once.")
-        self._cached = Counter(
-            "quipu:cached_tokens", "Prompt tokens served from cache.", ["model_name", "tier"], registry=self.registry
-        )
-        self.cached_tokens, *_ = (
-            self._cached.labels(model_name, tier) for tier in ("device", "host", "disk", "remote", "unattributed")
+        self.cached_tokens = counter(
+            "cached_tokens", "Prompt tokens served from cache.", "tier", (*TIERS, UNATTRIBUTED)
         )
         self.generation_tokens = counter("generation_tokens", "Completion tokens of closed requests.")
         self.prefix_cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
@@ -67,11 +43,7 @@ class Metrics:
         self.num_preemptions = counter("num_preemptions", "Sequences preempted.")
         self.pins_yielded = counter("pins_yielded", "Pinned prefixes dropped early, because blocks ran out.")
         self.usage_disputed = counter("usage_disputed", "Accounts whose entries did not add up.")
-        self._requests = Counter(
-            "quipu:requests", "Requests by outcome.", ["model_name", "outcome"], registry=self.registry
-        )
-        for outcome in ("finished", "failed", "cancelled", "rejected"):
-            self._requests.labels(model_name, outcome)
+        self.requests = counter("requests", "Requests by outcome.", "outcome", tuple(map(str, Outcome)))
         self._resumed = Counter(
             "quipu:requests_resumed",
             "Requests that the next engine went on with after theirs had died.",
@@ -88,69 +60,97 @@ class Metrics:
         )
         for actor in ("accountant", "detokenizer", "router", "tokenizer"):
             self._restarts.labels(model_name, actor)
-        self.num_pinned_blocks = 0
-        """As the last step report says."""
+        self._num_pinned_blocks: dict[int, int] = {}
+        """By engine, as its last step report says."""
         self.request_cached_tokens = histogram("request_cached_tokens", "Cached tokens of a request.", (0, *_TOKENS))
         self.request_cache_hit_ratio = histogram("request_cache_hit_ratio", "Cached share of a prompt.", _RATIOS)
+        self.router_overlap_error = histogram(
+            "router_overlap_error_tokens",
+            "Between the cached tokens that the router expected of an engine and those that it reported.",
+            (0, *_TOKENS),
+        )
         self.time_to_first_token = histogram("time_to_first_token_seconds", "Receipt to first token.", _SECONDS)
         self.inter_token_latency = histogram("inter_token_latency_seconds", "Between two tokens.", _GAP_SECONDS)
         self.request_queue = histogram("request_queue_seconds", "Receipt to admission.", _SECONDS)
         self.e2e_request_latency = histogram("e2e_request_latency_seconds", "Receipt to end.", _SECONDS)
-        self.event_loop_lag = histogram(
-            "event_loop_lag_seconds", "Delay with which the web process's event loop runs what is due.", _LAG_SECONDS
+        self.event_loop_lag = BulkHistogram(
+            "event_loop_lag_seconds",
+            "Delay with which the web process's event loop runs what is due.",
+            EngineLabels.of(model_name),
+            _LAG_SECONDS,
         )
-        self.open_accounts = gauge("open_accounts", "Accounts not closed yet, including those whose client has left.")
+        self.registry.register(self.event_loop_lag)
+        self.open_accounts = Gauge(
+            "quipu:open_accounts",
+            "Accounts not closed yet, including those whose client has left.",
+            ["model_name"],
+            registry=self.registry,
+        ).labels(model_name)
         self.num_requests_running = gauge("num_requests_running", "Sequences being computed.")
         self.num_requests_waiting = gauge("num_requests_waiting", "Sequences waiting for admission.")
-        blocks = Gauge("quipu:kv_blocks", "KV blocks.", ["model_name", "state"], registry=self.registry)
-        self.kv_blocks_used = blocks.labels(model_name, "used")
-        self.kv_blocks_cached = blocks.labels(model_name, "cached")
-        self.kv_blocks_pinned = blocks.labels(model_name, "pinned")
-        self.kv_blocks_free = blocks.labels(model_name, "free")
-        self.kv_cache_usage_ratio = gauge("kv_cache_usage_ratio", "Share of the KV blocks that is in use.")
+        self._kv_blocks = gauge("kv_blocks", "KV blocks.", "state", ("used", "cached", "pinned", "free"))
+        self._kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the KV blocks that is in use.")
 
-    def set_blocks(self, *, total: int, free: int, cached: int, pinned: int = 0) -> None:
+    # ------------------------------------------------------------ engines
+
+    def add_engine(self, engine_id: int) -> None:
+        self._labels.add(engine_id)
+
+    def forget_engine(self, engine_id: int) -> None:
+        """Show no gauges of an engine any more. What it has counted stays."""
+        self._labels.remove(engine_id)
+        self._num_pinned_blocks.pop(engine_id, None)
+        for gauge in (self.num_requests_running, self.num_requests_waiting, self._kv_blocks, self._kv_cache_usage):
+            gauge.forget(engine_id)
+
+    def num_pinned_blocks_of(self, engine_id: int) -> int:
+        """Return how many blocks only pins keep, as the engine's last step report says."""
+        return self._num_pinned_blocks.get(engine_id, 0)
+
+    def set_blocks(self, engine_id: int, *, total: int, free: int, cached: int, pinned: int = 0) -> None:
         """Set the block gauges. `total` excludes the null block, `free` includes the cached ones.
 
         `pinned` are blocks that only a pin keeps.
         """
         used = total - free - pinned
-        self.kv_blocks_used.set(used)
-        self.kv_blocks_pinned.set(pinned)
-        self.kv_blocks_cached.set(cached)
-        self.kv_blocks_free.set(free - cached)
-        self.kv_cache_usage_ratio.set(used / total if total else 0)
+        states = {"used": used, "pinned": pinned, "cached": cached, "free": free - cached}
+        for state, num_blocks in states.items():
+            self._kv_blocks.set(num_blocks, engine_id, state)
+        self._kv_cache_usage.set(used / total if total else 0, engine_id)
 
     def set_step(self, report: StepReport, num_usable_blocks: int) -> None:
         """Set the gauges to what a step report says, and count its preemptions and yielded pins."""
-        self.num_pinned_blocks = report.num_pinned_blocks
-        self.num_requests_running.set(report.num_running)
-        self.num_requests_waiting.set(report.num_waiting)
-        self.set_blocks(
-            total=num_usable_blocks,
-            free=report.num_free_blocks,
-            cached=report.num_cached_blocks,
-            pinned=report.num_pinned_blocks,
-        )
+        engine_id = report.engine_id
+        if engine_id in self._labels.engines:  # else it has been removed since
+            self._num_pinned_blocks[engine_id] = report.num_pinned_blocks
+            self.num_requests_running.set(report.num_running, engine_id)
+            self.num_requests_waiting.set(report.num_waiting, engine_id)
+            self.set_blocks(
+                engine_id,
+                total=num_usable_blocks,
+                free=report.num_free_blocks,
+                cached=report.num_cached_blocks,
+                pinned=report.num_pinned_blocks,
+            )
         if report.num_preempted:
-            self.num_preemptions.inc(report.num_preempted)
+            self.num_preemptions.inc(report.num_preempted, engine_id)
         if report.num_pins_yielded:
-            self.pins_yielded.inc(report.num_pins_yielded)
+            self.pins_yielded.inc(report.num_pins_yielded, engine_id)
 
-    def set_engine_gone(self, num_usable_blocks: int) -> None:
+    def set_engine_gone(self, engine_id: int, num_usable_blocks: int) -> None:
         """Set the gauges for a dead engine: its blocks are gone, and its successor's are all free."""
-        self.num_pinned_blocks = 0
-        self.num_requests_running.set(0)
-        self.num_requests_waiting.set(0)
-        self.set_blocks(total=num_usable_blocks, free=num_usable_blocks, cached=0)
+        if engine_id in self._labels.engines:
+            self._num_pinned_blocks[engine_id] = 0
+            self.num_requests_running.set(0, engine_id)
+            self.num_requests_waiting.set(0, engine_id)
+            self.set_blocks(engine_id, total=num_usable_blocks, free=num_usable_blocks, cached=0)
 
-    def count_cached(self, by_tier: Mapping[str, int]) -> None:
+    # ------------------------------------------------------------ counters
+
+    def count_cached(self, by_tier: Mapping[str, int], engine_id: int | None) -> None:
         for tier, num_tokens in by_tier.items():
             if num_tokens > 0:
-                self._cached.labels(self._model, tier).inc(num_tokens)
-
-    def count_request(self, outcome: str) -> None:
-        self._requests.labels(self._model, outcome).inc()
+                self.cached_tokens.inc(num_tokens, engine_id, tier)
 
     def count_resumed(self, num_requests: int, same_numerics: bool) -> None:
         self._resumed.labels(self._model, "true" if same_numerics else "false").inc(num_requests)
@@ -161,13 +161,17 @@ class Metrics:
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"quipu:{name}", text, ["model_name"], registry=self.registry).labels(self._model)
+    def _counter(self, name: str, text: str, *of_label: Any) -> EngineCounter:
+        family = EngineCounter(name, text, self._labels, *of_label)
+        self.registry.register(family)
+        return family
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"quipu:{name}", text, ["model_name"], registry=self.registry).labels(self._model)
+    def _gauge(self, name: str, text: str, *of_label: Any) -> EngineGauge:
+        family = EngineGauge(name, text, self._labels, *of_label)
+        self.registry.register(family)
+        return family
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> BulkHistogram:
-        histogram = BulkHistogram(f"quipu:{name}", text, self._model, buckets)
+        histogram = BulkHistogram(name, text, self._labels, buckets)
         self.registry.register(histogram)
         return histogram

@@ -41,6 +41,7 @@ class PromptAccount:
     """Granted tokens, less those revised."""
     tiers: dict[str, int] = attrs.field(factory=dict)
     estimated: int | None = None
+    """What a router expected to be reused, if there is one."""
     written: Coverage = attrs.field(factory=Coverage)
     num_pinned: int = 0
     """Length of the longest prefix that the engine has pinned because the client marked it."""
@@ -77,6 +78,11 @@ class PromptAccount:
     @property
     def is_admitted(self) -> bool:
         return self.settled and not self.withdrawn
+
+    @property
+    def engine_id(self) -> int | None:
+        """The engine of that admission."""
+        return None if self.admission is None else self.admission.engine_id
 
     @property
     def miss(self) -> CacheMiss | None:

@@ -6,7 +6,7 @@ ValueError, after which the actor treats it as lost.
 
 from __future__ import annotations
 
-from ..messages.accountant import EngineDied, Side, StepReport
+from ..messages.accountant import EngineDied, Routed, Side, StepReport
 from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..request_desk.engine_lane import EngineLane
@@ -72,16 +72,18 @@ class ReportWriter:
             is_ours = error is not None and (kind or ErrorKind.INTERNAL) == ErrorKind.INTERNAL
             self._write_terminal(sequence_id, error, kind, Fault.STEP_FAILED if is_ours else None)
 
-    def write_gap(self) -> None:
-        """Mark every sequence that the engine holds: a lost report may have concerned any of them."""
-        for sequence_id, request in self._store.by_sequence.items():
-            if self._lane.incarnation_of(sequence_id) is not None:
+    def write_gap(self, incarnation: int) -> None:
+        """Mark every sequence that an engine holds: a report of it was lost, and may have concerned any of them."""
+        requests = self._store.by_sequence
+        for sequence_id in self._lane.held_by(incarnation):
+            if (request := requests.get(sequence_id)) is not None:
                 request.add(sequence_id, Gap())
 
     def write_engine_death(self, message: EngineDied) -> TakenBack:
         """Write what becomes of the sequences that the dead engine held; expect its successor's first report."""
         store, incarnation = self._store, message.incarnation
-        store.num_reports = 0
+        store.num_reports.pop(message.engine_id, None)
+        store.last_dead[message.engine_id] = incarnation
         requests = store.by_sequence
         lost = {i for i in message.held_ids if i not in requests or requests[i].has_gap}
         held = {i: 0 if i not in requests else requests[i].num_computed(i) for i in message.held_ids}
@@ -106,6 +108,12 @@ class ReportWriter:
         request.add(sequence_id, HandedOver())
         return True
 
+    def write_estimate(self, routed: Routed) -> None:
+        """Write what the router expects an engine to reuse of a sequence's prompt."""
+        request = self._store.by_sequence.get(routed.sequence_id)
+        if request is not None:
+            request.add(routed.sequence_id, Estimation(routed.num_overlapping))
+
     def write_unsent(self, sequence_id: int) -> None:
         """End a sequence that no engine was given again."""
         self._write_terminal(sequence_id, None, None, None)
@@ -118,11 +126,11 @@ class ReportWriter:
     def sequences_with_gaps(self, report: StepReport) -> list[int]:
         """Return the sequences with lost reports about which the engine will say no more.
 
-        That is so after their Terminal, and for all of them when the engine is idle.
+        That is so after their Terminal, and for all that it holds when it is idle.
         """
         requests = self._store.by_sequence
         is_idle = report.num_running == report.num_waiting == 0
-        candidates = list(requests) if is_idle else report.terminal_ids
+        candidates = self._lane.held_by(report.incarnation) if is_idle else report.terminal_ids
         return [i for i in candidates if i in requests and requests[i].has_gap]
 
     def _write_admissions(self, report: StepReport, now: float) -> None:
@@ -151,7 +159,8 @@ class ReportWriter:
                     copyable=copyable,
                     copied=copied,
                     miss=CacheMiss(MissReason(reason), token),
-                    incarnation=self._lane.incarnation_of(sequence_id),
+                    engine_id=report.engine_id,
+                    incarnation=report.incarnation,
                     at=now,
                 )
                 request.add(sequence_id, admission)

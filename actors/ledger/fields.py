@@ -61,8 +61,10 @@ FIELD_NAMES: Final = (
     "miss_reason",
     "miss_token",
     "cache_misses",
+    "engine",
     "engine_incarnation",
     "engine_deaths",
+    "router_estimate_tokens",
     "seed",
     "fault",
 )
@@ -105,8 +107,10 @@ def flatten(record: UsageRecord) -> dict[str, Value]:
         "miss_reason": None if first_miss is None else first_miss.reason.value,
         "miss_token": None if first_miss is None else first_miss.token,
         "cache_misses": " ".join(f"{m.reason.value}@{m.token}" for m in record.cache_misses[:MAX_MISSES]),
+        "engine": record.engine,
         "engine_incarnation": record.incarnation,
         "engine_deaths": record.num_engine_deaths,
+        "router_estimate_tokens": record.router_estimate,
         "seed": record.seed,
         "fault": None if record.fault is None else record.fault.value,
     }
@@ -148,8 +152,10 @@ def restore(values: Mapping[str, object]) -> UsageRecord:
         recomputed_tokens=_int(values["recomputed_tokens"]),
         disputed=bool(values["disputed"]),
         cache_misses=tuple(_miss(word) for word in _str(values["cache_misses"]).split()),
+        engine=_opt_int(values["engine"]),
         incarnation=_opt_int(values["engine_incarnation"]),
         num_engine_deaths=_int(values["engine_deaths"]),
+        router_estimate=_opt_int(values["router_estimate_tokens"]),
         seed=_opt_int(values["seed"]),
         fault=None if values["fault"] is None else Fault(_str(values["fault"])),
     )

@@ -164,14 +164,17 @@ def _marks(reader: LedgerReader, folder: LedgerFolder | None) -> tuple[dict[str,
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Parse the Prometheus text format into values by name and labels, without `quipu:` and the model's name."""
+    """Parse the Prometheus text format into values by name and labels, without `quipu:` and the model's name.
+
+    Values of several engines are added.
+    """
     samples: dict[str, float] = {}
     for line in text.splitlines():
         if not line.startswith("quipu:"):
             continue
         name, _, value = line.removeprefix("quipu:").rpartition(" ")
         bare, _, labels = name.partition("{")
-        kept = [found.group() for found in _LABEL.finditer(labels) if found[1] != "model_name"]
+        kept = [found.group() for found in _LABEL.finditer(labels) if found[1] not in ("model_name", "engine")]
         key = f"{bare}{{{','.join(kept)}}}" if kept else bare
         samples[key] = samples.get(key, 0.0) + float(value)
     return samples

@@ -11,7 +11,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-HEAD: Final = "0004"
+HEAD: Final = "0005"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -82,8 +82,10 @@ records: Final = sa.Table(
     _text("miss_reason", nullable=True),
     _number("miss_token", nullable=True),
     _text("cache_misses"),
+    _number("engine", nullable=True),
     _number("engine_incarnation", nullable=True),
     sa.Column("engine_deaths", sa.BigInteger, nullable=False, server_default="0"),
+    _number("router_estimate_tokens", nullable=True),
     _number("seed", nullable=True),
     _text("fault", nullable=True),
     sa.Column("recovered", sa.Boolean, nullable=False),

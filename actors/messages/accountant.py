@@ -8,7 +8,7 @@ import attrs
 import msgspec
 
 from .handler import Outlet
-from .outcomes import FinishReason, RequestError
+from .outcomes import Fault, FinishReason, RequestError
 from .prompts import Breakpoint
 from .scores import StepScores
 
@@ -147,6 +147,7 @@ class Refused:
 
     request_id: str
     error: RequestError
+    fault: Fault | None = None
 
 
 @attrs.frozen

@@ -56,8 +56,13 @@ class UsageRecord:
     disputed: bool = False
     cache_misses: tuple[CacheMiss, ...] = ()
     """Why each admitted prompt's cached prefix ended where it did."""
+    engine: int | None = None
+    """The id of the engine that admitted it first. None in records of older servers."""
     incarnation: int | None = None
-    """The engine that admitted it first."""
+    """Which of the processes started so far that engine was."""
+    router_estimate: int | None = None
+    """The cached tokens that the router expected, if it chose among several engines. Never told to clients in place of
+    a count, and never billed."""
     num_engine_deaths: int = 0
     """Engines that died while they held it, and after which it was resumed. 0 in records of older servers."""
     seed: int | None = None

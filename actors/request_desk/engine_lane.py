@@ -236,6 +236,9 @@ class EngineLane:
             self._taken_back = trio.Event()
             await self._taken_back.wait()
 
+    def request_of(self, sequence_id: int) -> str:
+        return self._live[sequence_id].request_id
+
     def numerics_of(self, sequence_id: int) -> str | None:
         """Return which bits a sequence's last engine computed; None if it had none."""
         live = self._live.get(sequence_id)

@@ -11,8 +11,11 @@ an engine that is not ready; no report of another incarnation than the present o
 
 from __future__ import annotations
 
+import attrs
+
 from ..channel import Poster
-from ..messages.accountant import Routed, StepReport
+from ..messages.accountant import Refused, Routed, StepReport
+from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..request_desk.engine_lane import EngineLane
@@ -24,7 +27,13 @@ from .routing import Route
 
 class Dispatch:
     def __init__(
-        self, store: RouteStore, pool: EnginePool, lane: EngineLane, accountant: Poster[Routed], *, resume_on: str
+        self,
+        store: RouteStore,
+        pool: EnginePool,
+        lane: EngineLane,
+        accountant: Poster[Routed | Refused],
+        *,
+        resume_on: str,
     ) -> None:
         """`resume_on`: `same` to resume sequences only on engines that compute the same bits, `any` to prefer those."""
         self._store = store
@@ -66,6 +75,8 @@ class Dispatch:
         if engine is not None and engine.incarnation == down.incarnation:
             self._forget(down.engine_id)
             self._take_back_queue(down.engine_id)
+        if self._only_same:
+            self.dispatch_waiting()  # some may wait for engines that will not come again
 
     def _forget(self, engine_id: int) -> None:
         """Forget an engine that is gone, and everything that was sent to it."""
@@ -151,31 +162,29 @@ class Dispatch:
             case Submit():
                 if not self._submit(message):
                     waiting = self._store.unrouted_resumed if message.is_resumed else self._store.unrouted
-                    waiting.append(message)
+                    waiting[message.sequence_id] = message
 
     def _abort(self, abort: Abort) -> None:
-        store = self._store
+        store, sequence_id = self._store, abort.sequence_id
         if abort.ends_group:
-            group = store.groups.get(abort.sequence_id)
-            engine_id = None if group is None else group.engine_id
-            if group is not None:
+            if (group := store.groups.get(sequence_id)) is not None:
                 group.num_to_come = 0
-                self._end_group_if_over(abort.sequence_id, group)
+                self._end_group_if_over(sequence_id, group)
+                self._pool[group.engine_id].queue.post(abort)
+        elif (its := store.sequences.get(sequence_id)) is not None:
+            self._pool[its.engine_id].queue.post(abort)
         else:
-            its = store.sequences.get(abort.sequence_id)
-            engine_id = None if its is None else its.engine_id
-        if engine_id is not None:
-            self._pool[engine_id].queue.post(abort)
-        elif store.unrouted or store.unrouted_resumed:
-            store.unrouted.append(abort)
+            for waiting in (store.unrouted_resumed, store.unrouted):
+                if (submit := waiting.pop(sequence_id, None)) is not None:
+                    _announce_less(waiting, submit)
+                    self._lane.on_unsent(sequence_id)
 
     def dispatch_waiting(self) -> None:
         """Send what has waited for an engine."""
         store = self._store
-        resumed, store.unrouted_resumed = store.unrouted_resumed, type(store.unrouted_resumed)()
-        others, store.unrouted = store.unrouted, type(store.unrouted)()
-        for message in (*resumed, *others):
-            self.handle_prompt(message)
+        for message in (*store.unrouted_resumed.values(), *store.unrouted.values()):
+            if self._submit(message):
+                del (store.unrouted_resumed if message.is_resumed else store.unrouted)[message.sequence_id]
 
     def _submit(self, submit: Submit) -> bool:
         """Send a sequence to an engine; return False if none may have it now."""
@@ -221,7 +230,17 @@ class Dispatch:
             return None
         engines = self._store.engines.values()
         same = [engine.slot for engine in engines if engine.numerics == numerics and not engine.is_closing]
+        if self._only_same and not same and not self._may_come(numerics):
+            error = RequestError(ErrorKind.INTERNAL, "Its engine died, and no other computes the same bits.")
+            self._accountant.post(Refused(self._lane.request_of(submit.sequence_id), error, Fault.ENGINE_DIED))
         return same if same or self._only_same else None
+
+    def _may_come(self, numerics: str) -> bool:
+        """Whether an engine that computed these bits may be ready again."""
+        return any(
+            seat.ready is not None and seat.ready.numerics == numerics and not seat.is_closing and not seat.is_given_up
+            for seat in self._pool
+        )
 
     def _drop(self, sequence_id: int) -> None:
         """Forget a sequence that its engine has ended, or will not have."""
@@ -237,6 +256,15 @@ class Dispatch:
     def _end_group_if_over(self, group_id: int, group: Group) -> None:
         if group.num_routed <= 0 and not group.num_to_come:
             self._store.groups.pop(group_id, None)
+
+
+def _announce_less(waiting: dict[int, Submit], gone: Submit) -> None:
+    """Have those before a sequence in its group not say that it follows."""
+    if gone.group_id:
+        for sequence_id, other in waiting.items():
+            if other.group_id == gone.group_id and other.num_to_come > gone.num_to_come:
+                num_tokens = other.tokens_to_come - len(gone.prompt_token_ids)
+                waiting[sequence_id] = attrs.evolve(other, num_to_come=other.num_to_come - 1, tokens_to_come=num_tokens)
 
 
 def _cut(keys: bytes) -> list[bytes]:

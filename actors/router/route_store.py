@@ -69,9 +69,9 @@ class RouteStore:
     routing: Routing
     reports: deque[EngineNews] = attrs.field(factory=deque)
     prompts: deque[Submit | Abort | ResetPrefixCache] = attrs.field(factory=deque)
-    unrouted: deque[Submit | Abort] = attrs.field(factory=deque)
-    """What waits for an engine, in order."""
-    unrouted_resumed: deque[Submit] = attrs.field(factory=deque)
+    unrouted: dict[int, Submit] = attrs.field(factory=dict)
+    """Sequences that wait for an engine, in order."""
+    unrouted_resumed: dict[int, Submit] = attrs.field(factory=dict)
     """Likewise, before the others."""
     sequences: dict[int, RoutedSequence] = attrs.field(factory=dict)
     prefilling: dict[int, RoutedSequence] = attrs.field(factory=dict)

@@ -124,13 +124,13 @@ class Server:
         return self.post("/v1/completions", body | fields)
 
     def metrics(self) -> dict[str, float]:
-        """Return samples by name and labels without the model name: `open_accounts`, `kv_blocks{state="used"}`."""
-        samples = {}
+        """Return samples by name and labels, summed over engines: `open_accounts`, `kv_blocks{state="used"}`."""
+        samples: dict[str, float] = {}
         for line in self.get("/metrics").text.splitlines():
             if line.startswith("quipu:"):
                 name, value = line.removeprefix("quipu:").rsplit(" ", 1)
-                name = re.sub(r'model_name="[^"]*",?', "", name).removesuffix("{}")
-                samples[name] = float(value)
+                name = re.sub(r'(model_name|engine)="[^"]*",?', "", name).replace(",}", "}").removesuffix("{}")
+                samples[name] = samples.get(name, 0.0) + float(value)
         return samples
 
     def wait_at_rest(self) -> dict[str, float]:

@@ -6,13 +6,16 @@ All of quipu in one loop, with engines that read their KV: a wrong block changes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
 
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from quipu.actors.engine import LoopHost
-from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.request_desk.interface import DrainMode, EngineState, LastEngine, UnknownEngine
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.kernels.fake import continuation
@@ -182,14 +185,19 @@ async def test_one_that_keeps_dying(autojump_clock: trio.abc.Clock) -> None:
 async def test_other_numerics(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, resume_on: str) -> None:
     """Where only another engine computes other bits, a request goes on there, or waits for one of its own."""
 
+    numbers = count()
+
     class Different(LoopHost):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.numerics = str(next(numbers))
+
         async def run(self, link: EngineLink) -> Death:
             deliver = link.deliver
 
             async def with_numerics(messages: Sequence[object]) -> None:
                 is_ready = bool(messages) and type(messages[0]).__name__ == "EngineReady"
-                number = str(link.incarnation % 2)
-                await deliver([attrs.evolve(m, numerics=number) for m in messages] if is_ready else messages)
+                await deliver([attrs.evolve(m, numerics=self.numerics) for m in messages] if is_ready else messages)
 
             monkeypatch.setattr(link, "deliver", with_numerics)
             return await super().run(link)
@@ -201,6 +209,40 @@ async def test_other_numerics(autojump_clock: trio.abc.Clock, monkeypatch: pytes
         assert waited == (resume_on == "same")
         same = samples(client)['requests_resumed_total{same_numerics="true"}']
         assert (same > 0) == (resume_on == "same")
+
+
+async def test_no_engine_with_the_same_numerics_is_left(autojump_clock: trio.abc.Clock) -> None:
+    """Requests that may only go on where the same bits are computed fail as soon as no such engine can come."""
+    numbers = count()
+
+    class Different(LoopHost):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.numerics = str(next(numbers))
+
+        async def run(self, link: EngineLink) -> Death:
+            deliver = link.deliver
+
+            async def with_numerics(messages: Sequence[object]) -> None:
+                is_ready = bool(messages) and type(messages[0]).__name__ == "EngineReady"
+                await deliver([attrs.evolve(m, numerics=self.numerics) for m in messages] if is_ready else messages)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(link, "deliver", with_numerics)
+                return attrs.evolve(await super().run(link), is_final=True)
+
+    async with small_runtime(num_engines=2, make_host=Different, resume_on="same") as client:
+        answers = await ask_all(client, lambda: kill_engine(client, 0))
+        failed = [answer for answer in answers if answer.error is not None]
+        assert 0 < len(failed) < NUM_REQUESTS
+        for answer in failed:
+            assert answer.record.fault is Fault.ENGINE_DIED and answer.record.outcome is Outcome.FAILED
+            assert not answer.record.disputed
+        left = client.open(prompt_of(70, 1))
+        await left.start()
+        await trio.testing.wait_all_tasks_blocked()
+        left.leave()
+        await settle(client)
 
 
 @pytest.mark.parametrize("policy", ["prefix", "dynamo", "least-loaded", "round-robin", "random"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
@@ -30,13 +31,13 @@ def over_http(client: Client) -> HttpClient:
 
 
 def samples(client: Client) -> dict[str, float]:
-    """Return /metrics by name and labels, without the model's name: `prompt_tokens_total`."""
-    found = {}
+    """Return /metrics by name and labels, without the model's name, summed over engines: `prompt_tokens_total`."""
+    found: dict[str, float] = {}
     for line in client.runtime.desk.render_metrics().decode().splitlines():
         if line.startswith("quipu:") and "_created" not in line:
             name, value = line.removeprefix("quipu:").rsplit(" ", 1)
-            name = name.replace('model_name="demo"', "").replace("{,", "{").replace(",}", "}").replace("{}", "")
-            found[name] = float(value)
+            name = re.sub(r'(model_name|engine)="[^"]*",?', "", name).replace(",}", "}").removesuffix("{}")
+            found[name] = found.get(name, 0.0) + float(value)
     return found
 
 

@@ -62,7 +62,10 @@ anything = st.builds(
     recomputed_tokens=numbers,
     disputed=st.booleans(),
     cache_misses=misses,
+    engine=st.none() | numbers,
     incarnation=st.none() | numbers,
+    num_engine_deaths=numbers,
+    router_estimate=st.none() | numbers,
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     fault=st.none() | st.sampled_from(Fault),
 )

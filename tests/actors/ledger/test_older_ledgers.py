@@ -45,10 +45,12 @@ class OldSchema:
         engine.dispose()
 
 
+ROUTED = ("engine", "router_estimate_tokens")
 OLDER = [
-    OldSchema("0001", ("seed", "fault", "engine_deaths")),
-    OldSchema("0002", ("fault", "engine_deaths")),
-    OldSchema("0003", ("engine_deaths",)),
+    OldSchema("0001", ("seed", "fault", "engine_deaths", *ROUTED)),
+    OldSchema("0002", ("fault", "engine_deaths", *ROUTED)),
+    OldSchema("0003", ("engine_deaths", *ROUTED)),
+    OldSchema("0004", ROUTED),
 ]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 import hypothesis.strategies as st
 import numpy as np
@@ -65,6 +63,7 @@ class Engines(RuleBasedStateMachine):
             self.pool.add()
         self.channel = Channel[RouterMessage](1)
         self.lane = EngineLane(self.channel, 1000)
+        self.lane.on_unsent = self.end_unsent
         self.store = RouteStore(Routing(block_size=BLOCK, prefill_budget=64, seed=1))
         self.posts = Posts()
         self.dispatch = Dispatch(self.store, self.pool, self.lane, self.posts, resume_on="any")
@@ -74,7 +73,6 @@ class Engines(RuleBasedStateMachine):
         self.taken: dict[int, Taken] = {}
         self.open: dict[int, Submit] = {}
         """Sequences that have not ended."""
-        self.aborted: set[int] = set()
         self.next_id = 1
 
     # ------------------------------------------------------------ what happens
@@ -106,7 +104,6 @@ class Engines(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         sequence_id = data.draw(st.sampled_from(sorted(self.open)))
-        self.aborted.add(sequence_id)
         self.lane.abort(sequence_id)
         self.send(*self.channel.take_nowait())
 
@@ -187,7 +184,12 @@ class Engines(RuleBasedStateMachine):
             del self.taken[sequence_id]
             self.end(sequence_id)
         self.loads_are_of_what_is_there()
-        assert (self.open, list(self.store.unrouted), self.store.sequences) == ({}, [], {})
+        assert (self.open, self.store.unrouted, self.store.sequences) == ({}, {}, {})
+
+    def end_unsent(self, sequence_id: int) -> None:
+        assert not self.up.keys() - self.closing, "an engine could have had it"
+        del self.open[sequence_id]
+        self.lane.mark_ended(sequence_id)
 
     def end(self, sequence_id: int) -> None:
         del self.open[sequence_id]
@@ -208,10 +210,8 @@ class Engines(RuleBasedStateMachine):
 
     @invariant()
     def each_is_in_one_place(self) -> None:
-        waiting: Sequence[Submit] = [
-            m for m in (*self.store.unrouted, *self.store.unrouted_resumed) if isinstance(m, Submit)
-        ]
-        places = [m.sequence_id for m in waiting] + [m.sequence_id for _, m in self.queued()] + [*self.taken]
+        places = [*self.store.unrouted, *self.store.unrouted_resumed]
+        places += [m.sequence_id for _, m in self.queued()] + [*self.taken]
         assert sorted(places) == sorted(self.open), "lost, doubled, or kept after its end"
 
     @invariant()

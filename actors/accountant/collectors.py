@@ -1,0 +1,156 @@
+"""Metric families with one series per engine, for `metrics.py`.
+
+The label `engine` appears once there have been several engines; until then there is one series, as of a server that
+has only one. What belongs to no engine, for example a request that was refused, has an empty label.
+
+What must always hold: counters never decrease, so an engine's stay when it is removed, and their sum over the engines
+is the server's. Not thread-safe: written and read in one thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import attrs
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+@attrs.define
+class EngineLabels:
+    """Which engines have series, and what they are labelled with."""
+
+    model_name: str
+    engines: dict[int, None]
+    """The ids of those there are, in order."""
+    is_shown: bool
+    """Whether there have been several."""
+
+    @classmethod
+    def of(cls, model_name: str, num_engines: int = 1) -> EngineLabels:
+        """Return the labels of a server's first engines."""
+        return cls(model_name, dict.fromkeys(range(num_engines)), is_shown=num_engines > 1)
+
+    def add(self, engine_id: int) -> None:
+        self.engines[engine_id] = None
+        self.is_shown |= len(self.engines) > 1
+
+    def remove(self, engine_id: int) -> None:
+        self.engines.pop(engine_id, None)
+
+    @property
+    def names(self) -> list[str]:
+        return ["model_name", "engine"] if self.is_shown else ["model_name"]
+
+    def values(self, engine_id: int | None) -> list[str]:
+        if not self.is_shown:
+            return [self.model_name]
+        return [self.model_name, "" if engine_id is None else str(engine_id)]
+
+    def series(self, with_values: Sequence[int | None]) -> list[int | None]:
+        """Return the engines to show: those there are, then others with values."""
+        shown: list[int | None] = [*self.engines]
+        return [*shown, *(engine_id for engine_id in with_values if engine_id not in self.engines)]
+
+
+class _Family(Collector):
+    """Numbers by engine and by the values of one other label, if there is one."""
+
+    def __init__(
+        self, name: str, text: str, labels: EngineLabels, label: str | None = None, values: Sequence[str] = ()
+    ) -> None:
+        """`values` are those of `label` that are shown even if they are 0."""
+        self._name = f"quipu:{name}"
+        self._text = text
+        self._labels = labels
+        self._label = label
+        self._shown = dict.fromkeys(values if label is not None else ("",))
+        self._numbers: dict[int | None, dict[str, float]] = {}
+
+    def value(self, engine_id: int | None, value: str = "") -> float:
+        return self._numbers.get(engine_id, {}).get(value, 0.0)
+
+    def _fill(
+        self, family: CounterMetricFamily | GaugeMetricFamily, numbers: dict[int | None, dict[str, float]]
+    ) -> None:
+        for engine_id in self._labels.series(list(numbers)):
+            of_engine = numbers.get(engine_id, {})
+            for value in {**self._shown, **of_engine}:
+                labels = self._labels.values(engine_id)
+                family.add_metric(labels if self._label is None else [*labels, value], of_engine.get(value, 0.0))
+
+    @property
+    def _label_names(self) -> list[str]:
+        return self._labels.names if self._label is None else [*self._labels.names, self._label]
+
+
+class EngineCounter(_Family):
+    """A counter. What is counted for no engine is not shown until it is counted."""
+
+    def inc(self, amount: float, engine_id: int | None, value: str = "") -> None:
+        of_engine = self._numbers.setdefault(engine_id, {})
+        of_engine[value] = of_engine.get(value, 0.0) + amount
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._label_names)
+        numbers = self._numbers
+        if not self._labels.is_shown:
+            total: dict[str, float] = {}
+            for of_engine in numbers.values():
+                for value, number in of_engine.items():
+                    total[value] = total.get(value, 0.0) + number
+            numbers = {0: total}
+        self._fill(family, numbers)
+        yield family
+
+
+class EngineGauge(_Family):
+    """A gauge of each engine that there is."""
+
+    def set(self, number: float, engine_id: int, value: str = "") -> None:
+        self._numbers.setdefault(engine_id, {})[value] = number
+
+    def forget(self, engine_id: int) -> None:
+        self._numbers.pop(engine_id, None)
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(self._name, self._text, labels=self._label_names)
+        self._fill(family, self._numbers)
+        yield family
+
+
+class BulkHistogram(Collector):
+    """A histogram that can observe many equal values at once.
+
+    For one value it takes a third of the client library's time.
+    """
+
+    def __init__(self, name: str, text: str, labels: EngineLabels, buckets: tuple[float, ...]) -> None:
+        self._name, self._text, self._labels = f"quipu:{name}", text, labels
+        self._bounds = buckets
+        self._numbers: dict[int | None, tuple[list[int], list[float]]] = {}
+        """By engine: how many were observed in each bucket, and their sum."""
+
+    def observe(self, number: float, count: int = 1, engine_id: int | None = None) -> None:
+        counts, total = self._numbers.get(engine_id) or self._numbers.setdefault(engine_id, self._nothing())
+        counts[bisect_left(self._bounds, number)] += count
+        total[0] += number * count
+
+    def _nothing(self) -> tuple[list[int], list[float]]:
+        return [0] * (len(self._bounds) + 1), [0.0]
+
+    def collect(self) -> Iterator[Metric]:
+        names = [*map(str, map(float, self._bounds)), "+Inf"]
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels.names)
+        numbers = self._numbers
+        if not self._labels.is_shown:
+            columns = zip(*(counts for counts, _ in numbers.values()), strict=True)
+            total = [sum(column) for column in columns] or self._nothing()[0]
+            numbers = {0: (total, [sum(its[0] for _, its in numbers.values())])}
+        for engine_id in self._labels.series(list(numbers)):
+            counts, sums = numbers.get(engine_id) or self._nothing()
+            buckets = list(zip(names, accumulate(counts), strict=True))
+            family.add_metric(self._labels.values(engine_id), buckets, sums[0])
+        yield family
