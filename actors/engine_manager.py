@@ -60,11 +60,12 @@ class EngineManager:
         """Of the wait for what each closing engine still serves."""
         self.hosts: dict[int, EngineHost] = {}
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the engines until cancelled. Raises EngineGivenUp when none is left that could serve."""
         async with trio.open_nursery() as self._tasks:
             for _ in range(self._config.num_engines):
                 self._start(may_fail_alone=False)
+            task_status.started()
             await trio.sleep_forever()
 
     def add(self, count: int) -> tuple[int, ...]:

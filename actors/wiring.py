@@ -215,7 +215,7 @@ async def open_runtime(
             ("accountant", run_accountant, entry_store.record_crash),
         ):
             nursery.start_soon(keep_running, start, deaths[actor], on_death)
-        nursery.start_soon(manager.run)
+        await nursery.start(manager.run)
         yield Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
         nursery.cancel_scope.cancel()
 
