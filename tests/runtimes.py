@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import cache
 from typing import Any
@@ -49,6 +50,8 @@ from quipu.kernels.fake import Dials, FakeBackend
 from tests.tiny import TINY
 
 BLOCK = 16
+num_engines = ContextVar("num_engines", default=1)
+"""How many engines a small runtime has if its test does not say."""
 
 
 def num_passes(executor: Executor) -> int:
@@ -75,6 +78,7 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
         "step_overhead_tokens": 0,  # even small prompts wait for one another
     }
     runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
+    runtime["num_engines"] = num_engines.get()
     for name, value in changes.items():
         (engine if name in engine_fields else runtime)[name] = value
     return RuntimeConfig(engine=EngineConfig(**engine), **runtime)

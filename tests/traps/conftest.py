@@ -1,0 +1,29 @@
+"""Runs the traps that open a runtime with one engine, and through the router of two."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.several_engines import engines, parametrize
+
+__all__ = ["engines"]
+
+ONE_ENGINE = {
+    "test_left_in_the_queue": "fills the only engine",
+    "test_violation_is_disputed": "looks at the cache of the engine that served",
+    "test_prefill_side_is_reported": "scripts the engine",
+    "test_silent_prefill_side": "scripts the engine",
+    "test_over_a_warm_cache": "a prompt that reads no cache may go to any engine, where nobody wrote it before",
+    "test_estimate_is_marked_and_never_billed": "scripts the engine",
+    "test_failed_loads": "scripts the engine",
+    "test_split_of_an_engine": "scripts the engine",
+    "test_same_prompt_again": "a prompt without a whole block to reuse may go to any engine",
+    "test_retry_after_a_server_failure": "kills the engine that served",
+    "test_ledger_keeps_the_true_numbers": "kills the engine that served",
+    "test_equal_prompts_at_once": "counts what prompts of one step compute beside each other",
+}
+"""Tests that need to know which engine serves, and why."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    parametrize(metafunc, ONE_ENGINE)
