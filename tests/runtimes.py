@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextvars import ContextVar
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 from unittest import mock

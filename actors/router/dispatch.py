@@ -115,13 +115,14 @@ class Dispatch:
         engine = store.engines.get(report.engine_id)
         if engine is None or engine.incarnation != report.incarnation or report.number <= engine.num_reports:
             return
-        engine.num_reports = report.number
+        # what is said of keys may be applied twice, but not left out, so that the number follows
         if report.is_cleared:
             self._clear(engine)
         if report.removed_keys:
             routing.on_removed(engine.slot, _cut(report.removed_keys))
         if report.stored_keys:
             routing.on_stored(engine.slot, _cut(report.stored_keys))
+        engine.num_reports = report.number
         if store.prefilling:
             self._note_prefills(report)
 

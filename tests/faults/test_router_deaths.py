@@ -1,0 +1,129 @@
+"""The router is killed, at any message and in the middle of handling it: every request is served, and counted once.
+
+Its successors go on from the route store, and what they know of engines' caches is what the engines have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.router.dispatch import Dispatch
+from quipu.actors.router.routing import Routing
+from quipu.kernels.fake import continuation
+from tests.actors.key_reader import committed_in
+from tests.prompts import prompt_of
+from tests.runtimes import Client, small_runtime, text_of
+from tests.traps.wire import samples, settle
+
+NUM_REQUESTS = 12
+TURNS = 2
+POINTS: dict[str, tuple[type, str]] = {
+    "at a prompt": (Dispatch, "handle_prompt"),
+    "at news": (Dispatch, "handle_news"),
+    "at a choice": (Routing, "route"),
+    "at keys": (Routing, "on_stored"),
+    "at a computed span": (Routing, "on_computed"),
+    "at an end": (Routing, "drop"),
+}
+
+
+class RouterKilledError(Exception):
+    """Planned."""
+
+
+class Killing:
+    """Raises at every other call of a method, before it or after it."""
+
+    def __init__(self, method: Callable[..., Any], *, before: bool) -> None:
+        self.method = method
+        self.before = before
+        self.num_calls = self.num_kills = 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.num_calls += 1
+        kills = self.num_calls % 2 == 1
+        self.num_kills += kills
+        if kills and self.before:
+            raise RouterKilledError
+        result = self.method(*arguments, **named)
+        if kills:
+            raise RouterKilledError
+        return result
+
+
+async def serve(client: Client) -> None:
+    """Serve many conversations at once, and check every answer and what the router knows afterwards."""
+
+    async def converse(index: int) -> None:
+        prompt = prompt_of(70, index)
+        for _ in range(TURNS):
+            answer = await client.ask(prompt, max_tokens=10, n=1 + index % 2)
+            tokens = continuation(prompt, 10)
+            assert answer.error is None
+            assert set(answer.texts.values()) == {text_of(tokens)}
+            record = answer.record
+            assert record.outcome is Outcome.FINISHED and not record.disputed
+            assert record.completion_tokens == 10 * (1 + index % 2)
+            prompt = [*prompt, *tokens]
+
+    async with trio.open_nursery() as nursery:
+        for index in range(NUM_REQUESTS):
+            nursery.start_soon(converse, index)
+    await settle(client)
+    routes = client.runtime.route_store
+    for seat, engine in zip(client.runtime.desk.engines(), client.engines, strict=True):
+        slot = routes.engines[seat.engine_id].slot
+        assert routes.routing.index.keys_of(slot) == committed_in(engine.block_manager.pool)
+    found = samples(client)
+    assert found['requests_total{outcome="finished"}'] == NUM_REQUESTS * TURNS
+    assert found["usage_disputed_total"] == 0
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_killed_everywhere(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    """With a death at every message of a kind, all requests are served as without any."""
+    owner, name = POINTS[point]
+    kill = Killing(getattr(owner, name), before=True)
+    monkeypatch.setattr(owner, name, lambda *arguments, **named: kill(*arguments, **named))
+    async with small_runtime(num_engines=2) as client:
+        await serve(client)
+        assert client.runtime.desk.actor_restarts()["router"] == kill.num_kills > NUM_REQUESTS
+
+
+@pytest.mark.parametrize("point", ["at keys", "at a choice"])
+async def test_killed_after(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    """The same where it dies after it has done a part."""
+    owner, name = POINTS[point]
+    kill = Killing(getattr(owner, name), before=False)
+    monkeypatch.setattr(owner, name, lambda *arguments, **named: kill(*arguments, **named))
+    async with small_runtime(num_engines=2) as client:
+        await serve(client)
+        assert kill.num_kills > NUM_REQUESTS
+
+
+async def test_prompt_that_always_kills(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes to the next engine in turn, and is served; so are all others."""
+    poison = prompt_of(70, 66)
+    route = Routing.route
+
+    def die_of_poison(self: Routing, keys: Any, num_tokens: int, *rest: Any, **named: Any) -> Any:
+        if num_tokens == len(poison) + 1:
+            raise RouterKilledError
+        return route(self, keys, num_tokens, *rest, **named)
+
+    monkeypatch.setattr(Routing, "route", die_of_poison)
+    async with small_runtime(num_engines=2) as client:
+
+        async def ask_poison() -> None:
+            answer = await client.ask([*poison, 7], max_tokens=4)
+            assert answer.texts[0] == text_of(continuation([*poison, 7], 4))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, client)
+            nursery.start_soon(ask_poison)
+        assert client.runtime.desk.actor_restarts()["router"] == 2
