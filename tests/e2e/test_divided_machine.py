@@ -97,12 +97,12 @@ def test_two_engines_divide_the_machine(tmp_path: Path, monkeypatch: pytest.Monk
         assert cpus_of(again[1]) == second
         assert last_ready(server)[1]["kv_cache_bytes"] == pytest.approx(found[1]["kv_cache_bytes"], rel=0.1)
 
-        # the third has the part of the first, once that is gone
-        assert httpx.delete(f"{server.url}/v1/admin/engines/0", timeout=PATIENCE_S).status_code == 202
-        wait_engines(server, 1)
+        # the third has the part of the second, once that is gone
+        assert httpx.delete(f"{server.url}/v1/admin/engines/1", timeout=PATIENCE_S).status_code == 202
+        wait_engines(server, 0)
         assert server.post("/v1/admin/engines", {"count": 1}).status_code == 202
-        wait_engines(server, 1, 2)
-        assert cpus_of(engine_pids(server)[2]) == first
+        wait_engines(server, 0, 2)
+        assert cpus_of(engine_pids(server)[2]) == second
 
 
 def test_caches_that_do_not_fit(tmp_path: Path) -> None:
