@@ -30,6 +30,8 @@ class KvEventsConfig:
     """Batches that may wait for one subscriber, which misses those beyond."""
     max_queue_size: int = 100_000
     """Batches that may wait for the thread that sends them."""
+    rank: int = 0
+    """The engine's number, in every batch."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,7 +56,7 @@ class EngineConfig:
         "--kv-cache-memory-bytes",
         reader="size",
         metavar="SIZE",
-        help="memory for the KV cache, for example 4GiB",
+        help="memory for the KV cache of each engine, for example 4GiB",
         resolved="room for sixteen of the longest prompts, in 4GiB or less; docs/loading.md",
     )
     memory_utilization: float | None = setting(
@@ -63,14 +65,14 @@ class EngineConfig:
         above=0,
         maximum=1,
         metavar="SHARE",
-        help="share of the device's memory (a CPU's, too) for weights, activations and KV cache together",
+        help="share of the device's memory (a CPU's, too) for weights, activations and KV cache of all engines on it",
     )
     num_blocks: int | None = setting(
         None,
         "--num-blocks",
         "--num-gpu-blocks-override",
         minimum=1,
-        help="number of KV blocks, including the null block, whatever memory they take",
+        help="number of KV blocks of each engine, including the null block, whatever memory they take",
         resolved="as many as fit into the memory for the KV cache",
     )
     max_model_len: int = setting(
@@ -91,8 +93,8 @@ class EngineConfig:
         None,
         "--threads",
         minimum=1,
-        help="number of compute threads",
-        resolved="OMP_NUM_THREADS, else the number of CPUs that this process may use",
+        help="number of compute threads of each engine",
+        resolved="OMP_NUM_THREADS, else the number of CPUs that this engine may use",
     )
     max_num_seqs: int = setting(256, "--max-num-seqs", minimum=1, help="maximum number of sequences in one step")
     max_num_batched_tokens: int = setting(
@@ -177,6 +179,12 @@ class EngineConfig:
     fake_replies: str | None = setting(None, "--fake-replies", group="executor")
     """Fake executor: a JSON file with the token ids to sample, by a token that the sequence contains, -1 being any."""
     eos_token_ids: tuple[int, ...]
+    cpus: tuple[int, ...] | None = None
+    """CPUs that the engine's process is pinned to, before it loads torch; None: not pinned."""
+    num_sharing: int = 1
+    """Engines that share the memory of this one's device, this one included."""
+    memory_share: int | None = None
+    """Bytes of the host's memory that this engine may hold in all, weights included; None: what is free."""
     may_shorten: bool = False
     """Whether `max_model_len` may be reduced to what the KV cache has room for: the operator did not set it."""
     max_steps_in_flight: int = 2

@@ -43,6 +43,8 @@ from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
 from .detokenizer.text_store import DetokenizerMessage, TextStore
 from .engine_manager import EngineManager, MakeHost
+from .engine_shares import EngineShares
+from .machine_parts import available_memory, read_machine
 from .messages.accountant import Unsent
 from .processes.process_host import ProcessHost
 from .request_desk.desk import RequestDesk
@@ -108,12 +110,14 @@ async def open_runtime(
     make_detokenizer: Callable[..., Detokenizer] = Detokenizer,
     make_renderer: MakeRenderer = ChatPool,
     encode_apart: bool = False,
+    forget_host: Callable[[int], object] = lambda engine_id: None,
 ) -> AsyncIterator[Runtime]:
     """Run the web process's actors and the engines of `make_host`, by id, until the block is left.
 
     Usage records go to `journal`; without one they are not kept. `make_accountant`, `make_tokenizer` and
     `make_detokenizer` are called for each start of their actor. `encode_apart`: encode long texts, and check large
-    grammars, in processes of their own instead of threads. Raises CheckpointError for an unusable tokenizer or chat
+    grammars, in processes of their own instead of threads. `forget_host(engine_id)` is called when an engine has been
+    removed. Raises CheckpointError for an unusable tokenizer or chat
     template, the latter inside exception groups.
     """
     journal = NoJournal() if journal is None else journal
@@ -200,8 +204,12 @@ async def open_runtime(
         metrics.add_engine(seat.engine_id)
         metrics.set_blocks(seat.engine_id, total=seat.num_blocks, free=seat.num_blocks, cached=0)
 
+    def show_removed(engine_id: int) -> None:
+        metrics.forget_engine(engine_id)
+        forget_host(engine_id)
+
     desk.control = manager = EngineManager(
-        config, make_host, desk, accounts, routes, show_ready=show_ready, show_removed=metrics.forget_engine
+        config, make_host, desk, accounts, routes, show_ready=show_ready, show_removed=show_removed
     )
 
     async with trio.open_nursery() as nursery:
@@ -235,17 +243,20 @@ def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callabl
 
 
 def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
-    """Run each engine in a process of its own. Returns an async context manager that yields a `Runtime`."""
+    """Run each engine in a process of its own. Returns an async context manager that yields a `Runtime`.
+
+    Raises CheckpointError for settings that several engines cannot share.
+    """
     environment = dict(os.environ)
     # read by libgomp when torch loads: threads that spin would take CPU time from others and wait for them
     environment.setdefault("GOMP_SPINCOUNT", "10000")
-    if config.engine.num_threads is not None:
-        environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)  # if it is not set, the backend decides
+    shares = EngineShares(config, read_machine(environment), environment, available_memory)
 
-    def make_host(_: int) -> ProcessHost:
-        return ProcessHost(config.engine, environment, step_timeout_s=config.step_timeout_s)
+    def make_host(engine_id: int) -> ProcessHost:
+        share = shares.take(engine_id)
+        return ProcessHost(share.config, share.environment, step_timeout_s=config.step_timeout_s)
 
-    return open_runtime(config, info, make_host, journal=journal, encode_apart=True)
+    return open_runtime(config, info, make_host, journal=journal, encode_apart=True, forget_host=shares.release)
 
 
 __all__ = ["AccountantMessage", "Runtime", "open_runtime", "single_loop", "split"]

@@ -89,6 +89,10 @@ class BackendConfig:
     kv_memory: KVMemory = KVMemory()
     may_shorten: bool = False
     """Whether a `max_model_len` that does not fit into the cache is shortened instead of refused."""
+    num_sharing: int = 1
+    """Engines that share the device's memory, this one included: each sizes itself as one of so many."""
+    memory_share: int | None = None
+    """Bytes of the host's memory that this process may hold in all, if it computes there; None: what is free."""
     determinism: str = "auto"
     """`strict`, `fast`, or `auto`: strict if that costs nothing."""
 

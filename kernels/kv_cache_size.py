@@ -3,6 +3,10 @@
 A backend calls `plan_memory` once, after loading its weights and before allocating its cache, and exposes the result as
 `Backend.memory_plan`, from which block manager, scheduler, metrics and `/server_info` take the number of blocks.
 
+Several engines may share a device's memory. None looks at what the others hold, which changes while they load and while
+their caches fill: each keeps to its own share (`memory_share`, measured before the first of them was started), and to
+one part in `num_sharing` of what is a share of the whole memory.
+
 What must always hold: a cache that cannot hold one sequence of the maximum length is refused, unless that length may be
 shortened; and the cache never exceeds the available memory.
 """
@@ -41,6 +45,13 @@ class DeviceMemory:
     """Returns the device's memory. Called after the profile run, if there is one."""
     default: KVMemory = attrs.field(factory=KVMemory)
     """Used if the operator has set nothing. If empty: a size that leaves memory for other processes."""
+    share: int | None = None
+    """What this process may hold in all; None: what is available."""
+
+    def available(self) -> int:
+        """Return what can be allocated now, within the share."""
+        available = self.memory().available
+        return available if self.share is None else min(available, max(0, self.share - self.held))
 
 
 @attrs.frozen
@@ -75,8 +86,17 @@ def plan_memory(config: BackendConfig, device: DeviceMemory) -> MemoryPlan:
     )
 
 
-def check_weights_fit(num_bytes: int, memory: Memory) -> None:
-    """Raises ValueError if weights exceed the available memory: the process would be killed while loading."""
+def check_weights_fit(num_bytes: int, memory: Memory, *, num_sharing: int = 1, share: int | None = None) -> None:
+    """Raises ValueError if weights exceed the available memory: the process would be killed while loading.
+
+    Every engine has a copy of its own: in the layout of its kernels, in which no file has them. `share` is the part of
+    the memory that this one of `num_sharing` may hold.
+    """
+    if share is not None and num_bytes > share:
+        raise ValueError(
+            f"the weights take {show(num_bytes)} of memory in each of {num_sharing} engines, and {show(share)} of "
+            f"{show(memory.total)} are available to each: lower --engines"
+        )
     if num_bytes > memory.available:
         raise ValueError(
             f"the weights take {show(num_bytes)} of memory, and {show(memory.available)} of {show(memory.total)} are "
@@ -93,15 +113,16 @@ def _choose(config: BackendConfig, device: DeviceMemory) -> _Choice:
     workspace = device.profile()
     memory = device.memory()
     if asked.utilization is not None:
-        num_bytes = int(memory.total * asked.utilization) - device.held - workspace
+        num_bytes = int(memory.total * asked.utilization) // config.num_sharing - device.held - workspace
         said = (
-            f"--gpu-memory-utilization {asked.utilization:g} of {show(memory.total)}, less {show(device.held)} held "
-            f"and {show(workspace)} for the largest pass,"
+            f"--gpu-memory-utilization {asked.utilization:g} of {show(memory.total)}{_each(config)}, less "
+            f"{show(device.held)} held and {show(workspace)} for the largest pass,"
         )
         return _Choice(max(0, num_bytes) // device.block_bytes, said, workspace)
     enough = 1 + DEFAULT_CONTEXTS * _num_blocks(config)
-    num_bytes = min(DEFAULT_BYTES, memory.total // 4, memory.available // 2)
-    return _Choice(min(enough, num_bytes // device.block_bytes), f"the default of {show(num_bytes)}", workspace)
+    num_bytes = min(DEFAULT_BYTES, memory.total // 4 // config.num_sharing, device.available() // 2)
+    said = f"the default of {show(num_bytes)}{_each(config)}"
+    return _Choice(min(enough, num_bytes // device.block_bytes), said, workspace)
 
 
 def _check(config: BackendConfig, device: DeviceMemory, choice: _Choice, longest: int) -> None:
@@ -114,12 +135,17 @@ def _check(config: BackendConfig, device: DeviceMemory, choice: _Choice, longest
             f"{config.block_size} tokens, one of them the null block): give it --kv-cache-memory {show(needed)} or "
             f"more{shorter}"
         )
-    available = device.memory().available
+    available = device.available()
     if choice.num_blocks * device.block_bytes > available:
         raise ValueError(
             f"{choice.said} asks for {show(choice.num_blocks * device.block_bytes)} of KV cache, and {show(available)} "
-            f"of memory is available: lower it"
+            f"of memory is available{_each(config)}: lower it"
         )
+
+
+def _each(config: BackendConfig) -> str:
+    """Return words to follow an amount of memory of which there is one for each engine."""
+    return f" for each of {config.num_sharing} engines (--engines)" if config.num_sharing > 1 else ""
 
 
 def _num_blocks(config: BackendConfig) -> int:

@@ -30,6 +30,8 @@ def load_executor(config: EngineConfig) -> Executor:
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_memory=KVMemory(config.kv_cache_bytes, config.memory_utilization),
         may_shorten=config.may_shorten,
+        num_sharing=config.num_sharing,
+        memory_share=config.memory_share,
         determinism=config.determinism,
     )
     backend = load_backend(config.executor, backend_config)

@@ -26,7 +26,6 @@ from .event_log import END_OF_REPLAY, SEQUENCE_BYTES, BatchQueue, EventBatch, Ev
 
 log = structlog.get_logger("quipu.kv_events")
 
-DATA_PARALLEL_RANK = 0
 CLOSING_S = 0.5
 """How long `close` waits for subscribers to take the last batches."""
 MAX_REQUEST_BYTES = 64
@@ -39,6 +38,7 @@ class EventPublisher:
     def __init__(self, config: KvEventsConfig, events: EventLog) -> None:
         """Open the sockets. Raises KvEventsError."""
         self._events = events
+        self._rank = config.rank
         self._encoder = msgspec.msgpack.Encoder()
         self._topic = config.topic.encode()
         self._lock = threading.Lock()  # held for a copy of a queue at most
@@ -78,7 +78,7 @@ class EventPublisher:
         events = self._events.take()
         if not events:
             return
-        payload = self._encoder.encode(EventBatch(time.time(), events, DATA_PARALLEL_RANK))
+        payload = self._encoder.encode(EventBatch(time.time(), events, self._rank))
         with self._lock:
             self._queue.append(payload)
             num_dropped = self._queue.num_dropped

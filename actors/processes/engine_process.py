@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import sys
 import threading
@@ -34,6 +35,17 @@ def bind_to_parent(descriptor: int) -> None:
     threading.Thread(target=end_with_parent, args=(descriptor, _end_late), name="parent", daemon=True).start()
 
 
+def pin(config_json: str) -> None:
+    """Keep this process, and the threads that torch will start, to the CPUs that its configuration names.
+
+    If these are no longer there, it runs on whichever it may: slower, and with the same results.
+    """
+    cpus = json.loads(config_json).get("cpus")
+    if cpus is not None:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cpus)
+
+
 def be_killed_first() -> None:
     """Have the kernel choose this process and not its parent, which keeps the books, if memory runs out."""
     score = Path("/proc/self/oom_score_adj")
@@ -48,6 +60,7 @@ def _end_late(code: int) -> None:
 
 def main(argv: list[str]) -> None:
     """Run the engine; does not return."""
+    pin(argv[3])  # first: threads inherit it
     bind_to_parent(int(argv[0]))
     be_killed_first()
     try:

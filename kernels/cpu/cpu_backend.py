@@ -69,7 +69,8 @@ class CpuBackend:
                 config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
             )
             _check_supported(model_config, dtype)
-            check_weights_fit(source.expected_bytes, memory())
+            share = config.memory_share
+            check_weights_fit(source.expected_bytes, memory(), num_sharing=config.num_sharing, share=share)
             weights = PackedWeights(source, self._library)
             model = family.build(model_config, weights, config.max_model_len)
             # A tied head may be stored nevertheless; it equals the embedding.
@@ -126,6 +127,7 @@ class CpuBackend:
                 held=resident(),
                 profile=profile,
                 memory=memory,
+                share=share,
             ),
         )
         set_up(self._memory_plan.num_blocks)

@@ -58,7 +58,8 @@ class ReferenceBackend:
                 dtype=config.dtype,
                 held_in=torch.float32,
             )
-            check_weights_fit(weights.expected_bytes, memory())
+            share = config.memory_share
+            check_weights_fit(weights.expected_bytes, memory(), num_sharing=config.num_sharing, share=share)
             self._model = family.build(model_config, weights, config.max_model_len)
             # A tied head may be stored nevertheless; it equals the embedding.
             weights.check_all_used(
@@ -83,6 +84,7 @@ class ReferenceBackend:
                 held=resident(),
                 profile=partial(self._profile, config, model_config.vocab_size),
                 memory=memory,
+                share=share,
             ),
         )
         self.cache = KVCache(self._memory_plan.num_blocks, block)

@@ -17,6 +17,9 @@ from ..machine import Memory
 
 _cuda: Any = torch.cuda  # torch does not type all of it
 
+CONTEXT_BYTES = 768 << 20
+"""What a process holds of a GPU beside torch's tensors, at most: the CUDA context, loaded kernels, cuBLAS."""
+
 
 class Event(Protocol):
     """A point in the device's queue of work."""
@@ -51,8 +54,8 @@ class Device(Protocol):
 
     def memory(self) -> Memory: ...
 
-    def held(self) -> int:
-        """Return how many bytes of the device's memory this process holds."""
+    def held(self, num_sharing: int) -> int:
+        """Return how many bytes of the device's memory this process holds, one of so many that share it."""
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
@@ -109,7 +112,9 @@ class CudaDevice:
         unused = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
         return Memory(total, free + unused)
 
-    def held(self) -> int:
+    def held(self, num_sharing: int) -> int:
+        if num_sharing > 1:  # what the others hold is theirs, and not told apart from a context's memory
+            return int(torch.cuda.memory_allocated(self.torch_device)) + CONTEXT_BYTES
         free, total = torch.cuda.mem_get_info(self.torch_device)
         unused = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
         return total - free - unused  # memory of other processes counts as ours: it is not available either
@@ -162,7 +167,7 @@ class CpuDevice:
     def memory(self) -> Memory:
         return machine.memory()
 
-    def held(self) -> int:
+    def held(self, num_sharing: int) -> int:
         return machine.resident()
 
     def peak_of(self, run: Callable[[], object]) -> int:

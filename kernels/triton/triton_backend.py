@@ -20,7 +20,7 @@ from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache
-from ..kv_cache_size import DeviceMemory, plan_memory
+from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
 from ..profile_run import NUM_BLOCKS, largest_pass
@@ -74,6 +74,10 @@ class TritonBackend:
             source, dtype = open_weights(
                 config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
             )
+            if config.num_sharing > 1:
+                memory = device.memory()
+                share = memory.total // config.num_sharing
+                check_weights_fit(source.expected_bytes, memory, num_sharing=config.num_sharing, share=share)
             if dtype == torch.float32:
                 # without tensor cores a tile of many rows needs too many registers
                 self._tiles = shared_tile(self._tiles)
@@ -104,7 +108,7 @@ class TritonBackend:
                 DeviceMemory(
                     block_bytes=self._block.num_bytes,
                     weights_bytes=weights.num_bytes,
-                    held=device.held(),
+                    held=device.held(config.num_sharing),
                     profile=lambda: device.peak_of(lambda: self.step(largest_pass(config))),
                     memory=device.memory,
                     default=device.default_kv_memory,

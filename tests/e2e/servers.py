@@ -205,12 +205,12 @@ def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
     try:
         server.wait_listening()
         server.wait_ready()
-        engine_pid = server.engine_pid()
+        engine_pids = eventually(server.engines, "the web process has an engine")
         yield server
         if process.poll() is None:
-            engine_pid = server.engine_pid()  # it may have been restarted
+            engine_pids = eventually(server.engines, "it has one still")  # they may have been restarted
             assert server.stop() == exit_code, server.log_text
-        eventually(lambda: has_ended(engine_pid), "the engine process ends")
+        eventually(lambda: all(map(has_ended, engine_pids)), "the engine processes end")
     finally:
         if process.poll() is None:
             process.kill()

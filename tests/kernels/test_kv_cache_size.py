@@ -11,7 +11,7 @@ import torch
 
 from quipu.kernels.backend import KVMemory, MemoryPlan
 from quipu.kernels.kv_cache import BlockShape
-from quipu.kernels.kv_cache_size import DeviceMemory, plan_memory
+from quipu.kernels.kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from quipu.kernels.load import load_backend
 from quipu.kernels.machine import Memory
 from tests.kernels.cpu.cpu_backends import needs_kernels
@@ -31,6 +31,8 @@ def pool_of(
     total: int = 16 * GIB,
     available: int = 12 * GIB,
     default: KVMemory | None = None,
+    num_sharing: int = 1,
+    share: int | None = None,
 ) -> MemoryPlan:
     """Plan a device with 2 GiB in use, where a block of 16 tokens takes 1 MiB and the largest pass 1 GiB."""
     config = backend_config(
@@ -39,6 +41,7 @@ def pool_of(
         max_model_len=max_model_len,
         kv_memory=kv_memory or KVMemory(),
         may_shorten=may_shorten,
+        num_sharing=num_sharing,
     )
     device = DeviceMemory(
         block_bytes=MIB,
@@ -47,6 +50,7 @@ def pool_of(
         profile=lambda: GIB,
         memory=lambda: Memory(total, available),
         default=default or KVMemory(),
+        share=share,
     )
     return plan_memory(config, device)
 
@@ -71,6 +75,42 @@ def pool_of(
 def test_number_of_blocks(settings: dict[str, Any], num_blocks: int) -> None:
     """An explicit setting takes precedence; a default never fills the machine."""
     assert pool_of(may_shorten=True, **settings).num_blocks == num_blocks
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_blocks"),
+    [
+        # half of what is left of the share, of which the process holds 2 GiB
+        ({"num_sharing": 2, "share": 5 * GIB}, 1536),
+        ({"num_sharing": 4, "share": 3 * GIB}, 512),
+        # a quarter of all memory is divided, too
+        ({"num_sharing": 4, "share": 16 * GIB, "total": 8 * GIB}, 512),
+        # others have taken what the share promised
+        ({"num_sharing": 2, "share": 5 * GIB, "available": GIB}, 512),
+        ({"num_sharing": 2, "share": 5 * GIB, "kv_memory": KVMemory(utilization=0.5)}, (4 - 2 - 1) * 1024),
+        # what is said in blocks or bytes is each engine's
+        ({"num_sharing": 2, "share": 5 * GIB, "num_blocks": 77}, 77),
+        ({"num_sharing": 2, "share": 5 * GIB, "kv_memory": KVMemory(num_bytes=3 * GIB)}, 3072),
+    ],
+)
+def test_number_of_blocks_of_several_engines(settings: dict[str, Any], num_blocks: int) -> None:
+    """Each of several engines keeps to its share, whatever the others have taken of theirs so far."""
+    assert pool_of(may_shorten=True, max_model_len=65_536, **settings).num_blocks == num_blocks
+
+
+def test_shares_fit_together() -> None:
+    """Whatever is free when each of them looks, the caches of several engines and the rest fit into what was free."""
+    free = 12 * GIB
+    for num_sharing in (2, 3, 5):
+        for available in (free, 8 * GIB, 4 * GIB):
+            plan = pool_of(
+                num_sharing=num_sharing,
+                share=free // num_sharing,
+                available=available,
+                max_model_len=65_536,
+                may_shorten=True,
+            )
+            assert num_sharing * (2 * GIB + plan.num_blocks * MIB) <= free
 
 
 def test_profile_runs_only_if_needed() -> None:
@@ -104,12 +144,28 @@ def test_profile_runs_only_if_needed() -> None:
             {"kv_memory": KVMemory(utilization=1.0), "available": 4 * GIB},
             r"asks for 13.00GiB .* 4.00GiB of memory is available",
         ),
+        (
+            {"kv_memory": KVMemory(num_bytes=4 * GIB), "num_sharing": 2, "share": 5 * GIB},
+            r"asks for 4.00GiB .* 3.00GiB of memory is available for each of 2 engines \(--engines\): lower it",
+        ),
+        ({"num_sharing": 6, "share": 2 * GIB}, r"the default of 0 for each of 6 engines \(--engines\) gives 0"),
     ],
 )
 def test_refused(settings: dict[str, Any], named: str) -> None:
     """Refuse a size below one sequence of maximum length or above the memory; name the required size and the flag."""
     with pytest.raises(ValueError, match=named):
         pool_of(**settings)
+
+
+def test_copies_of_weights() -> None:
+    """Weights that fit once and not into each engine's share are refused, naming --engines."""
+    memory = Memory(total=16 * GIB, available=12 * GIB)
+    check_weights_fit(7 * GIB, memory)
+    check_weights_fit(6 * GIB, memory, num_sharing=2, share=6 * GIB)
+    with pytest.raises(ValueError, match=r"take 7.00GiB .* in each of 2 engines, and 6.00GiB of 16.00GiB .*--engines"):
+        check_weights_fit(7 * GIB, memory, num_sharing=2, share=6 * GIB)
+    with pytest.raises(ValueError, match=r"take 13.00GiB of memory, and 12.00GiB of 16.00GiB are available"):
+        check_weights_fit(13 * GIB, memory)
 
 
 def test_default_max_model_len_is_shortened(caplog: pytest.LogCaptureFixture) -> None:

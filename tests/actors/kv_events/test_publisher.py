@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import zmq
 from structlog.testing import capture_logs
@@ -18,7 +19,7 @@ from quipu.actors.executor.loading import load_executor
 from quipu.actors.kv_events.event_log import EventLog, KvEventsError
 from quipu.actors.kv_events.publisher import EventPublisher
 from quipu.actors.shared.block_keys import chain_keys
-from tests.kv_mirror import END, Subscriber
+from tests.kv_mirror import END, PATIENCE_S, Subscriber
 from tests.runtimes import runtime_config
 
 SIZE = 4
@@ -218,6 +219,19 @@ def test_connecting(cache: Cache) -> None:
     assert caller.publisher.replay_endpoint is None
     caller.publisher.close()
     context.destroy(linger=0)
+
+
+def test_rank() -> None:
+    """Every batch has the engine's number, by which a subscriber of several tells them apart."""
+    cache = Cache(rank=3)
+    cache.grow()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.rcvtimeo = round(PATIENCE_S * 1000)
+        dealer.connect(cache.publisher.replay_endpoint)
+        dealer.send_multipart([b"", bytes(8)])
+        payload = dealer.recv_multipart()[3]
+    cache.publisher.close()
+    assert msgspec.msgpack.decode(payload)[2] == 3
 
 
 def test_off_by_default() -> None:
