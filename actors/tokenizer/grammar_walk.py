@@ -16,8 +16,10 @@ from ..shared.grammar_library import MAX_MASK_S, GrammarError, GrammarLibrary, G
 
 WALKS = (4, 4, 4, 12)
 """Tokens of each, 24 in all: for a schema of some properties their masks take half a millisecond."""
-MAX_WALKS_S, WALKS_PER_COMPILING = 0.05, 3.0
-"""Processor time after which no more tokens are drawn: so much, and so many times what compiling took."""
+MAX_WALKS_S = 0.02
+"""Processor time after which no more tokens are drawn, beside `WALKS_PER_COMPILING`."""
+WALKS_PER_COMPILING = 3.0
+"""So many times what compiling took."""
 _ATTEMPTS = 3
 _FEW_WORDS = 8
 """Of a mask, among which every other token is drawn: the low ids are single characters, which end strings and names."""
