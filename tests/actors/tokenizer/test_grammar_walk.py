@@ -9,7 +9,7 @@ import pytest
 
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
-from quipu.actors.shared.grammar_library import MAX_MASK_S, Matcher
+from quipu.actors.shared.grammar_library import MAX_MASK_S, Matcher, Words
 from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from quipu.actors.tokenizer.grammar_walk import WALKS
 from tests.grammars import EOS, PARAM, PERSON, UNION, regex, schema, tiny_grammars
@@ -59,8 +59,8 @@ class StepClock:
 def with_masks_of(monkeypatch: pytest.MonkeyPatch, mask_s: Sequence[float]) -> StepClock:
     clock, fill = StepClock([0.0, *mask_s]), Matcher.fill  # the first mask is a part of compiling
 
-    def fill_and_advance(matcher: Matcher, words_W: object) -> None:
-        fill(matcher, words_W)  # type: ignore[arg-type]  # passed on as it is
+    def fill_and_advance(matcher: Matcher, words_W: Words) -> None:
+        fill(matcher, words_W)
         clock.advance()
 
     monkeypatch.setattr(Matcher, "fill", fill_and_advance)
