@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -16,6 +17,7 @@ from tests.grammars import EOS, PARAM, PERSON, UNION, regex, schema, tiny_gramma
 
 NAMES = [f"p{number}" for number in range(1000)]
 KINDS_OF_LISTS = [{"type": "array", "items": {"const": number}} for number in range(900)]
+WIDE = {"type": "object", "properties": {name: {"type": "integer"} for name in NAMES}, "required": NAMES[:1]}
 LISTS = {"type": "array", "items": {"anyOf": KINDS_OF_LISTS}}
 JSON_IN_GBNF = """
 root   ::= object
@@ -96,6 +98,8 @@ def test_wide_recursion_is_refused(spec: GrammarSpec) -> None:
                 "required": [*p],
             }
         ),
+        schema(WIDE),
+        lark(f"start: %json {json.dumps(WIDE)}"),
         schema({"type": "array", "items": {"enum": [f"value {i}" for i in range(4000)]}}),
         schema({"type": "array", "items": {"anyOf": KINDS_OF_LISTS[:200]}}),
         regex(r"(\d{3}-){2}\d{4}"),
