@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ PERSON = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
+LATE_DIGITS = 100
 UNION = {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 3}]}
 
 
@@ -36,6 +38,13 @@ def schema(value: Any) -> GrammarSpec:
 
 def regex(pattern: str) -> GrammarSpec:
     return GrammarSpec(GrammarKind.REGEX, pattern, PARAM)
+
+
+def costly_later() -> GrammarSpec:
+    """Return a grammar that is cheap for so long that nothing is found when it is checked, and then too complex."""
+    letters = [f"/{letter}+/ many" for letter in string.ascii_lowercase]
+    source = f"start: /[0-9]{{{LATE_DIGITS}}}/ many\nmany: {' | '.join(letters)}"
+    return GrammarSpec(GrammarKind.LARK, source, PARAM)
 
 
 @cache

@@ -8,12 +8,14 @@ the masks of a step in a thread of its own, with the GIL released, while the bac
     otherwise:                        opening ids, then as in the first line; or the answer at once
 
 What must always hold: a mask depends on the grammar and on the sequence's outputs alone, so that it is the same after a
-preemption; a sequence whose grammar fails says why, and no other does; only the thread of `GrammarMasks` uses matchers.
+preemption; a sequence whose grammar fails says why, and no other does; only the thread of `GrammarMasks` uses matchers;
+masks that take too long end their own sequence: one mask by the library's limits, many by `MAX_DEBT_S`.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,12 +27,22 @@ import numpy as np
 from quipu.kernels.reasoning_budget import Finder
 
 from ..messages.sampling import OutputGrammar
-from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Words, regex_grammar
+from ..shared.grammar_library import (
+    MAX_MASK_S,
+    GrammarError,
+    GrammarLibrary,
+    GrammarTooComplex,
+    Matcher,
+    Words,
+    regex_grammar,
+)
 
 MAX_COMPILED = 64
 """Grammars kept for later sequences."""
 MAX_GAP = 2
 """Tokens of white space that may stand between reasoning and answer, each of up to eight characters."""
+MAX_DEBT_S = 0.1
+"""By how much the masks of a sequence may exceed `MAX_MASK_S` for each of its tokens, before it fails."""
 _WHITE_SPACE = regex_grammar(r"[ \n\r\t]{1,8}")
 
 Mask = bytes | str
@@ -56,6 +68,8 @@ class SequenceGrammar:
         self.num_followed = 0
         """Tokens of the answer that the matcher or the gap has taken."""
         self.has_begun = False
+        self.debt_s = 0.0
+        """Processor time of its masks beyond `MAX_MASK_S` for each token; none is saved up for later ones."""
         for token_id in output_token_ids:
             self.add_output(token_id)
 
@@ -106,7 +120,11 @@ class NoMasks:
 class GrammarMasks:
     """Compiles the grammars of one engine, and computes masks."""
 
-    def __init__(self, library: GrammarLibrary, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, library: GrammarLibrary, eos_token_ids: tuple[int, ...], clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        """`clock`: seconds of processor time of the thread that calls it."""
+        self._clock = clock
         self._library = library
         self._eos = library.end_mask
         self._any_but_end = (~library.end_mask).tobytes()
@@ -151,11 +169,15 @@ class GrammarMasks:
         if grammar.is_reasoning:
             return self._any_but_end
         words_W = np.zeros(self._library.num_words, np.uint32)
+        num_tokens, began = max(1, len(grammar.answer) - grammar.num_followed), self._clock()
         try:
             if grammar.matcher is None:
                 grammar.matcher = compiled.result().copy()
             if (matcher := self._follow(grammar, grammar.matcher)) is not None:
                 matcher.fill(words_W)
+            grammar.debt_s = max(0.0, grammar.debt_s + self._clock() - began - num_tokens * MAX_MASK_S)
+            if grammar.debt_s > MAX_DEBT_S:
+                raise GrammarTooComplex(f"its tokens take more than {MAX_MASK_S * 1e3:.0f} ms each to find")
         except GrammarError as error:
             return f"The output cannot match its grammar any more: {error}."
         if not self._can_end or (not grammar.ends_early and (words_W & ~self._eos).any()):

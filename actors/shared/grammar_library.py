@@ -8,11 +8,12 @@ The tokenizer checks a request's grammar with it (`tokenizer/grammar_check.py`);
   release it.
 - Once a grammar can neither go on nor fail, its mask holds the tokens that end a sequence.
 
-What must always hold: what one grammar may cost is bounded by `_LIMITS`.
+What must always hold: what one grammar may cost is bounded by `_limits`, which count work and not time.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -23,22 +24,56 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.uint32]
 
-_LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=1_000_000,  # 20 ms
-    step_lexer_fuel=200_000,  # 14 ms
-    step_max_items=50_000,  # 3 ms
-    max_lexer_states=50_000,  # 100 MB
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
+MAX_ITEMS = 20_000
+"""Of one mask, 8 ms in rows of up to 2,000: a row takes the square of its length.
 
+An object of 1,990 properties has 18,000.
+"""
+_FEWEST_ITEMS, _TOKENS_AN_ITEM = 4_000, 12
+"""Of a grammar without a schema, which takes more the larger the vocabulary is."""
+
+
+def _limits(max_items: int) -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=1_000_000,  # 20 ms
+        step_lexer_fuel=200_000,  # 14 ms
+        step_max_items=max_items,
+        max_lexer_states=50_000,  # 100 MB
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+MAX_MASK_S = 0.010
+"""Of processor time for one mask. `_limits` keep below it, but for rows of many thousands of items.
+
+llama.cpp's `json.gbnf` takes 10,000 items and 3 ms for a vocabulary of 129,000, and 17,000 and 6 ms for 248,000; no
+schema of the collections in docs/structured-output.md takes more than 500 items.
+"""
 
 STRING_ESCAPES = 'nrbtf\\"'
 """What may follow a backslash in JSON. Not `u`: a key written with it would not be known as one of `properties`."""
 
 
+_SCHEMA_WORDS = ('"json_schema"', "%json")
+"""One of them is in the text of each grammar that has a schema."""
+_TOO_MANY = "Too many items"
+"""What the library says of a mask that exceeds `step_max_items`."""
+_WIDTH = re.compile(r"Current row has (\d+) items")
+"""What it says of a place at which an output could go on in more than 2,000 ways."""
+_MAX_WIDTH = 4_000
+"""From which on such a place is costly already where it comes next, before an output has reached it."""
+
+
 class GrammarError(Exception):
     """A grammar cannot be compiled, or cannot be followed any further."""
+
+
+class GrammarTooComplex(GrammarError):
+    """Finding the tokens that a grammar allows next takes too long."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"it is too complex to follow ({reason})")
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
@@ -76,10 +111,14 @@ class GrammarLibrary:
         bits[self._tokenizer.eos_tokens] = 1
         self.end_mask: Words = np.packbits(bits, bitorder="little").view(np.uint32)
         """The tokens that a grammar allows where it may end."""
+        self._schema_limits = _limits(MAX_ITEMS)
+        self._rule_limits = _limits(min(MAX_ITEMS, _FEWEST_ITEMS + self._tokenizer.vocab_size // _TOKENS_AN_ITEM))
 
     def compile(self, text: str) -> Matcher:
         """Compile a grammar, as `grammar_text` writes it. Raises GrammarError."""
-        matcher = Matcher(llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS))
+        has_schema = any(words in text for words in _SCHEMA_WORDS)
+        limits = self._schema_limits if has_schema else self._rule_limits
+        matcher = Matcher(llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=limits))
         matcher.check()
         return matcher
 
@@ -110,6 +149,9 @@ class Matcher:
         """Raise GrammarError if the library has given up, or has ignored a part of the grammar."""
         if self._matcher.is_error():
             error = self._matcher.get_error().removesuffix("<non-verbose/>").strip().rstrip(".")
+            width = _WIDTH.search(error)
+            if _TOO_MANY in error or (width is not None and int(width[1]) > _MAX_WIDTH):
+                raise GrammarTooComplex(error)
             raise GrammarError(error or "it does not fit the output")
         if warnings := self._matcher.get_grammar_warnings():
             raise GrammarError("; ".join(warnings))

@@ -25,7 +25,10 @@ from .grammar_worker import WorkerSettings
 log = structlog.get_logger()
 
 SMALL_CHARACTERS = 2048
-"""Of a grammar that is checked in a thread: the worst that is known takes 11 ms, and JSON schemas take one."""
+"""Of a grammar that is checked in a thread: JSON schemas take a millisecond or two, the worst that is known 30.
+
+Most of that is spent on tokens that are drawn from it, for which `grammar_walk.MAX_WALKS_S` is the limit.
+"""
 MAX_THREADS = 2
 MAX_PROCESSES = 2
 MAX_PROCESSES_PER_TENANT = MAX_PROCESSES // 2

@@ -2,7 +2,8 @@
 
 `text_workers/grammar_pool.py` calls `GrammarChecker.check` for the tokenizer, in a thread or in another process:
 compiling may take a second at the limits of the library. What must always hold: a grammar that the library does not
-support in full is refused; a grammar that was checked before costs nothing; nothing here grows without bound.
+support in full, or whose masks take too long, is refused; a grammar that was checked before costs nothing; nothing here
+grows without bound.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..messages.sampling import OutputGrammar
 from ..shared.gbnf import is_gbnf
 from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Words
 from ..shared.grammar_text import grammar_text, path_of, schema_at
+from .grammar_walk import Clock, walk
 from .thinking_budget import ReasoningDelimiters
 
 MAX_CHECKED = 256
@@ -57,11 +59,18 @@ class GrammarChecks(Protocol):
 class GrammarChecker:
     """Checks grammars, and keeps the results of the last ones."""
 
-    def __init__(self, library: GrammarLibrary | None, max_bytes: int, max_seconds: float = math.inf) -> None:
+    def __init__(
+        self,
+        library: GrammarLibrary | None,
+        max_bytes: int,
+        max_seconds: float = math.inf,
+        clock: Clock = time.thread_time,
+    ) -> None:
         """Without a library, every grammar is refused.
 
         `max_seconds`: of processor time to compile one and to compute its first mask, which the engine spends again.
         """
+        self._clock = clock
         self._library = library
         self._max_seconds = max_seconds
         self._max_bytes = max_bytes
@@ -98,17 +107,19 @@ class GrammarChecker:
         library = self._library
         if library is None:
             raise GrammarError(_NO_TOKENIZER)
-        started = time.thread_time()
+        started = self._clock()
         text = grammar_text(spec)
         matcher = library.compile(text)
+        untouched = matcher.copy()
         words_W = np.zeros(library.num_words, np.uint32)
         matcher.fill(words_W)
         if not words_W.any():
             raise GrammarError(_NO_OUTPUT)
         if (token_id := _first_token(words_W & ~library.end_mask)) is not None:
             _try_token(matcher, token_id)
-        if time.thread_time() - started > self._max_seconds:
+        if (compiling_s := self._clock() - started) > self._max_seconds:
             raise GrammarError("it takes too long to compile")
+        walk(library, untouched, compiling_s, self._clock)
         return text
 
     def _too_long(self, spec: GrammarSpec) -> RequestError:

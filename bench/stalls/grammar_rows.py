@@ -13,6 +13,8 @@ NUM_BODIES = 8
 """Each is of another grammar, so that none is known."""
 LARGE = 120_000
 """Characters: a little less than `--max-grammar-bytes`."""
+NUM_TOKENS = 200
+"""Of rows whose outputs go on, so that every token's mask counts and not only the first."""
 
 
 def _each(path: str, body: Callable[[int], dict[str, Any]]) -> Callable[[int], Sequence[RawRequest]]:
@@ -58,6 +60,21 @@ def _lark(number: int) -> str:
     return f"start: r0\n{rules}\nr400: {' | '.join(f'{chr(34)}{i}{chr(34)}' for i in range(6_000))}\n"
 
 
+def _recursive_lark(number: int) -> str:
+    return f"start: {' | '.join(f'{chr(34)}{number} {i}{chr(34)} start' for i in range(1_800))}"
+
+
+def _hidden_lark(number: int) -> str:
+    """Return a grammar in which a wide place is always next, and never reached by the token that is drawn."""
+    return f'start: ("{number}" | "a" | "b" wide)+\nwide: {" | ".join(f"{chr(34)}c{i}{chr(34)}" for i in range(6_000))}'
+
+
+def _alternatives(number: int) -> dict[str, Any]:
+    """Return a schema of lists of 300 kinds of lists, so that each element may go on in nearly 2,000 ways."""
+    kinds = [{"type": "array", "items": {"const": number + i}} for i in range(300)]
+    return {"type": "array", "items": {"anyOf": kinds}}
+
+
 def _tag(number: int) -> dict[str, Any]:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     structures = [{"begin": f"<f={number}.{i}>", "schema": schema, "end": "</f>"} for i in range(400)]
@@ -77,6 +94,10 @@ def _chat(**fields: Any) -> dict[str, Any]:
     return chat([said("Hi.")], **fields)
 
 
+def _long(**fields: Any) -> dict[str, Any]:
+    return _chat(max_tokens=NUM_TOKENS, **fields)
+
+
 def _formatted(schema: dict[str, Any]) -> dict[str, Any]:
     return _chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
 
@@ -93,6 +114,10 @@ GRAMMAR_ROWS: Sequence[Row] = (
     Row("long patterns", _each(CHAT, lambda n: _chat(guided_regex=f"[a-z]{n}" * (LARGE // 8))), 4),
     Row("GBNF of 1,800 alternatives", _each(CHAT, lambda n: _chat(guided_grammar=_gbnf(n))), 4),
     Row("Lark of 6,000 alternatives", _each(CHAT, lambda n: _chat(guided_grammar=_lark(n))), 4),
+    Row("GBNF of 1,800 alternatives, 200 tokens", _each(CHAT, lambda n: _long(guided_grammar=_gbnf(n))), 4),
+    Row("Lark of 1,800 alternatives, 200 tokens", _each(CHAT, lambda n: _long(guided_grammar=_recursive_lark(n))), 4),
+    Row("Lark of a hidden 6,000, 200 tokens", _each(CHAT, lambda n: _long(guided_grammar=_hidden_lark(n))), 4),
+    Row("schemas of 300 kinds, 200 tokens", _each(CHAT, lambda n: _long(guided_json=_alternatives(n))), 4),
     Row("structural tags of 400 schemas", _each(CHAT, lambda n: _chat(response_format=_tag(n))), 4),
     Row(
         "forced calls of 100 tools",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,7 +25,19 @@ from quipu.actors.shared.grammar_library import GrammarLibrary, Matcher
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from quipu.kernels.fake import Dials
-from tests.grammars import EOS, PARAM, PERSON, UNION, accepts, check_person, check_union, regex, schema
+from tests.grammars import (
+    EOS,
+    LATE_DIGITS,
+    PARAM,
+    PERSON,
+    UNION,
+    accepts,
+    check_person,
+    check_union,
+    costly_later,
+    regex,
+    schema,
+)
 from tests.prompts import prompt_of
 from tests.runtimes import Client, kill_engine, open_with_kept_vocabulary, runtime_config, serving_info
 from tests.tiny import TINY
@@ -241,6 +254,31 @@ async def test_no_token_left_ends_one_request() -> None:
         error = replies[name].error
         assert error.kind is ErrorKind.INVALID and "No token satisfies" in error.message
         assert len(replies[name].choices[0].token_ids) == num_tokens == replies[name].record.completion_tokens
+
+
+async def test_costly_grammar_ends_one_request() -> None:
+    """A request whose grammar turns out to be too complex ends with an error, after the tokens that it has got, which
+    are counted; those beside it go on.
+    """
+    async with open_client() as client:
+        replies: dict[str, Reply] = {}
+
+        async def one(name: str, *args: Any, **fields: Any) -> None:
+            replies[name] = await ask(client, *args, **{"max_tokens": 110, **fields})
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, "free", prompt_of(30, seed=8), None)
+            nursery.start_soon(one, "costly", PROMPT, costly_later())
+            nursery.start_soon(one, "good", prompt_of(30, seed=9), regex("7[ab]{130}"))
+        plain = await ask(client, prompt_of(30, seed=8), None, max_tokens=110)
+        client.assert_at_rest()
+    assert replies["free"].choices == plain.choices
+    assert replies["good"].error is None and accepts(regex("7[ab]{130}"), replies["good"].choices[0].token_ids)
+    costly = replies["costly"]
+    assert costly.error.kind is ErrorKind.INVALID and "too complex to follow" in costly.error.message
+    text = VOCABULARY.library.decode(costly.choices[0].token_ids, skip_special_tokens=True)
+    assert re.fullmatch(f"[0-9]{{{LATE_DIGITS}}}[a-z]*", text), text
+    assert costly.record.completion_tokens == len(costly.choices[0].token_ids)
 
 
 async def test_grammar_begins_after_reasoning() -> None:

@@ -75,7 +75,12 @@ async def read_format(fields: Fields, name: str, nested: str | None, pace: Pace)
         case "structural_tag" | "grammar" | "regex" as kind:
             raise unsupported_value(form.param("type"), f"`{kind}` is not supported by this server")
         case _:
-            raise bad_value(form.param("type"), "must be `text`, `json_object` or `json_schema`")
+            types = (
+                "`json_object` or `json_schema`"
+                if nested is None
+                else "`json_object`, `json_schema` or `structural_tag`"
+            )
+            raise bad_value(form.param("type"), f"must be `text`, {types}")
 
 
 async def join_rules(rules: Iterator[str], too_long: APIError, pace: Pace) -> str:

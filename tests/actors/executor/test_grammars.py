@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import random
+from itertools import chain, cycle
 
 import numpy as np
 import pytest
 
-from quipu.actors.executor.grammars import GrammarMasks, Mask, NoMasks, SequenceGrammar
+from quipu.actors.executor.grammars import MAX_DEBT_S, GrammarMasks, Mask, NoMasks, SequenceGrammar
 from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.sampling import OutputGrammar
-from quipu.actors.shared.grammar_library import Matcher, Words
+from quipu.actors.shared.grammar_library import MAX_MASK_S, Matcher, Words
 from quipu.actors.shared.grammar_text import grammar_text
-from tests.grammars import EOS, PERSON, UNION, regex, schema, tiny_grammars
+from tests.grammars import EOS, LATE_DIGITS, PERSON, UNION, costly_later, regex, schema, tiny_grammars
 from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
 VOCABULARY = Vocabulary(TINY)
 OPEN, CLOSE = (3901, 3902), (3903,)
 """Delimiters, made of tokens that no grammar here allows."""
+LATE = grammar_text(costly_later())
 DIGITS = grammar_text(regex("[0-9]{2}"))
 
 
@@ -110,6 +112,63 @@ def test_failures_are_a_sequences_own() -> None:
         first, second, third = masks.begin([lost, broken, well])()
         assert isinstance(first, str) and isinstance(second, str) and len(allowed(third)) >= 10
     assert all(isinstance(mask, str) for mask in NoMasks().begin([well])())
+
+
+class TurnClock:
+    """Tells processor time: each sequence in turn takes what its mask is said to take."""
+
+    def __init__(self, *mask_s: float) -> None:
+        self._mask_s = cycle(chain.from_iterable((0.0, one) for one in mask_s))
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        self._now_s += next(self._mask_s)
+        return self._now_s
+
+
+def test_costly_masks_end_their_own_sequence() -> None:
+    """A sequence whose masks go on to take too long fails before it has taken much; those of its steps do not."""
+    over_s = 0.03
+    masks = GrammarMasks(tiny_grammars(), (EOS,), TurnClock(MAX_MASK_S + over_s, MAX_MASK_S))
+    text = grammar_text(regex("[0-9]+"))
+    costly, well = (SequenceGrammar(OutputGrammar(text), [], ends_early=True) for _ in range(2))
+    num_steps = int(MAX_DEBT_S / over_s)
+    for step in range(num_steps + 40):
+        first, second = masks.begin([costly, well])()
+        assert len(allowed(second)) >= 10
+        assert isinstance(first, bytes) == (step < num_steps), first
+        for sequence in (costly, well):
+            sequence.add_output(ids("7")[0])
+    assert isinstance(first, str) and "too complex" in first
+
+
+def test_one_slow_mask_is_no_failure() -> None:
+    """Masks may take longer now and then, as may one that follows all outputs again; but none is saved up for."""
+    text = grammar_text(regex("[0-9]+"))
+    slow_s = MAX_MASK_S + 0.9 * MAX_DEBT_S
+    at_times = [slow_s, *[0.0] * 9]
+    masks = GrammarMasks(tiny_grammars(), (EOS,), TurnClock(*at_times, *at_times, *[0.0] * 100, slow_s, slow_s))
+    sequence = SequenceGrammar(OutputGrammar(text), [], ends_early=True)
+    for _ in range(2 * len(at_times) + 100 + 1):
+        assert allowed(mask_of(masks, sequence))
+        sequence.add_output(ids("7")[0])
+    assert isinstance(mask_of(masks, sequence), str)
+
+    outputs = ids("7") * 200
+    again = GrammarMasks(tiny_grammars(), (EOS,), TurnClock(len(outputs) * MAX_MASK_S))
+    assert allowed(mask_of(again, SequenceGrammar(OutputGrammar(text), outputs, ends_early=True)))
+
+
+def test_grammar_that_becomes_too_complex() -> None:
+    """The library counts what a mask costs: where it is too much, its own sequence fails, on every machine."""
+    masks = GrammarMasks(tiny_grammars(), (EOS,), lambda: 0.0)
+    costly, well = (SequenceGrammar(OutputGrammar(text), [], ends_early=True) for text in (LATE, DIGITS))
+    assert all(allowed(mask) for mask in masks.begin([costly, well])())
+    for _ in range(LATE_DIGITS):
+        costly.add_output(ids("7")[0])
+    first, second = masks.begin([costly, well])()
+    assert isinstance(first, str) and "too complex to follow" in first and "Too many items" in first
+    assert len(allowed(second)) >= 10
 
 
 def test_first_mask_is_computed_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,8 @@ FORMAT = {"response_format": {"type": "json_object"}}
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"response_format": "text"}, "response_format", "an object"),
     (CHAT, {"response_format": {}}, "response_format.type", "required"),
-    (CHAT, {"response_format": {"type": "xml"}}, "response_format.type", "`json_schema`"),
+    (CHAT, {"response_format": {"type": "xml"}}, "response_format.type", "`json_schema` or `structural_tag`"),
+    (RESPONSES, {"text": {"format": {"type": "xml"}}}, "text.format.type", "`text`, `json_object` or `json_schema`"),
     (CHAT, {"response_format": {"type": "structural_tag"}}, "response_format", "must have either `format`"),
     (
         CHAT,
