@@ -153,6 +153,9 @@ class LoopHost:
         self.engine: Engine | None = None
         """The engine that is running."""
 
+    async def close(self) -> None:
+        """Do nothing: an engine in this loop ends with its incarnation."""
+
     async def run(self, link: EngineLink) -> Death:
         engine = Engine(self._config, self._load(self._config))
         reports: Channel[StepReport] = Channel(PLAN_SLOTS)
@@ -175,7 +178,7 @@ class LoopHost:
                 nursery.start_soon(engine.run, reports)
         except* Exception as group:
             await link.deliver(reports.take_nowait())
-            error = _first_leaf(group)
+            error = first_leaf(group)
             step = engine.executor.running_step
             step_ids = None if step is None else tuple(step.sequence_ids)
             death = Death(f"{type(error).__name__}: {error}", step_ids=step_ids)
@@ -186,7 +189,7 @@ class LoopHost:
         return death
 
 
-def _first_leaf(error: BaseException) -> BaseException:
+def first_leaf(error: BaseException) -> BaseException:
     """Return the first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -53,17 +53,22 @@ async def ask_all(client: Client, cuts: list[float]) -> list[Answer]:
 
 @pytest.mark.parametrize("num_blocks", [24, 120], ids=["preempting", "roomy"])
 @pytest.mark.parametrize("cuts", [[0.005], [0.13], [0.237], [0.1, 0.3, 0.5]], ids=str)
-async def test_requests_go_on(autojump_clock: trio.abc.Clock, cuts: list[float], num_blocks: int) -> None:
+@pytest.mark.parametrize("num_engines", [1, 2])
+async def test_requests_go_on(
+    autojump_clock: trio.abc.Clock, cuts: list[float], num_blocks: int, num_engines: int
+) -> None:
     """The answers are the same, each token comes once, and the books add up, wherever the connection was cut."""
-    async with small_runtime(make_host=RejoiningHost, num_blocks=num_blocks, max_model_len=320) as client:
-        engine = client.engine
+    changes = {"num_blocks": num_blocks, "max_model_len": 320, "num_engines": num_engines}
+    async with small_runtime(make_host=RejoiningHost, **changes) as client:
+        engines = client.engines
         for index, answer in enumerate(await ask_all(client, cuts)):
             expected = text_of(continuation(prompt_of(70, index), MAX_TOKENS))
             assert answer.error is None and set(answer.texts.values()) == {expected}
             assert not answer.record.disputed and answer.record.prompt_tokens == 70
             assert answer.record.completion_tokens == MAX_TOKENS * (1 + index % 2)
-        assert client.engine is engine, "it was not loaded again"
-        assert client.runtime.desk.health().incarnation == 1 + len(cuts)
+        assert client.engines == engines, "none was loaded again"
+        assert client.runtime.desk.engines()[0].deaths == len(cuts)
+        assert client.runtime.desk.health().incarnation == num_engines + len(cuts)
         assert_router_knows(client)
 
 
