@@ -17,7 +17,7 @@ from .block_manager.actor import run_block_manager
 from .block_manager.reservation import BlockManager
 from .channel import Channel, Sender
 from .engine_config import EngineConfig
-from .executor.actor import run_executor
+from .executor.actor import run_executor, wait_until_idle
 from .executor.loading import load_executor, numerics_of
 from .executor.step_runner import Executor
 from .grammar_gate import GrammarGate, WebMessage
@@ -25,7 +25,7 @@ from .kv_events.event_log import EventLog
 from .messages.accountant import StepReport
 from .messages.block_manager import Reserve
 from .messages.executor import StepPlan
-from .messages.scheduler import Granted
+from .messages.scheduler import AnnounceKeys, Granted
 from .messages.supervisor import EngineReady, Heartbeat
 from .scheduler.actor import SchedulerMessage, run_scheduler
 from .scheduler.config import SchedulerConfig
@@ -54,8 +54,6 @@ class Engine:
 
             events = EventLog(config.block_size)
             self.events = EventPublisher(config.kv_events, events)
-        self.inbox: Channel[SchedulerMessage] = Channel(config.max_num_seqs)
-        self._gate = GrammarGate(executor.prepare, self.inbox)
         self.block_manager = BlockManager(
             pool.num_blocks,
             config.block_size,
@@ -66,24 +64,40 @@ class Engine:
             max_pinned_share=config.max_pinned_share,
             observers=[] if events is None else [events],
         )
-        self.batcher = Batcher(
-            SchedulerConfig(
-                block_size=config.block_size,
-                num_blocks=pool.num_blocks,
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=pool.max_model_len,
-                eos_token_ids=frozenset(config.eos_token_ids),
-                enable_prefix_caching=config.enable_prefix_caching,
-                max_steps_in_flight=config.max_steps_in_flight,
-                policy=Policy(config.scheduling_policy),
-                long_prefill_token_threshold=config.long_prefill_token_threshold,
-                max_waiting_requests=config.max_waiting_requests,
-                max_waiting_tokens=config.max_waiting_tokens,
-                max_waiting_share=config.max_waiting_share,
-            ),
-            trio.current_time,
+        self._scheduler_config = SchedulerConfig(
+            block_size=config.block_size,
+            num_blocks=pool.num_blocks,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=pool.max_model_len,
+            eos_token_ids=frozenset(config.eos_token_ids),
+            enable_prefix_caching=config.enable_prefix_caching,
+            max_steps_in_flight=config.max_steps_in_flight,
+            policy=Policy(config.scheduling_policy),
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            max_waiting_requests=config.max_waiting_requests,
+            max_waiting_tokens=config.max_waiting_tokens,
+            max_waiting_share=config.max_waiting_share,
         )
+        self._begin_incarnation()
+
+    def _begin_incarnation(self) -> None:
+        """Make what knows of sequences and numbers reports. Blocks, their contents and events outlive it."""
+        self.inbox: Channel[SchedulerMessage] = Channel(self._scheduler_config.max_num_seqs)
+        self._gate = GrammarGate(self.executor.prepare, self.inbox)
+        self.batcher = Batcher(self._scheduler_config, trio.current_time)
+
+    async def rejoin(self) -> None:
+        """Drop every sequence and keep the committed blocks, so that `run` may be called for another incarnation.
+
+        `run` must have been cancelled; a pass that is still running is waited for. The next incarnation's first report
+        has all committed keys. Pinned prefixes stay pinned.
+        """
+        await wait_until_idle(self.executor)
+        self.executor.drop_sequences()
+        self.block_manager.drop_sequences()
+        self._begin_incarnation()
+        self.inbox.post(AnnounceKeys())
 
     async def receive(self, message: WebMessage) -> None:
         """Pass on a message from the web side."""
@@ -139,6 +153,9 @@ class LoopHost:
         self.engine: Engine | None = None
         """The engine that is running."""
 
+    async def close(self) -> None:
+        """Do nothing: an engine in this loop ends with its incarnation."""
+
     async def run(self, link: EngineLink) -> Death:
         engine = Engine(self._config, self._load(self._config))
         reports: Channel[StepReport] = Channel(PLAN_SLOTS)
@@ -161,7 +178,7 @@ class LoopHost:
                 nursery.start_soon(engine.run, reports)
         except* Exception as group:
             await link.deliver(reports.take_nowait())
-            error = _first_leaf(group)
+            error = first_leaf(group)
             step = engine.executor.running_step
             step_ids = None if step is None else tuple(step.sequence_ids)
             death = Death(f"{type(error).__name__}: {error}", step_ids=step_ids)
@@ -172,7 +189,7 @@ class LoopHost:
         return death
 
 
-def _first_leaf(error: BaseException) -> BaseException:
+def first_leaf(error: BaseException) -> BaseException:
     """Return the first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,10 +1,12 @@
 """What the engine process executes once it is bound to its parent (`processes/engine_process.py`).
 
-`main` gets one end of the socket pair as file descriptor FD, the memory of its step record (`shared/step_record.py`) as
-RECORD, the engine's incarnation, and the configuration as JSON. It loads the engine and serves it over the socket until
-the web process closes the other end.
+`main` gets, as arguments: three file descriptors (the lifeline to its host, one end of a socket pair, the memory of its
+step record, `shared/step_record.py`), the engine's incarnation, the interval of heartbeats, the address of its host
+(`processes/reconnection.py`), and the configuration as JSON. It loads the engine and serves it over the socket. When
+that connection is lost the engine drops every sequence, keeps its cache, and connects again.
 
-What must always hold: the exit code tells the supervisor whether another start may succeed; every reason for which an
+What must always hold: when the lifeline closes, this process ends; nothing of one incarnation is sent as another's; the
+exit code tells the supervisor whether another start may succeed; every reason for which an
 engine cannot start reaches the supervisor or, if that is gone, the log.
 """
 
@@ -22,7 +24,7 @@ import orjson
 import structlog
 import trio
 
-from .engine import Engine
+from .engine import Engine, first_leaf
 from .engine_config import EngineConfig
 from .executor.loading import load_executor
 from .frames import FrameReader, FrameWriter, PeerGone
@@ -30,18 +32,23 @@ from .kv_events.event_log import KvEventsError
 from .messages.accountant import StepReport
 from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .processes.greeting import send_greeting
-from .processes.heartbeat import HEARTBEAT_INTERVAL_S
+from .processes.heartbeat import LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
 from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
+from .processes.reconnection import WayBack
 from .processes.shortage import LOADING_ERRORS, is_shortage
 from .shared.step_record import StepRecord
 
+log = structlog.get_logger()
 
-async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Engine) -> None:
-    """Serve one incarnation over a socket until the other end closes."""
+
+async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Engine, beat_s: float) -> str:
+    """Serve one incarnation over a connection until that is lost. Returns why it is."""
     reader, writer = FrameReader(stream, incarnation), FrameWriter(stream, incarnation)
     writing = trio.Lock()
+    monitor = HeartbeatMonitor(0.0, MAX_MISSED * beat_s + LATE_S)
+    is_reading = False
 
-    async def send(message: StepReport | Heartbeat) -> None:
+    async def send(message: EngineReady | StepReport | Heartbeat) -> None:
         try:
             writing.acquire_nowait()  # nearly always succeeds, which saves each step a checkpoint
         except trio.WouldBlock:
@@ -53,31 +60,67 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
 
     async def send_heartbeats() -> None:
         while True:
-            await trio.sleep(HEARTBEAT_INTERVAL_S)
+            await trio.sleep(beat_s)
             await send(engine.heartbeat())
+
+    async def watch() -> None:
+        last = trio.current_time()
+        while True:
+            await trio.sleep(TICK_S)
+            now = trio.current_time()
+            if (verdict := monitor.advance(now - last, could_receive=is_reading)) is not None:
+                raise PeerGone(verdict.reason)
+            last = now
 
     class Reports:
         async def send(self, report: StepReport, /) -> None:
             await send(report)
 
-    async with trio.open_nursery() as nursery:
-        await writer.send_all([engine.ready(incarnation)])
-        nursery.start_soon(engine.run, Reports())
-        nursery.start_soon(send_heartbeats)
-        try:
+    reason = ""
+    try:
+        async with trio.open_nursery() as nursery:
+            await send(engine.ready(incarnation))
+            nursery.start_soon(engine.run, Reports())
+            nursery.start_soon(send_heartbeats)
+            nursery.start_soon(watch)
             while True:
-                for message in await reader.receive_all():
-                    if isinstance(message, EngineReady | EngineRefused | StepReport | Heartbeat):
-                        raise RuntimeError(f"the engine received {type(message).__name__}, which only the engine sends")
-                    await engine.receive(message)
-        except PeerGone:
-            nursery.cancel_scope.cancel()  # the web process is gone: end, which frees everything
+                is_reading = True
+                messages = await reader.receive_all()
+                is_reading = False
+                monitor.on_message()
+                for message in messages:
+                    if isinstance(message, EngineReady | EngineRefused | StepReport):
+                        name = type(message).__name__
+                        raise RuntimeError(f"the engine received {name}, which only the engine sends")
+                    if not isinstance(message, Heartbeat):
+                        await engine.receive(message)
+    except* PeerGone as group:
+        reason = str(first_leaf(group))
+    return reason
+
+
+async def serve_until_unwanted(
+    connection: socket.socket, incarnation: int, engine: Engine, way_back: WayBack, beat_s: float
+) -> None:
+    """Serve one incarnation after the other, each on a connection of its own, for as long as the host wants any."""
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+    while True:
+        async with stream:
+            reason = await serve_process(stream, incarnation, engine, beat_s)
+        if not way_back.is_open():
+            return
+        log.warning("engine.connection_lost", incarnation=incarnation, reason=reason)
+        await engine.rejoin()
+        admission = await way_back.connect()
+        if admission is None:
+            return
+        stream, incarnation = admission.stream, admission.incarnation
 
 
 def main(argv: list[str]) -> int:
     """Run the engine process. The exit code tells the supervisor whether another start may succeed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor, record_descriptor, incarnation, config_json = argv
+    lifeline, descriptor, record_descriptor, incarnation, beat_s, address, config_json = argv
     connection = socket.socket(fileno=int(descriptor))
     with contextlib.suppress(OSError):  # the web process is gone, which is noticed below
         send_greeting(connection)
@@ -89,7 +132,7 @@ def main(argv: list[str]) -> int:
         engine = Engine(config, executor)
     except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):
-            structlog.get_logger().error("engine.shortage", error=str(error) or type(error).__name__)
+            log.error("engine.shortage", error=str(error) or type(error).__name__)
             connection.close()
             log_writer.drain()
             return os.EX_TEMPFAIL
@@ -102,15 +145,9 @@ def main(argv: list[str]) -> int:
     gc.freeze()
     gc.set_threshold(50_000, 20, 1000)
 
-    async def run() -> None:
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-        async with stream:
-            await serve_process(stream, int(incarnation), engine)
-
     try:
-        trio.run(run)
-    except* PeerGone:
-        pass
+        way_back = WayBack(int(lifeline), address)
+        trio.run(serve_until_unwanted, connection, int(incarnation), engine, way_back, float(beat_s))
     finally:
         engine.close_events()
         log_writer.drain()

@@ -10,14 +10,15 @@
 The prompt of a request with several choices is sent once: a Submit that shares its lists with the previous one of its
 request is sent without them, and gets the same lists at the other end.
 
-What must always hold: messages are received once, in order; end of file means that the peer is gone, and whatever is
-not a message of this incarnation means that it is broken: either is reported as such, after the messages before it.
+What must always hold: messages are received once, in order; no frame of an older incarnation is received, but counted;
+end of file means that the peer is gone, and whatever else is not a message of this incarnation means that it is broken:
+either is reported as such, after the messages before it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import attrs
 import msgspec
@@ -130,9 +131,13 @@ class FrameWriter:
 class FrameReader:
     """Reads messages of one incarnation from a stream. One task at a time."""
 
-    def __init__(self, stream: trio.abc.ReceiveStream, incarnation: int) -> None:
+    def __init__(
+        self, stream: trio.abc.ReceiveStream, incarnation: int, on_stale: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """`on_stale` is called with a number of frames of older incarnations."""
+        self.incarnation = incarnation
+        self._on_stale = on_stale
         self._stream = stream
-        self._incarnation = incarnation
         self._buffer = bytearray()
         self._decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in WIRE_TYPES.items()}
         self._decoders[SUBMIT_AGAIN] = self._decoders[_NUMBERS[Submit]]
@@ -173,7 +178,7 @@ class FrameReader:
 
     def _cut_frames(self) -> list[WireMessage]:
         messages: list[WireMessage] = []
-        at = 0
+        at = num_stale = 0
         with memoryview(self._buffer) as buffer:
             while len(buffer) - at >= _HEADER.size:
                 length, incarnation, number = _HEADER.unpack_from(buffer, at)
@@ -181,14 +186,20 @@ class FrameReader:
                 try:
                     if not MIN_FRAME_BYTES <= length <= MAX_FRAME_BYTES:
                         raise Unreadable(f"a frame of {length} bytes")
-                    if incarnation != self._incarnation:
-                        raise Unreadable(f"a frame of engine {incarnation}, and this is engine {self._incarnation}")
+                    if incarnation > self.incarnation:
+                        raise Unreadable(f"a frame of engine {incarnation}, and this is engine {self.incarnation}")
                     if end > len(buffer):
                         break
+                    if incarnation < self.incarnation:
+                        num_stale += 1
+                        at = end
+                        continue
                     messages.append(self._decode(number, buffer[at + _HEADER.size : end]))
                 except Unreadable as error:
                     self._fault = error
                     return messages
                 at = end
         del self._buffer[:at]
+        if num_stale:
+            self._on_stale(num_stale)
         return messages

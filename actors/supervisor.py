@@ -3,7 +3,9 @@
 An engine (scheduler, KV-block manager and executor, restarted as one group) runs in a host: in this loop (`engine.py`)
 or in its own process (`processes/process_host.py`). When it dies, health is updated first, and the router is told; then
 `EngineDied`, after the last of its reports, has the accountant take back all sequences that it held, which are resumed
-or ended, and a new incarnation is started. What was queued for it goes to another engine, or waits.
+or ended, and a new incarnation is started. What was queued for it goes to another engine, or waits. A lost connection
+is a death, too; if the engine goes on, it comes back as the next incarnation, and what the old one still sends is only
+counted.
 
 What must always hold: health is never reported better than it is; two engines never hold the same sequence; an engine
 that dies too often within the window is given up, and the server ends with an error when no other serves. Deaths of
@@ -76,6 +78,7 @@ class EngineLink:
     ) -> None:
         """`show_ready(seat)` is called when the engine is ready."""
         self.incarnation = incarnation
+        self.engine_id = seat.engine_id
         self._seat = seat
         self._desk = desk
         self._accountant = accountant
@@ -136,6 +139,10 @@ class EngineLink:
         """Whether the engine has loaded."""
         return self._ready.is_set()
 
+    def refuse(self, num_frames: int) -> None:
+        """Count frames that came from an older incarnation. Nothing else becomes of them."""
+        self._desk.pool.on_stale_frames(num_frames, self._seat.engine_id)
+
     def lost(self, reason: str) -> None:
         """Note that the engine cannot be reached any more. How it ended is determined next."""
         self._seat.health = Health(State.RESTARTING, self.incarnation, reason)
@@ -144,7 +151,14 @@ class EngineLink:
 
 class EngineHost(Protocol):
     async def run(self, link: EngineLink) -> Death:
-        """Run one engine until it dies, and say why."""
+        """Run one incarnation of an engine until it dies, and say why.
+
+        The engine itself may outlive its incarnation, and come back as the next one.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what the last incarnation has left."""
         ...
 
 
@@ -175,6 +189,13 @@ class Supervisor:
 
     async def run(self) -> None:
         """Keep an engine running until cancelled, or until it is given up while others serve. Raises EngineGivenUp."""
+        try:
+            await self._run()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._host.close()
+
+    async def _run(self) -> None:
         config, desk, seat = self._config, self._desk, self._seat
         deaths: deque[float] = deque()
         num_shortages = 0

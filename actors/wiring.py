@@ -149,6 +149,7 @@ async def open_runtime(
     )
     lane.on_unsent = lambda sequence_id: accounts.post(Unsent(sequence_id))
     lane.on_resumed = metrics.count_resumed
+    engines.on_stale_frames = metrics.count_stale_frames
     renderer = make_renderer(chat_template, config.chat_template_timeout_s)
     processes = EncodeProcesses(encoder, library.source) if encode_apart else None
     lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)

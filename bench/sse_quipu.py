@@ -76,6 +76,9 @@ class TokenHost:
             await trio.sleep_forever()
         return Death("the benchmark is over")
 
+    async def close(self) -> None:
+        pass
+
     async def _take(self, link: EngineLink) -> None:
         while True:  # clients disconnect only at the end, when it no longer matters
             self._new += [message for message in await link.take() if isinstance(message, Submit)]

@@ -40,7 +40,8 @@ async def probe_setting(flag: str, name: str, value: str, bad_value: str) -> dic
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", flag, value]))
     default, _ = resolve_config(make_parser().parse_args(["serve", "demo"]))
     with mock.patch("trio.lowlevel.open_process") as start:
-        await ProcessHost(config.engine, {})._start(3, 4, 1)  # noqa: SLF001 (stops short of starting a process)
+        # stops short of starting a process
+        await ProcessHost(config.engine, {})._start(3, 4, 1, mock.Mock(lifeline=5, address=""))  # noqa: SLF001 (as said)
     _, answer = await Client(make_app(FakeDesk(info=info))).get("/server_info")
     return {
         "default": getattr(default.engine, name),

@@ -111,6 +111,9 @@ class ScriptedHost:
                         async with self._reporting:
                             await self._report(link, message.sequence_id, [Fail("")])
 
+    async def close(self) -> None:
+        pass
+
     async def _play(self, link: EngineLink, submit: Submit) -> None:
         for entries in self._script(submit):
             await trio.sleep(0.01)

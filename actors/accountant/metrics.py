@@ -42,6 +42,7 @@ class Metrics:
         self.recomputed_tokens = counter("recomputed_tokens", "Positions computed or read again after a preemption.")
         self.num_preemptions = counter("num_preemptions", "Sequences preempted.")
         self.pins_yielded = counter("pins_yielded", "Pinned prefixes dropped early, because blocks ran out.")
+        self.stale_frames = counter("stale_frames", "Frames refused, because they came from a dead incarnation.")
         self.usage_disputed = counter("usage_disputed", "Accounts whose entries did not add up.")
         self.requests = counter("requests", "Requests by outcome.", "outcome", tuple(map(str, Outcome)))
         self._resumed = Counter(
@@ -154,6 +155,9 @@ class Metrics:
 
     def count_resumed(self, num_requests: int, same_numerics: bool) -> None:
         self._resumed.labels(self._model, "true" if same_numerics else "false").inc(num_requests)
+
+    def count_stale_frames(self, num_frames: int, engine_id: int) -> None:
+        self.stale_frames.inc(num_frames, engine_id)
 
     def count_restart(self, actor: str) -> None:
         self._restarts.labels(self._model, actor).inc()

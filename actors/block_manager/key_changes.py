@@ -9,7 +9,7 @@ when the last one was taken (unless two committed keys begin with the same 8 byt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -43,6 +43,10 @@ class KeyChanges:
         change = KeyChange(_prefixes(self._stored), _prefixes(self._removed), self._is_cleared)
         self._stored, self._removed, self._is_cleared = [], [], False
         return change
+
+    def restart(self, keys: Iterable[bytes]) -> None:
+        """Collect for a reader that knows nothing: the next change is all of `keys`, which are those committed."""
+        self._stored, self._removed, self._is_cleared = list(keys), [], True
 
     # ------------------------------------------------------------ observer of the pool
 

@@ -204,14 +204,18 @@ class Pins:
         del self._by_key[pin.key]
         self._pool.unpin(pin.blocks)
 
+    def drop_marks(self) -> None:
+        """Drop what was to be pinned for sequences, all of which are gone. What is pinned stays so."""
+        self._marks.clear()
+        self._incomplete.clear()
+        self._due.clear()
+        self.is_in_use = bool(self._by_key)
+
     def clear(self) -> None:
         """Release all pins and drop all marks, because the cache is about to be reset."""
         for pin in list(self._by_key.values()):
             self._remove(pin)
-        self._marks.clear()
-        self._incomplete.clear()
-        self._due.clear()
-        self.is_in_use = False
+        self.drop_marks()
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant of this module holds."""

@@ -1,7 +1,7 @@
 """Inspection of a block pool: its contents, and whether its invariants hold.
 
-Used by tests and never during a step. Both pools (`block_pool.py` and its twin in C) return a `state`; everything here
-is computed from it.
+Used by tests, and where an engine announces all its keys; never during a step. Both pools (`block_pool.py` and its twin
+in C) return a `state`; everything here is computed from it.
 """
 
 from __future__ import annotations

@@ -122,6 +122,11 @@ class Publications:
         for publication in reversed(self._by_step.pop(step, [])):
             self._take_back(publication, step)
 
+    def roll_back_all(self) -> None:
+        """Take back what every step published that is not answered, newest first."""
+        for step in sorted(self._by_step, reverse=True):
+            self.roll_back(step)
+
     def _take_back(self, publication: Publication, step: int) -> None:
         allocation, unpublish = publication.allocation, self._pool.unpublish
         for block in reversed(allocation.table[publication.first : publication.end]):

@@ -142,6 +142,21 @@ class BlockManager:
             is_cleared=key_change.is_cleared,
         )
 
+    def drop_sequences(self) -> None:
+        """Release the blocks of every sequence, and withdraw what their steps have not committed.
+
+        Committed blocks stay cached and pins stay as they are. The next grant brings all committed keys, for a reader
+        that knows none.
+        """
+        self._publications.roll_back_all()
+        for sequence_id in list(self.allocations):
+            self._release(sequence_id)
+        self.pins.drop_marks()
+        if self._pending is not None:
+            self._pending.begin(())
+        if self._key_changes is not None:
+            self._key_changes.restart(self.pool.committed_keys())
+
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds."""
         self.pool.check((allocation.table for allocation in self.allocations.values()), self.pins.blocks())

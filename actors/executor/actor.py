@@ -32,6 +32,12 @@ async def run_executor(executor: Executor, plans: Receiver[StepPlan], results: P
         await _run_in_thread(executor, plans, results)
 
 
+async def wait_until_idle(executor: Executor) -> None:
+    """Wait until the pass has ended that may still be running after `run_executor`, however long it takes."""
+    if executor.thread is not None:
+        await trio.to_thread.run_sync(executor.thread.join, abandon_on_cancel=True)
+
+
 async def _run_in_loop(
     executor: Executor, backend: FakeBackend, plans: Receiver[StepPlan], results: Poster[StepResult]
 ) -> None:
@@ -69,7 +75,7 @@ async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results:
         await crash_seen.wait()
         raise crashed[0]
 
-    thread = threading.Thread(target=serve, name="executor", daemon=True)
+    executor.thread = thread = threading.Thread(target=serve, name="executor", daemon=True)
     thread.start()
     try:
         async with trio.open_nursery() as nursery:

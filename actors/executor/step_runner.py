@@ -15,6 +15,7 @@ before the pass, and the blocks that it was to write without tags.
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -63,6 +64,8 @@ class Executor:
         """Sequences whose next input token is taken from here, not from the device: a pass has raised."""
         self.running_step: RunningStep | None = None
         """Set by `begin`; may be read from any thread."""
+        self.thread: threading.Thread | None = None
+        """The last one that ran passes; set by the actor."""
         self.record: StepRecord | None = None
         """Where to note it for those who outlive this process."""
 
@@ -83,6 +86,14 @@ class Executor:
         self.running_step = None
         if self.record is not None:
             self.record.end()
+
+    def drop_sequences(self) -> None:
+        """Forget every sequence, and that a generation has failed. No pass may be running; blocks keep their tags."""
+        for sequence_id in list(self._sequences):
+            self._release(sequence_id)
+        self._uncarried.clear()
+        self._failed_generation = -1
+        self.end()
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one plan. Whatever the backend raises becomes `StepFailed`.

@@ -64,6 +64,11 @@ class ResetPrefixCache:
     """Forget all published keys. Blocks in use drain; requests sent after this message find nothing cached."""
 
 
+@attrs.frozen
+class AnnounceKeys:
+    """Send a report now, with the keys that the block manager has to say. Comes from within the engine."""
+
+
 class Granted(msgspec.Struct, frozen=True, gc=False):
     """The answer to one `Reserve`. Sequences of the `Reserve` that are not named here got nothing."""
 

@@ -1,4 +1,4 @@
-"""What an engine tells the supervisor: that it is ready, that it cannot serve, that it is alive."""
+"""What an engine tells the supervisor: that it is ready, that it cannot serve, that it is alive (which both say)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class EngineRefused:
 
 @attrs.frozen
 class Heartbeat:
-    """Sent by an engine every second, also during a step, to show that its loop runs."""
+    """Sent both ways at a fixed interval, by an engine also during a step, to show that the sender's loop runs."""
 
     step: int
-    """The step that the executor is running; 0 if there is none."""
+    """The step that the executor is running; 0 if there is none, and from the web side."""
     seconds: float
     """Time since the step began, by the engine's clock."""

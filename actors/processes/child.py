@@ -54,7 +54,7 @@ def become_child(memory_bytes: int) -> tuple[socket.socket, Read]:
 
 
 def end_with_parent(fileno: int, end: Callable[[int], None] = os._exit) -> None:
-    """Wait for the other end of the socket to close, then call `end(0)`."""
+    """Wait for the other end of the socket or pipe to close, then call `end(0)`."""
     poll = select.poll()
     poll.register(fileno, select.POLLRDHUP)
     poll.poll()

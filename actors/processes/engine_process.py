@@ -1,8 +1,9 @@
 """Entry point of the engine process: bind it to its parent, then load the engine and run it.
 
-`python -P -m quipu.actors.processes.engine_process FD RECORD INCARNATION CONFIG`, see `engine_server.main`. Started by
+`python -P -m quipu.actors.processes.engine_process LIFELINE ...`, see `engine_server.main`. Started by
 `process_host.py`. Loading (torch, the weights) takes from seconds to minutes, so the engine is imported only once a
-thread watches the socket.
+thread watches the lifeline, a pipe whose other end only the parent has: it closes when the parent ends, or wants the
+engine to. A lost connection is another matter, since the engine may get a new one.
 
 What must always hold: this process ends within a second after its parent, even if the parent is killed and whatever
 this process is doing.
@@ -29,10 +30,10 @@ ORDERLY_END_S = 0.75
 """How long the engine may take to shut down (flush logs, close sockets) once its parent is gone."""
 
 
-def bind_to_parent(descriptor: int) -> None:
-    """End this process soon after the other end of its socket closes, unless it ends by itself first."""
-    os.set_inheritable(descriptor, False)
-    threading.Thread(target=end_with_parent, args=(descriptor, _end_late), name="parent", daemon=True).start()
+def bind_to_parent(lifeline: int) -> None:
+    """End this process soon after the other end of its lifeline closes, unless it ends by itself first."""
+    os.set_inheritable(lifeline, False)
+    threading.Thread(target=end_with_parent, args=(lifeline, _end_late), name="parent", daemon=True).start()
 
 
 def pin(config_json: str) -> None:

@@ -1,10 +1,12 @@
 """Hosts an engine in its own process: starts it, relays its messages, and finds out how it ended.
 
-Run by the supervisor, once per engine. An engine that hangs is killed, as judged by `heartbeat.py`: it has been silent
-for too long, or one step takes too long. So is one that sends what cannot be read, and one of another version.
+Run by the supervisor, once per incarnation. `heartbeat.py` judges: an engine whose step takes too long is killed, as is
+one that sends what cannot be read, or is of another version. One that is silent for too long, or closes its connection
+and does not end, may still connect again: `run` returns and leaves the process to the next incarnation
+(`engine_child.py`), which waits for it for a while before it kills it and starts another.
 
-What must always hold: when `run` returns, the process has ended and all its messages have been delivered, up to the
-first that cannot be read; whatever bytes it sends, `run` returns and does not raise.
+What must always hold: when `run` returns, the connection is lost for good, and all messages that came before that have
+been delivered, up to the first that cannot be read; whatever bytes an engine sends, `run` returns and does not raise.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,18 +25,32 @@ import msgspec
 import trio
 
 from ..engine_config import EngineConfig
-from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable
+from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable, WireMessage
 from ..messages.supervisor import Heartbeat
 from ..shared.step_record import StepRecord
 from ..supervisor import Death, EngineLink
-from .child import OWN_GROUP, kill_group
+from .child import OWN_GROUP
 from .cut_off_files import find_cut_off
+from .engine_child import EngineChild
 from .greeting import OtherVersion, receive_greeting
-from .heartbeat import TICK_S, HeartbeatMonitor
+from .heartbeat import HEARTBEAT_INTERVAL_S, LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
+from .reconnection import REJOIN_S, Listener
+
+CLOSED = "its connection was closed"
+
+
+@attrs.frozen
+class Loss:
+    """Why a connection is over."""
+
+    fault: str | None = None
+    """What is wrong with the engine; None if it has closed its end."""
+    may_return: bool = False
+    """Only the connection may be at fault."""
 
 
 class ProcessHost:
-    """Runs the engine in its own process, over a stream socket pair whose end of file means that it has died.
+    """Runs the engine in its own process, over a stream socket pair at first.
 
     An engine that hangs after it was ready is killed. While it is loading, silence is expected.
     """
@@ -42,105 +59,178 @@ class ProcessHost:
     MODULE = "quipu.actors.processes.engine_process"
     """Module that the process runs. A benchmark replaces it by one that measures it."""
 
-    def __init__(self, config: EngineConfig, environment: dict[str, str], *, step_timeout_s: float = 0.0) -> None:
-        """`step_timeout_s`: how long a step may take before the engine counts as hung; 0 means no limit."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        environment: dict[str, str],
+        *,
+        step_timeout_s: float = 0.0,
+        rejoin_s: float = REJOIN_S,
+        beat_s: float | None = None,
+    ) -> None:
+        """`step_timeout_s`: how long a step may take before the engine counts as hung; 0 means no limit.
+
+        `rejoin_s`: how long a process whose connection is lost may take to connect again or to end. `beat_s`: the
+        interval of heartbeats, by default `HEARTBEAT_INTERVAL_S`.
+        """
         self._config = config
         self._environment = environment
         self._step_timeout_s = step_timeout_s
-        self.process: trio.Process | None = None
+        self._rejoin_s = rejoin_s
+        self._beat_s = HEARTBEAT_INTERVAL_S if beat_s is None else beat_s
+        self._silence_s = None if beat_s is None else MAX_MISSED * beat_s + LATE_S
+        self.child: EngineChild | None = None
+        """The engine process, while there is one."""
 
     async def run(self, link: EngineLink) -> Death:
-        with ExitStack() as opened:
-            try:
-                memory = StepRecord.open_memory(self._config.max_num_seqs)
-                opened.callback(os.close, memory)
-                record = StepRecord(memory)
-                opened.callback(record.close)
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            except OSError as error:
-                return _start_failure(error)
-            death = await self._run(link, ours, theirs, memory)
-            return attrs.evolve(death, step_ids=record.read())
+        """Run the process that the last incarnation has left, if it connects again in time; otherwise start one."""
+        try:
+            async with trio.open_nursery() as nursery:
+                death = await self._run(link, nursery)
+                nursery.cancel_scope.cancel()
+        except BaseException:
+            await self.close()
+            raise
+        return death
 
-    async def _run(self, link: EngineLink, ours: socket.socket, theirs: socket.socket, memory: int) -> Death:
-        ours.setblocking(False)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        async with stream:
-            with theirs:
-                try:
-                    process = await self._start(theirs.fileno(), memory, link.incarnation)
-                except (OSError, MemoryError) as error:
-                    return _start_failure(error)
-            self.process = process
+    async def _run(self, link: EngineLink, nursery: trio.Nursery) -> Death:
+        stream = None
+        if self.child is not None:
+            nursery.start_soon(self.child.refuse_old_frames, link)
+            stream = await self.child.readmit(link.incarnation, self._rejoin_s)
+        is_new = stream is None
+        if stream is None:
+            await self._end(0.0)  # it had its time
             try:
-                fault = await self._relay(link, stream, process)
-                link.lost(fault or "its connection was closed")
-                with trio.move_on_after(self.STOP_GRACE_S) as grace:
-                    await process.wait()
-                if grace.cancelled_caught:
-                    fault = fault or "it closed its connection and did not end"
-            finally:
-                self.process = None
-                await self._stop(process, stream)
+                stream = await self._start_child(link.incarnation)
+            except (OSError, MemoryError) as error:
+                return _start_failure(error)
+        child = self.child
+        assert child is not None
+        reader = FrameReader(stream, link.incarnation, link.refuse)
+        loss = await self._relay(link, child, stream, reader, is_new=is_new)
+        link.lost(loss.fault or CLOSED)
+        is_at_end = loss.fault is None
+        if is_at_end:
+            loss = await self._wait_after_end_of_file(link, child)
+        if loss.may_return and not child.has_ended:
+            await child.lose(reader, is_at_end=is_at_end)
+        else:
+            await self.close()
+        death = await self._explain(link, loss, child.process.returncode)
+        return attrs.evolve(death, step_ids=child.step_ids)
+
+    async def close(self) -> None:
+        """End the process, if there is one."""
+        await self._end(self.STOP_GRACE_S)
+
+    async def _end(self, grace_s: float) -> None:
+        child, self.child = self.child, None
+        if child is not None:
+            await child.end(grace_s)
+
+    async def _wait_after_end_of_file(self, link: EngineLink, child: EngineChild) -> Loss:
+        """Wait until a process that has closed its connection ends or connects again. Returns what it has done."""
+        may_return = link.is_ready and link.refusal is None
+        has_called = await child.wait_for_caller_or_end(self.STOP_GRACE_S, may_call=may_return)
+        if child.has_ended:
+            return Loss()
+        if has_called or (may_return and self._rejoin_s > self.STOP_GRACE_S):
+            return Loss(CLOSED, may_return=True)
+        child.kill()
+        return Loss("it closed its connection and did not end")
+
+    async def _explain(self, link: EngineLink, loss: Loss, returncode: int | None) -> Death:
         if link.refusal is not None:
             return Death(link.refusal, hopeless=True)
-        if fault is not None:
-            return Death(fault)
-        if process.returncode == -signal.SIGBUS:
+        if loss.fault is not None:
+            return Death(loss.fault)
+        if returncode == -signal.SIGBUS:
             return await trio.to_thread.run_sync(_explain_bus_error, Path(self._config.model_path))
-        return _explain(process.returncode)
+        return _explain(returncode)
 
-    async def _start(self, descriptor: int, memory: int, incarnation: int) -> trio.Process:
+    async def _start_child(self, incarnation: int) -> trio.SocketStream:
+        with ExitStack() as opened:
+            memory = StepRecord.open_memory(self._config.max_num_seqs)
+            with ExitStack() as inherited:
+                inherited.callback(os.close, memory)
+                record = StepRecord(memory)
+                opened.callback(record.close)
+                listener = Listener()
+                opened.callback(listener.close)
+                inherited.callback(listener.close_lifeline_of_child)
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                opened.callback(ours.close)
+                inherited.callback(theirs.close)
+                process = await self._start(theirs.fileno(), memory, incarnation, listener)
+            opened.pop_all()
+        ours.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        self.child = EngineChild(process, record, listener, stream)
+        return stream
+
+    async def _start(self, descriptor: int, memory: int, incarnation: int, listener: Listener) -> trio.Process:
+        lifeline, address = listener.lifeline, listener.address
         config = msgspec.json.encode(self._config).decode()
+        numbers = map(str, (lifeline, descriptor, memory, incarnation, self._beat_s))
         return await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", self.MODULE, str(descriptor), str(memory), str(incarnation), config],
-            pass_fds=(descriptor, memory),
+            [sys.executable, "-P", "-m", self.MODULE, *numbers, address, config],
+            pass_fds=(lifeline, descriptor, memory),
             env=self._environment,
             stdin=subprocess.DEVNULL,
             process_group=OWN_GROUP,
         )
 
-    async def _relay(self, link: EngineLink, stream: trio.SocketStream, process: trio.Process) -> str | None:
-        """Relay messages both ways until the engine closes its end. Returns why it was killed, if it was.
+    async def _relay(
+        self, link: EngineLink, child: EngineChild, stream: trio.SocketStream, reader: FrameReader, *, is_new: bool
+    ) -> Loss:
+        """Relay messages both ways until the connection is over. `is_new`: the engine has not said its version.
 
         The last messages of a killed engine are still read, because what it had done counts.
         """
-        reader = FrameReader(stream, link.incarnation)
         writer = FrameWriter(stream, link.incarnation)
-        monitor = HeartbeatMonitor(self._step_timeout_s)
+        monitor = HeartbeatMonitor(self._step_timeout_s, self._silence_s)
         is_reading = False
-        fault: str | None = None
+        loss = Loss()
 
         async def write() -> None:
             try:
                 while True:
-                    await writer.send_all(await link.take())
+                    messages: Sequence[WireMessage] = [Heartbeat(0, 0.0)]
+                    with trio.move_on_after(self._beat_s):
+                        messages = await link.take()
+                    await writer.send_all(messages)
             except PeerGone:
                 pass  # the reader notices it too, after the last report
 
         async def watch() -> None:
             last = trio.current_time()
-            hung = None
-            while hung is None:
+            verdict = None
+            while verdict is None:
                 await trio.sleep(TICK_S)
                 now = trio.current_time()
-                could_receive = is_reading and link.is_ready
+                could_receive = is_reading and (link.is_ready or not is_new)
                 num_written = writer.num_written if writer.is_writing else None
-                hung = monitor.advance(now - last, could_receive=could_receive, num_written=num_written)
+                verdict = monitor.advance(now - last, could_receive=could_receive, num_written=num_written)
                 last = now
-            end(hung)
+            end(verdict.reason, is_lost=verdict.is_lost)
 
-        def end(reason: str) -> None:
-            nonlocal fault
-            fault = fault or reason
-            link.lost(fault)
-            kill_group(process.pid)
+        def end(reason: str, *, is_lost: bool = False) -> None:
+            nonlocal loss
+            if loss.fault is None:
+                loss = Loss(reason, may_return=is_lost)
+            link.lost(reason)
+            if is_lost:
+                nursery.cancel_scope.cancel()
+            else:
+                child.kill()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
             nursery.start_soon(watch)
             try:
-                await receive_greeting(stream)
+                if is_new:
+                    await receive_greeting(stream)
                 while True:
                     is_reading = True
                     messages = await reader.receive_all()
@@ -158,18 +248,7 @@ class ProcessHost:
             except PeerGone:
                 pass
             nursery.cancel_scope.cancel()
-        return fault
-
-    async def _stop(self, process: trio.Process, stream: trio.SocketStream) -> None:
-        """Ask the engine to end by closing its socket, wait for a while, then kill it."""
-        with trio.CancelScope(shield=True):
-            if process.returncode is None:
-                await trio.aclose_forcefully(stream)
-                with trio.move_on_after(self.STOP_GRACE_S):
-                    await process.wait()
-            if process.returncode is None:
-                kill_group(process.pid)
-            await process.wait()
+        return loss
 
 
 def _explain(returncode: int | None) -> Death:

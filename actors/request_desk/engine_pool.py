@@ -10,7 +10,7 @@ twice, so that an incarnation names its engine, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 
@@ -97,7 +97,9 @@ class EnginePool:
         self._seats: dict[int, EngineSeat] = {}
         self._next_id = 0
         self.num_started = 0
-        """Processes started so far: the last incarnation."""
+        """Incarnations so far: the last one's number."""
+        self.on_stale_frames: Callable[[int, int], object] = lambda num_frames, engine_id: None
+        """Called with a number of frames that came from dead incarnations of an engine."""
 
     def __iter__(self) -> Iterator[EngineSeat]:
         return iter(self._seats.values())

@@ -14,12 +14,22 @@ from ..channel import Receiver, Sender
 from ..messages.accountant import StepReport
 from ..messages.block_manager import Reserve
 from ..messages.executor import StepPlan
-from ..messages.scheduler import Abort, Granted, ResetPrefixCache, StepDone, StepDropped, StepFailed, StepResult, Submit
+from ..messages.scheduler import (
+    Abort,
+    AnnounceKeys,
+    Granted,
+    ResetPrefixCache,
+    StepDone,
+    StepDropped,
+    StepFailed,
+    StepResult,
+    Submit,
+)
 from .planning import Batcher
 
 log = structlog.get_logger()
 
-SchedulerMessage = Submit | Abort | ResetPrefixCache | StepResult
+SchedulerMessage = Submit | Abort | ResetPrefixCache | AnnounceKeys | StepResult
 
 
 async def run_scheduler(
@@ -61,6 +71,8 @@ def handle(batcher: Batcher, message: SchedulerMessage) -> None:
                 batcher.end_group(message.sequence_id)
         case ResetPrefixCache():
             batcher.reset_prefix_cache()
+        case AnnounceKeys():
+            batcher.announce_keys()
         case StepFailed():
             batcher.on_failed(message)
             log.warning(

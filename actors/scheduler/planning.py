@@ -88,6 +88,10 @@ class Batcher:
         """From the next step on, find nothing that has been published so far."""
         self._state.cache_updates.resets_prefix_cache = True
 
+    def announce_keys(self) -> None:
+        """Report the keys that the block manager has to say, even if nothing runs."""
+        self._state.cache_updates.announces_keys = True
+
     def end_group(self, group_id: int) -> None:
         """Expect no further sequences of a request."""
         self._admission.end_group(group_id)

@@ -31,7 +31,15 @@ from .waiting import WaitingQueue
 class CacheUpdates:
     """What the block manager has to be told by the next `Reserve`, whether or not there is a step to propose."""
 
-    __slots__ = ("broken_ids", "committed_steps", "failed_steps", "filled", "freed_ids", "resets_prefix_cache")
+    __slots__ = (
+        "announces_keys",
+        "broken_ids",
+        "committed_steps",
+        "failed_steps",
+        "filled",
+        "freed_ids",
+        "resets_prefix_cache",
+    )
 
     def __init__(self) -> None:
         self.committed_steps: list[int] = []
@@ -42,10 +50,17 @@ class CacheUpdates:
         """Blocks filled by decoding: sequence id, block index, key, parent key, token ids."""
         self.freed_ids: list[int] = []
         self.resets_prefix_cache = False
+        self.announces_keys = False
+        """It is asked for nothing but its keys."""
 
     def __bool__(self) -> bool:
         return bool(
-            self.committed_steps or self.failed_steps or self.filled or self.freed_ids or self.resets_prefix_cache
+            self.committed_steps
+            or self.failed_steps
+            or self.filled
+            or self.freed_ids
+            or self.resets_prefix_cache
+            or self.announces_keys
         )
 
 

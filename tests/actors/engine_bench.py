@@ -29,11 +29,12 @@ from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, Step
 from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.scheduler.planning import Batcher
 from quipu.actors.scheduler.sequence import Sequence, Status
+from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES
 from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
 from tests.actors.block_manager.proposals import keys_of, reused_of, root_of
-from tests.actors.key_reader import KeyReader, committed_in
+from tests.actors.key_reader import KeyReader, committed_in, split
 from tests.actors.properties import check_writes_are_private
 
 
@@ -186,6 +187,36 @@ class EngineBench:
             submission.aborted = True
         self.batcher.abort(submission.id)
         self.pump()
+
+    def rejoin(self) -> None:
+        """Do what an engine does that has lost its connection, wherever it is: it knows of none of its sequences."""
+        committed = self.manager.pool.committed_keys()
+        pinned = [(pin.key, pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()]
+        self.plans.clear()
+        self.results.clear()
+        self.handled.clear()
+        self._sent.clear()
+        self._spans.clear()
+        self.denied.clear()
+        self.executor.drop_sequences()
+        self.manager.drop_sequences()
+        self.batcher = Batcher(self.limits, lambda: self.now)
+        self.manager.check()
+        assert self.manager.pool.committed_keys() == committed, "a rejoin changes what is committed"
+        assert self.manager.pool.state().pending == {} and self.manager.pins.num_marks == 0
+        assert [(pin.key, pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()] == pinned
+        lost = {submission.id for submission in self.submissions.values() if not submission.terminal}
+        self.submissions = {i: submission for i, submission in self.submissions.items() if i not in lost}
+        self.accounts = [account for account in self.accounts if lost.isdisjoint(account.sequences)]
+        num_reports = len(self.reports)
+        self.batcher.announce_keys()
+        self.pump()
+        if self.limits.enable_prefix_caching:
+            (report,) = self.reports[num_reports:]
+            assert report.number == 1 and report.is_cleared and not report.removed_keys
+            assert {*split(report.stored_keys)} == {key[:KEY_PREFIX_BYTES] for key in committed}
+        pool = self.manager.pool
+        assert pool.num_free + pool.num_pinned_only + 1 == self.limits.num_blocks
 
     def run_one(self) -> StepResult:
         """Let the executor run the next plan."""

@@ -155,7 +155,8 @@ NOT_A_MESSAGE = {
     "frame that is too long": frame(2, b"", length=2**32 - 1),
     "frame that is too short": frame(2, b"", length=5),
     "empty frame": bytes(64),
-    "another incarnation": frame(2, msgspec.msgpack.encode(Abort(1)), 4),
+    "later incarnation": frame(2, msgspec.msgpack.encode(Abort(1)), 6),
+    "frame of an earlier incarnation that is too short": frame(2, b"", 4, length=5),
     "unknown type": frame(99, b"\x80"),
     "no body": frame(4, b""),
     "body that is not msgpack": frame(8, b"\xc1" * 9),
@@ -176,6 +177,31 @@ async def test_not_a_message(data: bytes) -> None:
     good = FrameWriter(trio.testing.memory_stream_one_way_pair()[0], 5).encode(Abort(3))
     received, error = await read_to_the_end(good + data + good)
     assert received == [Abort(3)] and isinstance(error, Unreadable)
+
+
+async def test_stale_frames() -> None:
+    """Frames of earlier incarnations are counted and passed over, whatever is in them and wherever they are cut."""
+    ours, theirs = trio.testing.memory_stream_one_way_pair()
+    stale: list[int] = []
+    reader = FrameReader(theirs, 5, stale.append)
+    good = frame(2, msgspec.msgpack.encode(Abort(3)))
+    old = frame(2, msgspec.msgpack.encode(Abort(1)), 4) + frame(99, b"\x80", 1)
+    received: list[WireMessage] = []
+
+    async def receive() -> None:
+        while True:
+            received.extend(await reader.receive_all())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        for at in range(len(old)):
+            await ours.send_all(good + old[:at])
+            await trio.testing.wait_all_tasks_blocked()
+            await ours.send_all(old[at:] + good)
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert received == [Abort(3)] * 2 * len(old)
+    assert sum(stale) == 2 * len(old)
 
 
 async def test_changed_bytes() -> None:

@@ -157,7 +157,7 @@ def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error:
     ours, theirs = socket.socketpair()
     with ours:
         config = msgspec.json.encode(runtime_config().engine).decode()
-        assert engine_server.main([str(theirs.detach()), "-1", "1", config]) == os.EX_TEMPFAIL
+        assert engine_server.main(["-1", str(theirs.detach()), "-1", "1", "1.0", "", config]) == os.EX_TEMPFAIL
         assert ours.recv(100) == greeting(__version__)
         assert ours.recv(1) == b"", "the engine must not have sent a refusal"
 
@@ -174,4 +174,5 @@ def test_engine_that_fails_to_load(monkeypatch: pytest.MonkeyPatch, error: Excep
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     ours, theirs = socket.socketpair()
     with ours, pytest.raises(type(error)):
-        engine_server.main([str(theirs.detach()), "-1", "1", msgspec.json.encode(runtime_config().engine).decode()])
+        config = msgspec.json.encode(runtime_config().engine).decode()
+        engine_server.main(["-1", str(theirs.detach()), "-1", "1", "1.0", "", config])

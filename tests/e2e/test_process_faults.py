@@ -134,7 +134,7 @@ def test_engine_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
             answer = whole.result()
         assert answer.status_code == 500 and reason in answer.json()["error"]["message"]
         assert health.json()["state"] == "restarting" and reason in health.json()["detail"]
-        assert has_ended(first_engine)
+        eventually(lambda: has_ended(first_engine), "it is killed, at the latest when it has not come back", within_s=4)
         server.wait_ready()
         assert server.get("/health").json()["incarnation"] == 2 and server.engine_pid() != first_engine
         metrics = server.wait_at_rest()

@@ -11,7 +11,8 @@ def pass_ticks(monitor: HeartbeatMonitor, seconds: float, *, could_receive: bool
     for _ in range(round(seconds / TICK_S)):
         verdict = monitor.advance(TICK_S, could_receive=could_receive)
         if verdict is not None:
-            return verdict
+            assert verdict.is_lost == ("no message" in verdict.reason)
+            return verdict.reason
     return None
 
 

@@ -25,6 +25,7 @@ from quipu.actors.messages.supervisor import EngineReady, Heartbeat
 from quipu.actors.processes import heartbeat, process_host
 from quipu.actors.processes.greeting import greeting
 from quipu.actors.processes.process_host import ProcessHost
+from quipu.actors.processes.reconnection import Listener
 from quipu.actors.shared.step_record import StepRecord
 from quipu.actors.supervisor import Death, EngineHost, EngineLink
 from quipu.actors.text_workers.renderer import InlineRenderer
@@ -55,7 +56,7 @@ class Impostor(ProcessHost):
 
         `beats`: whether heartbeats are sent for it.
         """
-        super().__init__(runtime_config().engine, {})
+        super().__init__(runtime_config().engine, {}, rejoin_s=0.05)
         self._act = act
         self._keeps_open = keeps_open
         self._beats = beats
@@ -69,7 +70,7 @@ class Impostor(ProcessHost):
             nursery.cancel_scope.cancel()
         return death
 
-    async def _start(self, descriptor: int, memory: int, incarnation: int) -> trio.Process:
+    async def _start(self, descriptor: int, memory: int, incarnation: int, listener: Listener) -> trio.Process:
         if self.step_ids:
             StepRecord(memory).begin(self.step_ids)
         connection = socket.socket(fileno=os.dup(descriptor))
@@ -84,7 +85,7 @@ class Impostor(ProcessHost):
 
     async def _send_heartbeats(self, connection: socket.socket, incarnation: int) -> None:
         with connection:
-            while self.process is None or self.process.returncode is None:
+            while self.child is None or not self.child.has_ended:
                 connection.send(encoded(incarnation, Heartbeat(1, 0.0)), socket.MSG_NOSIGNAL)
                 await trio.sleep(0.005)
 
@@ -96,7 +97,14 @@ class FirstImpostor:
         self._hosts: list[EngineHost] = [others, impostor]
 
     async def run(self, link: EngineLink) -> Death:
-        return await (self._hosts.pop() if len(self._hosts) > 1 else self._hosts[0]).run(link)
+        host = self._hosts.pop() if len(self._hosts) > 1 else self._hosts[0]
+        death = await host.run(link)
+        await host.close()
+        return death
+
+    async def close(self) -> None:
+        for host in self._hosts:
+            await host.close()
 
 
 def sends(data: bytes, *, keeps_open: bool = True) -> Impostor:
@@ -114,7 +122,7 @@ DEATHS: dict[str, tuple[Impostor, str]] = {
     "end in a frame": (sends(READY + b"\0" * 3, keeps_open=False), "it closed its connection and did not end"),
     "unknown type": (sends(READY + b"\x06\0\0\0\x01\0\0\0\x63\0"), "cannot be read: a message of type 99"),
     "invalid length": (sends(READY + b"\xff" * 16), "cannot be read: a frame of 4294967295 bytes"),
-    "another incarnation": (sends(READY + encoded(7, Heartbeat(1, 0.0))), "a frame of engine 7, and this is engine 1"),
+    "later incarnation": (sends(READY + encoded(7, Heartbeat(1, 0.0))), "a frame of engine 7, and this is engine 1"),
     "not from an engine": (sends(READY + encoded(1, Abort(1))), "cannot be read: Abort, which only engines receive"),
     "silence": (sends(READY), "no message for"),
     "writes no more": (Impostor(half_open, keeps_open=True), "it closed its connection and did not end"),
@@ -165,6 +173,7 @@ async def run_alone(impostor: Impostor) -> tuple[Death, list[StepReport | Engine
     reports: Channel[StepReport | EngineDied] = Channel(8)
     with trio.fail_after(20):
         death = await impostor.run(make_link(reports))
+        await impostor.close()
     return death, reports.take_nowait()
 
 

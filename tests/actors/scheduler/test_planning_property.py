@@ -6,6 +6,7 @@ late rows are booked and emit nothing                    TestEngine: at every re
 duplicate messages are no-ops                            TestDuplicates: every message is sent twice
 preempt and resume change neither output nor cached      TestEngine: at every rule, and next to an engine that has room
 no preemption for worse rank                             TestEngine: at every grant, and below for every alignment
+a rejoin drops sequences and keeps committed blocks      TestEngine: `EngineBench.rejoin`, anywhere
 """
 
 from __future__ import annotations
@@ -143,6 +144,7 @@ class EngineMachine(RuleBasedStateMachine):
             breakpoints=tuple(sorted((m for m in marks if m.position <= len(prompt)), key=lambda m: m.position)),
         )
 
+    @precondition(lambda self: self.bench.submissions)
     @rule(data=st.data(), own=st.lists(st.integers(0, 3), max_size=3), max_tokens=st.integers(1, 8))
     def submit_next_turn(self, data: st.DataObject, own: list[int], max_tokens: int) -> None:
         """Submit a prompt that extends an earlier answer, which hits blocks that decoding filled."""
@@ -177,6 +179,11 @@ class EngineMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         """Forget everything published; running sequences continue."""
         self.bench.reset_prefix_cache()
+
+    @rule()
+    def rejoin(self) -> None:
+        """Lose the connection: sequences are dropped wherever they are, and what is committed stays."""
+        self.bench.rejoin()
 
     @rule()
     def abort_ended(self) -> None:

@@ -1,0 +1,136 @@
+"""One engine process as its host has it: its present connection, those it has lost, and the way back.
+
+Used by `process_host.py`. A process whose connection is lost may go on. Its incarnation is dead then, and everything
+that it still sends on the old connection is read and only counted. It may connect again for a while, as the next
+incarnation; otherwise it is killed.
+
+What must always hold: nothing of a dead incarnation is delivered; a process that is to end finds nobody listening.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+import attrs
+import structlog
+import trio
+
+from ..frames import FrameReader, PeerGone, Unreadable
+from ..shared.step_record import StepRecord
+from ..supervisor import EngineLink
+from .child import kill_group
+from .reconnection import Listener
+
+log = structlog.get_logger()
+
+MAX_OLD = 4
+"""Lost connections of one process that are still read; the oldest is closed."""
+
+
+@attrs.define(eq=False)
+class EngineChild:
+    process: trio.Process
+    record: StepRecord
+    listener: Listener
+    stream: trio.SocketStream | None
+    """The connection of the present incarnation."""
+    step_ids: tuple[int, ...] | None = None
+    """The sequences of the step that it was running when it died last, if it was running one."""
+    _old: list[tuple[trio.SocketStream, FrameReader]] = attrs.field(factory=list)
+    """Connections of dead incarnations on which something may still arrive, oldest first."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.returncode is not None
+
+    def kill(self) -> None:
+        kill_group(self.process.pid)
+
+    async def end(self, grace_s: float) -> None:
+        """Ask the process to end by closing what connects it, wait for a while, then kill it."""
+        with trio.CancelScope(shield=True):
+            self.listener.close()  # first, so that it finds that it is not wanted back
+            for stream in (self.stream, *(stream for stream, _ in self._old)):
+                if stream is not None:
+                    await trio.aclose_forcefully(stream)
+            with trio.move_on_after(grace_s):
+                await self.process.wait()
+            if not self.has_ended:
+                self.kill()
+            await self.process.wait()
+            self.step_ids = self.record.read()
+            self.record.close()
+
+    # ------------------------------------------------------------ lost connections
+
+    async def wait_for_caller_or_end(self, timeout_s: float, *, may_call: bool) -> bool:
+        """Wait until the process ends or, if it may, connects again. Returns whether it has connected."""
+        has_called = False
+
+        async def wait_for_caller() -> None:
+            nonlocal has_called
+            await self.listener.wait_for_caller()
+            has_called = True
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(timeout_s):
+            async with trio.open_nursery() as nursery:
+                if may_call:
+                    nursery.start_soon(wait_for_caller)
+                await self.process.wait()
+                nursery.cancel_scope.cancel()
+        return has_called
+
+    async def lose(self, reader: FrameReader, *, is_at_end: bool) -> None:
+        """Give up the present connection, of which the process may not have noticed that it is lost.
+
+        `reader` is what it was read with; it goes on reading, unless the connection is at its end.
+        """
+        stream, self.stream = self.stream, None
+        self.step_ids = self.record.read()
+        assert stream is not None
+        if is_at_end:
+            await trio.aclose_forcefully(stream)
+            return
+        with suppress(OSError):
+            stream.socket.shutdown(socket.SHUT_WR)
+        self._old.append((stream, reader))
+        while len(self._old) > MAX_OLD:
+            await trio.aclose_forcefully(self._old.pop(0)[0])
+
+    async def readmit(self, incarnation: int, timeout_s: float) -> trio.SocketStream | None:
+        """Wait until the process connects again, as another incarnation. None: it has ended, or has not in time."""
+
+        async def watch() -> None:
+            await self.process.wait()
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(timeout_s):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch)
+                self.stream = await self.listener.admit(incarnation)
+                nursery.cancel_scope.cancel()
+        return self.stream
+
+    async def refuse_old_frames(self, link: EngineLink) -> None:
+        """Count what still arrives on lost connections, each until its end."""
+        async with trio.open_nursery() as nursery:
+            for stream, reader in self._old:
+                nursery.start_soon(self._refuse, link, stream, reader)
+
+    async def _refuse(self, link: EngineLink, stream: trio.SocketStream, reader: FrameReader) -> None:
+        num_frames = 0
+        try:
+            while True:
+                num_frames += (num := len(await reader.receive_all()))
+                link.refuse(num)
+        except (PeerGone, Unreadable):
+            log.info(
+                "engine.stale_frames",
+                engine_id=link.engine_id,
+                incarnation=reader.incarnation,
+                num_frames=num_frames,
+            )
+        self._old = [one for one in self._old if one[0] is not stream]
+        await trio.aclose_forcefully(stream)

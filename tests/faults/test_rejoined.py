@@ -1,0 +1,86 @@
+"""Engines that lose their connection and come back: all of quipu in one loop, with engines that read their KV."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from quipu.actors.router.key_index import DIGEST_BYTES
+from quipu.kernels.fake import continuation
+from tests.prompts import prompt_of
+from tests.rejoining_host import RejoiningHost
+from tests.runtimes import BLOCK, Answer, Client, small_runtime, text_of
+from tests.traps.wire import settle
+
+MAX_TOKENS = 40
+
+
+def host_of(client: Client, index: int = 0) -> RejoiningHost:
+    host = client.runtime.hosts[index]
+    assert isinstance(host, RejoiningHost)
+    return host
+
+
+def assert_router_knows(client: Client) -> None:
+    """Assert that the router expects of each engine the keys that are committed there, and no others."""
+    routes = client.runtime.route_store
+    for engine_id in client.runtime.hosts:
+        kept = host_of(client, engine_id).kept
+        assert kept is not None
+        known = routes.routing.index.keys_of(routes.engines[engine_id].slot)
+        assert known == {key[:DIGEST_BYTES] for key in kept.block_manager.pool.committed_keys()}
+
+
+async def ask_all(client: Client, cuts: list[float]) -> list[Answer]:
+    """Ask for twelve answers, and cut the first engine's connection at these times."""
+    answers: dict[int, Answer] = {}
+
+    async def ask(index: int) -> None:
+        answers[index] = await client.ask(prompt_of(70, index), max_tokens=MAX_TOKENS, n=1 + index % 2)
+
+    async def cut(at: float) -> None:
+        await trio.sleep(at)
+        host_of(client).cut()
+
+    async with trio.open_nursery() as nursery:
+        for index in range(12):
+            nursery.start_soon(ask, index)
+        for at in cuts:
+            nursery.start_soon(cut, at)
+    await settle(client)
+    return [answers[index] for index in range(12)]
+
+
+@pytest.mark.parametrize("num_blocks", [24, 120], ids=["preempting", "roomy"])
+@pytest.mark.parametrize("cuts", [[0.005], [0.13], [0.237], [0.1, 0.3, 0.5]], ids=str)
+@pytest.mark.parametrize("num_engines", [1, 2])
+async def test_requests_go_on(
+    autojump_clock: trio.abc.Clock, cuts: list[float], num_blocks: int, num_engines: int
+) -> None:
+    """The answers are the same, each token comes once, and the books add up, wherever the connection was cut."""
+    changes = {"num_blocks": num_blocks, "max_model_len": 320, "num_engines": num_engines}
+    async with small_runtime(make_host=RejoiningHost, **changes) as client:
+        engines = client.engines
+        for index, answer in enumerate(await ask_all(client, cuts)):
+            expected = text_of(continuation(prompt_of(70, index), MAX_TOKENS))
+            assert answer.error is None and set(answer.texts.values()) == {expected}
+            assert not answer.record.disputed and answer.record.prompt_tokens == 70
+            assert answer.record.completion_tokens == MAX_TOKENS * (1 + index % 2)
+        assert client.engines == engines, "none was loaded again"
+        assert client.runtime.desk.engines()[0].deaths == len(cuts)
+        assert client.runtime.desk.health().incarnation == num_engines + len(cuts)
+        assert_router_knows(client)
+
+
+async def test_cache_is_kept(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt that was cached before is found after the engine has come back, of which the router knows at once."""
+    async with small_runtime(make_host=RejoiningHost) as client:
+        await client.ask(prompt_of(4 * BLOCK + 1))
+        host_of(client).cut()
+        await trio.sleep(1)
+        assert client.runtime.desk.health().incarnation == 2
+        assert_router_knows(client)
+        assert len(client.runtime.route_store.routing.index.keys_of(client.runtime.route_store.engines[0].slot)) >= 4
+        answer = await client.ask(prompt_of(4 * BLOCK + 1))
+        assert answer.record.cached_tokens == 4 * BLOCK and not answer.record.disputed
+        await settle(client)
