@@ -193,6 +193,10 @@ async def open_runtime(
         dispatch = Dispatch(route_store, engines, lane, accounts, resume_on=config.resume_on)
         await Router(route_store, dispatch).run(routes)
 
+    def record_router_death() -> str | None:
+        sequence_id = route_store.record_death()
+        return None if sequence_id is None else lane.request_of(sequence_id)
+
     async def run_detokenizer() -> None:
         detokenizer = make_detokenizer(text_store, decoder, accounts, lane.abort, chosen.template)
         await detokenizer.run(texts)
@@ -219,7 +223,7 @@ async def open_runtime(
         nursery.start_soon(lanes.run)
         for actor, start, on_death in (
             ("tokenizer", partial(run_tokenizer, nursery), job_store.record_death),
-            ("router", run_router, route_store.record_death),
+            ("router", run_router, record_router_death),
             ("detokenizer", run_detokenizer, text_store.record_death),
             ("accountant", run_accountant, entry_store.record_crash),
         ):

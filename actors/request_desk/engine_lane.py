@@ -236,8 +236,10 @@ class EngineLane:
             self._taken_back = trio.Event()
             await self._taken_back.wait()
 
-    def request_of(self, sequence_id: int) -> str:
-        return self._live[sequence_id].request_id
+    def request_of(self, sequence_id: int) -> str | None:
+        """Return the request of a sequence; None if it has ended."""
+        live = self._live.get(sequence_id)
+        return None if live is None else live.request_id
 
     def numerics_of(self, sequence_id: int) -> str | None:
         """Return which bits a sequence's last engine computed; None if it had none."""

@@ -233,7 +233,8 @@ class Dispatch:
         same = [engine.slot for engine in engines if engine.numerics == numerics and not engine.is_closing]
         if self._only_same and not same and not self._may_come(numerics):
             error = RequestError(ErrorKind.INTERNAL, "Its engine died, and no other computes the same bits.")
-            self._accountant.post(Refused(self._lane.request_of(submit.sequence_id), error, Fault.ENGINE_DIED))
+            if (request_id := self._lane.request_of(submit.sequence_id)) is not None:
+                self._accountant.post(Refused(request_id, error, Fault.ENGINE_DIED))
         return same if same or self._only_same else None
 
     def _may_come(self, numerics: str) -> bool:
@@ -245,11 +246,12 @@ class Dispatch:
 
     def _drop(self, sequence_id: int) -> None:
         """Forget a sequence that its engine has ended, or will not have."""
-        its = self._store.sequences.pop(sequence_id, None)
+        its = self._store.sequences.get(sequence_id)
         if its is None:
             return
-        self._store.prefilling.pop(sequence_id, None)
         self._routing.drop(its.route)
+        del self._store.sequences[sequence_id]
+        self._store.prefilling.pop(sequence_id, None)
         if (group := self._store.groups.get(its.group_id)) is not None and group.engine_id == its.engine_id:
             group.num_routed -= 1
             self._end_group_if_over(its.group_id, group)

@@ -28,7 +28,7 @@ EngineNews = StepReport | EngineUp | EngineDown | EngineClosing | SequenceEnded
 RouterMessage = Submit | Abort | ResetPrefixCache | EngineNews
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class RoutedSequence:
     """Where a sequence was sent."""
 
@@ -51,7 +51,7 @@ class Group:
     num_to_come: int = 0
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class ReadyEngine:
     """An engine that may be sent something."""
 
@@ -64,7 +64,7 @@ class ReadyEngine:
     is_closing: bool = False
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class RouteStore:
     routing: Routing
     reports: deque[EngineNews] = attrs.field(factory=deque)
@@ -81,6 +81,7 @@ class RouteStore:
     """By id."""
     by_slot: dict[int, ReadyEngine] = attrs.field(factory=dict)
     num_handled: int = 0
+    """Messages that were handled, without prompts that have killed the router too often."""
     num_deaths_in_hand: int = 0
     """How often the router has died of the message that it was handling."""
 
@@ -92,10 +93,11 @@ class RouteStore:
             else:
                 self.reports.append(message)
 
-    def record_death(self) -> str | None:
-        """Note that the router has died, and return the request of the prompt in hand, if there was one."""
+    def record_death(self) -> int | None:
+        """Note that the router has died, and return the sequence that it had in hand, if there was one."""
         self.num_deaths_in_hand += 1
-        return None
+        in_hand = None if self.reports or not self.prompts else self.prompts[0]
+        return in_hand.sequence_id if isinstance(in_hand, Submit) else None
 
     @property
     def is_to_be_careful(self) -> bool:
@@ -104,6 +106,7 @@ class RouteStore:
 
     def take_off(self, queue: deque[Any]) -> None:
         """Remove the first message of a queue, which was handled."""
-        queue.popleft()
-        self.num_handled += not self.num_deaths_in_hand
+        message = queue.popleft()
+        # a prompt that kills the router is its client's work
+        self.num_handled += not (self.is_to_be_careful and isinstance(message, Submit))
         self.num_deaths_in_hand = 0

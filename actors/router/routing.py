@@ -28,7 +28,7 @@ FEW_SLOTS = 8
 """As many slots of a mask are looked at one by one; of more, an array is made."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Route:
     """Where one prompt was sent, until it is dropped."""
 

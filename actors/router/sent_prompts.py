@@ -21,7 +21,7 @@ MAX_RUNS = 128
 """Of a prompt, from its beginning: prompts that all branch off each other would take milliseconds."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Run:
     """Blocks `start` to `end` of every prompt that begins like `keys`."""
 
@@ -39,7 +39,7 @@ class _Run:
     """A bit for each slot of `counts`."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class SentPrompt:
     """One prompt on its way."""
 
