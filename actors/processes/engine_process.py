@@ -61,7 +61,7 @@ def _end_late(code: int) -> None:
 
 def main(argv: list[str]) -> None:
     """Run the engine; does not return."""
-    pin(argv[3])  # first: threads inherit it
+    pin(argv[-1])  # first: threads inherit it
     bind_to_parent(int(argv[0]))
     be_killed_first()
     try:
