@@ -78,20 +78,20 @@ class EngineManager:
         engine_id = seat.engine_id
         self.hosts[engine_id] = self._make_host(engine_id)
         self._scopes[engine_id] = trio.CancelScope()
-        self._tasks.start_soon(self._supervise, seat, may_fail_alone)
-        return engine_id
-
-    async def _supervise(self, seat: EngineSeat, may_fail_alone: bool) -> None:
         supervisor = Supervisor(
             self._config,
             seat,
-            self.hosts[seat.engine_id],
+            self.hosts[engine_id],
             self._desk,
             self._accountant,
             self._router,
             self._show_ready,
             may_fail_alone=may_fail_alone,
         )
+        self._tasks.start_soon(self._supervise, seat, supervisor)
+        return engine_id
+
+    async def _supervise(self, seat: EngineSeat, supervisor: Supervisor) -> None:
         with self._scopes[seat.engine_id]:
             await supervisor.run()
         if seat.is_closing:

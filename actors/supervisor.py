@@ -186,6 +186,7 @@ class Supervisor:
         self._router = router
         self._show_ready = show_ready
         self._may_fail_alone = may_fail_alone
+        self._incarnation = desk.pool.next_incarnation()  # now, so that engines are numbered in order
 
     async def run(self) -> None:
         """Keep an engine running until cancelled, or until it is given up while others serve. Raises EngineGivenUp."""
@@ -201,9 +202,10 @@ class Supervisor:
         num_shortages = 0
         was_ready = False
         while True:
-            incarnation = desk.pool.next_incarnation()
+            incarnation = self._incarnation
             link = EngineLink(seat, incarnation, desk, self._accountant, self._router, self._show_ready)
             death = await self._host.run(link)
+            self._incarnation = desk.pool.next_incarnation()
             was_ready |= link.is_ready
             if death.is_shortage and was_ready:
                 self._note_shortage(incarnation, death)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from ..messages.counts import Count, Estimate, Known, billable, kind_of, shown
+from ..messages.counts import Count, Estimate, Known, billable, estimated, kind_of, shown
 from ..messages.handler import Closed, Outlet, Started
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import CacheTtl
@@ -132,15 +132,16 @@ class SideEffects:
             return
         numbers = (
             shown(account.prompt_tokens),
-            shown(account.cached),
+            billable(account.cached),
             shown(account.cache_write),
             account.created(CacheTtl.FIVE_MINUTES),
             account.created(CacheTtl.ONE_HOUR),
+            estimated(account.cached),
             account.num_frozen_prompts,
         )
         if numbers != request.applied.told:
             request.applied.told = numbers
-            request.opened.outlet.put(Started(*numbers[:5]))
+            request.opened.outlet.put(Started(*numbers[:6]))
 
     # ------------------------------------------------------------ the end
 

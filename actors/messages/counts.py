@@ -49,13 +49,18 @@ Count = Known | Estimate | Unknown
 
 
 def shown(count: Count) -> int | None:
-    """Return the number that a client is shown; None if it is unknown."""
+    """Return the number, counted or estimated, to be shown together with its kind; None if it is unknown."""
     return None if isinstance(count, Unknown) else count.n
 
 
 def billable(count: Count) -> int | None:
     """Return the number that may be billed; None for anything that was not counted."""
     return count.n if isinstance(count, Known) else None
+
+
+def estimated(count: Count) -> int | None:
+    """Return the number of an estimate; None for anything else."""
+    return count.n if isinstance(count, Estimate) else None
 
 
 def kind_of(count: Count) -> str:

@@ -36,10 +36,13 @@ class Started:
     prompt_tokens: int | None
     """Sums over the prompts admitted so far. None: not known."""
     cached_tokens: int | None
+    """As counted by the engine."""
     cache_write_tokens: int | None
     created_5m_tokens: int = 0
     """Written tokens up to the last pinned breakpoint, by the ttl of the first breakpoint after each token."""
     created_1h_tokens: int = 0
+    cached_tokens_estimate: int | None = None
+    """What a router expected, where the engine does not count."""
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import attrs
 
 from .block_manager import CacheMiss
-from .counts import UNKNOWN, Count, shown
+from .counts import UNKNOWN, Count, billable, estimated, shown
 from .outcomes import Fault, FinishReason, Outcome
 
 
@@ -78,8 +78,13 @@ class UsageRecord:
 
     @property
     def cached_tokens(self) -> int | None:
-        """As told to the client: a count, or a router's estimate if the engine reported nothing."""
-        return shown(self.cached)
+        """As told to the client: what the engine counted. None: it counted nothing."""
+        return billable(self.cached)
+
+    @property
+    def cached_tokens_estimate(self) -> int | None:
+        """What a router expected, if the engine counted nothing."""
+        return estimated(self.cached)
 
     @property
     def cache_write_tokens(self) -> int | None:

@@ -253,6 +253,35 @@ async def test_policies_serve_alike(autojump_clock: trio.abc.Clock, policy: str)
         assert sum(engine.block_manager.pool.num_cached > 0 for engine in client.engines) > 1
 
 
+async def test_estimates_stand_beside_counts(autojump_clock: trio.abc.Clock) -> None:
+    """The record says what the router expected; the difference is a metric; only the engine's count is told and billed."""
+    async with small_runtime(num_engines=2) as client:
+        first = await client.ask(prompt_of(70), max_tokens=2)
+        again = await client.ask(prompt_of(70), max_tokens=2)
+        for answer, num_expected in ((first, 0), (again, 64)):
+            assert answer.record.router_estimate == answer.record.cached_tokens == num_expected
+            assert answer.record.cached_tokens_estimate is None
+        assert again.record.engine == first.record.engine in (0, 1)
+        # what the router does not hear of: the prompt is expected where its blocks are no more
+        for engine in client.engines:
+            engine.block_manager.pool.observers.clear()
+            engine.block_manager.pool.reset()
+        wrong = await client.ask(prompt_of(70), max_tokens=2)
+        assert (wrong.record.router_estimate, wrong.record.cached_tokens) == (64, 0)
+        found = samples(client)
+        assert found["router_overlap_error_tokens_count"] == 3
+        assert found["router_overlap_error_tokens_sum"] == 64
+        assert found['cached_tokens_total{tier="device"}'] == found["prefix_cache_hits_total"] == 64
+
+
+async def test_one_engine_has_no_estimates(autojump_clock: trio.abc.Clock) -> None:
+    """There is nothing to choose."""
+    async with small_runtime() as client:
+        for _ in range(2):
+            assert (await client.ask(prompt_of(70), max_tokens=2)).record.router_estimate is None
+        assert samples(client)["router_overlap_error_tokens_count"] == 0
+
+
 async def test_reset_reaches_all(autojump_clock: trio.abc.Clock) -> None:
     """After a reset no engine finds anything, and the router expects nothing."""
     async with small_runtime(num_engines=2) as client:

@@ -1,7 +1,8 @@
 """Usage as the OpenAI endpoints show it: a projection of the usage record, or of what is known so far.
 
 The `UsageRecord` comes with the last event of a request; a `Tally` adds up the events of a request that is still
-running. Neither is corrected here: numbers are shown as recorded, 0 as 0, unknown as null.
+running. Neither is corrected here: numbers are shown as recorded, 0 as 0. Cached tokens that the engine did not count
+are absent; a router's estimate has a field of its own, for who asks for details.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def tallied_usage(tally: Tally, *, with_tiers: bool) -> dict[str, Any] | None:
         return None
     usage = _openai(tally)
     if with_tiers:
-        usage["prompt_tokens_details"]["cached_tokens_by_tier"] = None
+        usage["prompt_tokens_details"] |= {"cached_tokens_by_tier": None, **_estimate(tally)}
     return usage
 
 
@@ -32,7 +33,7 @@ def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
     """Return the `usage` object of a completion or chat completion (docs/usage.md)."""
     usage = _openai(record)
     if with_tiers:
-        usage["prompt_tokens_details"]["cached_tokens_by_tier"] = cached_tokens_by_tier(record)
+        usage["prompt_tokens_details"] |= {"cached_tokens_by_tier": cached_tokens_by_tier(record), **_estimate(record)}
         usage["prompt_tokens_details"]["cache_misses"] = [_miss(miss) for miss in record.cache_misses]
     return usage
 
@@ -61,6 +62,11 @@ def _miss(miss: CacheMiss) -> dict[str, Any]:
     return {"reason": shown.reason.value, "token": shown.token}
 
 
+def _estimate(known: UsageRecord | Tally) -> dict[str, int]:
+    estimate = known.cached_tokens_estimate
+    return {} if estimate is None else {"cached_tokens_estimate": estimate}
+
+
 def _openai(known: UsageRecord | Tally) -> dict[str, Any]:
     prompt, completion = known.prompt_tokens, known.completion_tokens
     return {
@@ -68,7 +74,7 @@ def _openai(known: UsageRecord | Tally) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": None if prompt is None else prompt + completion,
         "prompt_tokens_details": {
-            "cached_tokens": known.cached_tokens,
+            **({} if known.cached_tokens is None else {"cached_tokens": known.cached_tokens}),
             "cache_write_tokens": known.cache_write_tokens,
             "audio_tokens": 0,
         },

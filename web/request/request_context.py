@@ -124,6 +124,7 @@ class RequestContext:
             completion_tokens=usage.completion_tokens,
             miss_reason=reason,
             miss_token=token,
+            engine=usage.engine if isinstance(usage, UsageRecord) else None,
             duration_s=round(ended_at - self.opened_at, 6),
             **self._reasons(),
         )

@@ -14,7 +14,9 @@ class Tally:
     prompt_tokens: int | None = None
     """Sum over the prompts admitted so far. None: none has been admitted yet."""
     cached_tokens: int | None = None
+    """As counted by engines; None if one of them does not count."""
     cache_write_tokens: int | None = None
+    cached_tokens_estimate: int | None = None
     created_5m_tokens: int = 0
     created_1h_tokens: int = 0
     completion_tokens: int = 0
@@ -25,6 +27,7 @@ class Tally:
         """Replace the sums over prompts by those of `event`."""
         self.prompt_tokens = event.prompt_tokens
         self.cached_tokens = event.cached_tokens
+        self.cached_tokens_estimate = event.cached_tokens_estimate
         self.cache_write_tokens = event.cache_write_tokens
         self.created_5m_tokens = event.created_5m_tokens
         self.created_1h_tokens = event.created_1h_tokens

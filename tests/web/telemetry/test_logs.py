@@ -54,6 +54,7 @@ async def test_one_line_a_request(lines: list[Any]) -> None:
         "completion_tokens": 3,
         "miss_reason": None,
         "miss_token": None,
+        "engine": None,
     }
 
 
