@@ -254,7 +254,7 @@ async def test_policies_serve_alike(autojump_clock: trio.abc.Clock, policy: str)
 
 
 async def test_estimates_stand_beside_counts(autojump_clock: trio.abc.Clock) -> None:
-    """The record says what the router expected; the difference is a metric; only the engine's count is told and billed."""
+    """The record has what the router expected, a metric the difference; only the engine's count is told and billed."""
     async with small_runtime(num_engines=2) as client:
         first = await client.ask(prompt_of(70), max_tokens=2)
         again = await client.ask(prompt_of(70), max_tokens=2)
