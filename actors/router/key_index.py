@@ -5,7 +5,7 @@ at once. Chains are searched by bisection, since an engine that holds a block ne
 block is evicted no later than its parent unless the two were written by different sequences. Where one before it is
 missing, more is found than the engine will reuse; what is found is an estimate in any case.
 
-An entry has 8 bytes of the key, about 170 bytes of memory with one holder, and no more until its mask exceeds 30 slots.
+An entry has 8 bytes of the key, about 90 bytes of memory with one holder, and no more until its mask exceeds 30 slots.
 The entries of an engine that is gone are removed a shard at a time; its slot is free when all are.
 
 What must always hold: the keys of a slot are those that were stored and not removed since it was taken; a mask has no

@@ -5,8 +5,10 @@
 
 Rows of `policies`: prompt tokens found in the cache, as a share of what one engine finds that is as large and as fast
 as all of them; tokens computed by the busiest engine over the mean; times to first token in virtual seconds. One
-engine leaves nothing to choose and has one row. Rows of `decisions`: microseconds a decision, beside a plain port of
-NVIDIA Dynamo's index and cost. bench/README.md has the tables.
+engine leaves nothing to choose and has one row. Rows of `faults`: the same policy with a network between, with an
+engine that is slower than the others, and with one that dies; shares are of what it finds and computes without. Rows
+of `decisions`: microseconds a decision, beside a plain port of NVIDIA Dynamo's index and cost. bench/README.md has the
+tables.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.routing import decisions
-from bench.routing.cluster import MAX_NUM_SEQS, PREFILL_BUDGET, Cluster, Outcome, RoutedJob
+from bench.routing.cluster import FINE, MAX_NUM_SEQS, PREFILL_BUDGET, Cluster, Conditions, Outcome, RoutedJob
 from bench.routing.workloads import MADE_BLOCK, TRACE_BLOCK, made, traced
 from bench.simulated import PassCosts
 from bench.trace_replay import QUICK_TRACE, positive, read_trace
 from quipu.actors.router.policies import POLICIES
 from quipu.actors.router.routing import Routing
 
-PARTS = ("policies", "decisions")
+PARTS = ("policies", "faults", "decisions")
 TRACE_POOLS = (8000, 20_000, 50_000)
 TRACE_ENGINES = (1, 2, 8, 64)
 MADE_ENGINES = (1, 2, 8, 64, 1000)
@@ -40,6 +42,16 @@ MANY = 64
 PER_SECOND = 0.25
 """Conversations that begin on each engine."""
 NUM_DECISIONS = 300
+FAULT_ENGINES = 8
+CONDITIONS = {
+    "fine": FINE,
+    "delay 1 ms": Conditions(delay_s=0.001),
+    "delay 20 ms": Conditions(delay_s=0.02),
+    "one half as fast": Conditions(slowness=2.0),
+    "one dies": Conditions(dies_at=0.5),
+    "one dies, delay 20 ms": Conditions(delay_s=0.02, dies_at=0.5),
+}
+"""What the rows of `faults` are made under. Delays are one-way."""
 
 
 def serve(
@@ -50,9 +62,10 @@ def serve(
     policy: str,
     costs: PassCosts,
     max_num_seqs: int = MAX_NUM_SEQS,
+    conditions: Conditions = FINE,
 ) -> Outcome:
     routing = Routing(policy, block_size=block_size, prefill_budget=PREFILL_BUDGET, seed=1)
-    return Cluster(routing, num_engines, pool, block_size, costs, max_num_seqs).serve(workload)
+    return Cluster(routing, num_engines, pool, block_size, costs, max_num_seqs, conditions).serve(workload)
 
 
 def rows_of(
@@ -101,6 +114,30 @@ def policy_rows(arguments: argparse.Namespace, costs: PassCosts) -> Iterator[dic
         yield from rows_of("made", workload, num_engines, pool, MADE_BLOCK, arguments.policies, costs)
 
 
+def fault_rows(arguments: argparse.Namespace, costs: PassCosts) -> Iterator[dict[str, Any]]:
+    """Yield a row for each thing that may go wrong and each policy. Shares are of the same policy without it."""
+    num_engines = (arguments.engines or [FAULT_ENGINES])[0]
+    workload = made((arguments.conversations or CONVERSATIONS) * num_engines, PER_SECOND * num_engines)
+    for policy in arguments.policies:
+        fine: Outcome | None = None
+        for name, conditions in CONDITIONS.items():
+            outcome = serve(
+                workload, num_engines, MADE_POOL * num_engines, MADE_BLOCK, policy, costs, conditions=conditions
+            )
+            fine = fine or outcome
+            yield {
+                "conditions": name,
+                "engines": num_engines,
+                "policy": policy,
+                "hits": round(outcome.hit_tokens / max(1, fine.hit_tokens), 4),
+                "computed": round(sum(outcome.computed) / max(1, sum(fine.computed)), 3),
+                "ttft_p50_s": round(outcome.wait_s(0.5), 3),
+                "ttft_p99_s": round(outcome.wait_s(0.99), 3),
+                "moved": outcome.num_moved,
+                "estimates_off": outcome.estimates_off,
+            }
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows as a Markdown table."""
     if not rows:
@@ -146,9 +183,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 1000)
+    costs = PassCosts(arguments.step_ms / 1000, arguments.token_us / 1e6)
     if "policies" in arguments.parts:
-        costs = PassCosts(arguments.step_ms / 1000, arguments.token_us / 1e6)
         report["policies"] = list(policy_rows(arguments, costs))
+    if "faults" in arguments.parts:
+        report["faults"] = list(fault_rows(arguments, costs))
     if "decisions" in arguments.parts:
         sizes, number = (decisions.QUICK, 3) if arguments.quick else (decisions.SIZES, NUM_DECISIONS)
         report["decisions"] = [decisions.measure(size, number) for size in sizes]

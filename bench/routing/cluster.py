@@ -3,14 +3,17 @@
 Used by `python -m bench.routing`. Each engine is the real scheduler and block manager (`bench/simulated.py`); it tells
 the routing what it caches and evicts as it happens. Only the time of a pass is made up: `--step-ms`, plus `--token-us`
 for each position. A pass draws one token of each running sequence, which stands for `DECODED` of them and costs as many
-passes if nothing else is in it, so that an hour of traffic takes seconds.
+passes if nothing else is in it, so that an hour of traffic takes seconds. What may go wrong between the routing and the
+engines, and with an engine, are the `Conditions`.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import attrs
 
@@ -22,6 +25,23 @@ from quipu.actors.scheduler.config import SchedulerConfig
 DECODED = 16
 MAX_NUM_SEQS = 256
 PREFILL_BUDGET = 8192
+
+
+@attrs.frozen
+class Conditions:
+    """What is not as it should be. The first engine is the one that is slow, or dies."""
+
+    delay_s: float = 0.0
+    """Time that a prompt takes to an engine, and what an engine reports to the routing."""
+    slowness: float = 1.0
+    """How many times as long the first engine's passes take."""
+    dies_at: float | None = None
+    """When the first engine dies, as a share of the time from the first to the last arrival..."""
+    away_s: float = 30.0
+    """...and how long it takes until another one is there, with an empty cache."""
+
+
+FINE = Conditions()
 
 
 @attrs.frozen
@@ -59,6 +79,8 @@ class Outcome:
     """Requests whose estimate was not what the engine reused."""
     decision_us: float
     """Mean time of a decision."""
+    num_moved: int = 0
+    """Requests that another engine went on with after theirs had died."""
 
     @property
     def imbalance(self) -> float:
@@ -69,40 +91,38 @@ class Outcome:
         return self.waits_s[int(quantile * (len(self.waits_s) - 1))]
 
 
+Tell = Callable[..., None]
+"""Calls a method of the routing with arguments, once the routing can have heard of it."""
+
+
 class _Teller:
     """Tells the routing what an engine caches."""
 
-    def __init__(self, routing: Routing, slot: int) -> None:
+    def __init__(self, routing: Routing, slot: int, tell: Tell) -> None:
         self._routing = routing
         self._slot = slot
+        self._tell = tell
 
     def on_stored(
         self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
     ) -> None:
-        self._routing.on_stored(self._slot, keys)
+        self._tell(self._routing.on_stored, self._slot, keys)
 
     def on_removed(self, keys: Sequence[bytes]) -> None:
-        self._routing.on_removed(self._slot, keys)
+        self._tell(self._routing.on_removed, self._slot, keys)
 
     def on_cleared(self) -> None:
         raise AssertionError("no workload resets a cache")
 
 
 class _Engine:
-    def __init__(
-        self, routing: Routing, num_blocks: int, block_size: int, max_model_len: int, max_num_seqs: int
-    ) -> None:
-        self.slot = routing.add_engine(num_blocks)
-        limits = SchedulerConfig(
-            block_size=block_size,
-            num_blocks=num_blocks + 1,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=PREFILL_BUDGET,
-            max_steps_in_flight=2,
-            max_model_len=max_model_len,
-        )
+    def __init__(self, slot: int, limits: SchedulerConfig, costs: PassCosts) -> None:
+        self.slot = slot
+        self.costs = costs
         self.simulated = SimulatedEngine(limits, cache_outputs=False, explain_misses=False)
-        self.simulated.manager.pool.observers.append(_Teller(routing, self.slot))
+        self.routes: dict[int, Route] = {}
+        """Requests that were sent to it and have not ended."""
+        self.has_died = False
 
 
 def pass_seconds(plan: StepPlan, costs: PassCosts) -> float:
@@ -123,87 +143,162 @@ class Cluster:
         block_size: int,
         costs: PassCosts,
         max_num_seqs: int = MAX_NUM_SEQS,
+        conditions: Conditions = FINE,
     ) -> None:
         """`num_blocks`: of all engines together. `max_num_seqs`: of each."""
         self._max_num_seqs = max_num_seqs
         self._routing = routing
         self._costs = costs
         self._block_size = block_size
-        self._num_engines, self._num_blocks = num_engines, num_blocks
+        self._num_engines, self._share = num_engines, num_blocks // num_engines
+        self._conditions = conditions
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        """What happens when, and in which order."""
+        self._num_events = 0
+        self._longest = 0
         self._engines: dict[int, _Engine] = {}
-        self._routes: dict[int, Route] = {}
+        """Those that live, by slot."""
+        self._dead: list[_Engine] = []
+        self._jobs: dict[int, Job] = {}
+        """Requests that have not ended."""
         self._remaining: dict[int, int] = {}
-        self._ends: list[tuple[float, int]] = []
+        self._estimates: dict[int, int] = {}
+        """By request, what its first engine was expected to reuse."""
         self._waits: list[float] = []
         self._arrivals: dict[int, float] = {}
+        self._num_moved = 0
+        self._decision_s = 0.0
 
     def serve(self, workload: Sequence[RoutedJob]) -> Outcome:
         """Serve a workload in order of arrival, until every request has ended."""
-        longest = max(one.num_prompt_tokens + one.max_tokens for one in workload)
-        share = self._num_blocks // self._num_engines
-        for _ in range(self._num_engines):
-            engine = _Engine(self._routing, share, self._block_size, longest, self._max_num_seqs)
-            self._engines[engine.slot] = engine
-        decision_s = 0.0
+        self._longest = max(one.num_prompt_tokens + one.max_tokens for one in workload)
+        for index in range(self._num_engines):
+            self._add_engine(self._conditions.slowness if index == 0 else 1.0)
+        if (share := self._conditions.dies_at) is not None:
+            first, last = workload[0].arrival_s, workload[-1].arrival_s
+            self._at(first + share * (last - first), partial(self._die, next(iter(self._engines.values()))))
         for number, one in enumerate(workload):
-            while self._ends and self._ends[0][0] <= one.arrival_s:
-                self._end_pass(*heapq.heappop(self._ends))
-            decision_s += self._submit(one.job(number, self._block_size), one.arrival_s)
-        while self._ends:
-            self._end_pass(*heapq.heappop(self._ends))
-        num_open = sum(engine.simulated.num_open for engine in self._engines.values())
-        if num_open:
-            raise RuntimeError(f"{num_open} requests were never served")
-        reused = {i: n for engine in self._engines.values() for i, n in engine.simulated.reused.items()}
+            self._run_until(one.arrival_s)
+            job = one.job(number, self._block_size)
+            self._jobs[number], self._remaining[number] = job, job.max_tokens
+            self._arrivals[number] = self._now = one.arrival_s
+            self._submit(job)
+        self._run_until(math.inf)
+        if self._jobs:
+            raise RuntimeError(f"{len(self._jobs)} requests were never served")
+        engines = [*self._dead, *self._engines.values()]
+        reused = {i: n for engine in reversed(engines) for i, n in engine.simulated.reused.items()}
         return Outcome(
             sum(reused.values()),
-            [
-                sum(workload[i].num_prompt_tokens - n for i, n in engine.simulated.reused.items())
-                for engine in self._engines.values()
-            ],
+            [sum(workload[i].num_prompt_tokens - n for i, n in engine.simulated.reused.items()) for engine in engines],
             sorted(self._waits),
-            sum(self._routes[i].num_overlapping != n for i, n in reused.items()),
-            1e6 * decision_s / len(workload),
+            sum(self._estimates[i] != n for i, n in reused.items()),
+            1e6 * self._decision_s / len(workload),
+            self._num_moved,
         )
 
-    def _submit(self, job: Job, now: float) -> float:
-        """Route a request, submit it, and return the seconds that the decision took."""
+    # ------------------------------------------------------------ time
+
+    def _at(self, when: float, what: Callable[[], object]) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (when, self._num_events, what))
+
+    def _run_until(self, end: float) -> None:
+        while self._events and self._events[0][0] <= end:
+            self._now, _, what = heapq.heappop(self._events)
+            what()
+
+    def _after_delay(self, what: Callable[..., object], *arguments: object) -> None:
+        if self._conditions.delay_s:
+            self._at(self._now + self._conditions.delay_s, partial(what, *arguments))
+        else:
+            what(*arguments)
+
+    # ------------------------------------------------------------ engines
+
+    def _add_engine(self, slowness: float = 1.0) -> None:
+        limits = SchedulerConfig(
+            block_size=self._block_size,
+            num_blocks=self._share + 1,
+            max_num_seqs=self._max_num_seqs,
+            max_num_batched_tokens=PREFILL_BUDGET,
+            max_steps_in_flight=2,
+            max_model_len=self._longest,
+        )
+        costs = PassCosts(slowness * self._costs.step_s, slowness * self._costs.token_s)
+        engine = _Engine(self._routing.add_engine(self._share), limits, costs)
+
+        def tell(what: Callable[..., object], *arguments: object) -> None:
+            self._after_delay(self._hear, engine, what, *arguments)
+
+        engine.simulated.manager.pool.observers.append(_Teller(self._routing, engine.slot, tell))
+        self._engines[engine.slot] = engine
+
+    def _hear(self, engine: _Engine, what: Callable[..., object], *arguments: object) -> None:
+        if not engine.has_died:
+            what(*arguments)
+
+    def _die(self, engine: _Engine) -> None:
+        """An engine dies: others go on with its requests, and later there is another one."""
+        engine.has_died = True
+        del self._engines[engine.slot]
+        self._dead.append(engine)
+        routes, engine.routes = engine.routes, {}
+        for route in routes.values():
+            self._routing.drop(route)
+        self._routing.remove_engine(engine.slot)
+        for number in routes:
+            if number in self._jobs:  # else its last token is on the way
+                self._num_moved += 1
+                self._submit(attrs.evolve(self._jobs[number], max_tokens=self._remaining[number]))
+        self._at(self._now + self._conditions.away_s, self._add_engine)
+
+    # ------------------------------------------------------------ requests
+
+    def _submit(self, job: Job) -> None:
         began = time.perf_counter()
         route = self._routing.route(job.keys, job.num_prompt_tokens)
-        took = time.perf_counter() - began
-        self._routes[job.id], self._remaining[job.id] = route, job.max_tokens
-        self._arrivals[job.id] = now
-        engine = self._engines[route.slot].simulated
-        was_idle = not engine.plans
-        engine.submit(job)
-        engine.pump()
-        if was_idle and engine.plans:
-            self._begin_pass(route.slot, now)
-        return took
+        self._decision_s += time.perf_counter() - began
+        self._estimates.setdefault(job.id, route.num_overlapping)
+        engine = self._engines[route.slot]
+        engine.routes[job.id] = route
+        self._after_delay(self._arrive, engine, job)
 
-    def _begin_pass(self, slot: int, now: float) -> None:
-        plan = self._engines[slot].simulated.plans[0]
-        heapq.heappush(self._ends, (now + pass_seconds(plan, self._costs), slot))
+    def _arrive(self, engine: _Engine, job: Job) -> None:
+        if engine.has_died:
+            return  # it was sent again
+        was_idle = not engine.simulated.plans
+        engine.simulated.submit(job)
+        engine.simulated.pump()
+        if was_idle:
+            self._begin_pass(engine)
 
-    def _end_pass(self, now: float, slot: int) -> None:
-        engine, routing = self._engines[slot].simulated, self._routing
-        plan = engine.plans[0]
-        engine.finish_step()
+    def _begin_pass(self, engine: _Engine) -> None:
+        if plans := engine.simulated.plans:
+            self._at(self._now + pass_seconds(plans[0], engine.costs), partial(self._end_pass, engine))
+
+    def _end_pass(self, engine: _Engine) -> None:
+        if engine.has_died:
+            return
+        plan = engine.simulated.plans[0]
+        engine.simulated.finish_step()
         for sequence_id, count, num_samples in zip(plan.row_ids, plan.row_counts, plan.row_samples, strict=True):
-            route = self._routes[sequence_id]
+            route = engine.routes[sequence_id]
             if num_samples:
-                self._note_token(sequence_id, route, now)
+                self._note_token(engine, sequence_id, route)
             else:
-                routing.on_computed(route, count)
-        engine.pump()
-        if engine.plans:
-            self._begin_pass(slot, now)
+                self._after_delay(self._hear, engine, self._routing.on_computed, route, count)
+        engine.simulated.pump()
+        self._begin_pass(engine)
 
-    def _note_token(self, sequence_id: int, route: Route, now: float) -> None:
+    def _note_token(self, engine: _Engine, sequence_id: int, route: Route) -> None:
         arrived_at = self._arrivals.pop(sequence_id, None)
         if arrived_at is not None:
-            self._waits.append(now - arrived_at)
-            self._routing.on_first_token(route)
+            self._waits.append(self._now + self._conditions.delay_s - arrived_at)
+        if route.num_queued or route.sent is not None or not route.is_running:
+            self._after_delay(self._hear, engine, self._routing.on_first_token, route)
         self._remaining[sequence_id] -= 1
         if not self._remaining[sequence_id]:
-            self._routing.drop(route)
+            del self._jobs[sequence_id], engine.routes[sequence_id]
+            self._after_delay(self._hear, engine, self._routing.drop, route)
