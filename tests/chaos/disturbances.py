@@ -1,6 +1,6 @@
 """What disturbs the servers of a chaotic run: one thread for their engines, one for everything around them.
 
-An engine is disturbed only when the one before it is ready; the two threads overlap. `Timeline` remembers when what was
+An engine is disturbed only when the one before it is ready, or, of several, when one is; the two threads overlap. `Timeline` remembers when what was
 disturbed, because some disturbances allow a server to refuse requests.
 """
 
@@ -17,8 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
+import httpx
 
 from tests.e2e.servers import Server, num_files
 from tests.postgres import Postgres
@@ -83,6 +85,15 @@ class Pace:
 
 
 @attrs.frozen
+class Engines:
+    """The engines of a server."""
+
+    server: Server
+    number: int
+    """How many there are, but for what a disturbance takes away for a while."""
+
+
+@attrs.frozen
 class Around:
     """What there is around a server that can be disturbed."""
 
@@ -93,15 +104,18 @@ class Around:
 
 
 def disturb_engines(
-    server: Server, timeline: Timeline, pace: Pace, rng: random.Random, stopping: threading.Event
+    engines: Engines, timeline: Timeline, pace: Pace, rng: random.Random, stopping: threading.Event
 ) -> None:
-    """Kill, crash, stop or pause one engine after the other."""
+    """Kill, crash, stop, pause or replace one engine after the other, of several a random one."""
+    server = engines.server
     while not stopping.wait(pace.pause(rng)):
         eventually(lambda: ready(server), "an engine is ready again", READY_S)
         kind = rng.choice(pace.kinds)
-        for pid in server.engines()[:1]:
+        if kind == "replaced":
+            _replace_engine(engines, timeline, rng)
+        elif pids := server.engines():
             with timeline.during(server, f"engine {kind}"):
-                _disturb_engine(pid, kind, pace, rng)
+                _disturb_engine(rng.choice(sorted(pids)), kind, pace, rng)
     eventually(lambda: ready(server), "an engine is ready at the end", READY_S)
 
 
@@ -123,6 +137,49 @@ def _disturb_engine(pid: int, kind: str, pace: Pace, rng: random.Random) -> None
                     time.sleep(rng.uniform(0.5, 3.0) * pace.scale)
     except ProcessLookupError:
         pass  # it had died by itself: of its limits, say
+
+
+def _replace_engine(engines: Engines, timeline: Timeline, rng: random.Random) -> None:
+    """Drain an engine or remove it, if another is ready, and start one in its place."""
+    server = engines.server
+    ready_ids = [its["id"] for its in _ask(server, "GET", "")["engines"] if its["state"] == "ready"]
+    if len(ready_ids) < 2:
+        return
+    engine_id = rng.choice(ready_ids)
+    manner = rng.choice(("drained: finish", "drained: hand over", "removed"))
+    with timeline.during(server, f"engine {manner}"):
+        match manner:
+            case "drained: finish":
+                timeout_s = rng.choice((0.2, 30.0))
+                _ask(server, "POST", f"/{engine_id}/drain", {"mode": "finish", "timeout_s": timeout_s})
+            case "drained: hand over":
+                _ask(server, "POST", f"/{engine_id}/drain", {"mode": "hand_over"})
+            case _:
+                _ask(server, "DELETE", f"/{engine_id}")
+        # not a fixed number: an answer may be lost, and the engine there nevertheless
+        while (missing := engines.number - _num_staying(server)) > 0:
+            _ask(server, "POST", "", {"count": missing})
+
+
+def _num_staying(server: Server) -> int:
+    """Return the number of engines that are not about to end."""
+    return sum(its["state"] != "draining" for its in _ask(server, "GET", "")["engines"])
+
+
+def _ask(server: Server, method: str, path: str, body: Any = None) -> Any:
+    """Send a request to /v1/admin/engines, again while there are no descriptors for it. Returns the answer's body."""
+
+    def answer() -> httpx.Response | None:
+        try:
+            found = httpx.request(method, f"{server.url}/v1/admin/engines{path}", json=body, timeout=READY_S)
+        except httpx.HTTPError:
+            return None
+        return None if found.status_code == 503 else found
+
+    found = eventually(answer, "the engines are listed", READY_S)
+    # if an answer was lost, the engine may have ended already, or the number be complete
+    assert found.status_code in (200, 202, 404, 409), found.text
+    return found.json()
 
 
 def disturb_surroundings(
