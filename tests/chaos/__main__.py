@@ -64,9 +64,8 @@ def main(argv: list[str] | None = None) -> int:
                     num_clients = 20 if quick else arguments.clients
                     report["clients"] = run_vanishing_clients(folder, num_clients, seed, num_engines)
                 case _:
-                    report["tokens"] = run_every_token(
-                        folder, num_engines, *((1, 1) if quick else (arguments.tokens, 5))
-                    )
+                    num_tokens, num_kinds = (1, 1) if quick else (arguments.tokens, 5)
+                    report["tokens"] = run_every_token(folder, num_engines, num_tokens, num_kinds)
     report["seconds"] = round(time.monotonic() - began, 1)
     report["problems"] = [problem for part in arguments.parts for problem in report[part].pop("problems")]
     print(json.dumps(report, indent=None if arguments.json else 2))

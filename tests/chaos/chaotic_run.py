@@ -63,7 +63,10 @@ class Scene:
 def run_load(
     folder: Path, seconds: float, seed: int, left_out: list[str], num_engines: int, *, quick: bool
 ) -> dict[str, Any]:
-    """Run the load for `seconds`, on servers of `num_engines` each. Adds to `left_out` what cannot be done here, and returns the report."""
+    """Run the load for `seconds`, on servers of `num_engines` each. Adds to `left_out` what cannot be done here.
+
+    Returns the report.
+    """
     timeline, stopping = Timeline(), threading.Event()
     pace = Pace(0.5, 1.0, 0.2, ("killed", "paused")) if quick else Pace()
     if num_engines > 1:

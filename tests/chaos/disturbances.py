@@ -1,7 +1,7 @@
 """What disturbs the servers of a chaotic run: one thread for their engines, one for everything around them.
 
-An engine is disturbed only when the one before it is ready, or, of several, when one is; the two threads overlap. `Timeline` remembers when what was
-disturbed, because some disturbances allow a server to refuse requests.
+An engine is disturbed only when the one before it is ready, or, of several, when one is; the two threads overlap.
+`Timeline` remembers when what was disturbed, because some disturbances allow a server to refuse requests.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def busy_engine(server: Server) -> int | None:
 
 
 def engine_samples(server: Server) -> dict[str, dict[str, float]]:
-    """Return the samples of /metrics that have the label `engine`, by its value, then named as `Server.metrics` does."""
+    """Return the samples of /metrics with the label `engine`, by its value, then named as in `Server.metrics`."""
     found: dict[str, dict[str, float]] = {}
     for line in server.get("/metrics").text.splitlines():
         match = _SAMPLE.fullmatch(line)
