@@ -40,6 +40,8 @@ TINY_MODEL = ["--num-blocks", "600", "--max-num-seqs", "8", "--ledger-segment-by
 NUM_CLIENTS, NUM_TINY_CLIENTS, NUM_QUICK = 16, 4, 3
 LONG, LONG_QUICK = 90, 12
 """Most tokens of an answer, about."""
+NUM_REPLACED = 4
+"""Weight of replaced engines, where there are several, beside `Pace.kinds`."""
 DISK_MIB = 64
 START_S = 60.0
 
@@ -70,7 +72,7 @@ def run_load(
     timeline, stopping = Timeline(), threading.Event()
     pace = Pace(0.5, 1.0, 0.2, ("killed", "paused")) if quick else Pace()
     if num_engines > 1:
-        pace = attrs.evolve(pace, kinds=(*pace.kinds, "replaced"))
+        pace = attrs.evolve(pace, kinds=(*pace.kinds, *("replaced",) * NUM_REPLACED))
     with ExitStack() as stack:
         scenes = [_fake_scene(folder, left_out, stack, num_engines, quick=quick)]
         if quick:
