@@ -175,9 +175,9 @@ class Engines(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let everything end, after which nothing may be left."""
-        self.closing.clear()
         for engine_id in list(self.up):
             self.die(engine_id)
+        self.closing.clear()
         self.come(0)
         self.take(0)
         for sequence_id in list(self.taken):
