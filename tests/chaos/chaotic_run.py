@@ -27,7 +27,7 @@ from tests.chaos.disturbances import (
 )
 from tests.chaos.load import Tally, ask_undisturbed, run_client
 from tests.chaos.questions import fixed_questions
-from tests.e2e.engine_list import engine_samples, wait_all_ready
+from tests.e2e.engine_list import engine_samples, list_engines, wait_all_ready
 from tests.e2e.servers import Server, serve_command, start_quipu
 from tests.postgres import CannotRun, Postgres, running_cluster
 from tests.processes import eventually, free_ports, has_ended
@@ -93,8 +93,9 @@ def run_load(
                 tasks.append(
                     pool.submit(run_client, server, questions, scene.tally, timeline, stopping, tag=tag, **options)
                 )
-            several = Engines(server, num_engines)
-            around = Around(server, scene.database, scene.disk)
+            starting = threading.Lock()
+            several = Engines(server, num_engines, starting)
+            around = Around(server, starting, scene.database, scene.disk)
             for disturb, what in ((disturb_engines, several), (disturb_surroundings, around)):
                 rng = random.Random(f"{seed} {scene.name} {disturb.__name__}")
                 tasks.append(pool.submit(disturb, what, timeline, pace, rng, stopping))
@@ -104,7 +105,12 @@ def run_load(
             task.result()
         reports = []
         for scene, server in zip(scenes, servers, strict=True):
-            wait_all_ready(server, num_engines, READY_S)
+            try:
+                wait_all_ready(server, num_engines, READY_S)
+            except AssertionError:
+                scene.tally.problems.append(f"not {num_engines} ready engines at the end: {list_engines(server)}")
+                log_path = Path(f"/tmp/chaos_kept_{scene.name[:4]}.log")
+                log_path.write_text(server.log_text)
             metrics, by_engine = server.wait_at_rest(), engine_samples(server)
             scene.tally.problems += _faults_of(server, metrics)
             assert server.stop() == 0, server.log_text[-2000:]

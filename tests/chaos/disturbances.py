@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ class Engines:
     server: Server
     number: int
     """How many there are, but for what a disturbance takes away for a while."""
+    starting: threading.Lock
+    """Held while an engine is added: one that cannot start the first time, for lack of memory, is not tried again."""
 
 
 @attrs.frozen
@@ -98,6 +100,8 @@ class Around:
     """What there is around a server that can be disturbed."""
 
     server: Server
+    starting: threading.Lock
+    """Held while something is taken away that the first start of an engine needs."""
     database: Postgres | None = None
     disk: Path | None = None
     """A small file system with its ledger and its log."""
@@ -142,44 +146,50 @@ def _disturb_engine(pid: int, kind: str, pace: Pace, rng: random.Random) -> None
 def _replace_engine(engines: Engines, timeline: Timeline, rng: random.Random) -> None:
     """Drain an engine or remove it, if another is ready, and start one in its place."""
     server = engines.server
-    ready_ids = [its["id"] for its in _ask(server, "GET", "")["engines"] if its["state"] == "ready"]
+    ready_ids = [its["id"] for its in _listed(server) if its["state"] == "ready"]
     if len(ready_ids) < 2:
         return
     engine_id = rng.choice(ready_ids)
     manner = rng.choice(("drained: finish", "drained: hand over", "removed"))
-    with timeline.during(server, f"engine {manner}"):
+    with engines.starting, timeline.during(server, f"engine {manner}"):
         match manner:
             case "drained: finish":
-                timeout_s = rng.choice((0.2, 30.0))
-                _ask(server, "POST", f"/{engine_id}/drain", {"mode": "finish", "timeout_s": timeout_s})
+                body = {"mode": "finish", "timeout_s": rng.choice((0.2, 30.0))}
+                answer = _until_answered(server, "POST", f"/{engine_id}/drain", body)
             case "drained: hand over":
-                _ask(server, "POST", f"/{engine_id}/drain", {"mode": "hand_over"})
+                answer = _until_answered(server, "POST", f"/{engine_id}/drain", {"mode": "hand_over"})
             case _:
-                _ask(server, "DELETE", f"/{engine_id}")
-        # not a fixed number: an answer may be lost, and the engine there nevertheless
-        while (missing := engines.number - _num_staying(server)) > 0:
-            _ask(server, "POST", "", {"count": missing})
+                answer = _until_answered(server, "DELETE", f"/{engine_id}")
+        if answer.status_code == 409:
+            return  # no other would have been left
+        assert answer.status_code in (202, 404), answer.text
+        # the answer may be lost although one was added
+        while _num_besides(server, engine_id) < engines.number:
+            _answer(server, "POST", "", {"count": 1})
+        eventually(lambda: not any(its["state"] == "starting" for its in _listed(server)), "it has started", READY_S)
 
 
-def _num_staying(server: Server) -> int:
-    """Return the number of engines that are not about to end."""
-    return sum(its["state"] != "draining" for its in _ask(server, "GET", "")["engines"])
+def _num_besides(server: Server, engine_id: int) -> int:
+    """Return the number of engines that are not about to end, without the one that was told to."""
+    return sum(its["state"] != "draining" and its["id"] != engine_id for its in _listed(server))
 
 
-def _ask(server: Server, method: str, path: str, body: Any = None) -> Any:
-    """Send a request to /v1/admin/engines, again while there are no descriptors for it. Returns the answer's body."""
+def _listed(server: Server) -> list[dict[str, Any]]:
+    engines: list[dict[str, Any]] = _until_answered(server, "GET", "").json()["engines"]
+    return engines
 
-    def answer() -> httpx.Response | None:
-        try:
-            found = httpx.request(method, f"{server.url}/v1/admin/engines{path}", json=body, timeout=READY_S)
-        except httpx.HTTPError:
-            return None
-        return None if found.status_code == 503 else found
 
-    found = eventually(answer, "the engines are listed", READY_S)
-    # if an answer was lost, the engine may have ended already, or the number be complete
-    assert found.status_code in (200, 202, 404, 409), found.text
-    return found.json()
+def _answer(server: Server, method: str, path: str, body: Any = None) -> httpx.Response | None:
+    """Send a request to /v1/admin/engines. Returns None if the server cannot answer now."""
+    try:
+        found = httpx.request(method, f"{server.url}/v1/admin/engines{path}", json=body, timeout=READY_S)
+    except httpx.HTTPError:
+        return None
+    return None if found.status_code == 503 else found
+
+
+def _until_answered(server: Server, method: str, path: str, body: Any = None) -> httpx.Response:
+    return eventually(lambda: _answer(server, method, path, body), "the engines' endpoint answers", READY_S)
 
 
 def disturb_surroundings(
@@ -199,7 +209,8 @@ def disturb_surroundings(
     while not stopping.wait(pace.pause(rng)):
         order = order or rng.sample(sorted(kinds), len(kinds))
         kind = order.pop()
-        with timeline.during(around.server, kind), kinds[kind]():
+        needed = around.starting if kind in ("memory lowered", "descriptors lowered") else nullcontext()
+        with needed, timeline.during(around.server, kind), kinds[kind]():
             stopping.wait(rng.uniform(1.5, 6.0) * pace.scale)
 
 
