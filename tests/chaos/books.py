@@ -73,7 +73,7 @@ def check_books(folder: Path, tally: Tally, url: str | None, by_engine: Mapping[
         engine_deaths=max((record.num_engine_deaths for record in records), default=0),
         problems=[
             *problems,
-            *_engine_faults(records, by_engine),
+            *engine_faults(records, by_engine),
             *wrong[:20],
             *(f"{each} was answered and has no record" for each in list(lost)[:20]),
         ],
@@ -84,7 +84,7 @@ def _label(record: UsageRecord) -> str:
     return "" if record.engine is None else str(record.engine)
 
 
-def _engine_faults(records: Sequence[UsageRecord], by_engine: Mapping[str, Mapping[str, float]]) -> list[str]:
+def engine_faults(records: Sequence[UsageRecord], by_engine: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return what contradicts the counters of each engine, or what no record of several engines may say."""
     if not by_engine:
         return []

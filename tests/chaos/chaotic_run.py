@@ -109,8 +109,6 @@ def run_load(
                 wait_all_ready(server, num_engines, READY_S)
             except AssertionError:
                 scene.tally.problems.append(f"not {num_engines} ready engines at the end: {list_engines(server)}")
-                log_path = Path(f"/tmp/chaos_kept_{scene.name[:4]}.log")
-                log_path.write_text(server.log_text)
             metrics, by_engine = server.wait_at_rest(), engine_samples(server)
             scene.tally.problems += _faults_of(server, metrics)
             assert server.stop() == 0, server.log_text[-2000:]

@@ -189,7 +189,8 @@ def _answer(server: Server, method: str, path: str, body: Any = None) -> httpx.R
 
 
 def _until_answered(server: Server, method: str, path: str, body: Any = None) -> httpx.Response:
-    return eventually(lambda: _answer(server, method, path, body), "the engines' endpoint answers", READY_S)
+    found: httpx.Response = eventually(lambda: _answer(server, method, path, body), "the engines are told", READY_S)
+    return found
 
 
 def disturb_surroundings(
