@@ -60,13 +60,15 @@ class Dispatch:
                 if (engine := self._store.engines.get(engine_id)) is not None and not engine.is_closing:
                     engine.is_closing = True
                     self._routing.close_engine(engine.slot)
-                    self._take_back_queue(engine_id)
+                    self._take_back_queue(engine)
 
     def _on_up(self, up: EngineUp) -> None:
         if up.engine_id in self._store.engines:
             self._forget(up.engine_id)
+        if up.engine_id not in self._pool:
+            return  # it was removed since
         slot = self._routing.add_engine(up.num_blocks)
-        engine = ReadyEngine(up.engine_id, up.incarnation, slot, up.numerics)
+        engine = ReadyEngine(up.engine_id, up.incarnation, slot, up.numerics, self._pool[up.engine_id].queue)
         self._store.engines[up.engine_id] = self._store.by_slot[slot] = engine
         self.dispatch_waiting()
 
@@ -74,7 +76,7 @@ class Dispatch:
         engine = self._store.engines.get(down.engine_id)
         if engine is not None and engine.incarnation == down.incarnation:
             self._forget(down.engine_id)
-            self._take_back_queue(down.engine_id)
+            self._take_back_queue(engine)
         if self._only_same:
             self.dispatch_waiting()  # some may wait for engines that will not come again
 
@@ -87,9 +89,9 @@ class Dispatch:
         del self._store.by_slot[slot]
         self._routing.remove_engine(slot)
 
-    def _take_back_queue(self, engine_id: int) -> None:
+    def _take_back_queue(self, engine: ReadyEngine) -> None:
         """Route again what an engine has not taken. It is told to expect nothing more."""
-        queue, store = self._pool[engine_id].queue, self._store
+        engine_id, queue, store = engine.engine_id, engine.queue, self._store
         again: list[Submit | Abort] = []
         for message in queue.take_nowait():
             if isinstance(message, ResetPrefixCache):
@@ -171,9 +173,9 @@ class Dispatch:
             if (group := store.groups.get(sequence_id)) is not None:
                 group.num_to_come = 0
                 self._end_group_if_over(sequence_id, group)
-                self._pool[group.engine_id].queue.post(abort)
+                store.engines[group.engine_id].queue.post(abort)
         elif (its := store.sequences.get(sequence_id)) is not None:
-            self._pool[its.engine_id].queue.post(abort)
+            store.engines[its.engine_id].queue.post(abort)
         else:
             for waiting in (store.unrouted_resumed, store.unrouted):
                 if (submit := waiting.pop(sequence_id, None)) is not None:
@@ -209,7 +211,7 @@ class Dispatch:
         store.sequences[submit.sequence_id] = store.prefilling[submit.sequence_id] = routed
         if is_first and self._pool.was_ever_several:
             self._accountant.post(Routed(submit.sequence_id, group.engine_id, route.num_overlapping))
-        self._pool[group.engine_id].queue.post(submit)
+        store.engines[group.engine_id].queue.post(submit)
         return True
 
     def _choose(self, submit: Submit) -> Route | None:

@@ -16,9 +16,11 @@ from typing import Any
 
 import attrs
 
+from ..channel import Channel
 from ..messages.accountant import StepReport
 from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from ..request_desk.engine_pool import EngineMessage
 from .routing import Route, Routing
 
 MAX_DEATHS = 2
@@ -59,6 +61,8 @@ class ReadyEngine:
     incarnation: int
     slot: int
     numerics: str
+    queue: Channel[EngineMessage]
+    """Its seat's, which may be gone before the router hears of it."""
     num_reports: int = 0
     """Number of its last report."""
     is_closing: bool = False

@@ -1,14 +1,15 @@
 """Servers under load whose processes are killed and whose surroundings fail, and what their clients and ledgers say.
 
-    python -m tests.chaos [--minutes 5] [--seed N] [--json] [--parts load clients tokens] [--clients 10000] [--quick]
+    python -m tests.chaos [--minutes 5] [--engines 1] [--seed N] [--json] [--quick]
+                          [--parts load clients tokens] [--clients 10000] [--tokens 12]
 
 `make chaos` runs this. The parts:
 
     load     OpenAI's and Anthropic's clients and raw sockets, with streams, disconnects and slow readers, ask two
              servers (one on the fake executor, one on a tiny model) while engines are killed, stopped or paused 3 to
-             15 seconds apart, memory and descriptors are lowered, the ledger's database is stopped and started, and
-             the disk with the ledger's files and the log fills. Every answer is compared with the undisturbed one, and
-             every record with the answer.
+             15 seconds apart (any of several; they are also drained, removed and added), memory and descriptors are
+             lowered, the ledger's database is stopped and started, and the disk with the ledger's files and the log
+             fills. Every answer is compared with the undisturbed one, and every record with the answer.
     clients  clients that connect, ask and vanish at drawn moments; the server must then hold what it held before
     tokens   an engine is killed at every token of a streamed, a plain, a constrained, a scored and an n = 4 request
 
@@ -37,6 +38,7 @@ PARTS = ("load", "clients", "tokens")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0, help="of the part `load` (default: %(default)s)")
+    parser.add_argument("--engines", type=int, default=1, help="of each server (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=10_000, help="that vanish (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=12, help="at which an engine is killed (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="default: random")
@@ -46,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     seed = int.from_bytes(os.urandom(4)) if arguments.seed is None else arguments.seed
     quick = arguments.quick
-    report: dict[str, Any] = {"seed": seed, "left_out": []}
+    num_engines: int = arguments.engines
+    report: dict[str, Any] = {"seed": seed, "engines": num_engines, "left_out": []}
     began = time.monotonic()
     for part in arguments.parts:
         if not arguments.json:
@@ -56,11 +59,13 @@ def main(argv: list[str] | None = None) -> int:
             match part:
                 case "load":
                     seconds = 2.0 if quick else 60 * arguments.minutes
-                    report["load"] = run_load(folder, seconds, seed, report["left_out"], quick=quick)
+                    report["load"] = run_load(folder, seconds, seed, report["left_out"], num_engines, quick=quick)
                 case "clients":
-                    report["clients"] = run_vanishing_clients(folder, 20 if quick else arguments.clients, seed)
+                    num_clients = 20 if quick else arguments.clients
+                    report["clients"] = run_vanishing_clients(folder, num_clients, seed, num_engines)
                 case _:
-                    report["tokens"] = run_every_token(folder, *((1, 1) if quick else (arguments.tokens, 5)))
+                    num_tokens, num_kinds = (1, 1) if quick else (arguments.tokens, 5)
+                    report["tokens"] = run_every_token(folder, num_engines, num_tokens, num_kinds)
     report["seconds"] = round(time.monotonic() - began, 1)
     report["problems"] = [problem for part in arguments.parts for problem in report[part].pop("problems")]
     print(json.dumps(report, indent=None if arguments.json else 2))

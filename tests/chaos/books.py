@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
 from quipu.actors.ledger.reading import open_reader
+from quipu.actors.messages.counts import Known
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
 from tests.chaos.load import Tally
 from tests.e2e.ledger_command import ledger
+
+COMPARED = (
+    *("prompt_tokens_total", "prefix_cache_hits_total", "generation_tokens_total", "recomputed_tokens_total"),
+    *(f'requests_total{{outcome="{outcome}"}}' for outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.CANCELLED)),
+)
+"""Counters of each engine. Rejected requests are left out: not all of them have a record."""
 
 
 @attrs.frozen
@@ -24,11 +34,16 @@ class Books:
     accounts_disputed: int
     engine_deaths: int
     """Most that one request has survived."""
+    by_engine: dict[str, int]
+    """Records by the engine that admitted their request first; empty: none did."""
     problems: list[str]
 
 
-def check_books(folder: Path, tally: Tally, url: str | None) -> Books:
-    """Read the ledger of a server that has ended, in `folder`/data and the database `url`."""
+def check_books(folder: Path, tally: Tally, url: str | None, by_engine: Mapping[str, Mapping[str, float]]) -> Books:
+    """Read the ledger of a server that has ended, in `folder`/data and the database `url`.
+
+    `by_engine`: its last counters, by the label `engine`; empty if there never were two.
+    """
     problems = []
     with open_reader(data_dir=folder / "data", url=url) as reader:
         records = [found.record for found in reader.records()]
@@ -54,6 +69,43 @@ def check_books(folder: Path, tally: Tally, url: str | None) -> Books:
         records_doubled=sum(count > 1 for count in times.values()),
         records_wrong=len(wrong),
         accounts_disputed=sum(record.disputed for record in records),
+        by_engine=dict(Counter(_label(record) for record in records)),
         engine_deaths=max((record.num_engine_deaths for record in records), default=0),
-        problems=problems + wrong[:20] + [f"{each} was answered and has no record" for each in list(lost)[:20]],
+        problems=[
+            *problems,
+            *engine_faults(records, by_engine),
+            *wrong[:20],
+            *(f"{each} was answered and has no record" for each in list(lost)[:20]),
+        ],
     )
+
+
+def _label(record: UsageRecord) -> str:
+    return "" if record.engine is None else str(record.engine)
+
+
+def engine_faults(records: Sequence[UsageRecord], by_engine: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return what contradicts the counters of each engine, or what no record of several engines may say."""
+    if not by_engine:
+        return []
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    faults = []
+    for record in records:
+        found = sums[_label(record)]
+        found["prompt_tokens_total"] += record.prompt_tokens or 0
+        found["prefix_cache_hits_total"] += record.cached.n if isinstance(record.cached, Known) else 0
+        found["generation_tokens_total"] += record.completion_tokens
+        found["recomputed_tokens_total"] += record.recomputed_tokens
+        found[f'requests_total{{outcome="{record.outcome.value}"}}'] += 1
+        was_admitted = record.prompt_tokens is not None
+        expected = record.router_estimate or 0
+        if was_admitted and (None in (record.engine, record.incarnation) or expected > (record.prompt_tokens or 0)):
+            faults.append(f"a record of no engine, or with a wrong estimate: {record}")
+    for engine in sorted({*sums, *by_engine}):
+        counters = by_engine.get(engine, {})
+        faults += [
+            f"engine {engine!r}: {name} is {counters.get(name)}, the records have {sums[engine][name]}"
+            for name in COMPARED
+            if sums[engine][name] != counters.get(name, 0.0)
+        ]
+    return faults[:20]

@@ -14,9 +14,20 @@ from typing import Any
 import attrs
 
 from tests.chaos.books import Books, check_books
-from tests.chaos.disturbances import Around, Pace, Timeline, disturb_engines, disturb_surroundings, ready, small_disk
+from tests.chaos.disturbances import (
+    READY_S,
+    Around,
+    Engines,
+    Pace,
+    Timeline,
+    disturb_engines,
+    disturb_surroundings,
+    ready,
+    small_disk,
+)
 from tests.chaos.load import Tally, ask_undisturbed, run_client
 from tests.chaos.questions import fixed_questions
+from tests.e2e.engine_list import engine_samples, list_engines, wait_all_ready
 from tests.e2e.servers import Server, serve_command, start_quipu
 from tests.postgres import CannotRun, Postgres, running_cluster
 from tests.processes import eventually, free_ports, has_ended
@@ -29,6 +40,8 @@ TINY_MODEL = ["--num-blocks", "600", "--max-num-seqs", "8", "--ledger-segment-by
 NUM_CLIENTS, NUM_TINY_CLIENTS, NUM_QUICK = 16, 4, 3
 LONG, LONG_QUICK = 90, 12
 """Most tokens of an answer, about."""
+NUM_REPLACED = 4
+"""Weight of replaced engines, where there are several, beside `Pace.kinds`."""
 DISK_MIB = 64
 START_S = 60.0
 
@@ -40,6 +53,7 @@ class Scene:
     name: str
     folder: Path
     flags: list[str]
+    num_engines: int
     num_clients: int
     asks_fresh: bool
     database: Postgres | None = None
@@ -48,16 +62,24 @@ class Scene:
     tally: Tally = attrs.field(factory=Tally)
 
 
-def run_load(folder: Path, seconds: float, seed: int, left_out: list[str], *, quick: bool) -> dict[str, Any]:
-    """Run the load for `seconds`. Adds to `left_out` what cannot be done here, and returns the report."""
+def run_load(
+    folder: Path, seconds: float, seed: int, left_out: list[str], num_engines: int, *, quick: bool
+) -> dict[str, Any]:
+    """Run the load for `seconds`, on servers of `num_engines` each. Adds to `left_out` what cannot be done here.
+
+    Returns the report.
+    """
     timeline, stopping = Timeline(), threading.Event()
     pace = Pace(0.5, 1.0, 0.2, ("killed", "paused")) if quick else Pace()
+    if num_engines > 1:
+        pace = attrs.evolve(pace, kinds=(*pace.kinds, *("replaced",) * NUM_REPLACED))
     with ExitStack() as stack:
-        scenes = [_fake_scene(folder, left_out, stack, quick=quick)]
+        scenes = [_fake_scene(folder, left_out, stack, num_engines, quick=quick)]
         if quick:
             left_out.append("the tiny model and PostgreSQL: --quick")
         else:
-            scenes.append(Scene("tiny model", folder / "tiny", TINY_MODEL, NUM_TINY_CLIENTS, asks_fresh=False))
+            tiny = Scene("tiny model", folder / "tiny", TINY_MODEL, num_engines, NUM_TINY_CLIENTS, asks_fresh=False)
+            scenes.append(tiny)
         servers = [stack.enter_context(_serving(scene)) for scene in scenes]
         pool = stack.enter_context(ThreadPoolExecutor(64))
         tasks: list[Future[None]] = []
@@ -71,8 +93,10 @@ def run_load(folder: Path, seconds: float, seed: int, left_out: list[str], *, qu
                 tasks.append(
                     pool.submit(run_client, server, questions, scene.tally, timeline, stopping, tag=tag, **options)
                 )
-            around = Around(server, scene.database, scene.disk)
-            for disturb, what in ((disturb_engines, server), (disturb_surroundings, around)):
+            starting = threading.Lock()
+            several = Engines(server, num_engines, starting)
+            around = Around(server, starting, scene.database, scene.disk)
+            for disturb, what in ((disturb_engines, several), (disturb_surroundings, around)):
                 rng = random.Random(f"{seed} {scene.name} {disturb.__name__}")
                 tasks.append(pool.submit(disturb, what, timeline, pace, rng, stopping))
         _wait(tasks, seconds)
@@ -81,10 +105,14 @@ def run_load(folder: Path, seconds: float, seed: int, left_out: list[str], *, qu
             task.result()
         reports = []
         for scene, server in zip(scenes, servers, strict=True):
-            metrics = server.wait_at_rest()
+            try:
+                wait_all_ready(server, num_engines, READY_S)
+            except AssertionError:
+                scene.tally.problems.append(f"not {num_engines} ready engines at the end: {list_engines(server)}")
+            metrics, by_engine = server.wait_at_rest(), engine_samples(server)
             scene.tally.problems += _faults_of(server, metrics)
             assert server.stop() == 0, server.log_text[-2000:]
-            reports.append(_report(scene, check_books(scene.folder, scene.tally, scene.url), metrics))
+            reports.append(_report(scene, check_books(scene.folder, scene.tally, scene.url, by_engine), metrics))
     whole = {name: sum(report[name] for report in reports) for name in TOTALS}
     problems = [f"{scene.name}: {problem}" for scene in scenes for problem in scene.tally.problems]
     problems += [f"{name} is {whole[name]}" for name in MUST_BE_ZERO if whole[name]]
@@ -102,14 +130,15 @@ TOTALS = (
 )
 
 
-def _fake_scene(folder: Path, left_out: list[str], stack: ExitStack, *, quick: bool) -> Scene:
+def _fake_scene(folder: Path, left_out: list[str], stack: ExitStack, num_engines: int, *, quick: bool) -> Scene:
     """Make the scene with the most clients: its files are on a small disk, its ledger in PostgreSQL."""
     disk = folder / "disk"
     disk.mkdir()
     why = stack.enter_context(small_disk(disk, DISK_MIB))
     if why is not None:
         left_out.append(f"disk full: {why}")
-    scene = Scene("fake executor", disk / "server", FAKE, NUM_QUICK if quick else NUM_CLIENTS, asks_fresh=True)
+    num_clients = NUM_QUICK if quick else NUM_CLIENTS
+    scene = Scene("fake executor", disk / "server", FAKE, num_engines, num_clients, asks_fresh=True)
     scene.disk = disk if why is None else None
     if not quick:
         try:
@@ -124,10 +153,11 @@ def _fake_scene(folder: Path, left_out: list[str], stack: ExitStack, *, quick: b
 def _serving(scene: Scene) -> Iterator[Server]:
     """Run a server until the block is left; what it logs may be lost when its disk is full."""
     (port,) = free_ports(1)
+    flags = ["--engines", str(scene.num_engines), "--port", str(port)]
     if scene.url is not None:
         os.environ["QUIPU_LEDGER_URL"] = scene.url
     try:
-        process, log_path = start_quipu(scene.folder, *serve_command(*scene.flags, "--port", str(port)))
+        process, log_path = start_quipu(scene.folder, *serve_command(*scene.flags, *flags))
     finally:
         os.environ.pop("QUIPU_LEDGER_URL", None)
     server = Server(process, log_path, f"http://127.0.0.1:{port}")

@@ -1,7 +1,7 @@
 """What disturbs the servers of a chaotic run: one thread for their engines, one for everything around them.
 
-An engine is disturbed only when the one before it is ready; the two threads overlap. `Timeline` remembers when what was
-disturbed, because some disturbances allow a server to refuse requests.
+An engine is disturbed only when the one before it is ready, or, of several, when one is; the two threads overlap.
+`Timeline` remembers when what was disturbed, because some disturbances allow a server to refuse requests.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import attrs
+import httpx
 
 from tests.e2e.servers import Server, num_files
 from tests.postgres import Postgres
@@ -83,25 +85,41 @@ class Pace:
 
 
 @attrs.frozen
+class Engines:
+    """The engines of a server."""
+
+    server: Server
+    number: int
+    """How many there are, but for what a disturbance takes away for a while."""
+    starting: threading.Lock
+    """Held while an engine is added: one that cannot start the first time, for lack of memory, is not tried again."""
+
+
+@attrs.frozen
 class Around:
     """What there is around a server that can be disturbed."""
 
     server: Server
+    starting: threading.Lock
+    """Held while something is taken away that the first start of an engine needs."""
     database: Postgres | None = None
     disk: Path | None = None
     """A small file system with its ledger and its log."""
 
 
 def disturb_engines(
-    server: Server, timeline: Timeline, pace: Pace, rng: random.Random, stopping: threading.Event
+    engines: Engines, timeline: Timeline, pace: Pace, rng: random.Random, stopping: threading.Event
 ) -> None:
-    """Kill, crash, stop or pause one engine after the other."""
+    """Kill, crash, stop, pause or replace one engine after the other, of several a random one."""
+    server = engines.server
     while not stopping.wait(pace.pause(rng)):
         eventually(lambda: ready(server), "an engine is ready again", READY_S)
         kind = rng.choice(pace.kinds)
-        for pid in server.engines()[:1]:
+        if kind == "replaced":
+            _replace_engine(engines, timeline, rng)
+        elif pids := server.engines():
             with timeline.during(server, f"engine {kind}"):
-                _disturb_engine(pid, kind, pace, rng)
+                _disturb_engine(rng.choice(sorted(pids)), kind, pace, rng)
     eventually(lambda: ready(server), "an engine is ready at the end", READY_S)
 
 
@@ -125,6 +143,56 @@ def _disturb_engine(pid: int, kind: str, pace: Pace, rng: random.Random) -> None
         pass  # it had died by itself: of its limits, say
 
 
+def _replace_engine(engines: Engines, timeline: Timeline, rng: random.Random) -> None:
+    """Drain an engine or remove it, if another is ready, and start one in its place."""
+    server = engines.server
+    ready_ids = [its["id"] for its in _listed(server) if its["state"] == "ready"]
+    if len(ready_ids) < 2:
+        return
+    engine_id = rng.choice(ready_ids)
+    manner = rng.choice(("drained: finish", "drained: hand over", "removed"))
+    with engines.starting, timeline.during(server, f"engine {manner}"):
+        match manner:
+            case "drained: finish":
+                body = {"mode": "finish", "timeout_s": rng.choice((0.2, 30.0))}
+                answer = _until_answered(server, "POST", f"/{engine_id}/drain", body)
+            case "drained: hand over":
+                answer = _until_answered(server, "POST", f"/{engine_id}/drain", {"mode": "hand_over"})
+            case _:
+                answer = _until_answered(server, "DELETE", f"/{engine_id}")
+        if answer.status_code == 409:
+            return  # no other would have been left
+        assert answer.status_code in (202, 404), answer.text
+        # the answer may be lost although one was added
+        while _num_besides(server, engine_id) < engines.number:
+            _answer(server, "POST", "", {"count": 1})
+        eventually(lambda: not any(its["state"] == "starting" for its in _listed(server)), "it has started", READY_S)
+
+
+def _num_besides(server: Server, engine_id: int) -> int:
+    """Return the number of engines that are not about to end, without the one that was told to."""
+    return sum(its["state"] != "draining" and its["id"] != engine_id for its in _listed(server))
+
+
+def _listed(server: Server) -> list[dict[str, Any]]:
+    engines: list[dict[str, Any]] = _until_answered(server, "GET", "").json()["engines"]
+    return engines
+
+
+def _answer(server: Server, method: str, path: str, body: Any = None) -> httpx.Response | None:
+    """Send a request to /v1/admin/engines. Returns None if the server cannot answer now."""
+    try:
+        found = httpx.request(method, f"{server.url}/v1/admin/engines{path}", json=body, timeout=READY_S)
+    except httpx.HTTPError:
+        return None
+    return None if found.status_code == 503 else found
+
+
+def _until_answered(server: Server, method: str, path: str, body: Any = None) -> httpx.Response:
+    found: httpx.Response = eventually(lambda: _answer(server, method, path, body), "the engines are told", READY_S)
+    return found
+
+
 def disturb_surroundings(
     around: Around, timeline: Timeline, pace: Pace, rng: random.Random, stopping: threading.Event
 ) -> None:
@@ -142,7 +210,8 @@ def disturb_surroundings(
     while not stopping.wait(pace.pause(rng)):
         order = order or rng.sample(sorted(kinds), len(kinds))
         kind = order.pop()
-        with timeline.during(around.server, kind), kinds[kind]():
+        needed = around.starting if kind in ("memory lowered", "descriptors lowered") else nullcontext()
+        with needed, timeline.during(around.server, kind), kinds[kind]():
             stopping.wait(rng.uniform(1.5, 6.0) * pace.scale)
 
 

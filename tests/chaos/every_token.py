@@ -2,7 +2,7 @@
 
 `tests/faults/test_resumed.py` does the same in one event loop, where an engine dies in a given step. Here the process
 is killed when the client of the same request as a stream has read so many tokens; for an answer that is not streamed,
-when as many steps have been reported.
+when as many steps have been reported. Of several engines it is the one that runs the request.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.questions import REGEX, Clients, Manner, Question, ask, openai_question
+from tests.e2e.engine_list import busy_engine, engine_pids, wait_all_ready
 from tests.e2e.prompts import text_prompt, token_prompt
 from tests.e2e.servers import Server, serving
 
@@ -42,17 +43,17 @@ def questions(num_tokens: int) -> list[Question]:
     ]
 
 
-def run_every_token(folder: Path, num_tokens: int, num_kinds: int) -> dict[str, Any]:
+def run_every_token(folder: Path, num_engines: int, num_tokens: int, num_kinds: int) -> dict[str, Any]:
     """Kill engines at each of the first `num_tokens` tokens of `num_kinds` kinds of requests. Returns a report."""
     problems: list[str] = []
     num_kills = 0
-    with serving(folder / "server", *FLAGS) as server:
+    with serving(folder / "server", *FLAGS, "--engines", str(num_engines)) as server:
         clients = Clients(server)
         for question in questions(num_tokens + NUM_MORE)[:num_kinds]:
             expected = ask(question, clients, Manner()).content
             for at in range(num_tokens):
                 for _ in range(MAX_TRIES):
-                    answer, was_killed = _ask_and_kill(question, clients, server, at)
+                    answer, was_killed = _ask_and_kill(question, clients, server, num_engines, at)
                     if answer != expected:
                         problems.append(f"{question.name}, killed at token {at}: {answer} instead of {expected}"[:1000])
                     if was_killed:
@@ -68,20 +69,22 @@ def run_every_token(folder: Path, num_tokens: int, num_kinds: int) -> dict[str, 
     return {"kinds": num_kinds, "tokens": num_tokens, "kills": num_kills, "resumed": resumed, "problems": problems}
 
 
-def _ask_and_kill(question: Question, clients: Clients, server: Server, at: int) -> tuple[dict[str, Any], bool]:
+def _ask_and_kill(
+    question: Question, clients: Clients, server: Server, num_engines: int, at: int
+) -> tuple[dict[str, Any], bool]:
     """Ask, and kill the engine `at` steps after the request runs. Returns the answer, and whether one was killed."""
-    server.wait_ready()
-    pid = server.engine_pid()
+    wait_all_ready(server, num_engines)
+    pids = engine_pids(server)
     has_ended = threading.Event()
     was_killed: list[bool] = []
 
     def kill() -> None:
-        while server.metrics()["num_requests_running"] == 0:
+        while (engine_id := busy_engine(server)) is None:
             if has_ended.wait(0.002):
                 return
         time.sleep(at * STEP_S)
         if not has_ended.is_set():
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pids[engine_id], signal.SIGKILL)
             was_killed.append(True)
 
     killer = threading.Thread(target=kill)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import time
 
+import attrs
 import pytest
 
+from quipu.actors.messages.counts import Known
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
 from tests.chaos.__main__ import main
+from tests.chaos.books import engine_faults
 from tests.chaos.chaotic_run import tracebacks
 from tests.chaos.disturbances import Timeline
 from tests.chaos.load import Tally, agree, blame, check, differences
@@ -33,6 +38,33 @@ def test_quick(capsys: pytest.CaptureFixture[str]) -> None:
     before, after = report["clients"]["before"], report["clients"]["after"]
     assert after == before | {"threads": after["threads"]}
     assert report["tokens"]["kills"] > 0
+
+
+@pytest.mark.timeout(300)
+def test_quick_with_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same with two engines in each server: both have records."""
+    parts = ["--parts", "load", "tokens"]
+    assert main(["--quick", "--json", "--seed", "3", "--engines", "2", *parts]) == 0, capsys.readouterr().out
+    report = json.loads(capsys.readouterr().out)
+    assert report["problems"] == [] and report["tokens"]["kills"] > 0
+    assert report["load"]["servers"]["fake executor"]["by_engine"].keys() >= {"0", "1"}
+
+
+def test_books_of_engines() -> None:
+    """Counters of an engine that its records contradict are told."""
+    record = UsageRecord(
+        request_id="r", outcome=Outcome.FINISHED, engine=1, incarnation=2, prompt=Known(40), cached=Known(32)
+    )
+    right = {
+        "prompt_tokens_total": 40.0,
+        "prefix_cache_hits_total": 32.0,
+        'requests_total{outcome="finished"}': 1.0,
+    }
+    assert engine_faults([record], {"0": {}, "1": right}) == []
+    (fault,) = engine_faults([record], {"1": right | {"prefix_cache_hits_total": 48.0}})
+    assert "'1': prefix_cache_hits_total is 48" in fault
+    assert len(engine_faults([record], {"0": right})) == 6, "each number is another engine's"
+    assert len(engine_faults([attrs.evolve(record, router_estimate=48)], {"1": right})) == 1
 
 
 def test_lost_and_doubled_tokens() -> None:

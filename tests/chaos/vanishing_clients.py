@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from tests.chaos.counted_server import FILE
+from tests.e2e.engine_list import wait_all_ready
 from tests.e2e.prompts import expected_text, token_prompt
 from tests.e2e.servers import Server, eventually, num_files, serve_command, settled_num_files
 from tests.e2e.vanishing import EventClock, draw_behaviours, read_steadily, vanish
@@ -27,15 +28,17 @@ NUM_PER_ROUND = 500
 EVENTS_PER_CLIENT = 2
 ROUND_S = 120.0
 FLAGS = ["--executor", "fake", "--max-num-seqs", "16", "--max-num-batched-tokens", "128", "--num-blocks", "400"]
+FLAGS += ["--max-model-len", "6000"]
 
 
 @contextmanager
-def counted(folder: Path) -> Iterator[Server]:
+def counted(folder: Path, num_engines: int) -> Iterator[Server]:
     """Run a server whose web process counts what it holds."""
     log_path, counts = folder / "server.log", folder / "counts.json"
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, FILE: str(counts), "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "tests.chaos.counted_server", *serve_command(*FLAGS, "--max-model-len", "6000")]
+    command = [sys.executable, "-m", "tests.chaos.counted_server", *serve_command(*FLAGS)]
+    command += ["--engines", str(num_engines)]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             [*command, "--port", "0"], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=log
@@ -43,7 +46,7 @@ def counted(folder: Path) -> Iterator[Server]:
     server = Server(process, log_path)
     try:
         server.wait_listening()
-        server.wait_ready()
+        wait_all_ready(server, num_engines)
         yield server
         assert server.stop() == 0, server.log_text[-2000:]
     finally:
@@ -63,16 +66,16 @@ def held(server: Server, folder: Path) -> dict[str, Any]:
     return counts | {
         "free_blocks": free,
         "files": num_files(server.pid),
-        "engine_files": num_files(server.engine_pid()),
+        "engine_files": sum(map(num_files, server.engines())),
         "threads": len(list(Path(f"/proc/{server.pid}/task").iterdir())),
         "processes": len(server.children()),
     }
 
 
-def run_vanishing_clients(folder: Path, num_clients: int, seed: int) -> dict[str, Any]:
+def run_vanishing_clients(folder: Path, num_clients: int, seed: int, num_engines: int) -> dict[str, Any]:
     """Run clients in rounds. Returns a report."""
     problems: list[str] = []
-    with counted(folder) as server:
+    with counted(folder, num_engines) as server:
         assert server.complete(token_prompt("before", 57), max_tokens=12).status_code == 200
         trio.run(_one_round, server, seed - 1, min(num_clients, 20))  # whatever is started once, is now
         before = _at_rest(server, folder)

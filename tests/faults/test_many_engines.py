@@ -41,6 +41,7 @@ async def ask_all(client: Client, disturb: Callable[[], object] = lambda: None) 
         await trio.sleep(0.15)
         disturb()
     await settle(client)
+    assert not any(client.runtime.desk.actor_restarts().values()), "an actor has died of what was done to the engines"
     return [answers[index] for index in range(NUM_REQUESTS)]
 
 

@@ -175,9 +175,9 @@ class Engines(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let everything end, after which nothing may be left."""
-        self.closing.clear()
         for engine_id in list(self.up):
             self.die(engine_id)
+        self.closing.clear()
         self.come(0)
         self.take(0)
         for sequence_id in list(self.taken):
@@ -292,3 +292,16 @@ def test_handed_over() -> None:
     machine.hand_over()
     assert [(engine_id, message.is_resumed) for engine_id, message in machine.queued()] == [(1 - first, True)]
     machine.teardown()
+
+
+def test_removed() -> None:
+    """An engine's seat is gone before the router hears of its end: what was queued for it goes to another."""
+    machine = Engines()
+    machine.come(0)
+    machine.submit_prompt(1, 2)
+    machine.come(1)
+    machine.pool.remove(0)
+    machine.send(EngineDown(0, machine.up.pop(0)))
+    assert [(engine_id, message.sequence_id) for engine_id, message in machine.queued()] == [(1, 1), (1, 2)]
+    machine.send(EngineUp(0, 1, 100, "same"))
+    assert set(machine.store.engines) == {1}
