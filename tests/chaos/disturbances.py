@@ -189,7 +189,8 @@ def _answer(server: Server, method: str, path: str, body: Any = None) -> httpx.R
 
 
 def _until_answered(server: Server, method: str, path: str, body: Any = None) -> httpx.Response:
-    found: httpx.Response = eventually(lambda: _answer(server, method, path, body), "the engines are told", READY_S)
+    found = eventually(lambda: _answer(server, method, path, body), "the engines are told", READY_S)
+    assert found is not None
     return found
 
 
