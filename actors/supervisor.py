@@ -207,7 +207,7 @@ class Supervisor:
             death = await self._host.run(link)
             self._incarnation = desk.pool.next_incarnation()
             was_ready |= link.is_ready
-            if death.is_shortage and was_ready:
+            if death.is_shortage and (was_ready or self._may_fail_alone):
                 self._note_shortage(incarnation, death)
                 await trio.sleep(min(config.restart_backoff_s * 2**num_shortages, MAX_BACKOFF_S))
                 num_shortages = min(num_shortages + 1, MAX_DOUBLINGS)

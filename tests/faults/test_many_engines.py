@@ -142,6 +142,25 @@ async def test_added_while_requests_run(autojump_clock: trio.abc.Clock) -> None:
         assert len({status.incarnation for status in desk.engines()}) == 3
 
 
+async def test_added_while_memory_is_short(autojump_clock: trio.abc.Clock) -> None:
+    """Starting it is retried until there is enough again, however often that fails."""
+    starts = count()
+
+    class Short(LoopHost):
+        async def run(self, link: EngineLink) -> Death:
+            if link.engine_id == 1 and next(starts) < 20:
+                return Death("there was not enough memory to load it", is_shortage=True)
+            return await super().run(link)
+
+    async with small_runtime(make_host=Short) as client:
+        client.runtime.desk.add_engines(1)
+        await trio.sleep(1)
+        assert [engine.state for engine in client.runtime.desk.engines()] == [EngineState.READY, EngineState.DEAD]
+        assert_served(await ask_all(client))
+        await trio.sleep(100)
+        assert [engine.state for engine in client.runtime.desk.engines()] == [EngineState.READY] * 2
+
+
 async def test_last_one_removed_by_force(autojump_clock: trio.abc.Clock) -> None:
     """Its requests fail with a reason, and new ones are refused until there is another engine."""
     async with small_runtime() as client:
