@@ -26,7 +26,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from ..channel import Receiver, Sender
+from ..channel import EagerSender, Receiver
 from ..messages.accountant import (
     Completed,
     EngineDied,
@@ -59,7 +59,7 @@ class Accountant:
         metrics: Metrics,
         desk: RequestDesk,
         journal: Journal,
-        detokenizer: Sender[Tokens],
+        detokenizer: EagerSender[Tokens],
         *,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
@@ -159,15 +159,15 @@ class Accountant:
             pending.is_timed = True
             self._time_tokens(report, pending.at)
         if (report.token_ids or report.scores) and not pending.is_passed_on:
-            await self._detokenizer.send(
-                Tokens(
-                    report.token_sequence_ids,
-                    report.token_ids,
-                    report.ended_ids,
-                    report.ended_reasons,
-                    report.scores,
-                )
+            tokens = Tokens(
+                report.token_sequence_ids,
+                report.token_ids,
+                report.ended_ids,
+                report.ended_reasons,
+                report.scores,
             )
+            if not self._detokenizer.send_nowait(tokens):
+                await self._detokenizer.send(tokens)
             pending.is_passed_on = True
         if not pending.is_shown:
             pending.is_shown = True
