@@ -218,6 +218,7 @@ def compare_engines(
             server.measure(min(WARM_UP_S, seconds), order)
         for turn in range(rounds):
             for name, server, order in variants if turn % 2 else reversed(variants):
+                server.measure(seconds / rounds, order)  # after a turn of the other, a server is slower for a while
                 speeds[name].append(server.measure(seconds / rounds, order))
     row: dict[str, float | int | bool] = {"streams": num_streams, "detokenize": detokenize, "engines": num_engines}
     for name, measured in speeds.items():
