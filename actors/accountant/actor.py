@@ -152,9 +152,10 @@ class Accountant:
             except ValueError as error:
                 log.error("report.unreadable", number=report.number, error=str(error))
                 self._writer.write_gap(report.incarnation)
-        await self._apply_due(report.admitted_ids, pending.at)
-        await self._apply_due(report.revised_ids, pending.at)
-        await self._apply_due(self._writer.first_tokens(report), pending.at)
+        if report.admitted_ids or report.revised_ids:
+            await self._apply_due([*report.admitted_ids, *report.revised_ids], pending.at)
+        if first_ids := self._writer.first_tokens(report):
+            await self._apply_due(first_ids, pending.at)
         if report.token_ids and not pending.is_timed:
             pending.is_timed = True
             self._time_tokens(report, pending.at)
@@ -173,7 +174,8 @@ class Accountant:
             pending.is_shown = True
             self._metrics.set_step(report, self._desk.num_usable_blocks_of(report.engine_id))
         self._end_those_with_gaps(report)
-        await self._apply_due(report.terminal_ids, pending.at)
+        if report.terminal_ids:
+            await self._apply_due(report.terminal_ids, pending.at)
 
     def _is_next(self, report: StepReport) -> bool:
         """Whether a report is new. One that was received before is not booked again; a gap before it is noted."""
