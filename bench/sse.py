@@ -132,6 +132,8 @@ class Server:
             if time.monotonic() > deadline:
                 raise TimeoutError("not every stream was opened")
             time.sleep(0.001)
+        if max(counts) - min(counts) > 1:
+            raise RuntimeError(f"the engines have different numbers of streams: {counts}")
         self._num_of_each = counts
 
     def measure(self, seconds: float, order: str = TOGETHER) -> Speed:
