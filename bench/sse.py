@@ -269,7 +269,7 @@ def main() -> None:
     if arguments.quick:
         arguments.streams, arguments.seconds, arguments.rounds = [arguments.engines or 2], 0.05, 1
     os.sched_setaffinity(0, {CLIENT_CORE})
-    rows = []
+    rows: list[dict[str, float | int | bool | None]] = []
     if not arguments.json:
         print(ENGINES_HEADINGS if arguments.engines else HEADINGS)
     for detokenize in (True,) if arguments.quick else (False, True):
@@ -282,7 +282,7 @@ def main() -> None:
                     seconds=arguments.seconds,
                     rounds=arguments.rounds,
                 )
-                rows.append(compared)
+                rows.append({**compared})
                 if not arguments.json:
                     print_engines(compared)
                 continue
