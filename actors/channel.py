@@ -2,7 +2,8 @@
 
     Channel     first in, first out, bounded. There are two ways to add items: `send` waits for one of `capacity` slots;
                 `post` always has room, and is for senders that must never wait (a scope that is being left, one answer
-                per sequence). Callers of `post` bound how much they may still post.
+                per sequence). Callers of `post` bound how much they may still post. `send_nowait` is `send` without a
+                checkpoint, where there is a slot: what several senders have at once is then received at once.
 
 Between the web process and the engine process there are frames (`frames.py`).
 
@@ -23,6 +24,12 @@ T_contra = TypeVar("T_contra", contravariant=True)
 class Sender(Protocol[T_contra]):
     async def send(self, item: T_contra, /) -> None:
         """Wait for a slot and add an item."""
+        ...
+
+
+class EagerSender(Sender[T_contra], Protocol[T_contra]):
+    def send_nowait(self, item: T_contra, /) -> bool:
+        """Add an item if there is a slot, and return whether there was."""
         ...
 
 
@@ -75,6 +82,13 @@ class Channel(Generic[T]):
     async def send(self, item: T, /) -> None:
         await self.reserve()
         self.put_reserved(item)
+
+    def send_nowait(self, item: T, /) -> bool:
+        if self._num_free_slots == 0:
+            return False
+        self._num_free_slots -= 1
+        self.put_reserved(item)
+        return True
 
     def post(self, item: T, /) -> None:
         self._items.append(item)

@@ -23,7 +23,7 @@ import msgspec
 import structlog
 import trio
 
-from .channel import Channel, Poster, Sender
+from .channel import Channel, EagerSender, Poster
 from .config import RuntimeConfig
 from .frames import Unreadable
 from .messages.accountant import EngineDied, StepReport
@@ -72,7 +72,7 @@ class EngineLink:
         seat: EngineSeat,
         incarnation: int,
         desk: RequestDesk,
-        accountant: Sender[StepReport],
+        accountant: EagerSender[StepReport],
         router: Poster[RouterMessage],
         show_ready: Callable[[EngineSeat], object],
     ) -> None:
@@ -119,7 +119,8 @@ class EngineLink:
         self.has_progressed |= bool(report.span_ids)
         seat.note(report)
         self._router.post(report)
-        await self._accountant.send(report)
+        if not self._accountant.send_nowait(report):
+            await self._accountant.send(report)
 
     def _on_ready(self, ready: EngineReady) -> None:
         seat, desk = self._seat, self._desk

@@ -54,7 +54,7 @@ from .request_desk.interface import ServingInfo
 from .restarts import Deaths, keep_running
 from .router.actor import Router
 from .router.dispatch import Dispatch
-from .router.route_store import RouterMessage, RouteStore
+from .router.route_store import NewsInbox, RouterMessage, RouteStore
 from .router.routing import Routing
 from .shared.grammar_library import load_grammars
 from .shared.tokenizers_library import load_library
@@ -213,8 +213,9 @@ async def open_runtime(
         metrics.forget_engine(engine_id)
         forget_host(engine_id)
 
+    news = NewsInbox(route_store, routes)
     desk.control = manager = EngineManager(
-        config, make_host, desk, accounts, routes, show_ready=show_ready, show_removed=show_removed
+        config, make_host, desk, accounts, news, show_ready=show_ready, show_removed=show_removed
     )
 
     async with trio.open_nursery() as nursery:

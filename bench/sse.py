@@ -1,15 +1,21 @@
 """Measure what a streamed token costs the web side, and a bare Starlette application in the same run.
 
     python -m bench.sse [--json] [--quick] [--streams 1 16 64 256] [--seconds 3]
+    python -m bench.sse --engines 4 [--json] [--quick] [--streams 256] [--seconds 3] [--rounds 20]
 
 An engine that computes nothing produces one token per stream and step. The next step starts when the client has counted
 every event of the last one: nothing is dropped, nothing accumulates, and every event is a separate write. Server and
 client each have a core if there are two. `sse_quipu.py` is the real web side (application, HTTP server, accountant,
-detokenizer); `sse_starlette.py` is the peer. Both use the same small protocol with the client, over a socket pair:
+detokenizer); `sse_starlette.py` is the peer. Both use the same small protocol with the client, over a socket pair (one
+for each engine, if there are several):
 
     server -> client   its port, once it listens
     client -> server   b"n": number of open streams?   b"t": processor time (ns)?   b"s": run a step
     server -> client   eight bytes, the answer to b"n" or b"t"
+
+With `--engines`, the web side with one engine is compared to the same with several, which share the streams evenly.
+`together`: all engines run a step at once, and the next when all of its events have arrived, like the single engine.
+`by turns`: one runs a step, then the next; so no two reports ever wait at the same time.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +45,11 @@ EVENT = b"data: {"
 HEADINGS = """\
                 |         quipu          |       starlette        |
  streams tokens |   events/s    us/event |   events/s    us/event | ratio"""
+
+ENGINES_HEADINGS = """\
+                |       one engine       |          several, together          |          several, by turns
+ streams tokens |   events/s    us/event |   events/s    us/event ratio    cpu |   events/s    us/event ratio    cpu"""
+TOGETHER, BY_TURNS = "together", "by_turns"
 
 
 class Speed(NamedTuple):
@@ -101,40 +113,69 @@ class Streams:
             sock.close()
 
 
+class Server:
+    """A server on its core, and the streams that it was opened with. A context manager."""
+
+    def __init__(self, module: str, *, num_streams: int, detokenize: bool, num_engines: int = 1) -> None:
+        pairs = [socket.socketpair() for _ in range(num_engines)]
+        descriptors = [theirs.fileno() for _, theirs in pairs]
+        mode = "text" if detokenize else "plain"
+        command = [sys.executable, "-m", module, ",".join(map(str, descriptors)), str(SERVER_CORE), mode]
+        self._process = subprocess.Popen(command, pass_fds=descriptors, cwd=Path(__file__).resolve().parent.parent)
+        self._controls = [Control(ours) for ours, _ in pairs]
+        for _, theirs in pairs:
+            theirs.close()
+        self._num_streams = num_streams
+        self._streams = Streams(self._controls[0].read_number(), num_streams)
+        deadline = time.monotonic() + PATIENCE_S
+        while sum(counts := [control.ask(b"n") for control in self._controls]) < num_streams:
+            if time.monotonic() > deadline:
+                raise TimeoutError("not every stream was opened")
+            time.sleep(0.001)
+        if max(counts) - min(counts) > 1:
+            raise RuntimeError(f"the engines have different numbers of streams: {counts}")
+        self._num_of_each = counts
+
+    def measure(self, seconds: float, order: str = TOGETHER) -> Speed:
+        """Count events for `seconds`."""
+        asked = self._controls[0]
+        cpu_before, began = asked.ask(b"t"), time.perf_counter()
+        num_events = self._run_steps(seconds, order) * self._num_streams
+        took, cpu = time.perf_counter() - began, asked.ask(b"t") - cpu_before
+        return Speed(num_events / took, cpu / num_events / 1000)
+
+    def _run_steps(self, seconds: float, order: str) -> int:
+        """Run steps of all engines for `seconds`, and return how many."""
+        controls, streams = self._controls, self._streams
+        if order == TOGETHER:
+            turns = [(controls, self._num_streams)]
+        else:
+            turns = [([control], count) for control, count in zip(controls, self._num_of_each, strict=True)]
+        num_steps = 0
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for asked, num_events in turns:
+                for control in asked:
+                    control.sock.sendall(b"s")
+                streams.read_events(num_events)
+            num_steps += 1
+        return num_steps
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._streams.close()
+        for control in self._controls:
+            control.sock.close()
+        self._process.wait(PATIENCE_S)
+
+
 def measure(module: str, *, num_streams: int, detokenize: bool, seconds: float) -> Speed:
-    """Start a server on its core and count events for `seconds`."""
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", module, str(theirs.fileno()), str(SERVER_CORE), "text" if detokenize else "plain"]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).resolve().parent.parent)
-    theirs.close()
-    with ours:
-        control = Control(ours)
-        streams = Streams(control.read_number(), num_streams)
-        try:
-            deadline = time.monotonic() + PATIENCE_S
-            while control.ask(b"n") < num_streams:
-                if time.monotonic() > deadline:
-                    raise TimeoutError("not every stream was opened")
-                time.sleep(0.001)
-            run_steps(control, streams, num_streams, min(WARM_UP_S, seconds))
-            cpu_before, began = control.ask(b"t"), time.perf_counter()
-            num_steps = run_steps(control, streams, num_streams, seconds)
-            took, cpu = time.perf_counter() - began, control.ask(b"t") - cpu_before
-        finally:
-            streams.close()
-    process.wait(PATIENCE_S)
-    num_events = num_steps * num_streams
-    return Speed(num_events / took, cpu / num_events / 1000)
-
-
-def run_steps(control: Control, streams: Streams, num_streams: int, seconds: float) -> int:
-    num_steps = 0
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        control.sock.sendall(b"s")
-        streams.read_events(num_streams)
-        num_steps += 1
-    return num_steps
+    """Start a server and count events for `seconds`."""
+    with Server(module, num_streams=num_streams, detokenize=detokenize) as server:
+        server.measure(min(WARM_UP_S, seconds))
+        return server.measure(seconds)
 
 
 def median(speeds: list[Speed]) -> Speed:
@@ -164,28 +205,87 @@ def measure_row(
     return row
 
 
+def compare_engines(
+    num_engines: int, *, num_streams: int, detokenize: bool, seconds: float, rounds: int
+) -> dict[str, float | int | bool]:
+    """Run a server with one engine beside one with several, and measure them alternately.
+
+    Return medians, and the medians of the rounds' ratios.
+    """
+    speeds: dict[str, list[Speed]] = {"one": [], TOGETHER: [], BY_TURNS: []}
+    start = partial(Server, SERVERS["quipu"], num_streams=num_streams, detokenize=detokenize)
+    with start() as one, start(num_engines=num_engines) as several:
+        variants = [("one", one, TOGETHER), (TOGETHER, several, TOGETHER), (BY_TURNS, several, BY_TURNS)]
+        for _, server, order in variants:
+            server.measure(min(WARM_UP_S, seconds), order)
+        for turn in range(rounds):
+            for name, server, order in variants if turn % 2 else reversed(variants):
+                server.measure(seconds / rounds, order)  # after a turn of the other, a server is slower for a while
+                speeds[name].append(server.measure(seconds / rounds, order))
+    row: dict[str, float | int | bool] = {"streams": num_streams, "detokenize": detokenize, "engines": num_engines}
+    for name, measured in speeds.items():
+        usual = median(measured)
+        row[f"{name}_events_per_s"] = round(usual.events_per_s)
+        row[f"{name}_cpu_us_per_event"] = round(usual.cpu_us_per_event, 2)
+        if name != "one":
+            pairs = list(zip(measured, speeds["one"], strict=True))
+            row[f"{name}_ratio"] = round(statistics.median(a.events_per_s / b.events_per_s for a, b in pairs), 3)
+            # processor time: the less, the better, so that this one is turned over, too
+            row[f"{name}_cpu_ratio"] = round(
+                statistics.median(b.cpu_us_per_event / a.cpu_us_per_event for a, b in pairs), 3
+            )
+    return row
+
+
+def print_engines(row: dict[str, float | int | bool]) -> None:
+    cells = [f"{row['streams']:>8} {'text' if row['detokenize'] else 'plain':>6}"]
+    for name in ("one", TOGETHER, BY_TURNS):
+        cell = f"{row[f'{name}_events_per_s']:>10} {row[f'{name}_cpu_us_per_event']:>11}"
+        cells.append(cell if name == "one" else f"{cell} {row[f'{name}_ratio']:>5} {row[f'{name}_cpu_ratio']:>6}")
+    print(" | ".join(cells), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sse", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="smoke test: two streams, once")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument(
+        "--engines", type=int, metavar="N", help="compare the web side of one engine with that of N, without the peer"
+    )
+    parser.add_argument("--streams", type=int, nargs="+", help="(default: 1 16 64 256; 256 with --engines)")
     parser.add_argument("--seconds", type=float, default=3.0, help="per server and row (default: %(default)s)")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="number of turns into which that time is split (default: %(default)s)"
+        "--rounds", type=int, help="number of turns into which that time is split (default: 3; 20 with --engines)"
     )
     arguments = parser.parse_args()
+    if arguments.streams is None:
+        arguments.streams = [256] if arguments.engines else [1, 16, 64, 256]
+    if arguments.rounds is None:
+        arguments.rounds = 20 if arguments.engines else 3
     names = list(SERVERS)
-    if not has_peer():
+    if not arguments.engines and not has_peer():
         names.remove("starlette")
         print(NO_PEER, file=sys.stderr)
     if arguments.quick:
-        arguments.streams, arguments.seconds, arguments.rounds = [2], 0.05, 1
+        arguments.streams, arguments.seconds, arguments.rounds = [arguments.engines or 2], 0.05, 1
     os.sched_setaffinity(0, {CLIENT_CORE})
-    rows = []
+    rows: list[dict[str, float | int | bool | None]] = []
     if not arguments.json:
-        print(HEADINGS)
+        print(ENGINES_HEADINGS if arguments.engines else HEADINGS)
     for detokenize in (True,) if arguments.quick else (False, True):
         for num_streams in arguments.streams:
+            if arguments.engines:
+                compared = compare_engines(
+                    arguments.engines,
+                    num_streams=num_streams,
+                    detokenize=detokenize,
+                    seconds=arguments.seconds,
+                    rounds=arguments.rounds,
+                )
+                rows.append({**compared})
+                if not arguments.json:
+                    print_engines(compared)
+                continue
             row = measure_row(
                 names,
                 num_streams=num_streams,

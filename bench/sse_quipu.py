@@ -1,7 +1,8 @@
-"""The server of `bench.sse`: quipu's whole web side, with an engine that produces tokens without computing.
+"""The server of `bench.sse`: quipu's whole web side, with engines that produce tokens without computing.
 
-Everything is what `quipu serve` runs in its web process except the socket to the engine process: the engine's host is
-in this event loop and delivers step reports as they would arrive.
+Everything is what `quipu serve` runs in its web process except the sockets to the engine processes: each engine's host
+is in this event loop, in a task of its own, and delivers step reports as they would arrive. Each has a socket to the
+client, on which steps are requested.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class PlainDecoder(Decoder):
 class TokenHost:
     """Replaces the engine: one token for every sequence in each step that the client requests."""
 
-    def __init__(self, control: trio.SocketStream) -> None:
+    def __init__(self, control: trio.SocketStream, tokens: TokenSource) -> None:
         self._control = control
         self._sending = trio.Lock()
-        self._tokens = TokenSource()
+        self._tokens = tokens
         self._new: list[Submit] = []
         self._ids: list[int] = []
         self._position = 0
@@ -127,7 +128,7 @@ class TokenHost:
         )
 
 
-def runtime_config() -> RuntimeConfig:
+def runtime_config(num_engines: int) -> RuntimeConfig:
     engine = EngineConfig(
         model_path=str(DEMO),
         executor="none",
@@ -140,17 +141,25 @@ def runtime_config() -> RuntimeConfig:
         max_num_batched_tokens=2048,
         eos_token_ids=(),
     )
-    return RuntimeConfig(engine=engine, model_names=("demo",), vocab_size=read_info(DEMO).vocab_size, kv_dtype="none")
+    return RuntimeConfig(
+        engine=engine,
+        model_names=("demo",),
+        vocab_size=read_info(DEMO).vocab_size,
+        kv_dtype="none",
+        num_engines=num_engines,
+        routing="round-robin",  # as many streams for each engine
+    )
 
 
-async def run(control_socket: socket.socket, *, detokenize: bool) -> None:
+async def run(control_sockets: list[socket.socket], *, detokenize: bool) -> None:
     if not detokenize:
         setattr(wiring, "Decoder", PlainDecoder)  # noqa: B010 - an imported name, which mypy does not let others assign
-    config = runtime_config()
+    config = runtime_config(len(control_sockets))
     info = ServingInfo(config.model_names, 0, ENDLESS, 16, 2, config.vocab_size, {})
-    control = trio.SocketStream(trio.socket.from_stdlib_socket(control_socket))
-    host = TokenHost(control)
-    async with wiring.open_runtime(config, info, lambda _: host) as runtime, trio.open_nursery() as nursery:
+    tokens = TokenSource()
+    hosts = [TokenHost(trio.SocketStream(trio.socket.from_stdlib_socket(sock)), tokens) for sock in control_sockets]
+    host = hosts[0]
+    async with wiring.open_runtime(config, info, hosts.__getitem__) as runtime, trio.open_nursery() as nursery:
         (address,) = await nursery.start(partial(serve, make_app(runtime.desk), host="127.0.0.1", port=0))
         gc.collect()
         gc.freeze()
@@ -161,7 +170,8 @@ async def run(control_socket: socket.socket, *, detokenize: bool) -> None:
 
 
 if __name__ == "__main__":
-    descriptor, core, mode = sys.argv[1:]
+    descriptors, core, mode = sys.argv[1:]
     os.sched_setaffinity(0, {int(core)})
     logs.configure("warning")
-    trio.run(partial(run, socket.socket(fileno=int(descriptor)), detokenize=mode == "text"))
+    sockets = [socket.socket(fileno=int(descriptor)) for descriptor in descriptors.split(",")]
+    trio.run(partial(run, sockets, detokenize=mode == "text"))

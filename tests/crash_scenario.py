@@ -6,7 +6,6 @@ times and drawn seeds are left out, since they differ between servers.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import trio.testing
 
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.entry_store import Pending, RequestEntries
+from quipu.actors.channel import EagerSender
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.detokenizer import Tokens
 from quipu.actors.messages.usage_record import UsageRecord
@@ -65,7 +65,7 @@ class CrashingAccountant(Accountant):
     def __init__(self, *arguments: Any, plan: CrashPlan, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.plan = plan
-        self._detokenizer = CrashingSender(self._detokenizer.send, plan)
+        self._detokenizer = CrashingSender(self._detokenizer, plan)
         apply_due, write_report = self._effects.apply_due, self._writer.write_report
 
         def apply_and_crash(request: RequestEntries, now: float) -> None:
@@ -97,13 +97,17 @@ class CrashingAccountant(Accountant):
 
 @attrs.frozen
 class CrashingSender:
-    _send: Callable[[Tokens], Awaitable[None]]
+    _channel: EagerSender[Tokens]
     _plan: CrashPlan
 
-    async def send(self, tokens: Tokens) -> None:
-        await trio.lowlevel.checkpoint()
+    def send_nowait(self, tokens: Tokens) -> bool:
         self._plan.crash_if_due("at the send")
-        await self._send(tokens)
+        return self._channel.send_nowait(tokens)
+
+    async def send(self, tokens: Tokens) -> None:
+        """Wait for a slot, when there was none."""
+        self._plan.crash_if_due("at the send")
+        await self._channel.send(tokens)
 
 
 # ---------------------------------------------------------------- one run

@@ -26,7 +26,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from ..channel import Receiver, Sender
+from ..channel import EagerSender, Receiver
 from ..messages.accountant import (
     Completed,
     EngineDied,
@@ -59,7 +59,7 @@ class Accountant:
         metrics: Metrics,
         desk: RequestDesk,
         journal: Journal,
-        detokenizer: Sender[Tokens],
+        detokenizer: EagerSender[Tokens],
         *,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
@@ -152,28 +152,30 @@ class Accountant:
             except ValueError as error:
                 log.error("report.unreadable", number=report.number, error=str(error))
                 self._writer.write_gap(report.incarnation)
-        await self._apply_due(report.admitted_ids, pending.at)
-        await self._apply_due(report.revised_ids, pending.at)
-        await self._apply_due(self._writer.first_tokens(report), pending.at)
+        if report.admitted_ids or report.revised_ids:
+            await self._apply_due([*report.admitted_ids, *report.revised_ids], pending.at)
+        if first_ids := self._writer.first_tokens(report):
+            await self._apply_due(first_ids, pending.at)
         if report.token_ids and not pending.is_timed:
             pending.is_timed = True
             self._time_tokens(report, pending.at)
         if (report.token_ids or report.scores) and not pending.is_passed_on:
-            await self._detokenizer.send(
-                Tokens(
-                    report.token_sequence_ids,
-                    report.token_ids,
-                    report.ended_ids,
-                    report.ended_reasons,
-                    report.scores,
-                )
+            tokens = Tokens(
+                report.token_sequence_ids,
+                report.token_ids,
+                report.ended_ids,
+                report.ended_reasons,
+                report.scores,
             )
+            if not self._detokenizer.send_nowait(tokens):
+                await self._detokenizer.send(tokens)
             pending.is_passed_on = True
         if not pending.is_shown:
             pending.is_shown = True
             self._metrics.set_step(report, self._desk.num_usable_blocks_of(report.engine_id))
         self._end_those_with_gaps(report)
-        await self._apply_due(report.terminal_ids, pending.at)
+        if report.terminal_ids:
+            await self._apply_due(report.terminal_ids, pending.at)
 
     def _is_next(self, report: StepReport) -> bool:
         """Whether a report is new. One that was received before is not booked again; a gap before it is noted."""

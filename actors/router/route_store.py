@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from ..channel import Channel
+from ..channel import Channel, Poster
 from ..messages.accountant import StepReport
 from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
@@ -97,6 +97,13 @@ class RouteStore:
             else:
                 self.reports.append(message)
 
+    def may_skip(self, report: StepReport) -> bool:
+        """Whether a report says nothing that the router keeps: no keys, and no engine has a prompt to compute.
+
+        A sequence is in `prefilling` before its engine can take it, so nothing that is on its way makes this wrong.
+        """
+        return not (self.prefilling or report.stored_keys or report.removed_keys or report.is_cleared)
+
     def record_death(self) -> int | None:
         """Note that the router has died, and return the sequence that it had in hand, if there was one."""
         self.num_deaths_in_hand += 1
@@ -114,3 +121,15 @@ class RouteStore:
         # a prompt that kills the router is its client's work
         self.num_handled += not (self.is_to_be_careful and isinstance(message, Submit))
         self.num_deaths_in_hand = 0
+
+
+@attrs.frozen
+class NewsInbox:
+    """The way of engines and supervisors to the router, which is not woken for a report that says nothing to it."""
+
+    store: RouteStore
+    channel: Poster[RouterMessage]
+
+    def post(self, message: RouterMessage, /) -> None:
+        if not (isinstance(message, StepReport) and self.store.may_skip(message)):
+            self.channel.post(message)

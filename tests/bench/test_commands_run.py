@@ -82,6 +82,16 @@ def test_command_runs(name: str) -> None:
     assert report
 
 
+def test_engines_are_compared() -> None:
+    """One engine and two are measured in both orders, with as many streams for each engine."""
+    ended = run(sys.executable, "-m", "bench.sse", "--quick", "--json", "--engines", "2")
+    assert ended.returncode == 0, ended.stderr
+    (row,) = json.loads(ended.stdout)["rows"]
+    assert row["streams"] == row["engines"] == 2
+    assert all(row[f"{name}_events_per_s"] > 0 for name in ("one", "together", "by_turns"))
+    assert row["together_ratio"] > 0 and row["by_turns_ratio"] > 0
+
+
 def run_here(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
     """Run a command in this process, and undo what it changes."""
     for setting in ("GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
