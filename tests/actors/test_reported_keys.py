@@ -48,7 +48,7 @@ class WatchedHost(LoopHost):
                     self._read(message)
             await deliver(messages)
 
-        setattr(link, "deliver", deliver_watched)  # noqa: B010
+        setattr(link, "deliver", deliver_watched)  # noqa: B010 - mypy lets no method be assigned
         return await super().run(link)
 
     def _watch(self, engine: Engine) -> None:
@@ -60,7 +60,7 @@ class WatchedHost(LoopHost):
                 self.expected.append(committed_in(engine.block_manager.pool))
             return granted
 
-        setattr(engine.block_manager, "grant", grant_watched)  # noqa: B010
+        setattr(engine.block_manager, "grant", grant_watched)  # noqa: B010 - mypy lets no method be assigned
 
     def _read(self, report: StepReport) -> None:
         if report.stored_keys or report.removed_keys or report.is_cleared:

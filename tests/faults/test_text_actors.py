@@ -151,7 +151,7 @@ class DiesOfTokens(Detokenizer):
                 raise PlannedCrash("a token")
             give(sequence, *rest)
 
-        setattr(self._delivery, "give", dying)  # noqa: B010
+        setattr(self._delivery, "give", dying)  # noqa: B010 - mypy lets no method be assigned
 
 
 class DiesOfLooking(TokenizerActor):

@@ -29,7 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> type[FakeTritonBackend]:
     """Pretend that the machine has a CUDA device and Triton."""
     module = ModuleType("quipu.kernels.triton.triton_backend")
     fake = type("FakeTritonBackend", (FakeTritonBackend,), {})
-    setattr(module, "TritonBackend", fake)  # noqa: B010
+    setattr(module, "TritonBackend", fake)  # noqa: B010 - mypy lets no method be assigned
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(availability, "why_unavailable", lambda: None)
     return fake
