@@ -201,38 +201,8 @@ async def test_one_that_keeps_dying(autojump_clock: trio.abc.Clock) -> None:
         assert [status.engine_id for status in client.runtime.desk.engines()] == [0]
 
 
-@pytest.mark.parametrize("resume_on", ["any", "same"])
-async def test_other_numerics(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, resume_on: str) -> None:
-    """Where only another engine computes other bits, a request goes on there, or waits for one of its own."""
-
-    numbers = count()
-
-    class Different(LoopHost):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.numerics = str(next(numbers))
-
-        async def run(self, link: EngineLink) -> Death:
-            deliver = link.deliver
-
-            async def with_numerics(messages: Sequence[object]) -> None:
-                is_ready = bool(messages) and type(messages[0]).__name__ == "EngineReady"
-                await deliver([attrs.evolve(m, numerics=self.numerics) for m in messages] if is_ready else messages)
-
-            monkeypatch.setattr(link, "deliver", with_numerics)
-            return await super().run(link)
-
-    async with small_runtime(num_engines=2, make_host=Different, restart_backoff_s=5.0, resume_on=resume_on) as client:
-        started = trio.current_time()
-        assert_served(await ask_all(client, lambda: kill_engine(client, 0)))
-        waited = trio.current_time() - started > 5
-        assert waited == (resume_on == "same")
-        same = samples(client)['requests_resumed_total{same_numerics="true"}']
-        assert (same > 0) == (resume_on == "same")
-
-
-async def test_no_engine_with_the_same_numerics_is_left(autojump_clock: trio.abc.Clock) -> None:
-    """Requests that may only go on where the same bits are computed fail as soon as no such engine can come."""
+def different_hosts(*, is_final: bool = False) -> Callable[..., LoopHost]:
+    """Return what makes hosts of engines that compute other bits each. `is_final`: none is started again."""
     numbers = count()
 
     class Different(LoopHost):
@@ -249,9 +219,29 @@ async def test_no_engine_with_the_same_numerics_is_left(autojump_clock: trio.abc
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(link, "deliver", with_numerics)
-                return attrs.evolve(await super().run(link), is_final=True)
+                death = await super().run(link)
+            return attrs.evolve(death, is_final=is_final)
 
-    async with small_runtime(num_engines=2, make_host=Different, resume_on="same") as client:
+    return Different
+
+
+@pytest.mark.parametrize("resume_on", ["any", "same"])
+async def test_other_numerics(autojump_clock: trio.abc.Clock, resume_on: str) -> None:
+    """Where only another engine computes other bits, a request goes on there, or waits for one of its own."""
+    async with small_runtime(
+        num_engines=2, make_host=different_hosts(), restart_backoff_s=5.0, resume_on=resume_on
+    ) as client:
+        started = trio.current_time()
+        assert_served(await ask_all(client, lambda: kill_engine(client, 0)))
+        waited = trio.current_time() - started > 5
+        assert waited == (resume_on == "same")
+        same = samples(client)['requests_resumed_total{same_numerics="true"}']
+        assert (same > 0) == (resume_on == "same")
+
+
+async def test_no_engine_with_the_same_numerics_is_left(autojump_clock: trio.abc.Clock) -> None:
+    """Requests that may only go on where the same bits are computed fail as soon as no such engine can come."""
+    async with small_runtime(num_engines=2, make_host=different_hosts(is_final=True), resume_on="same") as client:
         answers = await ask_all(client, lambda: kill_engine(client, 0))
         failed = [answer for answer in answers if answer.error is not None]
         assert 0 < len(failed) < NUM_REQUESTS

@@ -92,26 +92,20 @@ async def serve(client: Client, num_others: int = 0) -> None:
     assert found["usage_disputed_total"] == 0
 
 
-@pytest.mark.parametrize("point", POINTS)
-async def test_killed_everywhere(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    """With a death at every message of a kind, all requests are served as without any."""
+CASES = [*((point, True) for point in POINTS), ("at keys", False), ("at a computed span", False)]
+
+
+@pytest.mark.parametrize(("point", "before"), CASES)
+async def test_killed_everywhere(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
+) -> None:
+    """With a death at every message of a kind, before it or when a part is done, all are served as without any."""
     owner, name = POINTS[point]
-    kill = Killing(getattr(owner, name), before=True)
+    kill = Killing(getattr(owner, name), before=before)
     monkeypatch.setattr(owner, name, lambda *arguments, **named: kill(*arguments, **named))
     async with small_runtime(num_engines=2) as client:
         await serve(client)
         assert client.runtime.desk.actor_restarts()["router"] == kill.num_kills >= NUM_REQUESTS // 2
-
-
-@pytest.mark.parametrize("point", ["at keys", "at a computed span"])
-async def test_killed_after(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    """The same where it dies after it has done a part."""
-    owner, name = POINTS[point]
-    kill = Killing(getattr(owner, name), before=False)
-    monkeypatch.setattr(owner, name, lambda *arguments, **named: kill(*arguments, **named))
-    async with small_runtime(num_engines=2) as client:
-        await serve(client)
-        assert kill.num_kills >= NUM_REQUESTS // 2
 
 
 async def test_prompt_that_always_kills(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
