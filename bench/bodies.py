@@ -13,240 +13,35 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy as Strategy
 
+from bench.body_parts import (
+    ARGUMENTS,
+    CALLED,
+    CHAT,
+    CHAT_CALL,
+    CHAT_TOOL,
+    COMPLETIONS,
+    COUNT,
+    FUNCTION,
+    ID,
+    JUNK,
+    LAST_TOKEN,
+    MESSAGES,
+    MODEL,
+    OBJECT,
+    PART,
+    RESPONSE_TOOL,
+    RESPONSES,
+    SCHEMA,
+    TEXT,
+    TOKEN,
+    TOKENS,
+    TOOL_CHOICE,
+    mostly,
+)
+from bench.grammar_bodies import GRAMMARS
 from quipu.actors.declarations import SamplingField
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-MODEL = "demo"
-MAX_NESTED = 1000
-
-
-def _nested(depth: int, kind: str) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value] if kind == "list" else {"a": value}
-    return value
-
-
-def mostly(right: Strategy[Any], wrong: Strategy[Any]) -> Strategy[Any]:
-    """Draw from `wrong` about once in twenty times, otherwise from `right`.
-
-    The strategies are not part of the description that Hypothesis makes, which would double with every level.
-    """
-    return st.integers(0, 19).flatmap(lambda drawn: wrong if drawn == 19 else right)
-
-
-JUNK: Strategy[Any] = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 3),
-    st.sampled_from([2**31, 2**63, 2**64, -(2**63) - 1, 10**30, -1, 0, 1e308, -0.0, 0.5, 1e-320]),
-    st.text(max_size=20),
-    # a lone surrogate is not a character, but JSON can express it
-    st.sampled_from(["", " ", "\x00", "\ud800", "a\udfffb", "\ufdd0", "\ufdd1", "\u2028", "{{ 7 * 7 }}", "<|im_end|>"]),
-    st.builds(_nested, st.sampled_from([1, 5, 50, 300, 990, MAX_NESTED]), st.sampled_from(["list", "object"])),
-    st.lists(st.none() | st.integers(-1, 5) | st.text(max_size=3), max_size=4),
-    st.dictionaries(st.text(max_size=5), st.integers(-1, 5) | st.text(max_size=5), max_size=3),
-)
-TEXT = st.one_of(
-    st.text(min_size=1, max_size=60),
-    mostly(st.just("Hello."), st.just("\ud83d") | st.just("")),
-    st.sampled_from(["Hello.", "A quipu is a ledger of knotted cords.", " " * 300, "a" * 1000, "é漢😀" * 50]),
-    st.builds(lambda piece, count: piece * count, st.text(min_size=1, max_size=5), st.sampled_from([1, 10, 100])),
-)
-LAST_TOKEN = 3071
-"""The last of the demo's vocabulary, which is smaller than that of the tests' checkpoint."""
-TOKEN = st.integers(0, LAST_TOKEN) | st.sampled_from([-1, LAST_TOKEN + 1, 4096, 2**40])
-TOKENS = mostly(st.lists(st.integers(0, LAST_TOKEN), min_size=1, max_size=80), st.lists(TOKEN, max_size=5))
-PART = st.fixed_dictionaries({"type": mostly(st.just("text"), st.just("image_url")), "text": TEXT})
-ID = st.sampled_from(["c1", "c2", "c3", ""])
-OBJECT: Strategy[Any] = st.dictionaries(st.text(max_size=8), JUNK, max_size=3)
-TYPE = st.sampled_from(["string", "integer", "number", "boolean", "null", "object", "array", "text"])
-REFERENCE = st.sampled_from(["#/$defs/a", "#/definitions/a", "#/$defs/none", "https://example.com"])
-DECLARED = st.recursive(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "type": mostly(TYPE | st.lists(TYPE, max_size=3), JUNK),
-            "enum": mostly(st.lists(JUNK, max_size=3), JUNK),
-            "const": JUNK,
-            "nullable": mostly(st.booleans(), JUNK),
-            "$ref": mostly(REFERENCE, JUNK),
-        },
-    ),
-    lambda inner: st.fixed_dictionaries(
-        {}, optional={"anyOf": st.lists(inner, max_size=3), "oneOf": st.lists(inner, max_size=3), "items": inner}
-    ),
-    max_leaves=4,
-)
-DEFINITIONS = mostly(st.fixed_dictionaries({"a": DECLARED}), JUNK)
-PROPERTIES = st.dictionaries(st.text(max_size=8), mostly(DECLARED, JUNK), max_size=3)
-SCHEMA = st.fixed_dictionaries(
-    {"type": st.just("object")},
-    optional={
-        "properties": mostly(PROPERTIES, JUNK),
-        "required": JUNK,
-        "description": TEXT,
-        "$defs": DEFINITIONS,
-        "definitions": DEFINITIONS,
-    },
-)
-NAME = mostly(st.sampled_from(["look_up", "web.stop-now", "x" * 64]), st.sampled_from(["", "a b", "x" * 129]))
-FUNCTION = st.fixed_dictionaries(
-    {"name": NAME}, optional={"description": TEXT, "parameters": mostly(SCHEMA, JUNK), "strict": st.booleans()}
-)
-ARGUMENTS = OBJECT.map(json.dumps) | TEXT | st.just("[" * 2000)
-CALLED = st.fixed_dictionaries({"name": NAME, "arguments": ARGUMENTS | OBJECT})
-CHAT_CALL = st.fixed_dictionaries({"id": ID, "type": st.just("function"), "function": CALLED})
-CHAT_TOOL = st.fixed_dictionaries({"type": mostly(st.just("function"), st.just("custom")), "function": FUNCTION})
-FLAT_TOOL = st.builds(
-    lambda kind, function: {"type": kind, **function}, st.sampled_from(["function", "custom"]), FUNCTION
-)
-RESPONSE_TOOL = st.one_of(
-    FLAT_TOOL,
-    st.fixed_dictionaries(
-        {
-            "type": st.just("custom"),
-            "name": NAME,
-            "format": mostly(st.just({"syntax": "lark", "definition": "x"}), JUNK),
-        }
-    ),
-    st.fixed_dictionaries(
-        {"type": st.just("namespace"), "name": NAME, "tools": mostly(st.lists(FLAT_TOOL, max_size=2), JUNK)}
-    ),
-    st.fixed_dictionaries(
-        {"type": st.sampled_from(["web_search", "local_shell", "tool_search"])}, optional={"x": JUNK}
-    ),
-)
-_LOOK_UP = {"type": "function", "name": "look_up"}
-TOOL_CHOICE = mostly(
-    st.sampled_from(
-        [
-            "auto",
-            "none",
-            "required",
-            _LOOK_UP,
-            {"type": "function", "function": _LOOK_UP},
-            {"type": "custom", "name": "look_up"},
-            *({"type": "allowed_tools", "mode": mode, "tools": [_LOOK_UP]} for mode in ("auto", "required")),
-        ]
-    ),
-    st.sampled_from([{"type": "function", "name": "nobody"}, {"type": "allowed_tools"}]) | JUNK,
-)
-HELD = st.sampled_from(
-    [
-        {},
-        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
-        {"type": "array", "items": {"enum": ["a", 1, None]}, "maxItems": 2},
-        {"type": "string", "pattern": "^[A-F]{2,4}$"},
-        {"$defs": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
-        {"properties": {f"p{number}": {} for number in range(300)}},
-        {"type": "object", "properties": {f"p{number}": {} for number in range(600)}},
-        {"enum": [f"value {number}" for number in range(300)]},
-        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-        {"type": "string", "format": "klingon"},
-        {"type": "integer", "minimum": 2, "maximum": 1},
-        {"not": {}},
-    ]
-)
-"""Schemas of formats: large and small ones, and some that are refused."""
-GRAMMAR_SCHEMA = mostly(HELD | SCHEMA | DECLARED, JUNK)
-PATTERN = mostly(st.sampled_from(["A+", "[a-z]{3}[0-9]*", r"(yes|no)\.", "(a?){50}b", ""]), TEXT | JUNK)
-OPTIONS = mostly(st.lists(st.text(max_size=5), min_size=1, max_size=4), st.lists(JUNK, max_size=3) | JUNK)
-SOURCE = mostly(
-    st.sampled_from(
-        [
-            'start: "A" | %json {"type": "integer"}',
-            'root ::= "A" | "(" root ")"',
-            "start: /[A-Z]+/ | word\nword: start",
-            'root ::= root "a"',
-            "start: [",
-        ]
-    ),
-    TEXT | JUNK,
-)
-_TAGS = st.lists(
-    st.fixed_dictionaries(
-        {"begin": st.sampled_from(["<a=1>", "<a=2>"]), "end": mostly(st.sampled_from(["</a>", ""]), JUNK)},
-        optional={
-            "schema": GRAMMAR_SCHEMA,
-            "content": mostly(
-                st.fixed_dictionaries({"type": st.just("json_schema"), "json_schema": GRAMMAR_SCHEMA})
-                | st.sampled_from([{"type": "any_text"}, {"type": "const_string", "value": "AA"}]),
-                JUNK,
-            ),
-        },
-    ),
-    min_size=1,
-    max_size=3,
-)
-_TRIGGERS = mostly(st.sampled_from([["<a="], ["<a=1", "<a=2"], ["A", "<a="]]), st.just(["<", "<a"]) | JUNK)
-STRUCTURAL_TAG = st.one_of(
-    st.fixed_dictionaries({"type": st.just("structural_tag"), "structures": _TAGS, "triggers": _TRIGGERS}),
-    st.fixed_dictionaries(
-        {
-            "type": st.just("structural_tag"),
-            "format": mostly(
-                st.fixed_dictionaries(
-                    {"type": st.just("triggered_tags"), "triggers": _TRIGGERS, "tags": _TAGS},
-                    optional={"at_least_one": st.booleans(), "stop_after_first": st.booleans()},
-                )
-                | st.fixed_dictionaries(
-                    {"type": st.just("tags_with_separator"), "tags": _TAGS, "separator": st.just(",")}
-                ),
-                st.fixed_dictionaries({"type": st.sampled_from(["dispatch", "sequence", "or"]), "elements": _TAGS})
-                | JUNK,
-            ),
-        }
-    ),
-)
-CHAT_FORMAT = st.one_of(
-    STRUCTURAL_TAG,
-    st.just({"type": "json_object"}),
-    st.fixed_dictionaries(
-        {
-            "type": st.just("json_schema"),
-            "json_schema": mostly(
-                st.fixed_dictionaries({"name": NAME, "schema": GRAMMAR_SCHEMA}, optional={"strict": st.booleans()}),
-                JUNK,
-            ),
-        }
-    ),
-    st.fixed_dictionaries({"type": mostly(st.just("text"), JUNK)}),
-)
-FLAT_FORMAT = mostly(
-    st.fixed_dictionaries({"type": st.just("json_schema"), "schema": GRAMMAR_SCHEMA, "name": NAME}),
-    st.sampled_from([{"type": "json_object"}, {"type": "json_schema", "schema": {}}, {"type": "text"}]),
-)
-_GUIDED: Mapping[str, Strategy[Any]] = {
-    "json": GRAMMAR_SCHEMA | GRAMMAR_SCHEMA.map(json.dumps),
-    "regex": PATTERN,
-    "choice": OPTIONS,
-    "grammar": SOURCE,
-}
-_STRUCTURED = {**_GUIDED, "structural_tag": STRUCTURAL_TAG | STRUCTURAL_TAG.map(json.dumps)}
-STRUCTURED = mostly(
-    st.one_of(
-        st.just({"json_object": True}), *(st.fixed_dictionaries({name: value}) for name, value in _STRUCTURED.items())
-    ),
-    st.fixed_dictionaries({}, optional={**_STRUCTURED, "whitespace_pattern": JUNK}),
-)
-_OPENAI_GRAMMARS: Mapping[str, Strategy[Any]] = {
-    "response_format": CHAT_FORMAT,
-    "structured_outputs": STRUCTURED,
-    **{f"guided_{name}": value for name, value in _GUIDED.items()},
-}
-GRAMMARS: Mapping[str, Mapping[str, Strategy[Any]]] = {
-    COMPLETIONS: _OPENAI_GRAMMARS,
-    CHAT: _OPENAI_GRAMMARS,
-    RESPONSES: {"text": st.fixed_dictionaries({"format": FLAT_FORMAT})},
-    MESSAGES: {
-        "output_format": FLAT_FORMAT,
-        "output_config": st.fixed_dictionaries({"format": FLAT_FORMAT}),
-    },
-}
-"""What the output of a request may have to look like, by endpoint. A quarter of the bodies has one of these."""
 EFFORT = mostly(st.sampled_from(["none", "minimal", "low", "medium", "high", "xhigh", "max"]), JUNK)
 BUDGET = mostly(st.sampled_from([-1, 0, 1, 5, 10**6]), JUNK)
 

@@ -15,7 +15,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.bodies import COUNT, ENDPOINTS, MESSAGES, bodies
+from bench.bodies import ENDPOINTS, bodies
+from bench.body_parts import COUNT, MESSAGES
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials
 from tests.grammars import EOS

@@ -11,7 +11,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.bodies import JUNK, mostly
+from bench.body_parts import JUNK, mostly
 from quipu.actors.config import MAX_ENGINES
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import DrainMode, EngineState, EngineStatus
