@@ -46,6 +46,11 @@ async def receive_greeting(stream: trio.abc.ReceiveStream) -> None:
         received += data
         if not received.startswith(_START[: len(received)]):
             raise Unreadable("it did not say which version it is")
+    check_version(received)
+
+
+def check_version(received: bytes) -> None:
+    """Raise OtherVersion if a greeting is not that of this version."""
     if received != greeting(__version__):
         theirs = received.removeprefix(_START).decode("ascii", "replace").strip()
         raise OtherVersion(f"the engine is of quipu {theirs}, this server of {__version__}: restart the server")

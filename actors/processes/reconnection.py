@@ -86,7 +86,7 @@ class Listener:
                 with trio.move_on_after(GREETING_S):
                     if _is_same_user(stream.socket) and await self._has_token(stream):
                         await stream.send_all(_INCARNATION.pack(incarnation))
-                        is_admitted = await _receive_exactly(stream, 1) == _AGREED
+                        is_admitted = await receive_exactly(stream, 1) == _AGREED
             except (PeerGone, Unreadable, OtherVersion, trio.BrokenResourceError):
                 continue
             finally:
@@ -97,7 +97,7 @@ class Listener:
 
     async def _has_token(self, stream: trio.SocketStream) -> bool:
         await receive_greeting(stream)
-        return compare_digest(await _receive_exactly(stream, TOKEN_BYTES), self._token)
+        return compare_digest(await receive_exactly(stream, TOKEN_BYTES), self._token)
 
     def close_lifeline_of_child(self) -> None:
         """Close this process's copy of the reading end, which the engine process has by now."""
@@ -125,9 +125,7 @@ class WayBack:
 
     def is_open(self) -> bool:
         """Return whether the host may still want this process."""
-        poll = select.poll()
-        poll.register(self._lifeline, 0)
-        return not poll.poll(0)
+        return is_held(self._lifeline)
 
     async def connect(self) -> Admission | None:
         """Connect to the host until it admits this process as another incarnation. None: it does not want to."""
@@ -152,12 +150,19 @@ class WayBack:
                 raise PeerGone("another user listens there")
             send_greeting(connection)
             await stream.send_all(self._token)
-            (incarnation,) = _INCARNATION.unpack(await _receive_exactly(stream, _INCARNATION.size))
+            (incarnation,) = _INCARNATION.unpack(await receive_exactly(stream, _INCARNATION.size))
             await stream.send_all(_AGREED)
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
         return Admission(stream, incarnation)
+
+
+def is_held(lifeline: int) -> bool:
+    """Return whether the other end of a lifeline is open."""
+    poll = select.poll()
+    poll.register(lifeline, 0)
+    return not poll.poll(0)
 
 
 def _connected(connection: socket.socket, address: bytes) -> trio.socket.SocketType:
@@ -175,7 +180,8 @@ def _is_same_user(connection: trio.socket.SocketType) -> bool:
     return credentials[1] == os.geteuid()
 
 
-async def _receive_exactly(stream: trio.SocketStream, num_bytes: int) -> bytes:
+async def receive_exactly(stream: trio.SocketStream, num_bytes: int) -> bytes:
+    """Wait for so many bytes and read no more. Raises PeerGone at end of file."""
     received = b""
     while len(received) < num_bytes:
         data = await stream.receive_some(num_bytes - len(received))

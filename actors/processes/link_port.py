@@ -1,0 +1,198 @@
+"""The port on which a web process awaits its engines that run on other machines.
+
+One `LinkPort` serves all of them; each is an `ExpectedEngine`, which has the methods of `reconnection.Listener`: the
+engine calls first when it is started, and again whenever its connection was lost. `tcp_way.py` is the other end.
+
+    host ─▶ engine   incarnation, 4 bytes, once both have proved themselves (`link_handshake.py`) and it is wanted
+    engine ─▶ host   one byte, if it still waits on this connection; frames follow in both directions
+
+What must always hold: nothing of a caller is decoded before it has proved itself; callers that have not are bounded, in
+number and in what is read of them, and those of one address leave room for others; a bad one is logged and waits.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import Counter
+
+import structlog
+import trio
+
+from ..frames import PeerGone, Unreadable
+from .greeting import check_version
+from .link_handshake import Caller, Impostor, LinkTicket, hear, prepare, prove_as_host
+from .reconnection import GREETING_S, RETRY_S, receive_exactly
+
+log = structlog.get_logger()
+
+MAX_STRANGERS = 16
+"""Callers that have not proved themselves yet, at one time; further ones wait in the kernel's queue."""
+MAX_OF_ADDRESS = 4
+"""Those of one address; further ones are closed."""
+PENALTY_S = 1.0
+"""How long a refused caller keeps its place."""
+MAX_WAITING = 4
+"""Connections on which one engine may wait to be admitted; the oldest is closed."""
+LOG_INTERVAL_S = 1.0
+BACKLOG = 64
+_INCARNATION = struct.Struct("<I")
+_AGREED = b"!"
+
+
+class ExpectedEngine:
+    """Where one engine process may connect."""
+
+    def __init__(self, port: LinkPort) -> None:
+        self.ticket = LinkTicket.new()
+        self._port = port
+        self._waiting: list[tuple[trio.SocketStream, Caller]] = []
+        self._called = trio.Event()
+
+    def offer(self, stream: trio.SocketStream, caller: Caller) -> None:
+        """Keep a connection of this engine until it is wanted."""
+        self._waiting.append((stream, caller))
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.pop(0)[0].socket.close()
+        self._called.set()
+
+    async def wait_for_caller(self) -> None:
+        """Wait until the engine has connected and proved itself."""
+        while not self._waiting:
+            self._called = trio.Event()
+            await self._called.wait()
+
+    async def admit(self, incarnation: int) -> trio.SocketStream:
+        """Wait until the engine has connected, and tell it its incarnation. Raises OtherVersion."""
+        while True:
+            await self.wait_for_caller()
+            stream, caller = self._waiting.pop()  # the latest: it may have given up the others
+            is_admitted = False
+            try:
+                check_version(caller.greeting)
+                with trio.move_on_after(GREETING_S):
+                    await stream.send_all(_INCARNATION.pack(incarnation))
+                    is_admitted = await receive_exactly(stream, 1) == _AGREED
+            except (PeerGone, trio.BrokenResourceError):
+                continue
+            finally:
+                if not is_admitted:
+                    stream.socket.close()
+            if is_admitted:
+                return stream
+
+    def close(self) -> None:
+        """Admit nobody any more."""
+        self._port.forget(self)
+        for stream, _ in self._waiting:
+            stream.socket.close()
+        self._waiting.clear()
+
+
+class LinkPort:
+    def __init__(self, host: str, port: int) -> None:
+        """Listen at an address; port 0 means any. Raises OSError."""
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        self._socket = socket.socket(family, kind)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.setblocking(False)
+            self._socket.bind(address)
+            self._socket.listen(BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self._accepting = trio.socket.from_stdlib_socket(self._socket)
+        self._expected: dict[bytes, ExpectedEngine] = {}
+        self._nobody = LinkTicket.new()
+        """Stands for the tickets of unknown callers; nobody has it."""
+        self._places = trio.Semaphore(MAX_STRANGERS)
+        self._by_address: Counter[str] = Counter()
+        self._logged_at = -LOG_INTERVAL_S
+        self.num_refused = 0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The address that is listened at."""
+        host, port = self._socket.getsockname()[:2]
+        return host, port
+
+    @property
+    def num_strangers(self) -> int:
+        """The number of callers that have not proved themselves yet, refused ones that wait included."""
+        return self._by_address.total()
+
+    def expect(self) -> ExpectedEngine:
+        """Return where a new engine process may connect. It must be closed."""
+        engine = ExpectedEngine(self)
+        self._expected[engine.ticket.key] = engine
+        return engine
+
+    def forget(self, engine: ExpectedEngine) -> None:
+        """Know an engine no more."""
+        self._expected.pop(engine.ticket.key, None)
+
+    async def run(self) -> None:
+        """Meet callers until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._places.acquire()
+                try:
+                    connection, peer = await self._accepting.accept()
+                except OSError:  # there are not enough file descriptors, or the caller has gone
+                    self._places.release()
+                    await trio.sleep(RETRY_S)
+                    continue
+                if self._by_address[peer[0]] < MAX_OF_ADDRESS:
+                    nursery.start_soon(self._meet, trio.SocketStream(connection), peer[0])
+                    self._by_address[peer[0]] += 1
+                else:
+                    connection.close()
+                    self._places.release()
+                    self._refuse(peer[0], "too many callers of this address")
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._accepting.close()
+
+    async def _meet(self, stream: trio.SocketStream, address: str) -> None:
+        is_known = False
+        try:
+            refusal = "it did not prove itself in time"
+            with trio.move_on_after(GREETING_S):
+                refusal = await self._judge(stream)
+            is_known = not refusal
+            if refusal:
+                self._refuse(address, refusal)
+                await trio.sleep(PENALTY_S)
+        finally:
+            if not is_known:
+                stream.socket.close()
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+            self._places.release()
+
+    async def _judge(self, stream: trio.SocketStream) -> str:
+        """Keep the connection for the engine that proves to be at its other end, or return why there is none."""
+        try:
+            prepare(stream)
+            caller = await hear(stream)
+            engine = self._expected.get(caller.key)
+            await prove_as_host(stream, caller, self._nobody if engine is None else engine.ticket)
+        except (Impostor, Unreadable) as error:
+            return str(error)
+        except (PeerGone, OSError, trio.BrokenResourceError):
+            return "it went away"
+        if engine is None or self._expected.get(caller.key) is not engine:
+            return "it is not expected any more"
+        engine.offer(stream, caller)
+        return ""
+
+    def _refuse(self, address: str, reason: str) -> None:
+        self.num_refused += 1
+        if trio.current_time() >= self._logged_at + LOG_INTERVAL_S:
+            self._logged_at = trio.current_time()
+            log.warning("link.refused", address=address, reason=reason, num_refused=self.num_refused)

@@ -1,0 +1,64 @@
+"""How an engine process on another machine finds its web process: the other end of `link_port.py`.
+
+It has the methods of `reconnection.WayBack`. Its lifeline is held by whoever has started it on this machine, and who
+gave it the ticket.
+
+What must always hold: it is connected only to a web process that has its secret; once the lifeline is closed, to none.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import structlog
+import trio
+
+from ..frames import PeerGone
+from .link_handshake import Impostor, LinkTicket, prepare, prove_as_engine
+from .reconnection import ATTEMPT_S, MAX_ALONE_S, RETRY_S, Admission, is_held, receive_exactly
+
+log = structlog.get_logger()
+
+MAX_RETRY_S = 2.0
+_INCARNATION = struct.Struct("<I")
+_AGREED = b"!"
+
+
+class TcpWay:
+    def __init__(self, lifeline: int, host: str, port: int, ticket: LinkTicket) -> None:
+        self._lifeline = lifeline
+        self._host = host
+        self._port = port
+        self._ticket = ticket
+
+    def is_open(self) -> bool:
+        """Return whether this process may still be wanted."""
+        return is_held(self._lifeline)
+
+    async def connect(self) -> Admission | None:
+        """Connect to the host until it admits this process. None: it is not wanted, or the host is gone."""
+        retry_s = RETRY_S
+        with trio.move_on_after(MAX_ALONE_S):
+            while self.is_open():
+                try:
+                    with trio.move_on_after(ATTEMPT_S):
+                        return await self._connect_once()
+                except Impostor as error:
+                    log.error("link.impostor", host=self._host, port=self._port, error=str(error))
+                except (OSError, PeerGone, trio.BrokenResourceError):
+                    pass
+                await trio.sleep(retry_s)
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
+        return None
+
+    async def _connect_once(self) -> Admission:
+        stream = await trio.open_tcp_stream(self._host, self._port)
+        try:
+            prepare(stream)
+            await prove_as_engine(stream, self._ticket)
+            (incarnation,) = _INCARNATION.unpack(await receive_exactly(stream, _INCARNATION.size))
+            await stream.send_all(_AGREED)
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return Admission(stream, incarnation)
