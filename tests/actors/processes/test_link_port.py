@@ -205,7 +205,8 @@ async def test_garbage_is_refused_while_an_engine_is_admitted(
             await stream.aclose()
 
 
-async def test_one_address_leaves_room_for_others(port: LinkPort, lifeline: tuple[int, int]) -> None:
+async def test_one_address_leaves_room_for_others(port: LinkPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_port, "GREETING_S", 60.0)  # the silent ones keep their places
     engine = port.expect()
     silent = [await trio.open_tcp_stream(*port.address) for _ in range(2 * link_port.MAX_STRANGERS)]
     with trio.fail_after(10):
