@@ -13,7 +13,6 @@ number and in what is read of them, and those of one address leave room for othe
 from __future__ import annotations
 
 import socket
-import struct
 from collections import Counter
 
 import structlog
@@ -22,7 +21,7 @@ import trio
 from ..frames import PeerGone, Unreadable
 from .greeting import check_version
 from .link_handshake import Caller, Impostor, LinkTicket, hear, prepare, prove_as_host
-from .reconnection import GREETING_S, RETRY_S, receive_exactly
+from .reconnection import GREETING_S, RETRY_S, tell_incarnation
 
 log = structlog.get_logger()
 
@@ -36,8 +35,6 @@ MAX_WAITING = 4
 """Connections on which one engine may wait to be admitted; the oldest is closed."""
 LOG_INTERVAL_S = 1.0
 BACKLOG = 64
-_INCARNATION = struct.Struct("<I")
-_AGREED = b"!"
 
 
 class ExpectedEngine:
@@ -71,8 +68,7 @@ class ExpectedEngine:
             try:
                 check_version(caller.greeting)
                 with trio.move_on_after(GREETING_S):
-                    await stream.send_all(_INCARNATION.pack(incarnation))
-                    is_admitted = await receive_exactly(stream, 1) == _AGREED
+                    is_admitted = await tell_incarnation(stream, incarnation)
             except (PeerGone, trio.BrokenResourceError):
                 continue
             finally:

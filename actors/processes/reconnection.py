@@ -85,8 +85,7 @@ class Listener:
             try:
                 with trio.move_on_after(GREETING_S):
                     if _is_same_user(stream.socket) and await self._has_token(stream):
-                        await stream.send_all(_INCARNATION.pack(incarnation))
-                        is_admitted = await receive_exactly(stream, 1) == _AGREED
+                        is_admitted = await tell_incarnation(stream, incarnation)
             except (PeerGone, Unreadable, OtherVersion, trio.BrokenResourceError):
                 continue
             finally:
@@ -150,12 +149,25 @@ class WayBack:
                 raise PeerGone("another user listens there")
             send_greeting(connection)
             await stream.send_all(self._token)
-            (incarnation,) = _INCARNATION.unpack(await receive_exactly(stream, _INCARNATION.size))
-            await stream.send_all(_AGREED)
+            incarnation = await learn_incarnation(stream)
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
         return Admission(stream, incarnation)
+
+
+async def tell_incarnation(stream: trio.SocketStream, incarnation: int) -> bool:
+    """Tell an engine its incarnation. Returns whether it still waits on this connection."""
+    await stream.send_all(_INCARNATION.pack(incarnation))
+    return await receive_exactly(stream, 1) == _AGREED
+
+
+async def learn_incarnation(stream: trio.SocketStream) -> int:
+    """Wait until the host tells this engine its incarnation, and agree."""
+    incarnation: int
+    (incarnation,) = _INCARNATION.unpack(await receive_exactly(stream, _INCARNATION.size))
+    await stream.send_all(_AGREED)
+    return incarnation
 
 
 def is_held(lifeline: int) -> bool:

@@ -8,20 +8,16 @@ What must always hold: it is connected only to a web process that has its secret
 
 from __future__ import annotations
 
-import struct
-
 import structlog
 import trio
 
 from ..frames import PeerGone
 from .link_handshake import Impostor, LinkTicket, prepare, prove_as_engine
-from .reconnection import ATTEMPT_S, MAX_ALONE_S, RETRY_S, Admission, is_held, receive_exactly
+from .reconnection import ATTEMPT_S, MAX_ALONE_S, RETRY_S, Admission, is_held, learn_incarnation
 
 log = structlog.get_logger()
 
 MAX_RETRY_S = 2.0
-_INCARNATION = struct.Struct("<I")
-_AGREED = b"!"
 
 
 class TcpWay:
@@ -56,8 +52,7 @@ class TcpWay:
         try:
             prepare(stream)
             await prove_as_engine(stream, self._ticket)
-            (incarnation,) = _INCARNATION.unpack(await receive_exactly(stream, _INCARNATION.size))
-            await stream.send_all(_AGREED)
+            incarnation = await learn_incarnation(stream)
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
