@@ -150,8 +150,10 @@ class LinkPort:
                     self._refuse(peer[0], "too many callers of this address")
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, and know no engine any more."""
         self._accepting.close()
+        for engine in tuple(self._expected.values()):
+            engine.close()
 
     async def _meet(self, stream: trio.SocketStream, address: str) -> None:
         is_known = False

@@ -5,11 +5,26 @@ from __future__ import annotations
 import attrs
 import trio
 
+from quipu.actors.engine import LoopHost
+from quipu.actors.engine_config import EngineConfig
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import describe_pool
-from quipu.actors.wiring import single_loop
-from tests.runtimes import runtime_config, serving_info, small_runtime
+from quipu.actors.supervisor import Death, EngineLink
+from quipu.actors.text_workers.renderer import InlineRenderer
+from tests.runtimes import open_with_kept_vocabulary, runtime_config, serving_info, small_runtime
+
+
+class LateHost(LoopHost):
+    """Starts no engine before the test allows it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.may_start = trio.Event()
+
+    async def run(self, link: EngineLink) -> Death:
+        await self.may_start.wait()
+        return await super().run(link)
 
 
 async def test_number_of_blocks_from_the_engine(autojump_clock: trio.abc.Clock) -> None:
@@ -17,8 +32,10 @@ async def test_number_of_blocks_from_the_engine(autojump_clock: trio.abc.Clock) 
     config = runtime_config(num_blocks=None, max_model_len=1008)
     info = serving_info(config)
     assert info.num_blocks is None
-    async with single_loop(config, info) as runtime:
+    host = LateHost(config.engine)
+    async with open_with_kept_vocabulary(config, info, lambda _: host, make_renderer=InlineRenderer) as runtime:
         assert runtime.desk.num_usable_blocks_of(0) == 0 and runtime.desk.info.engine is None
+        host.may_start.set()
         while not runtime.desk.health().is_ready:
             await trio.lowlevel.checkpoint()
         num_usable = 16 * 63
@@ -26,7 +43,7 @@ async def test_number_of_blocks_from_the_engine(autojump_clock: trio.abc.Clock) 
         assert runtime.desk.info.num_blocks == num_usable + 1
         assert runtime.desk.info.engine is not None and runtime.desk.info.engine.backend == "fake"
         assert f'state="free"}} {num_usable}.0' in runtime.metrics.render().decode()
-        assert runtime.host.engine.block_manager.pool.num_free == num_usable
+        assert host.engine is not None and host.engine.block_manager.pool.num_free == num_usable
 
 
 async def test_maximum_length_from_the_engine(autojump_clock: trio.abc.Clock) -> None:

@@ -274,6 +274,22 @@ async def test_given_up_connections_are_passed_over(port: LinkPort) -> None:
         await stream.aclose()
 
 
+async def test_closed_port_keeps_no_connection() -> None:
+    """An engine that has called and was not admitted finds its connection closed."""
+    port = LinkPort(HOST, 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(port.run)
+        stream = await trio.open_tcp_stream(*port.address)
+        engine = port.expect()
+        await prove_as_engine(stream, engine.ticket)
+        with trio.fail_after(10):
+            await engine.wait_for_caller()
+        nursery.cancel_scope.cancel()
+    port.close()
+    assert await read_to_end(stream) == b""
+    await stream.aclose()
+
+
 async def test_closed_engine_is_a_stranger(port: LinkPort, lifeline: tuple[int, int]) -> None:
     engine = port.expect()
     engine.close()
