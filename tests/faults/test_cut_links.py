@@ -14,6 +14,7 @@ import trio
 from quipu.actors.request_desk.interface import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials, continuation
+from quipu.actors.processes.process_host import LocalProcess
 from tests.cut_links import CableHost
 from tests.processes import has_ended
 from tests.prompts import prompt_of
@@ -43,6 +44,7 @@ class Engines:
     def pid(self, index: int) -> int:
         child = self.hosts[index].child
         assert child is not None
+        assert isinstance(child.process, LocalProcess)
         return child.process.pid
 
     @property

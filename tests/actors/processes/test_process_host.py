@@ -137,7 +137,7 @@ DEATHS: dict[str, tuple[Impostor, str]] = {
 async def test_impostor(monkeypatch: pytest.MonkeyPatch, impostor: Impostor, reason: str) -> None:
     """It is killed with a reason, and what it was given is served by the next engine."""
     monkeypatch.setattr(heartbeat, "SILENCE_S", 0.1)
-    monkeypatch.setattr(process_host, "TICK_S", 0.02)
+    monkeypatch.setattr(connected_host, "TICK_S", 0.02)
     make_pair = socket.socketpair
 
     def with_little_room(*arguments: int) -> tuple[socket.socket, socket.socket]:
