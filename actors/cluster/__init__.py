@@ -1,0 +1,1 @@
+"""Engines on other machines: how a node gets the checkpoint that they serve."""
