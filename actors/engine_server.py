@@ -142,7 +142,7 @@ def main(argv: list[str]) -> int:
     except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):
             log.error("engine.shortage", error=str(error) or type(error).__name__)
-            admission.stream.socket.close()
+            trio.run(trio.aclose_forcefully, admission.stream)
             log_writer.drain()
             return os.EX_TEMPFAIL
         if isinstance(error, ImportError | RuntimeError):

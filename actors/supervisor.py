@@ -150,11 +150,11 @@ class EngineLink:
     def _check_numerics(self, ready: EngineReady) -> None:
         for other in self._desk.pool:
             its = other.ready
-            if its is not None and other is not self._seat and its.numerics != ready.numerics:
-                raise Mismatch(
-                    f"engine {self._seat.engine_id} computes other bits (numerics {ready.numerics}: {_arithmetic(ready)}) "
-                    f"than engine {other.engine_id} (numerics {its.numerics}: {_arithmetic(its)})"
-                )
+            if its is None or other is self._seat or other.is_given_up:
+                continue
+            if its.numerics != ready.numerics:
+                ours, theirs = _arithmetic(self._seat, ready), _arithmetic(other, its)
+                raise Mismatch(f"engines would compute different bits: {ours}, and {theirs}")
 
     @property
     def is_ready(self) -> bool:
@@ -171,9 +171,9 @@ class EngineLink:
         self._router.post(EngineDown(self._seat.engine_id, self.incarnation))
 
 
-def _arithmetic(ready: EngineReady) -> str:
+def _arithmetic(seat: EngineSeat, ready: EngineReady) -> str:
     parts = (ready.backend, ready.dtype, ready.instruction_set, ready.determinism)
-    return ", ".join(part for part in parts if part)
+    return f"engine {seat.engine_id} has numerics {ready.numerics} ({', '.join(part for part in parts if part)})"
 
 
 class EngineHost(Protocol):

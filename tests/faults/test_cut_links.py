@@ -11,10 +11,10 @@ import attrs
 import pytest
 import trio
 
+from quipu.actors.processes.process_host import LocalProcess
 from quipu.actors.request_desk.interface import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials, continuation
-from quipu.actors.processes.process_host import LocalProcess
 from tests.cut_links import CableHost
 from tests.processes import has_ended
 from tests.prompts import prompt_of

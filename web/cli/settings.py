@@ -14,12 +14,15 @@ from typing import Any
 import attrs
 import structlog
 
+from quipu.actors.cluster.ray_nodes import check_ray
+from quipu.actors.cluster_config import ClusterConfig
 from quipu.actors.config import RuntimeConfig
 from quipu.actors.declarations import settings_of
 from quipu.actors.engine_config import EngineConfig, KvEventsConfig
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
+from .cluster_flags import RayEngines
 from .generation_config import read_sampling_defaults
 
 log = structlog.get_logger("quipu.cli")
@@ -63,7 +66,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
         model_names=names,
         vocab_size=checkpoint.vocab_size,
         kv_dtype=checkpoint.dtype,
-        **_given(arguments, RuntimeConfig),
+        **_given(arguments, RuntimeConfig) | _resolve_engines(arguments),
     )
     info = ServingInfo(
         model_names=names,
@@ -79,6 +82,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
             "sampling_defaults": sampling_defaults,
             **_shown(engine),
             **_shown(config),
+            **({} if config.cluster is None else _shown(config.cluster)),
             "max_waiting_share": engine.max_waiting_share,
             "allow_client_priority": arguments.allow_client_priority,
             "request_timeout": arguments.request_timeout,
@@ -103,6 +107,15 @@ def _shown(config: attrs.AttrsInstance) -> dict[str, object]:
         for setting in settings_of(type(config))
         if setting.is_shown
     }
+
+
+def _resolve_engines(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return how many engines there are, and the cluster that they run on. Raises CheckpointError without Ray."""
+    engines = arguments.engines
+    if not isinstance(engines, RayEngines):
+        return {}
+    check_ray()
+    return {"num_engines": engines.count, "cluster": ClusterConfig(**_given(arguments, ClusterConfig))}
 
 
 def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> dict[str, int]:

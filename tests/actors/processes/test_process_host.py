@@ -22,7 +22,7 @@ from quipu.actors.frames import FrameWriter, WireMessage
 from quipu.actors.messages.accountant import EngineDied, StepReport
 from quipu.actors.messages.scheduler import Abort
 from quipu.actors.messages.supervisor import EngineReady, Heartbeat
-from quipu.actors.processes import heartbeat, process_host
+from quipu.actors.processes import connected_host, heartbeat
 from quipu.actors.processes.greeting import greeting
 from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.processes.reconnection import Listener
