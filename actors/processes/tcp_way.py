@@ -21,6 +21,8 @@ log = structlog.get_logger()
 
 SCHEME = "tcp://"
 MAX_RETRY_S = 2.0
+SETTLE_S = 0.3
+"""How long after a connection the lifeline may take to close: it comes another way. If it does, nobody is called."""
 
 
 class TcpWay:
@@ -29,6 +31,7 @@ class TcpWay:
         self._host = host
         self._port = port
         self._ticket = ticket
+        self._was_connected = False
 
     @classmethod
     def of_lifeline(cls, lifeline: int, address: str) -> TcpWay:
@@ -42,6 +45,8 @@ class TcpWay:
 
     async def connect(self) -> Admission | None:
         """Connect to the host until it admits this process. None: it is not wanted, or the host is gone."""
+        if self._was_connected:
+            await trio.sleep(SETTLE_S)
         retry_s = RETRY_S
         with trio.move_on_after(MAX_ALONE_S):
             while self.is_open():
@@ -65,4 +70,5 @@ class TcpWay:
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
+        self._was_connected = True
         return Admission(stream, incarnation)
