@@ -14,6 +14,8 @@ from typing import Any
 import attrs
 
 POLL_S = 1.0
+"""How often a wait for a node checks whether the engine is still wanted."""
+ID_CHARACTERS = 8
 
 
 @attrs.frozen
@@ -60,10 +62,10 @@ class Placement:
         return options, max(1, list(nodes.values()).count(nodes[engine_id]))
 
     def node_of(self, engine_id: int) -> str:
-        """Return the address of an engine's node."""
-        node_id = self._nodes().get(engine_id)
+        """Return the address of an engine's node, and how its id begins."""
+        node_id = self._nodes().get(engine_id, "")
         names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
-        return str(names.get(node_id, "unknown"))
+        return f"{names.get(node_id, 'unknown')} ({node_id[:ID_CHARACTERS]})"
 
     def forget(self, engine_id: int) -> None:
         """Give back an engine's place."""

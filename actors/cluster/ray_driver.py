@@ -223,7 +223,8 @@ def first_line(error: BaseException) -> str:
 def cause_of(text: str) -> str:
     """Return the line of an actor's death that says why."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "because" in line), lines[0] if lines else "")
+    cause = next((line for line in lines if "because" in line), lines[0] if lines else "")
+    return cause.partition(" Some common causes")[0]
 
 
 @contextmanager

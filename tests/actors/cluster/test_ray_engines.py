@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 import structlog.testing
 import trio
 
+from quipu.actors.cluster.placement import ID_CHARACTERS
 from quipu.actors.cluster.ray_nodes import open_ray
+from quipu.actors.cluster.remote_process import RemoteProcess
 from quipu.actors.cluster_config import ClusterConfig
 from quipu.actors.request_desk.interface import DrainMode, EngineState
 from quipu.actors.supervisor import EngineRefusal
@@ -121,7 +124,12 @@ async def test_engines_die_and_move(ray_cluster: RayNodes) -> None:
         pids = keeper_pids()
 
         # one of the two is on the second node; its place moves to a third one
-        at_second = await trio.to_thread.run_sync(engine_on, ray_cluster.address, second)
+        (at_second,) = [
+            engine_id
+            for engine_id, host in engines.hosts.items()
+            if isinstance(process := host.child and host.child.process, RemoteProcess)
+            and second[:ID_CHARACTERS] in str(process.node)
+        ]
 
         async def remove_node() -> None:
             ray_cluster.remove_node(second, kill=True)
@@ -188,11 +196,6 @@ KILL = """
 (named,) = [one for one in ray.util.list_named_actors(all_namespaces=True) if one["name"] == sys.argv[2]]
 ray.kill(ray.get_actor(named["name"], namespace=named["namespace"]))
 """
-FIND = """
-from ray.util.state import list_actors
-(name,) = [one.name for one in list_actors(filters=[("state", "=", "ALIVE")]) if one.node_id == sys.argv[2]]
-print(name)
-"""
 
 
 def ray_kill(address: str, name: str) -> None:
@@ -200,15 +203,8 @@ def ray_kill(address: str, name: str) -> None:
     run_on_cluster(KILL, address, name)
 
 
-def engine_on(address: str, node_id: str) -> int:
-    """Return the id of the engine whose keeper is on a node."""
-    return int(run_on_cluster(FIND, address, node_id).split("-")[2])
-
-
 def run_on_cluster(code: str, *arguments: str) -> str:
     """Run code in a driver of its own; return what it prints."""
-    import sys
-
     done = subprocess.run(
         [sys.executable, "-c", RUN.format(code), *arguments], capture_output=True, text=True, check=False
     )
