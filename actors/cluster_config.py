@@ -16,6 +16,8 @@ from .declarations import setting
 class ClusterConfig:
     """How engines are placed on the nodes of a Ray cluster, and reached there."""
 
+    model: str
+    """The checkpoint as the operator named it, which nodes look for: a folder, a hub id, or `demo`."""
     address: str | None = setting(
         None,
         "--ray-address",
@@ -39,6 +41,12 @@ class ClusterConfig:
         "--ray-placement",
         choices=("spread", "pack"),
         help="whether engines are spread over the nodes, or packed onto as few as possible",
+        group="cluster",
+    )
+    ships_weights: bool = setting(
+        False,
+        "--ray-ship-weights",
+        help="copy the checkpoint to nodes that do not have it, once for each node",
         group="cluster",
     )
     link_address: str | None = setting(

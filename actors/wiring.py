@@ -260,7 +260,9 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
         if config.cluster is None:
             make_host, forget = _local_hosts(config)
         else:
-            nodes = await stack.enter_async_context(open_ray(config.cluster, config.num_engines))
+            nodes = await stack.enter_async_context(
+                open_ray(config.cluster, config.engine.model_path, config.num_engines)
+            )
             cluster = await stack.enter_async_context(open_cluster(nodes, config.cluster.link_address))
             make_host, forget = remote_hosts(config, cluster), nodes.forget
         yield await stack.enter_async_context(

@@ -48,9 +48,9 @@ class LocalNodes:
 
     async def _keep(self, keeper: Keeper, order: EngineOrder, process: RemoteProcess) -> None:
         try:
+            process.note_placed(HOST)
             with trio.CancelScope(shield=True):
-                pid = self.pids[order.incarnation] = await trio.to_thread.run_sync(keeper.start, order)
-            process.note_started(HOST, pid)
+                self.pids[order.incarnation] = await trio.to_thread.run_sync(keeper.start, order)
             process.note_ended(await trio.to_thread.run_sync(keeper.wait, abandon_on_cancel=True))
         finally:
             keeper.end()
@@ -105,7 +105,12 @@ async def open_remote_engines(
     nodes: Nodes, num_engines: int = 2, *, hosting: dict[str, Any] | None = None, waits: bool = True, **changes: Any
 ) -> AsyncIterator[RemoteEngines]:
     """Open a runtime whose engines are on `nodes`. `hosting`: options for their hosts."""
-    options: dict[str, Any] = {"num_blocks": 400, "fake_step_seconds": 0.02, "cluster": ClusterConfig(), **changes}
+    options: dict[str, Any] = {
+        "num_blocks": 400,
+        "fake_step_seconds": 0.02,
+        "cluster": ClusterConfig(model="tiny"),
+        **changes,
+    }
     config = runtime_config(num_engines=num_engines, **options)
     hosts: dict[int, RemoteHost] = {}
     async with open_cluster(nodes, None) as cluster:

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -27,7 +28,9 @@ from ..engine_config import EngineConfig
 from ..machine_parts import available_memory, read_machine
 from ..processes.child import OWN_GROUP, kill_group
 from ..shared.step_record import StepRecord
+from .checkpoint_finder import Wanted, default_cache, find_or_fetch
 from .orders import Ending, EngineOrder
+from .shipping import PieceSource
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -41,12 +44,22 @@ class Keeper:
         self._record: StepRecord | None = None
         self._our_end: int | None = None
 
-    def start(self, order: EngineOrder, num_sharing: int = 1) -> int:
-        """Start the engine process, and return its id. Raises OSError.
+    def start(
+        self,
+        order: EngineOrder,
+        num_sharing: int = 1,
+        wanted: Wanted | None = None,
+        source: PieceSource | None = None,
+    ) -> int:
+        """Start the engine process, and return its id. Raises OSError, and CheckpointError if it is not on this node.
 
-        `num_sharing`: engines of this server that share the node's CPUs and memory, this one included.
+        `num_sharing`: engines of this server that share the node's CPUs and memory, this one included. `wanted` is the
+        checkpoint to find here, or to fetch from `source`; without it, the configuration's path is taken.
         """
         config = share_node(msgspec.json.decode(order.config, type=EngineConfig), num_sharing)
+        if wanted is not None:
+            folder = find_or_fetch(wanted, source, default_cache(), partial(print, file=sys.stderr, flush=True))
+            config = attrs.evolve(config, model_path=str(folder))
         with ExitStack() as failing, ExitStack() as inherited:
             lifeline, our_end = os.pipe()
             inherited.callback(os.close, lifeline)

@@ -2,8 +2,7 @@
 
 Used by `ray_driver.py`. The engines with which the server starts share one group, so that they are spread or packed.
 One that is added later takes a free place in it, or has a group of its own, for which Ray chooses the node. A place in
-the shared group that is free stays set aside for this server. When
-a node dies, Ray moves the places that it had.
+the shared group that is free stays set aside for this server. When a node dies, Ray moves the places that it had.
 """
 
 from __future__ import annotations

@@ -19,14 +19,19 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ..shared.checkpoint import CheckpointError
+from .checkpoint_finder import Wanted, describe_wanted
 from .keeper import Keeper
 from .orders import Ending, EngineOrder
 from .placement import Placement
-from .ray_messages import Command, End, Ended, Event, Failed, Forget, Join, Joined, Kill, Start, Started
+from .ray_messages import Command, End, Ended, Event, Failed, Forget, Join, Joined, Kill, Placed, Start
+from .ray_pieces import import_ray, start_ray_source
+from .shipping import PieceSource
 
 KILL_S = 3.0
 """How long a keeper may take to kill its engine, before Ray kills the keeper."""
@@ -44,16 +49,20 @@ class Unwanted(Exception):
 class KeptEngine:
     """One engine process, from its order to its end."""
 
-    def __init__(self, ray: Any, order: EngineOrder, placement: Placement) -> None:
+    def __init__(
+        self, ray: Any, order: EngineOrder, placement: Placement, wanted: Wanted, source: PieceSource | None
+    ) -> None:
         self._ray = ray
         self._order = order
         self._placement = placement
+        self._wanted = wanted
+        self._source = source
         self._lock = threading.Lock()
         self._keeper: Any = None
         self._is_unwanted = False
 
-    def start(self) -> Started:
-        """Place the keeper, once a node has room for it, and have it start the process. Raises Ray's errors."""
+    def place(self) -> tuple[str, int]:
+        """Start the keeper once a node has room for it. Returns the node, and the number of engines on it."""
         options, num_sharing = self._placement.wait(self._order.engine_id, self._check)
         with self._lock:
             self._check()
@@ -65,11 +74,11 @@ class KeptEngine:
                 max_concurrency=MAX_CONCURRENCY,
                 **options,
             ).remote()
-        pid = self._ray.get(self._keeper.start.remote(self._order, num_sharing))
-        return Started(self._order.incarnation, self._placement.node_of(self._order.engine_id), pid)
+        return self._placement.node_of(self._order.engine_id), num_sharing
 
-    def wait(self) -> Ending:
-        """Wait until the process has ended. Raises Ray's errors."""
+    def run(self, num_sharing: int) -> Ending:
+        """Have the keeper start the process, and wait until that has ended. Raises Ray's errors."""
+        self._ray.get(self._keeper.start.remote(self._order, num_sharing, self._wanted, self._source))
         ending: Ending = self._ray.get(self._keeper.wait.remote())
         return ending
 
@@ -106,6 +115,8 @@ class RayDriver:
         self._sending = threading.Lock()
         self._ray: Any = None
         self._placement: Placement
+        self._wanted: Wanted
+        self._source: PieceSource | None = None
         self._engines: dict[int, KeptEngine] = {}
 
     def run(self) -> None:
@@ -120,7 +131,7 @@ class RayDriver:
                         self._send(Failed(first_line(error)))
                         return
                 case Start(order):
-                    engine = self._engines[order.incarnation] = KeptEngine(self._ray, order, self._placement)
+                    engine = self._engines[order.incarnation] = self._make(order)
                     threading.Thread(target=self._keep, args=(engine, order.incarnation), daemon=True).start()
                 case End(incarnation) if incarnation in self._engines:
                     self._engines[incarnation].end()
@@ -131,6 +142,9 @@ class RayDriver:
                 case _:
                     pass  # it has ended
 
+    def _make(self, order: EngineOrder) -> KeptEngine:
+        return KeptEngine(self._ray, order, self._placement, self._wanted, self._source)
+
     def close(self) -> None:
         """Leave the cluster: Ray ends every keeper of this driver."""
         if self._ray is not None:
@@ -138,6 +152,7 @@ class RayDriver:
 
     def _join(self, join: Join) -> None:
         self._ray = import_ray()
+
         address = join.address or os.environ.get("RAY_ADDRESS")
         if address and (absent := nobody_at(address)):
             raise RuntimeError(f"cannot join the Ray cluster at {address}: {absent}")
@@ -156,6 +171,9 @@ class RayDriver:
                     f"cannot join the Ray cluster at {address or 'this machine'}: {first_line(error)}"
                     + (f" ({said()})" if said() else "")
                 ) from error
+        self._wanted = describe_wanted(join.model, Path(join.model_path))
+        if join.ships_weights:
+            self._source = start_ray_source(Path(join.model_path))
         self._placement = Placement(self._ray, join.resources, join.strategy, join.num_engines)
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         own_host = self._ray.util.get_node_ip_address()
@@ -163,8 +181,9 @@ class RayDriver:
 
     def _keep(self, engine: KeptEngine, incarnation: int) -> None:
         try:
-            self._send(engine.start())
-            ending = engine.wait()
+            node, num_sharing = engine.place()
+            self._send(Placed(incarnation, node))
+            ending = engine.run(num_sharing)
         except Unwanted:
             ending = Ending(reason="it was not started: it is not wanted any more")
         except Exception as error:
@@ -177,6 +196,8 @@ class RayDriver:
         errors = self._ray.exceptions
         if isinstance(error, errors.ActorUnschedulableError | errors.RuntimeEnvSetupError):
             return Ending(reason=f"Ray cannot place it: {first_line(error)}", is_hopeless=True)
+        if isinstance(error, CheckpointError):
+            return Ending(reason=first_line(error), is_hopeless=True)
         if isinstance(error, errors.RayActorError):
             text = str(error)
             if "ModuleNotFoundError" in text or "No module named" in text:
@@ -190,16 +211,6 @@ class RayDriver:
                 self._link.sendall(msgspec.json.encode(event) + b"\n")
             except OSError:
                 return  # the web process is gone, which `run` notices
-
-
-def import_ray() -> Any:
-    """Import Ray, which sends nobody statistics of its use then."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    import ray
-    import ray.exceptions
-    import ray.util
-
-    return ray
 
 
 def nobody_at(address: str) -> str:

@@ -18,7 +18,7 @@ import trio
 
 from ..processes.child import OWN_GROUP, kill_group
 from .orders import Ending, EngineOrder
-from .ray_messages import Command, End, Ended, Event, Failed, Join, Joined, Kill, Start, Started
+from .ray_messages import Command, End, Ended, Event, Failed, Join, Joined, Kill, Placed, Start
 from .remote_process import RemoteProcess
 
 log = structlog.get_logger()
@@ -142,8 +142,8 @@ class RayLink:
                 self._answered.set()
             case Failed(reason):
                 self._reason = reason
-            case Started(incarnation, node, pid) if incarnation in self._engines:
-                self._engines[incarnation].note_started(node, pid)
+            case Placed(incarnation, node) if incarnation in self._engines:
+                self._engines[incarnation].note_placed(node)
             case Ended(incarnation, ending) if incarnation in self._engines:
                 self._engines.pop(incarnation).note_ended(ending)
 

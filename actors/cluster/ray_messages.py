@@ -11,6 +11,10 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     """The first line: which cluster to join, and for how many engines to set resources aside in it."""
 
     address: str | None
+    model: str
+    model_path: str
+    """The checkpoint that engines serve: what the operator called it, and its folder on this machine."""
+    ships_weights: bool
     resources: dict[str, float] | None
     strategy: str
     num_engines: int
@@ -55,10 +59,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Started(msgspec.Struct, frozen=True, tag=True):
+class Placed(msgspec.Struct, frozen=True, tag=True):
+    """An engine has its node, where its process is about to be started."""
+
     incarnation: int
     node: str
-    pid: int
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -66,4 +71,4 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     ending: Ending
 
 
-Event = Joined | Failed | Started | Ended
+Event = Joined | Failed | Placed | Ended

@@ -35,10 +35,18 @@ def check_ray() -> None:
 class RayNodes:
     """Implements `remote_process.Nodes`."""
 
-    def __init__(self, config: ClusterConfig, num_engines: int, tasks: trio.Nursery) -> None:
-        """`num_engines`: how many to set resources aside for at once."""
+    def __init__(self, config: ClusterConfig, model_path: str, num_engines: int, tasks: trio.Nursery) -> None:
+        """`model_path` is the checkpoint's folder here. `num_engines`: how many to set resources aside for at once."""
         resources = None if config.resources is None else dict(config.resources)
-        self._join = Join(config.address, resources, config.placement, num_engines)
+        self._join = Join(
+            address=config.address,
+            model=config.model,
+            model_path=model_path,
+            ships_weights=config.ships_weights,
+            resources=resources,
+            strategy=config.placement,
+            num_engines=num_engines,
+        )
         self._tasks = tasks
         self._joining = trio.Lock()
         self._link: RayLink | None = None
@@ -85,10 +93,10 @@ class RayNodes:
 
 
 @asynccontextmanager
-async def open_ray(config: ClusterConfig, num_engines: int) -> AsyncIterator[RayNodes]:
-    """Offer a cluster's nodes until the block is left, and then leave the cluster."""
+async def open_ray(config: ClusterConfig, model_path: str, num_engines: int) -> AsyncIterator[RayNodes]:
+    """Offer a cluster's nodes until the block is left, and then leave the cluster. For arguments see `RayNodes`."""
     async with trio.open_nursery() as tasks:
-        nodes = RayNodes(config, num_engines, tasks)
+        nodes = RayNodes(config, model_path, num_engines, tasks)
         try:
             yield nodes
         finally:

@@ -20,8 +20,8 @@ from ..shared.checkpoint import CheckpointError
 from .local_pieces import LocalPieces
 from .manifest import PIECE_BYTES, Manifest
 
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-"""What Ray reads when it is imported: it reports nothing to anyone, and keeps no token in the user's home."""
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
+"""What Ray reads when it is imported: it reports nothing to anyone."""
 PIECES_AT_ONCE = 4
 """Pieces that are read from disk at a time, for all nodes that fetch."""
 PIECE_TIMEOUT_S = 120.0

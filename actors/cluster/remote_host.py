@@ -165,7 +165,7 @@ class RemoteHost(ConnectedHost):
         async def tell() -> None:
             while True:
                 await trio.sleep(PATIENCE_S)
-                waits_for = "a node that has room" if process.node is None else "its call"
+                waits_for = "a node that has room" if process.node is None else "the checkpoint there, and its call"
                 log.warning("engine.awaited", engine_id=self._engine_id, node=process.node, waits_for=waits_for)
 
         async with trio.open_nursery() as nursery:

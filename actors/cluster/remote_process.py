@@ -33,7 +33,7 @@ class RemoteProcess:
         self.engine_id = order.engine_id
         self.incarnation = order.incarnation
         self.node: str | None = None
-        """Where it runs, once it was started."""
+        """Where it runs, once that is known."""
         self.ending: Ending | None = None
         self.end = end
         self._kill = kill
@@ -44,10 +44,10 @@ class RemoteProcess:
     def has_ended(self) -> bool:
         return self.ending is not None
 
-    def note_started(self, node: str, pid: int) -> None:
-        """Note where it was started."""
+    def note_placed(self, node: str) -> None:
+        """Note where it is about to be started."""
         self.node = node
-        log.info("engine.placed", engine_id=self.engine_id, incarnation=self.incarnation, node=node, pid_on_node=pid)
+        log.info("engine.placed", engine_id=self.engine_id, incarnation=self.incarnation, node=node)
         self._change()
 
     def note_ended(self, ending: Ending) -> None:

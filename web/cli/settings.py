@@ -115,7 +115,10 @@ def _resolve_engines(arguments: argparse.Namespace) -> dict[str, Any]:
     if not isinstance(engines, RayEngines):
         return {}
     check_ray()
-    return {"num_engines": engines.count, "cluster": ClusterConfig(**_given(arguments, ClusterConfig))}
+    return {
+        "num_engines": engines.count,
+        "cluster": ClusterConfig(model=arguments.model, **_given(arguments, ClusterConfig)),
+    }
 
 
 def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> dict[str, int]:

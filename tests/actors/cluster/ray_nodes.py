@@ -89,7 +89,7 @@ def running_nodes(folder: Path) -> Iterator[RayNodes]:
     from ray.cluster_utils import Cluster
 
     try:
-        cluster = Cluster(shutdown_at_exit=True)
+        cluster = Cluster(shutdown_at_exit=False)  # so that nodes can be added in threads: otherwise Ray sets signal handlers
         settings = {"object_store_memory": STORE_BYTES, "include_dashboard": False, "_system_config": HEALTH}
         head = cluster.add_node(num_cpus=1, **settings)
         try:

@@ -26,14 +26,18 @@ from tests.processes import has_ended
 from tests.prompts import prompt_of
 from tests.remote_engines import RemoteEngines, open_remote_engines
 from tests.runtimes import Answer, assert_nothing_routed, assert_served, eventually, value_of
+from tests.tiny import TINY
 
 NUM_TOKENS = 80
 
 
 @asynccontextmanager
-async def ray_engines(address: str, num_engines: int, **changes: Any) -> AsyncIterator[RemoteEngines]:
+async def ray_engines(
+    address: str, num_engines: int, *, ships_weights: bool = False, **changes: Any
+) -> AsyncIterator[RemoteEngines]:
+    cluster = ClusterConfig(model=str(TINY), address=address, ships_weights=ships_weights)
     async with (
-        open_ray(ClusterConfig(address=address), num_engines) as nodes,
+        open_ray(cluster, cluster.model, num_engines) as nodes,
         open_remote_engines(nodes, num_engines, **changes) as engines,
     ):
         yield engines
@@ -95,7 +99,7 @@ async def assert_survives(engines: RemoteEngines, kill: Any, engine_id: int) -> 
 
 async def test_engines_die_and_move(ray_cluster: RayNodes) -> None:
     """Engines are on two nodes; one dies by a signal, by Ray, with its keeper, and with its node."""
-    second = ray_cluster.add_node()  # in this thread: Ray installs signal handlers
+    second = await trio.to_thread.run_sync(ray_cluster.add_node)
     async with ray_engines(ray_cluster.address, 2) as engines:
         desk = engines.client.runtime.desk
         assert_served(await engines.client.ask(prompt_of(70, 9), max_tokens=8), prompt_of(70, 9), 8)
@@ -132,16 +136,16 @@ async def test_engines_die_and_move(ray_cluster: RayNodes) -> None:
         ]
 
         async def remove_node() -> None:
-            ray_cluster.remove_node(second, kill=True)
+            await trio.to_thread.run_sync(lambda: ray_cluster.remove_node(second, kill=True))
 
         await assert_survives(engines, remove_node, at_second)
         assert engines.states[at_second] is EngineState.DEAD
-        third = ray_cluster.add_node()
+        third = await trio.to_thread.run_sync(ray_cluster.add_node)
         await engines.until_ready(2)
         await assert_nothing_routed(engines.client)
         assert len(pids) == 2
     await eventually(lambda: not keeper_pids(), "no engine is left")
-    ray_cluster.remove_node(third)
+    await trio.to_thread.run_sync(ray_cluster.remove_node, third)
 
 
 async def test_engines_are_added_and_removed(ray_cluster: RayNodes) -> None:

@@ -210,7 +210,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
             return memoryview(Buffer(data))
 
     fetch(Counting(), tmp_path / "cache", pieces_in_flight=3)
-    assert most == 3
+    assert 1 < most <= 3
     assert num_held == 0
 
 
