@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from quipu.actors.cluster.checkpoint_finder import Wanted, find_or_fetch
 from quipu.actors.cluster.manifest import make_manifest
@@ -70,7 +71,7 @@ def measure(node_id: str, folder: Path, base: Path) -> str:
     source = start_ray_source(folder)
     source.manifest()
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    fetching = ray.remote(Fetching).options(num_cpus=0, scheduling_strategy=strategy).remote()
+    fetching: Any = ray.remote(Fetching).options(num_cpus=0, scheduling_strategy=strategy).remote()
     shipped_s, peak_mib = ray.get(fetching.fetch.remote(wanted_elsewhere(folder), source, base / "cache"))
     for actor in (fetching, source.actor):
         ray.kill(actor)

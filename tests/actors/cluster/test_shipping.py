@@ -196,8 +196,8 @@ def test_damaged_copy_is_repaired(source: DialledPieces, folder: Path, cache: Pa
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """No more pieces than configured exist at a time, however slow the disk and however many pieces there are."""
     source = DialledPieces(make_folder(tmp_path / "checkpoint", num_bytes=40_000))
-    num_held, most = 0, 0
-    lock = threading.Lock()
+    num_held, most, num_reads = 0, 0, 0
+    lock, together = threading.Lock(), threading.Barrier(3)
 
     class Buffer(bytearray):
         def __del__(self) -> None:
@@ -209,10 +209,14 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         manifest = source.manifest
 
         def read(self, file: str, piece: int) -> memoryview:
-            nonlocal num_held, most
+            nonlocal num_held, most, num_reads
             with lock:
                 num_held += 1
                 most = max(most, num_held)
+                num_reads += 1
+                is_early = num_reads <= together.parties
+            if is_early:
+                together.wait()
             data = bytearray(source.read(file, piece))
             if piece % 5 == 0:
                 data += b"x" if source.asked.count((file, piece)) == 1 else b""
