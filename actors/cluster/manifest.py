@@ -105,7 +105,7 @@ def make_manifest(
             return name, hash_span(descriptor, start, end, progress)
 
     num_threads = num_threads or min(HASHING_THREADS, len(os.sched_getaffinity(0)))
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="quipu-digest")
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="digest")
     try:
         for name, digest in pool.map(hash_piece, jobs):
             digests[name].append(digest)

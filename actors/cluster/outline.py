@@ -83,9 +83,9 @@ def _sampled_spans(descriptor: int, size: int) -> list[tuple[int, int]]:
     """Return the parts of a file of weights that are compared: its header, and samples up to its very end."""
     length = bytearray()
     read_slices(descriptor, 0, min(_LENGTH_BYTES, size), memoryview(bytearray(_LENGTH_BYTES)), length.extend)
-    header = min(_LENGTH_BYTES + min(int.from_bytes(length, "little"), MAX_HEADER_BYTES), size)
-    if size - header <= NUM_SAMPLES * SAMPLE_BYTES:
+    data = min(_LENGTH_BYTES + min(int.from_bytes(length, "little"), MAX_HEADER_BYTES), size)
+    if size - data <= NUM_SAMPLES * SAMPLE_BYTES:
         return [(0, size)]
-    step = (size - header) / NUM_SAMPLES
+    step = (size - data) / NUM_SAMPLES
     ends = [size - int(step * number) for number in range(NUM_SAMPLES)]
-    return [(0, header), *((end - SAMPLE_BYTES, end) for end in reversed(ends))]
+    return [(0, data), *((end - SAMPLE_BYTES, end) for end in reversed(ends))]

@@ -125,7 +125,7 @@ def _fetch_pieces(
             stopped.set()
             raise
 
-    with ThreadPoolExecutor(in_flight, thread_name_prefix="quipu-fetch") as pool:
+    with ThreadPoolExecutor(in_flight, thread_name_prefix="fetch") as pool:
         try:
             fetching = [pool.submit(fetch_some) for _ in range(min(in_flight, len(missing)))]
             wait(fetching, return_when=FIRST_EXCEPTION)

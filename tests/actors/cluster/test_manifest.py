@@ -17,7 +17,7 @@ import pytest
 from quipu.actors.cluster import manifest as manifest_module
 from quipu.actors.cluster.local_pieces import LocalPieces
 from quipu.actors.cluster.manifest import PIECE_BYTES, Manifest, ManifestFile, check_manifest, make_manifest
-from quipu.actors.cluster.served_files import INDEX, SERVED_FILES, SINGLE, list_served_files
+from quipu.actors.cluster.served_files import INDEX, SERVED_FILES, SINGLE, list_served_files, open_unchanged
 from quipu.actors.shared.checkpoint import CheckpointError
 from tests.actors.cluster.folders import make_folder, make_index
 
@@ -138,6 +138,36 @@ def test_file_that_changes_while_it_is_read(tmp_path: Path, change: str) -> None
 
     with pytest.raises(CheckpointError, match=r"model\.safetensors (has )?changed"):
         make_manifest(folder, piece_bytes=10_000, num_threads=1, progress=interfere)
+
+
+def test_file_that_changes_after_its_own_pieces(tmp_path: Path) -> None:
+    """A file that changes while the others are hashed is an error, too: the manifest is of one moment."""
+    folder = make_folder(tmp_path / "checkpoint")
+    hashed = 0
+
+    def interfere(num_bytes: int) -> None:
+        nonlocal hashed
+        hashed += num_bytes
+        if hashed == sum(path.stat().st_size for path in folder.iterdir()):  # the last piece, of another file
+            os.utime(folder / "config.json", ns=(0, 1))
+
+    with pytest.raises(CheckpointError, match=r"config\.json changed while it was read"):
+        make_manifest(folder, piece_bytes=1000, num_threads=1, progress=interfere)
+
+
+@pytest.mark.parametrize("change", ["written", "replaced", "removed"])
+def test_file_that_changes_while_it_is_open(tmp_path: Path, change: str) -> None:
+    """Bytes of a file that changes while it is open are not used, whether its path or its contents change."""
+    path = make_folder(tmp_path / "checkpoint") / SINGLE
+    with pytest.raises(CheckpointError, match=r"model\.safetensors (changed while|cannot be read: No such file)"):
+        with open_unchanged(path):
+            if change == "written":
+                os.utime(path, ns=(0, 1))
+            elif change == "replaced":
+                (tmp_path / "new").write_bytes(path.read_bytes())
+                (tmp_path / "new").replace(path)
+            else:
+                path.unlink()
 
 
 def test_piece_of_a_changed_file_is_not_handed_out(tmp_path: Path) -> None:

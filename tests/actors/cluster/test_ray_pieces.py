@@ -29,8 +29,10 @@ class Keeper:
         return path, said, ray.get_runtime_context().get_node_id()
 
     def read(self, source: RayPieces, file: str, piece: int) -> tuple[bytes, bool]:
+        """Return a piece, and whether it arrived as a view of memory that belongs to something else."""
         data = source.read(file, piece)
-        return bytes(data), data.readonly
+        array: Any = data.obj
+        return bytes(data), data.readonly and type(array).__name__ == "ndarray" and not array.flags.owndata
 
 
 def start_keeper(node_id: str) -> Any:
@@ -68,9 +70,9 @@ def test_checkpoint_is_shipped_between_nodes(ray_cluster: RayNodes, tmp_path: Pa
         fetched = [any(line.startswith("fetched") for line in said) for _, said, _ in results]
         assert sorted(fetched[:2]) == [False, True]
         assert fetched[2]
-        data, is_read_only = ray.get(keepers[2].read.remote(source, "model.safetensors", 0))
+        data, is_view = ray.get(keepers[2].read.remote(source, "model.safetensors", 0))
         assert data == (TINY / "model.safetensors").read_bytes()[:PIECE_BYTES]
-        assert is_read_only, "the piece was copied out of the object store"
+        assert is_view, "the piece was copied out of the object store"
         del results
         reference = source.actor.read.remote("model.safetensors", 0)
         eventually(lambda: stored_bytes() >= PIECE_BYTES, "a piece that is referred to is counted")
@@ -91,7 +93,7 @@ def test_source_that_fails(ray_cluster: RayNodes, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError) as error:
             find_or_fetch(wanted, source, tmp_path / "cache", print)
         assert "model.safetensors has changed since the server listed" in str(error.value)
-        assert "Traceback" not in str(error.value)
+        assert "\n" not in str(error.value), "it has a traceback of the other process"
         ray.kill(source.actor)
         with pytest.raises(CheckpointError, match=f"the node that ships the checkpoint, {node_id}, is lost"):
             source.manifest()

@@ -20,6 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quipu.actors.cluster import manifest as manifest_module
+from quipu.actors.cluster import partial_copy
 from quipu.actors.cluster.manifest import Manifest, make_manifest
 from quipu.actors.cluster.served_files import CONFIG, INDEX, SINGLE
 from quipu.actors.cluster.shipping import MAX_TRIES, PARTIAL_SUFFIX, PIECES_IN_FLIGHT, PieceSource, fetch_checkpoint
@@ -95,6 +97,13 @@ SPOILED: dict[str, Callable[[memoryview], memoryview]] = {
     "longer": lambda data: memoryview(bytes(data) + b"x"),
     "empty": lambda data: data[:0],
 }
+FAULTS = {
+    "a flipped bit": "with other contents than their digest says",
+    "cut": r"with \d+ bytes instead of \d+",
+    "longer": r"with \d+ bytes instead of \d+",
+    "empty": r"with 0 bytes instead of \d+",
+}
+"""What the error says of each."""
 
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED.keys())
@@ -106,11 +115,11 @@ def test_wrong_piece_is_asked_for_again(source: DialledPieces, folder: Path, cac
     assert len(source.asked) == source.manifest().num_pieces + MAX_TRIES - 1
 
 
-@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED.keys())
-def test_piece_that_is_always_wrong(source: DialledPieces, cache: Path, spoil: Any) -> None:
+@pytest.mark.parametrize("fault", SPOILED)
+def test_piece_that_is_always_wrong(source: DialledPieces, cache: Path, fault: str) -> None:
     """A piece that keeps arriving wrong ends it with an error that names the file; there is no folder then."""
-    source.spoil, source.num_spoiled = spoil, 1_000_000
-    with pytest.raises(CheckpointError, match=r"bytes \d+ to \d+ of [\w.]+ arrived with .*, 4 times"):
+    source.spoil, source.num_spoiled = SPOILED[fault], 1_000_000
+    with pytest.raises(CheckpointError, match=rf"bytes \d+ to \d+ of [\w.]+ arrived {FAULTS[fault]}, 4 times"):
         fetch(source, cache)
     assert max(source.asked.count(piece) for piece in source.asked) == MAX_TRIES
     assert not (cache / source.manifest().digest).exists()
@@ -187,8 +196,8 @@ def test_damaged_copy_is_repaired(source: DialledPieces, folder: Path, cache: Pa
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """No more pieces than configured exist at a time, however slow the disk and however many pieces there are."""
     source = DialledPieces(make_folder(tmp_path / "checkpoint", num_bytes=40_000))
-    num_held, most = 0, 0
-    lock = threading.Lock()
+    num_held, most, num_reads = 0, 0, 0
+    lock, together = threading.Lock(), threading.Barrier(3)
 
     class Buffer(bytearray):
         def __del__(self) -> None:
@@ -200,10 +209,14 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         manifest = source.manifest
 
         def read(self, file: str, piece: int) -> memoryview:
-            nonlocal num_held, most
+            nonlocal num_held, most, num_reads
             with lock:
                 num_held += 1
                 most = max(most, num_held)
+                num_reads += 1
+                is_early = num_reads <= together.parties
+            if is_early:
+                together.wait()
             data = bytearray(source.read(file, piece))
             if piece % 5 == 0:
                 data += b"x" if source.asked.count((file, piece)) == 1 else b""
@@ -372,6 +385,39 @@ def test_links_in_the_partial_copy_are_not_followed(source: DialledPieces, folde
     with pytest.raises(CheckpointError, match="is a symbolic link"):
         fetch(source, other)
     assert list(target.iterdir()) == []
+
+
+def test_link_that_appears_meanwhile_is_not_followed(source: DialledPieces, folder: Path, cache: Path) -> None:
+    """A file that is replaced by a link while pieces arrive is an error, and nothing is written through it."""
+    outside = cache.parent / "precious"
+    partial = cache / (source.manifest().digest + PARTIAL_SUFFIX)
+
+    def replace(data: memoryview) -> memoryview:
+        outside.write_bytes(b"precious")
+        for file in source.manifest().files:
+            (partial / file.name).unlink()
+            (partial / file.name).symlink_to(outside)
+        return data
+
+    source.spoil, source.num_spoiled = replace, 1
+    with pytest.raises(CheckpointError, match="cannot be written: Too many levels of symbolic links"):
+        fetch(source, cache, pieces_in_flight=1)
+    assert outside.read_bytes() == b"precious"
+
+
+def test_nothing_is_read_of_a_file_that_was_not_begun(
+    source: DialledPieces, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces that were never written are holes of their files, and are not hashed: a new fetch starts at once."""
+    hashed: list[int] = []
+
+    def hash_span(descriptor: int, start: int, end: int) -> bytes:
+        hashed.append(start)
+        return manifest_module.hash_span(descriptor, start, end)
+
+    monkeypatch.setattr(partial_copy, "hash_span", hash_span)
+    fetch(source, cache)
+    assert hashed == []
 
 
 def test_cache_that_cannot_be_made(source: DialledPieces, tmp_path: Path) -> None:
