@@ -58,6 +58,11 @@ class RayNodes:
         """Stop a node; with `kill` without notice, as if the machine had lost its power."""
         self._cluster.remove_node(self._nodes.pop(node_id), allow_graceful=not kill)
 
+    def remove_all(self) -> None:
+        """Stop all nodes that were added."""
+        for node_id in tuple(self._nodes):
+            self.remove_node(node_id)
+
     @contextmanager
     def node(self, **settings: Any) -> Iterator[str]:
         """Add a node for the length of a block; the block may remove it earlier."""
@@ -89,7 +94,9 @@ def running_nodes(folder: Path) -> Iterator[RayNodes]:
     from ray.cluster_utils import Cluster
 
     try:
-        cluster = Cluster(shutdown_at_exit=False)  # so that nodes can be added in threads: otherwise Ray sets signal handlers
+        cluster = Cluster(
+            shutdown_at_exit=False
+        )  # so that nodes can be added in threads: otherwise Ray sets signal handlers
         settings = {"object_store_memory": STORE_BYTES, "include_dashboard": False, "_system_config": HEALTH}
         head = cluster.add_node(num_cpus=1, **settings)
         try:

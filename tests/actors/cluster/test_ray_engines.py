@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,13 @@ from tests.tiny import TINY
 NUM_TOKENS = 80
 
 
+@pytest.fixture(autouse=True)
+def remaining_nodes(ray_cluster: RayNodes) -> Iterator[None]:
+    """Remove the nodes that a failed test has left."""
+    yield
+    ray_cluster.remove_all()
+
+
 @asynccontextmanager
 async def ray_engines(
     address: str, num_engines: int, *, ships_weights: bool = False, **changes: Any
@@ -52,10 +59,12 @@ def pids_of(module: str) -> list[int]:
 def keeper_pids() -> dict[int, int]:
     """Return the processes of the cluster's keepers, by the engine process of each."""
     found = {}
+    ours = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             parts = path.read_bytes().split(b"\0")
-            if b"quipu.actors.processes.engine_process" in parts and b"-1" in parts:
+            is_ours = ours in (path.parent / "environ").read_bytes().split(b"\0")
+            if is_ours and b"quipu.actors.processes.engine_process" in parts and b"-1" in parts:
                 found[int(path.parent.name)] = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ProcessLookupError):
             continue
@@ -125,8 +134,6 @@ async def test_engines_die_and_move(ray_cluster: RayNodes) -> None:
 
         await assert_survives(engines, kill_actor, 0)
         await engines.until_ready(2)
-        pids = keeper_pids()
-
         # one of the two is on the second node; its place moves to a third one
         (at_second,) = [
             engine_id
@@ -143,7 +150,7 @@ async def test_engines_die_and_move(ray_cluster: RayNodes) -> None:
         third = await trio.to_thread.run_sync(ray_cluster.add_node)
         await engines.until_ready(2)
         await assert_nothing_routed(engines.client)
-        assert len(pids) == 2
+        assert len(keeper_pids()) == 2
     await eventually(lambda: not keeper_pids(), "no engine is left")
     await trio.to_thread.run_sync(ray_cluster.remove_node, third)
 
