@@ -19,7 +19,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve chat test test-long stalls test-triton gpu gpu-wheels kill-ledger chaos mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help install install-test serve serve-ray chat test test-long stalls test-triton gpu gpu-wheels kill-ledger chaos test-nodes mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,14 @@ $(VENV)/installed-test: $(VENV)/installed
 
 serve: install ## serve MODEL on HOST:PORT with ARGS
 	@exec $(BIN)/quipu serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+serve-ray: $(VENV)/installed-ray ## serve MODEL with two engines on a Ray cluster: RAY_ADDRESS, or one that is started here
+	@exec $(BIN)/quipu serve $(MODEL) --host $(HOST) --port $(PORT) --engines ray:2 $(ARGS)
+
+$(VENV)/installed-ray: $(VENV)/installed
+	@echo "installing Ray into $(VENV) (79 MB)"
+	@$(PIP) --no-build-isolation -e '.[ray]'
+	@touch $@
 
 chat: install ## talk to the model that is served on HOST:PORT, with ARGS
 	@exec $(BIN)/quipu chat --base-url http://$(HOST):$(PORT) $(ARGS)
@@ -93,6 +101,9 @@ kill-ledger: install-test ## kill servers 200 times, and check that no usage rec
 
 chaos: install-test ## kill engines and take resources away under load, and check every answer and record (ARGS=--minutes 5)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+test-nodes: install-test ## serve on two network namespaces, unplug the cable between them and kill engines (needs root; ARGS="--minutes 5")
+	@$(BIN)/python -m tests.nodes $(ARGS)
 
 mutants: install-test ## plant each known fault in a copy, and check that its test catches it
 	@$(BIN)/python scripts/mutants.py $(ARGS)

@@ -11,6 +11,9 @@ import attrs
 
 from .declarations import setting
 
+SHIP_FLAG = "--ray-ship-weights"
+"""Named by the error where a node does not have the checkpoint."""
+
 
 @attrs.frozen(kw_only=True)
 class ClusterConfig:
@@ -45,7 +48,7 @@ class ClusterConfig:
     )
     ships_weights: bool = setting(
         False,
-        "--ray-ship-weights",
+        SHIP_FLAG,
         help="copy the checkpoint to nodes that do not have it, once for each node",
         group="cluster",
     )

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import attrs
 
+from ..cluster_config import SHIP_FLAG
 from ..shared.checkpoint import DEMO, CheckpointError
 from .manifest import Manifest
 from .outline import Outline, find_difference, make_outline
 from .shipping import LOCK_SUFFIX, PARTIAL_SUFFIX, PieceSource, Say, fetch_checkpoint
 
-SHIP_FLAG = "--ray-ship-weights"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
