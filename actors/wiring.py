@@ -36,6 +36,7 @@ from .accountant.actor import Accountant
 from .accountant.entry_store import AccountantMessage, EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
+from .autoscaler import Autoscaler
 from .channel import Channel
 from .config import RuntimeConfig
 from .detokenizer.actor import Detokenizer
@@ -213,6 +214,8 @@ async def open_runtime(
         metrics.forget_engine(engine_id)
         forget_host(engine_id)
 
+    metrics.engines_desired.set_function(lambda: engines.num_desired)
+    metrics.engines_ready.set_function(lambda: engines.num_ready)
     news = NewsInbox(route_store, routes)
     desk.control = manager = EngineManager(
         config, make_host, desk, accounts, news, show_ready=show_ready, show_removed=show_removed
@@ -230,6 +233,12 @@ async def open_runtime(
         ):
             nursery.start_soon(keep_running, start, deaths[actor], on_death)
         await nursery.start(manager.run)
+        if config.autoscales:
+            nursery.start_soon(
+                Autoscaler(
+                    config, engines, manager, is_stopping=lambda: desk.is_draining, count_change=metrics.count_scaling
+                ).run
+            )
         yield Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
         nursery.cancel_scope.cancel()
 

@@ -58,12 +58,13 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
         max_waiting_share=1.0 if arguments.key_file is None else TENANT_SHARE,
         **engine_settings,
     )
+    runtime_settings = _given(arguments, RuntimeConfig) | _resolve_engines(arguments)
     config = RuntimeConfig(
         engine=engine,
         model_names=names,
         vocab_size=checkpoint.vocab_size,
         kv_dtype=checkpoint.dtype,
-        **_given(arguments, RuntimeConfig),
+        **runtime_settings,
     )
     info = ServingInfo(
         model_names=names,
@@ -114,6 +115,17 @@ def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> di
     if tokens is None:
         tokens = max(WAITING_PER_RUNNING * num_running * TOKENS_PER_WAITING, MIN_WAITING_PROMPTS * max_model_len)
     return {"max_num_seqs": num_running, "max_waiting_requests": requests, "max_waiting_tokens": tokens}
+
+
+def _resolve_engines(arguments: argparse.Namespace) -> dict[str, int]:
+    """Return between which numbers of engines the server may choose. Raises CheckpointError."""
+    num_engines = arguments.engines
+    fewest, most = arguments.min_engines or num_engines, arguments.max_engines or num_engines
+    if fewest > num_engines:
+        raise CheckpointError(f"--engines {num_engines} is less than --min-engines {fewest}")
+    if most < num_engines:
+        raise CheckpointError(f"--engines {num_engines} is more than --max-engines {most}")
+    return {"min_engines": fewest, "max_engines": most}
 
 
 def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int | None]:
