@@ -49,7 +49,8 @@ class Autoscaler:
                 max_num_seqs=config.engine.max_num_seqs,
                 up_after_s=config.scale_up_after_s,
                 down_after_s=config.scale_down_after_s,
-            )
+            ),
+            [seat.engine_id for seat in engines],
         )
         self._added: list[int] = []
 

@@ -12,7 +12,7 @@ longer. There is no clock here: the caller says what time it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -88,13 +88,14 @@ class _Mark:
 class ScalingPolicy:
     """What has been seen of the engines of one server, and what follows from it."""
 
-    def __init__(self, limits: ScalingLimits) -> None:
+    def __init__(self, limits: ScalingLimits, engine_ids: Iterable[int]) -> None:
+        """`engine_ids` are the engines that the server has started with."""
         self._limits = limits
         self._floor = limits.min_engines
         """Lower than the minimum after operators have removed engines by hand."""
-        self._phases: dict[int, Phase] | None = None
+        self._phases: dict[int, Phase] = {}
         """At the last look."""
-        self._own: set[int] = set()
+        self._own = set(engine_ids)
         """The engines that may be removed: not those that operators have added."""
         self._leaving: set[int] = set()
         """Those that are removed on a decision made here."""
@@ -135,9 +136,6 @@ class ScalingPolicy:
     def _note_phases(self, now: float, engines: Sequence[EngineLoad]) -> None:
         before = self._phases
         phases = self._phases = {its.engine_id: its.phase for its in engines}
-        if before is None:
-            self._own |= set(phases)
-            before = phases
         num_present = len(present(engines))
         by_hand = [
             engine_id

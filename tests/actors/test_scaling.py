@@ -59,7 +59,7 @@ class Watch:
 
 def watch(*engines: EngineLoad, **limits: float) -> Watch:
     loads = [attrs.evolve(its, engine_id=index) for index, its in enumerate(engines)]
-    watched = Watch(ScalingPolicy(attrs.evolve(LIMITS, **limits)), loads)
+    watched = Watch(ScalingPolicy(attrs.evolve(LIMITS, **limits), range(len(loads))), loads)
     assert watched.look() is None
     return watched
 
@@ -326,7 +326,7 @@ def simulate(
     simulated: Simulated, load: Callable[[float], float], noise: Iterable[float], until_s: float, limits: ScalingLimits
 ) -> list[Change]:
     """Return the changes under a load in requests a second; `noise` are factors for it, repeated."""
-    policy = ScalingPolicy(limits)
+    policy = ScalingPolicy(limits, [0])
     engines = [SimulatedEngine(0, 0.0)]
     factors, changes, num_made, now = list(noise), [], 1, 0.0
     while now < until_s:
