@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import attrs
 
+from .cluster_config import ClusterConfig
 from .declarations import setting, settings_of
 from .engine_config import EngineConfig
 from .messages.grammar import MAX_GRAMMAR_BYTES
@@ -110,8 +111,10 @@ class RuntimeConfig:
         "--engines",
         minimum=1,
         maximum=MAX_ENGINES,
-        metavar="N",
-        help="number of engine processes, among which prompts are routed (docs/many-engines.md)",
+        reader="engines",
+        metavar="N|ray:N",
+        help="number of engine processes, among which prompts are routed (docs/many-engines.md); with `ray:` they run "
+        "on the nodes of a Ray cluster (docs/many-machines.md)",
         group="router",
         key="engines",
     )
@@ -151,6 +154,8 @@ class RuntimeConfig:
         help="remove an engine once the others have had room for its load for so long",
         group="router",
     )
+    cluster: ClusterConfig | None = None
+    """None: the engines run on this machine."""
     routing: str = setting(
         "prefix",
         "--routing",
@@ -190,5 +195,5 @@ class RuntimeConfig:
         return self.min_engines < self.max_engines
 
 
-SETTINGS = (*settings_of(EngineConfig), *settings_of(RuntimeConfig))
+SETTINGS = (*settings_of(EngineConfig), *settings_of(RuntimeConfig), *settings_of(ClusterConfig))
 """Every setting of the engine and the actors."""

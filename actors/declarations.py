@@ -65,7 +65,7 @@ class Setting:
     """Its name in the config."""
     reader: str = ""
     """Which reader of `web/cli/setting_flags.py` takes its value: `integer`, `number`, `text`, `switch` (on or off),
-    `size` (bytes), `kv_events` (a JSON object)."""
+    `size` (bytes), `kv_events` and `resources` (JSON objects), `engines` (a number, or `ray:` and a number)."""
     flags: tuple[str, ...]
     """The first names it; the others are aliases."""
     default: Any

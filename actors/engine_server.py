@@ -3,7 +3,8 @@
 `main` gets, as arguments: three file descriptors (the lifeline to its host, one end of a socket pair, the memory of its
 step record, `shared/step_record.py`), the engine's incarnation, the interval of heartbeats, the address of its host
 (`processes/reconnection.py`), and the configuration as JSON. It loads the engine and serves it over the socket. When
-that connection is lost the engine drops every sequence, keeps its cache, and connects again.
+that connection is lost the engine drops every sequence, keeps its cache, and connects again. An engine of a host on
+another machine gets no socket (-1) and connects before it loads (`processes/tcp_way.py`).
 
 What must always hold: when the lifeline closes, this process ends; nothing of one incarnation is sent as another's; the
 exit code tells the supervisor whether another start may succeed; every reason for which an
@@ -34,8 +35,9 @@ from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .processes.greeting import send_greeting
 from .processes.heartbeat import LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
 from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
-from .processes.reconnection import WayBack
+from .processes.reconnection import Admission, Way, WayBack
 from .processes.shortage import LOADING_ERRORS, is_shortage
+from .processes.tcp_way import TcpWay
 from .shared.step_record import StepRecord
 
 log = structlog.get_logger()
@@ -99,11 +101,9 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
     return reason
 
 
-async def serve_until_unwanted(
-    connection: socket.socket, incarnation: int, engine: Engine, way_back: WayBack, beat_s: float
-) -> None:
+async def serve_until_unwanted(admission: Admission, engine: Engine, way_back: Way, beat_s: float) -> None:
     """Serve one incarnation after the other, each on a connection of its own, for as long as the host wants any."""
-    stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+    stream, incarnation = admission.stream, admission.incarnation
     while True:
         async with stream:
             reason = await serve_process(stream, incarnation, engine, beat_s)
@@ -111,21 +111,30 @@ async def serve_until_unwanted(
             return
         log.warning("engine.connection_lost", incarnation=incarnation, reason=reason)
         await engine.rejoin()
-        admission = await way_back.connect()
-        if admission is None:
+        another = await way_back.connect()
+        if another is None:
             return
-        stream, incarnation = admission.stream, admission.incarnation
+        stream, incarnation = another.stream, another.incarnation
 
 
 def main(argv: list[str]) -> int:
     """Run the engine process. The exit code tells the supervisor whether another start may succeed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lifeline, descriptor, record_descriptor, incarnation, beat_s, address, config_json = argv
-    connection = socket.socket(fileno=int(descriptor))
-    with contextlib.suppress(OSError):  # the web process is gone, which is noticed below
-        send_greeting(connection)
+    way: Way
+    if int(descriptor) >= 0:
+        way, admission = WayBack(int(lifeline), address), _inherited(int(descriptor), int(incarnation))
+    else:
+        way = TcpWay.of_lifeline(int(lifeline), address)
     config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
     log_writer = _configure_log(config.log_level)
+    if isinstance(way, TcpWay):
+        called = trio.run(way.connect)
+        if called is None:
+            log.error("engine.no_host", address=address)
+            log_writer.drain()
+            return os.EX_NOHOST
+        admission = called
     try:
         executor = load_executor(config)
         executor.record = StepRecord(int(record_descriptor))
@@ -133,33 +142,41 @@ def main(argv: list[str]) -> int:
     except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):
             log.error("engine.shortage", error=str(error) or type(error).__name__)
-            connection.close()
+            trio.run(trio.aclose_forcefully, admission.stream)
             log_writer.drain()
             return os.EX_TEMPFAIL
         if isinstance(error, ImportError | RuntimeError):
             raise
-        return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}", log_writer)
+        return refuse(admission, f"this checkpoint cannot be served: {error}", log_writer)
     except KvEventsError as error:
-        return refuse(connection, int(incarnation), f"KV events: {error}", log_writer)
+        return refuse(admission, f"KV events: {error}", log_writer)
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 1000)
 
     try:
-        way_back = WayBack(int(lifeline), address)
-        trio.run(serve_until_unwanted, connection, int(incarnation), engine, way_back, float(beat_s))
+        trio.run(serve_until_unwanted, admission, engine, way, float(beat_s))
     finally:
         engine.close_events()
         log_writer.drain()
     return 0
 
 
-def refuse(connection: socket.socket, incarnation: int, reason: str, log_writer: LogWriter) -> int:
+def _inherited(descriptor: int, incarnation: int) -> Admission:
+    """Return the connection that this process was started with."""
+    connection = socket.socket(fileno=descriptor)
+    with contextlib.suppress(OSError):  # the web process is gone, which is noticed later
+        send_greeting(connection)
+    connection.setblocking(False)
+    return Admission(trio.SocketStream(trio.socket.from_stdlib_socket(connection)), incarnation)
+
+
+def refuse(admission: Admission, reason: str, log_writer: LogWriter) -> int:
     """Tell the supervisor, which logs it, why the engine cannot serve. Returns the exit code, EX_CONFIG."""
 
     async def send() -> None:
-        async with trio.SocketStream(trio.socket.from_stdlib_socket(connection)) as stream:
-            await FrameWriter(stream, incarnation).send_all([EngineRefused(reason)])
+        async with admission.stream as stream:
+            await FrameWriter(stream, admission.incarnation).send_all([EngineRefused(reason)])
 
     try:
         trio.run(send)

@@ -30,6 +30,9 @@ from .shared.checkpoint import CheckpointError
 
 _TCP = re.compile(r"(tcp://.*:)(\d+)")
 _MAX_PORT = 65535
+SPIN_COUNT = ("GOMP_SPINCOUNT", "10000")
+"""Of an engine's environment. Read by libgomp when torch loads: threads that spin would take CPU time from others and
+wait for them."""
 
 T = TypeVar("T")
 

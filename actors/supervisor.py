@@ -51,6 +51,10 @@ class EngineRefusal(EngineGivenUp):
     end the same way."""
 
 
+class Mismatch(Exception):
+    """An engine that is ready cannot serve beside the others."""
+
+
 @attrs.frozen
 class Death:
     reason: str
@@ -75,8 +79,13 @@ class EngineLink:
         accountant: EagerSender[StepReport],
         router: Poster[RouterMessage],
         show_ready: Callable[[EngineSeat], object],
+        *,
+        must_agree: bool = False,
     ) -> None:
-        """`show_ready(seat)` is called when the engine is ready."""
+        """`show_ready(seat)` is called when the engine is ready.
+
+        `must_agree`: refuse an engine whose results would differ from the others'.
+        """
         self.incarnation = incarnation
         self.engine_id = seat.engine_id
         self._seat = seat
@@ -84,6 +93,7 @@ class EngineLink:
         self._accountant = accountant
         self._router = router
         self._show_ready = show_ready
+        self._must_agree = must_agree
         self._ready = trio.Event()
         self.refusal: str | None = None
         """Why the engine cannot serve, if it has refused."""
@@ -99,7 +109,7 @@ class EngineLink:
         return await self._desk.lane.take_for(self._seat, self.incarnation)
 
     async def deliver(self, messages: Iterable[object]) -> None:
-        """Handle messages from the engine, in order. Raises Unreadable at one that no engine sends."""
+        """Handle messages from the engine, in order. Raises Unreadable at one that no engine sends, and Mismatch."""
         for message in messages:
             match message:
                 case StepReport():
@@ -124,6 +134,8 @@ class EngineLink:
 
     def _on_ready(self, ready: EngineReady) -> None:
         seat, desk = self._seat, self._desk
+        if self._must_agree:
+            self._check_numerics(ready)
         seat.ready = ready
         seat.health = Health(State.READY, self.incarnation, "")
         seat.note_gone()
@@ -134,6 +146,15 @@ class EngineLink:
         self._show_ready(seat)
         self._router.post(EngineUp(seat.engine_id, self.incarnation, seat.num_blocks, ready.numerics))
         self._ready.set()
+
+    def _check_numerics(self, ready: EngineReady) -> None:
+        for other in self._desk.pool:
+            its = other.ready
+            if its is None or other is self._seat or other.is_given_up:
+                continue
+            if its.numerics != ready.numerics:
+                ours, theirs = _arithmetic(self._seat, ready), _arithmetic(other, its)
+                raise Mismatch(f"engines would compute different bits: {ours}, and {theirs}")
 
     @property
     def is_ready(self) -> bool:
@@ -148,6 +169,11 @@ class EngineLink:
         """Note that the engine cannot be reached any more. How it ended is determined next."""
         self._seat.health = Health(State.RESTARTING, self.incarnation, reason)
         self._router.post(EngineDown(self._seat.engine_id, self.incarnation))
+
+
+def _arithmetic(seat: EngineSeat, ready: EngineReady) -> str:
+    parts = (ready.backend, ready.dtype, ready.instruction_set, ready.determinism)
+    return f"engine {seat.engine_id} has numerics {ready.numerics} ({', '.join(part for part in parts if part)})"
 
 
 class EngineHost(Protocol):
@@ -204,7 +230,15 @@ class Supervisor:
         was_ready = False
         while True:
             incarnation = self._incarnation
-            link = EngineLink(seat, incarnation, desk, self._accountant, self._router, self._show_ready)
+            link = EngineLink(
+                seat,
+                incarnation,
+                desk,
+                self._accountant,
+                self._router,
+                self._show_ready,
+                must_agree=config.cluster is not None,
+            )
             death = await self._host.run(link)
             self._incarnation = desk.pool.next_incarnation()
             was_ready |= link.is_ready

@@ -24,7 +24,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,15 @@ from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .autoscaler import Autoscaler
 from .channel import Channel
+from .cluster.ray_nodes import open_ray
+from .cluster.remote_host import open_cluster, remote_hosts
 from .config import RuntimeConfig
 from .detokenizer.actor import Detokenizer
 from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
 from .detokenizer.text_store import DetokenizerMessage, TextStore
 from .engine_manager import EngineManager, MakeHost
-from .engine_shares import EngineShares
+from .engine_shares import SPIN_COUNT, EngineShares
 from .machine_parts import available_memory, read_machine
 from .messages.accountant import Unsent
 from .processes.process_host import ProcessHost
@@ -257,21 +259,35 @@ def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callabl
     return open_runtime(config, info, lambda _: engine.LoopHost(config.engine, *loading), make_renderer=InlineRenderer)
 
 
-def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
-    """Run each engine in a process of its own. Returns an async context manager that yields a `Runtime`.
+@asynccontextmanager
+async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> AsyncIterator[Runtime]:
+    """Run each engine in a process of its own, here or on the nodes of a cluster, until the block is left.
 
     Raises CheckpointError for settings that several engines cannot share.
     """
+    async with AsyncExitStack() as stack:
+        if config.cluster is None:
+            make_host, forget = _local_hosts(config)
+        else:
+            nodes = await stack.enter_async_context(open_ray(config.cluster, config.num_engines))
+            cluster = await stack.enter_async_context(open_cluster(nodes, config.cluster.link_address))
+            make_host, forget = remote_hosts(config, cluster), nodes.forget
+        yield await stack.enter_async_context(
+            open_runtime(config, info, make_host, journal=journal, encode_apart=True, forget_host=forget)
+        )
+
+
+def _local_hosts(config: RuntimeConfig) -> tuple[MakeHost, Callable[[int], object]]:
+    """Return what makes hosts of engines on this machine, and what is called when an engine has been removed."""
     environment = dict(os.environ)
-    # read by libgomp when torch loads: threads that spin would take CPU time from others and wait for them
-    environment.setdefault("GOMP_SPINCOUNT", "10000")
+    environment.setdefault(*SPIN_COUNT)
     shares = EngineShares(config, read_machine(environment), environment, available_memory)
 
     def make_host(engine_id: int) -> ProcessHost:
         share = shares.take(engine_id)
         return ProcessHost(share.config, share.environment, step_timeout_s=config.step_timeout_s)
 
-    return open_runtime(config, info, make_host, journal=journal, encode_apart=True, forget_host=shares.release)
+    return make_host, shares.release
 
 
 __all__ = ["AccountantMessage", "Runtime", "open_runtime", "single_loop", "split"]

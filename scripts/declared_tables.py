@@ -57,6 +57,7 @@ def _setting_values(setting: Setting) -> str:
         "switch": f"on, or off with `--no-{setting.flags[0].removeprefix('--')}`",
         "size": "bytes, or a size such as `4GiB`",
         "kv_events": "a JSON object",
+        "resources": "a JSON object of amounts above 0",
     }
     return _values(kinds.get(setting.reader, setting.reader), setting.bounds)
 

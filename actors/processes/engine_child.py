@@ -1,6 +1,6 @@
 """One engine process as its host has it: its present connection, those it has lost, and the way back.
 
-Used by `process_host.py`. A process whose connection is lost may go on. Its incarnation is dead then, and everything
+Used by `connected_host.py`. A process whose connection is lost may go on. Its incarnation is dead then, and everything
 that it still sends on the old connection is read and only counted. It may connect again for a while, as the next
 incarnation; otherwise it is killed.
 
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from typing import Protocol
 
 import attrs
 import structlog
 import trio
 
 from ..frames import FrameReader, PeerGone, Unreadable
-from ..shared.step_record import StepRecord
-from ..supervisor import EngineLink
-from .child import kill_group
-from .reconnection import Listener
+from ..supervisor import Death, EngineLink
+from .greeting import OtherVersion
 
 log = structlog.get_logger()
 
@@ -28,13 +27,51 @@ MAX_OLD = 4
 """Lost connections of one process that are still read; the oldest is closed."""
 
 
+class EngineProcess(Protocol):
+    """An engine process, on this machine or another."""
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+
+    def kill(self) -> None:
+        """Have it killed, with what it has started, whatever it is doing."""
+
+    def step_ids(self) -> tuple[int, ...] | None:
+        """Return the sequences of the step that it is running, or was when it ended. None: no step, or not known."""
+
+    async def explain(self) -> Death:
+        """Return why it has ended."""
+
+    def release(self) -> None:
+        """Let go of what is left of it once it has ended."""
+
+
+class Entrance(Protocol):
+    """Where one engine process may connect again: `reconnection.Listener`, or a port for other machines."""
+
+    async def wait_for_caller(self) -> None:
+        """Wait until a process has connected."""
+
+    async def admit(self, incarnation: int) -> trio.SocketStream:
+        """Wait until the engine process has connected, and tell it its new incarnation. Raises OtherVersion."""
+
+    def close(self) -> None:
+        """Admit nobody any more, and tell the process that it is to end."""
+
+
 @attrs.define(eq=False)
 class EngineChild:
-    process: trio.Process
-    record: StepRecord
-    listener: Listener
+    process: EngineProcess
+    listener: Entrance
     stream: trio.SocketStream | None
     """The connection of the present incarnation."""
+    is_greeted: bool = False
+    """Whether it has said its version before it was connected."""
+    refusal: str | None = None
+    """Why it cannot be connected, if it has another version."""
     step_ids: tuple[int, ...] | None = None
     """The sequences of the step that it was running when it died last, if it was running one."""
     _old: list[tuple[trio.SocketStream, FrameReader]] = attrs.field(factory=list)
@@ -42,10 +79,10 @@ class EngineChild:
 
     @property
     def has_ended(self) -> bool:
-        return self.process.returncode is not None
+        return self.process.has_ended
 
     def kill(self) -> None:
-        kill_group(self.process.pid)
+        self.process.kill()
 
     async def end(self, grace_s: float) -> None:
         """Ask the process to end by closing what connects it, wait for a while, then kill it."""
@@ -59,8 +96,8 @@ class EngineChild:
             if not self.has_ended:
                 self.kill()
             await self.process.wait()
-            self.step_ids = self.record.read()
-            self.record.close()
+            self.step_ids = self.process.step_ids()
+            self.process.release()
 
     # ------------------------------------------------------------ lost connections
 
@@ -88,7 +125,7 @@ class EngineChild:
         `reader` is what it was read with; it goes on reading, unless the connection is at its end.
         """
         stream, self.stream = self.stream, None
-        self.step_ids = self.record.read()
+        self.step_ids = self.process.step_ids()
         assert stream is not None
         if is_at_end:
             await trio.aclose_forcefully(stream)
@@ -109,7 +146,10 @@ class EngineChild:
         with trio.move_on_after(timeout_s):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch)
-                self.stream = await self.listener.admit(incarnation)
+                try:
+                    self.stream = await self.listener.admit(incarnation)
+                except OtherVersion as error:
+                    self.refusal = str(error)
                 nursery.cancel_scope.cancel()
         return self.stream
 

@@ -1,7 +1,7 @@
 """The first bytes that an engine process sends: which version of quipu it is.
 
-Sent by `engine_server.py` before it reads its configuration, and checked by `process_host.py`. Both processes come from
-one installation, unless that is upgraded while the server runs; the messages of two versions may differ.
+Sent by `engine_server.py` before it reads its configuration, and checked by `connected_host.py`. Both processes come
+from one installation, unless that is upgraded while the server runs; the messages of two versions may differ.
 
 What must always hold: these bytes have the same form in every version.
 """

@@ -1,6 +1,6 @@
 """Decides whether a peer is lost or hangs, from its messages and from the time in which they could have been received.
 
-Used at both ends of a connection, by `process_host.py` and `engine_server.py`, which report each message and the time
+Used at both ends of a connection, by `connected_host.py` and `engine_server.py`, which report each message and the time
 that passes. Both send `Heartbeat` at a fixed interval, a working engine also during a step. One that does not read what
 it is sent is lost too, whatever it says of itself.
 

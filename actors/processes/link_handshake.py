@@ -34,6 +34,7 @@ from .reconnection import receive_exactly
 KEY_BYTES = 16
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
+TICKET_BYTES = KEY_BYTES + PROOF_BYTES
 HEAD_BYTES = GREETING_BYTES + KEY_BYTES + NONCE_BYTES
 _HOST, _ENGINE = b"quipu host", b"quipu engine"
 KEEP_ALIVE = (
@@ -60,6 +61,14 @@ class LinkTicket:
     def new(cls) -> LinkTicket:
         """Return a ticket that nobody else has."""
         return cls(secrets.token_bytes(KEY_BYTES), secrets.token_bytes(PROOF_BYTES))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> LinkTicket:
+        return cls(packed[:KEY_BYTES], packed[KEY_BYTES:])
+
+    def pack(self) -> bytes:
+        """Return key and secret, `TICKET_BYTES` long."""
+        return self.key + self.secret
 
     def proof(self, who: bytes, transcript: bytes) -> bytes:
         return hmac.digest(self.secret, who + transcript, "sha256")

@@ -1,12 +1,6 @@
-"""Hosts an engine in its own process: starts it, relays its messages, and finds out how it ended.
+"""Hosts an engine in a process of its own on this machine, over a stream socket pair at first.
 
-Run by the supervisor, once per incarnation. `heartbeat.py` judges: an engine whose step takes too long is killed, as is
-one that sends what cannot be read, or is of another version. One that is silent for too long, or closes its connection
-and does not end, may still connect again: `run` returns and leaves the process to the next incarnation
-(`engine_child.py`), which waits for it for a while before it kills it and starts another.
-
-What must always hold: when `run` returns, the connection is lost for good, and all messages that came before that have
-been delivered, up to the first that cannot be read; whatever bytes an engine sends, `run` returns and does not raise.
+Run by the supervisor, see `connected_host.py`. The process finds the way back by itself (`reconnection.py`).
 """
 
 from __future__ import annotations
@@ -16,140 +10,73 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import attrs
 import msgspec
 import trio
 
 from ..engine_config import EngineConfig
-from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable, WireMessage
-from ..messages.supervisor import Heartbeat
 from ..shared.step_record import StepRecord
-from ..supervisor import Death, EngineLink
-from .child import OWN_GROUP
+from ..supervisor import Death
+from .child import OWN_GROUP, kill_group
+from .connected_host import ConnectedHost
 from .cut_off_files import find_cut_off
 from .engine_child import EngineChild
-from .greeting import OtherVersion, receive_greeting
-from .heartbeat import HEARTBEAT_INTERVAL_S, LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
-from .reconnection import REJOIN_S, Listener
+from .reconnection import Listener
 
-CLOSED = "its connection was closed"
+ENGINE_MODULE = "quipu.actors.processes.engine_process"
 
 
-@attrs.frozen
-class Loss:
-    """Why a connection is over."""
+@attrs.define(eq=False)
+class LocalProcess:
+    """An engine process on this machine. Implements `engine_child.EngineProcess`."""
 
-    fault: str | None = None
-    """What is wrong with the engine; None if it has closed its end."""
-    may_return: bool = False
-    """Only the connection may be at fault."""
+    _process: trio.Process
+    _record: StepRecord
+    _checkpoint: Path
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
+    async def wait(self) -> None:
+        await self._process.wait()
+
+    def kill(self) -> None:
+        kill_group(self._process.pid)
+
+    def step_ids(self) -> tuple[int, ...] | None:
+        return self._record.read()
+
+    async def explain(self) -> Death:
+        if self._process.returncode == -signal.SIGBUS:
+            return await trio.to_thread.run_sync(_explain_bus_error, self._checkpoint)
+        return explain(self._process.returncode)
+
+    def release(self) -> None:
+        self._record.close()
 
 
-class ProcessHost:
-    """Runs the engine in its own process, over a stream socket pair at first.
+class ProcessHost(ConnectedHost):
+    """Runs the engine in its own process."""
 
-    An engine that hangs after it was ready is killed. While it is loading, silence is expected.
-    """
-
-    STOP_GRACE_S = 2.0
-    MODULE = "quipu.actors.processes.engine_process"
+    MODULE = ENGINE_MODULE
     """Module that the process runs. A benchmark replaces it by one that measures it."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        environment: dict[str, str],
-        *,
-        step_timeout_s: float = 0.0,
-        rejoin_s: float = REJOIN_S,
-        beat_s: float | None = None,
-    ) -> None:
-        """`step_timeout_s`: how long a step may take before the engine counts as hung; 0 means no limit.
-
-        `rejoin_s`: how long a process whose connection is lost may take to connect again or to end. `beat_s`: the
-        interval of heartbeats, by default `HEARTBEAT_INTERVAL_S`.
-        """
+    def __init__(self, config: EngineConfig, environment: dict[str, str], **options: Any) -> None:
+        """`environment` is the process's. For `options` see `ConnectedHost`."""
+        super().__init__(**options)
         self._config = config
         self._environment = environment
-        self._step_timeout_s = step_timeout_s
-        self._rejoin_s = rejoin_s
-        self._beat_s = HEARTBEAT_INTERVAL_S if beat_s is None else beat_s
-        self._silence_s = None if beat_s is None else MAX_MISSED * beat_s + LATE_S
-        self.child: EngineChild | None = None
-        """The engine process, while there is one."""
 
-    async def run(self, link: EngineLink) -> Death:
-        """Run the process that the last incarnation has left, if it connects again in time; otherwise start one."""
-        try:
-            async with trio.open_nursery() as nursery:
-                death = await self._run(link, nursery)
-                nursery.cancel_scope.cancel()
-        except BaseException:
-            await self.close()
-            raise
-        return death
-
-    async def _run(self, link: EngineLink, nursery: trio.Nursery) -> Death:
-        stream = None
-        if self.child is not None:
-            nursery.start_soon(self.child.refuse_old_frames, link)
-            stream = await self.child.readmit(link.incarnation, self._rejoin_s)
-        is_new = stream is None
-        if stream is None:
-            await self._end(0.0)  # it had its time
-            try:
-                stream = await self._start_child(link.incarnation)
-            except (OSError, MemoryError) as error:
-                return _start_failure(error)
-        child = self.child
-        assert child is not None
-        reader = FrameReader(stream, link.incarnation, link.refuse)
-        loss = await self._relay(link, child, stream, reader, is_new=is_new)
-        link.lost(loss.fault or CLOSED)
-        is_at_end = loss.fault is None
-        if is_at_end:
-            loss = await self._wait_after_end_of_file(link, child)
-        if loss.may_return and not child.has_ended:
-            await child.lose(reader, is_at_end=is_at_end)
-        else:
-            await self.close()
-        death = await self._explain(link, loss, child.process.returncode)
-        return attrs.evolve(death, step_ids=child.step_ids)
-
-    async def close(self) -> None:
-        """End the process, if there is one."""
-        await self._end(self.STOP_GRACE_S)
-
-    async def _end(self, grace_s: float) -> None:
-        child, self.child = self.child, None
-        if child is not None:
-            await child.end(grace_s)
-
-    async def _wait_after_end_of_file(self, link: EngineLink, child: EngineChild) -> Loss:
-        """Wait until a process that has closed its connection ends or connects again. Returns what it has done."""
-        may_return = link.is_ready and link.refusal is None
-        has_called = await child.wait_for_caller_or_end(self.STOP_GRACE_S, may_call=may_return)
-        if child.has_ended:
-            return Loss()
-        if has_called or (may_return and self._rejoin_s > self.STOP_GRACE_S):
-            return Loss(CLOSED, may_return=True)
-        child.kill()
-        return Loss("it closed its connection and did not end")
-
-    async def _explain(self, link: EngineLink, loss: Loss, returncode: int | None) -> Death:
-        if link.refusal is not None:
-            return Death(link.refusal, hopeless=True)
-        if loss.fault is not None:
-            return Death(loss.fault)
-        if returncode == -signal.SIGBUS:
-            return await trio.to_thread.run_sync(_explain_bus_error, Path(self._config.model_path))
-        return _explain(returncode)
-
-    async def _start_child(self, incarnation: int) -> trio.SocketStream:
+    async def _start_child(self, incarnation: int) -> tuple[EngineChild, trio.SocketStream]:
         with ExitStack() as opened:
             memory = StepRecord.open_memory(self._config.max_num_seqs)
             with ExitStack() as inherited:
@@ -166,8 +93,7 @@ class ProcessHost:
             opened.pop_all()
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        self.child = EngineChild(process, record, listener, stream)
-        return stream
+        return EngineChild(LocalProcess(process, record, Path(self._config.model_path)), listener, stream), stream
 
     async def _start(self, descriptor: int, memory: int, incarnation: int, listener: Listener) -> trio.Process:
         lifeline, address = listener.lifeline, listener.address
@@ -181,77 +107,9 @@ class ProcessHost:
             process_group=OWN_GROUP,
         )
 
-    async def _relay(
-        self, link: EngineLink, child: EngineChild, stream: trio.SocketStream, reader: FrameReader, *, is_new: bool
-    ) -> Loss:
-        """Relay messages both ways until the connection is over. `is_new`: the engine has not said its version.
 
-        The last messages of a killed engine are still read, because what it had done counts.
-        """
-        writer = FrameWriter(stream, link.incarnation)
-        monitor = HeartbeatMonitor(self._step_timeout_s, self._silence_s)
-        is_reading = False
-        loss = Loss()
-
-        async def write() -> None:
-            try:
-                while True:
-                    messages: Sequence[WireMessage] = [Heartbeat(0, 0.0)]
-                    with trio.move_on_after(self._beat_s):
-                        messages = await link.take()
-                    await writer.send_all(messages)
-            except PeerGone:
-                pass  # the reader notices it too, after the last report
-
-        async def watch() -> None:
-            last = trio.current_time()
-            verdict = None
-            while verdict is None:
-                await trio.sleep(TICK_S)
-                now = trio.current_time()
-                could_receive = is_reading and (link.is_ready or not is_new)
-                num_written = writer.num_written if writer.is_writing else None
-                verdict = monitor.advance(now - last, could_receive=could_receive, num_written=num_written)
-                last = now
-            end(verdict.reason, is_lost=verdict.is_lost)
-
-        def end(reason: str, *, is_lost: bool = False) -> None:
-            nonlocal loss
-            if loss.fault is None:
-                loss = Loss(reason, may_return=is_lost)
-            link.lost(reason)
-            if is_lost:
-                nursery.cancel_scope.cancel()
-            else:
-                child.kill()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(write)
-            nursery.start_soon(watch)
-            try:
-                if is_new:
-                    await receive_greeting(stream)
-                while True:
-                    is_reading = True
-                    messages = await reader.receive_all()
-                    is_reading = False
-                    monitor.on_message()
-                    for message in messages:
-                        if isinstance(message, Heartbeat):
-                            monitor.on_heartbeat(message)
-                    await link.deliver(messages)
-            except Unreadable as error:
-                end(f"it sent what cannot be read: {error}")
-            except OtherVersion as error:
-                link.refusal = str(error)
-                end(link.refusal)
-            except PeerGone:
-                pass
-            nursery.cancel_scope.cancel()
-        return loss
-
-
-def _explain(returncode: int | None) -> Death:
+def explain(returncode: int | None) -> Death:
+    """Return why an engine process has ended, by its exit code or the signal that ended it."""
     if returncode is not None and returncode < 0:
         return Death(f"killed by {signal.Signals(-returncode).name}")
     if returncode == os.EX_TEMPFAIL:
@@ -266,7 +124,3 @@ def _explain_bus_error(checkpoint: Path) -> Death:
         return Death(f"killed by SIGBUS: a checkpoint file changed while it was in use: {cut_off}", is_final=True)
     causes = "a file changed while it was in use, or the disk or /dev/shm is full or broken"
     return Death(f"killed by SIGBUS: mapped memory could not be read ({causes})")
-
-
-def _start_failure(error: OSError | MemoryError) -> Death:
-    return Death(f"the engine cannot be started: {error or type(error).__name__}", is_shortage=True)

@@ -1,6 +1,6 @@
 """How an engine process that has lost its connection gets another one.
 
-A `Listener` belongs to the host of one engine process (`process_host.py`), a `WayBack` to that process
+A `Listener` belongs to the host of one engine process (`connected_host.py`), a `WayBack` to that process
 (`engine_server.py`). The listener has an address, and a lifeline: a pipe of which the process has the reading end. It
 brings the process a token, and closes when the web process ends, or when the host wants the engine to end.
 
@@ -22,6 +22,7 @@ import select
 import socket
 import struct
 from hmac import compare_digest
+from typing import Protocol
 
 import attrs
 import trio
@@ -112,6 +113,16 @@ class Listener:
 class Admission:
     stream: trio.SocketStream
     incarnation: int
+
+
+class Way(Protocol):
+    """How an engine process finds its host: `WayBack`, or `tcp_way.TcpWay` to another machine."""
+
+    def is_open(self) -> bool:
+        """Return whether the host may still want this process."""
+
+    async def connect(self) -> Admission | None:
+        """Connect to the host until it admits this process as another incarnation. None: it does not want to."""
 
 
 class WayBack:

@@ -1,22 +1,25 @@
 """How an engine process on another machine finds its web process: the other end of `link_port.py`.
 
-It has the methods of `reconnection.WayBack`. Its lifeline is held by whoever has started it on this machine, and who
-gave it the ticket.
+It is a `reconnection.Way`. Its lifeline is held by whoever has started it on this machine, who also wrote the ticket
+into it.
 
 What must always hold: it is connected only to a web process that has its secret; once the lifeline is closed, to none.
 """
 
 from __future__ import annotations
 
+import os
+
 import structlog
 import trio
 
 from ..frames import PeerGone
-from .link_handshake import Impostor, LinkTicket, prepare, prove_as_engine
+from .link_handshake import TICKET_BYTES, Impostor, LinkTicket, prepare, prove_as_engine
 from .reconnection import ATTEMPT_S, MAX_ALONE_S, RETRY_S, Admission, is_held, learn_incarnation
 
 log = structlog.get_logger()
 
+SCHEME = "tcp://"
 MAX_RETRY_S = 2.0
 
 
@@ -26,6 +29,12 @@ class TcpWay:
         self._host = host
         self._port = port
         self._ticket = ticket
+
+    @classmethod
+    def of_lifeline(cls, lifeline: int, address: str) -> TcpWay:
+        """Return the way to `tcp://HOST:PORT`, with the ticket that is in the lifeline."""
+        host, _, port = address.removeprefix(SCHEME).rpartition(":")
+        return cls(lifeline, host, int(port), LinkTicket.unpack(os.read(lifeline, TICKET_BYTES)))
 
     def is_open(self) -> bool:
         """Return whether this process may still be wanted."""

@@ -138,7 +138,7 @@ class NeverStarts(LoopHost):
 
 @pytest.mark.parametrize("is_shortage", [True, False])
 async def test_engine_that_cannot_start(autojump_clock: trio.abc.Clock, is_shortage: bool) -> None:
-    """It is tried now and then, while the others serve: ten minutes of load bring a handful of engines, not hundreds."""
+    """It is tried now and then, while the others serve: ten minutes of load bring a handful of engines."""
     NeverStarts.is_shortage, NeverStarts.num_hosts, NeverStarts.num_tries = is_shortage, 0, 0
 
     async with scaled_runtime(make_host=NeverStarts, max_engines=4) as client:

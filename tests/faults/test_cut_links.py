@@ -11,6 +11,7 @@ import attrs
 import pytest
 import trio
 
+from quipu.actors.processes.process_host import LocalProcess
 from quipu.actors.request_desk.interface import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials, continuation
@@ -43,6 +44,7 @@ class Engines:
     def pid(self, index: int) -> int:
         child = self.hosts[index].child
         assert child is not None
+        assert isinstance(child.process, LocalProcess)
         return child.process.pid
 
     @property

@@ -85,6 +85,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     )
     add_settings(command, "supervision")
     add_settings(command, "router")
+    add_settings(command, "cluster")
     add(
         "--otlp-traces-endpoint",
         metavar="URL",

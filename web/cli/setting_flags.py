@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from quipu.actors.config import SETTINGS
 from quipu.actors.declarations import Bounds, Setting
 
+from .cluster_flags import RAY, RayEngines, parse_resources
 from .kv_events_flag import parse_kv_events
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
@@ -72,12 +74,20 @@ def parse_size(text: str) -> int:
     raise argparse.ArgumentTypeError(f"must be a size such as 4GiB or 512MiB, not {text!r}")
 
 
+def parse_engines(bounds: Bounds, text: str) -> int | RayEngines:
+    """Parse `4`, or `ray:4` for engines on the nodes of a Ray cluster. Raises ArgumentTypeError."""
+    count = integer(bounds)(text.removeprefix(RAY))
+    return RayEngines(count) if text.startswith(RAY) else count
+
+
 _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {
     "integer": integer,
     "number": number,
     "text": lambda _: str,
     "size": lambda _: parse_size,
     "kv_events": lambda _: parse_kv_events,
+    "engines": lambda bounds: partial(parse_engines, bounds),
+    "resources": lambda _: parse_resources,
 }
 
 

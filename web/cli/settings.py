@@ -14,12 +14,15 @@ from typing import Any
 import attrs
 import structlog
 
+from quipu.actors.cluster.ray_nodes import check_ray
+from quipu.actors.cluster_config import ClusterConfig
 from quipu.actors.config import RuntimeConfig
 from quipu.actors.declarations import settings_of
 from quipu.actors.engine_config import EngineConfig, KvEventsConfig
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
+from .cluster_flags import RayEngines
 from .generation_config import read_sampling_defaults
 
 log = structlog.get_logger("quipu.cli")
@@ -58,13 +61,12 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
         max_waiting_share=1.0 if arguments.key_file is None else TENANT_SHARE,
         **engine_settings,
     )
-    runtime_settings = _given(arguments, RuntimeConfig) | _resolve_engines(arguments)
     config = RuntimeConfig(
         engine=engine,
         model_names=names,
         vocab_size=checkpoint.vocab_size,
         kv_dtype=checkpoint.dtype,
-        **runtime_settings,
+        **_given(arguments, RuntimeConfig) | _resolve_engines(arguments),
     )
     info = ServingInfo(
         model_names=names,
@@ -80,6 +82,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
             "sampling_defaults": sampling_defaults,
             **_shown(engine),
             **_shown(config),
+            **({} if config.cluster is None else _shown(config.cluster)),
             "max_waiting_share": engine.max_waiting_share,
             "allow_client_priority": arguments.allow_client_priority,
             "request_timeout": arguments.request_timeout,
@@ -106,6 +109,25 @@ def _shown(config: attrs.AttrsInstance) -> dict[str, object]:
     }
 
 
+def _resolve_engines(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return how many engines there are and may be, and the cluster that they run on.
+
+    Raises CheckpointError, also without Ray if that is to run them.
+    """
+    engines = arguments.engines
+    count = engines.count if isinstance(engines, RayEngines) else engines
+    fewest, most = arguments.min_engines or count, arguments.max_engines or count
+    if fewest > count:
+        raise CheckpointError(f"--engines {count} is less than --min-engines {fewest}")
+    if most < count:
+        raise CheckpointError(f"--engines {count} is more than --max-engines {most}")
+    found: dict[str, Any] = {"num_engines": count, "min_engines": fewest, "max_engines": most}
+    if isinstance(engines, RayEngines):
+        check_ray()
+        found["cluster"] = ClusterConfig(**_given(arguments, ClusterConfig))
+    return found
+
+
 def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> dict[str, int]:
     """Return how many sequences may run, and how much may wait. A limit of 0 means no limit."""
     num_running = min(arguments.max_num_seqs, arguments.max_num_batched_tokens)
@@ -115,17 +137,6 @@ def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> di
     if tokens is None:
         tokens = max(WAITING_PER_RUNNING * num_running * TOKENS_PER_WAITING, MIN_WAITING_PROMPTS * max_model_len)
     return {"max_num_seqs": num_running, "max_waiting_requests": requests, "max_waiting_tokens": tokens}
-
-
-def _resolve_engines(arguments: argparse.Namespace) -> dict[str, int]:
-    """Return between which numbers of engines the server may choose. Raises CheckpointError."""
-    num_engines = arguments.engines
-    fewest, most = arguments.min_engines or num_engines, arguments.max_engines or num_engines
-    if fewest > num_engines:
-        raise CheckpointError(f"--engines {num_engines} is less than --min-engines {fewest}")
-    if most < num_engines:
-        raise CheckpointError(f"--engines {num_engines} is more than --max-engines {most}")
-    return {"min_engines": fewest, "max_engines": most}
 
 
 def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int | None]:

@@ -22,7 +22,7 @@ from quipu.actors.frames import FrameWriter, WireMessage
 from quipu.actors.messages.accountant import EngineDied, StepReport
 from quipu.actors.messages.scheduler import Abort
 from quipu.actors.messages.supervisor import EngineReady, Heartbeat
-from quipu.actors.processes import heartbeat, process_host
+from quipu.actors.processes import connected_host, heartbeat
 from quipu.actors.processes.greeting import greeting
 from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.processes.reconnection import Listener
@@ -137,7 +137,7 @@ DEATHS: dict[str, tuple[Impostor, str]] = {
 async def test_impostor(monkeypatch: pytest.MonkeyPatch, impostor: Impostor, reason: str) -> None:
     """It is killed with a reason, and what it was given is served by the next engine."""
     monkeypatch.setattr(heartbeat, "SILENCE_S", 0.1)
-    monkeypatch.setattr(process_host, "TICK_S", 0.02)
+    monkeypatch.setattr(connected_host, "TICK_S", 0.02)
     make_pair = socket.socketpair
 
     def with_little_room(*arguments: int) -> tuple[socket.socket, socket.socket]:

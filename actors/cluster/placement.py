@@ -1,0 +1,102 @@
+"""Where engines are placed: what Ray sets aside for each of them, in placement groups.
+
+Used by `ray_driver.py`. The engines with which the server starts share one group, so that they are spread or packed.
+One that is added later takes a free place in it, or has a group of its own, for which Ray chooses the node. When
+a node dies, Ray moves the places that it had.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+POLL_S = 1.0
+
+
+@attrs.frozen
+class Place:
+    """One bundle of a placement group."""
+
+    group: Any
+    index: int
+
+
+class Placement:
+    def __init__(self, ray: Any, resources: dict[str, float] | None, strategy: str, num_engines: int) -> None:
+        """`resources` are set aside for each engine; by default a GPU if the cluster has any, else a CPU."""
+        self._ray = ray
+        self.resources = resources or default_resources(ray.cluster_resources())
+        self._strategy = strategy.upper()
+        self._lock = threading.Lock()
+        first = self._make_group(num_engines)
+        self._shared = first
+        self._free = [Place(first, index) for index in reversed(range(num_engines))]
+        self._taken: dict[int, Place] = {}
+        """By the engine's id."""
+
+    def wait(self, engine_id: int, check: Callable[[], object]) -> tuple[dict[str, Any], int]:
+        """Wait until an engine's place is on a node. Returns options for its actor, and the engines on that node.
+
+        `check` is called now and then, and may raise.
+        """
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = self._place_of(engine_id)
+        while not place.group.wait(timeout_seconds=POLL_S):
+            check()
+        rest = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU", "memory")}
+        options = {
+            "num_cpus": self.resources.get("CPU", 0),
+            "num_gpus": self.resources.get("GPU", 0),
+            "resources": rest,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(place.group, place.index),
+        }
+        if "memory" in self.resources:
+            options["memory"] = self.resources["memory"]
+        nodes = self._nodes()
+        return options, max(1, list(nodes.values()).count(nodes[engine_id]))
+
+    def node_of(self, engine_id: int) -> str:
+        """Return the address of an engine's node."""
+        node_id = self._nodes().get(engine_id)
+        names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
+        return str(names.get(node_id, "unknown"))
+
+    def forget(self, engine_id: int) -> None:
+        """Give back an engine's place."""
+        with self._lock:
+            place = self._taken.pop(engine_id, None)
+            if place is None:
+                return
+            if place.group is self._shared:
+                self._free.append(place)
+                return
+        self._ray.util.remove_placement_group(place.group)
+
+    def _place_of(self, engine_id: int) -> Place:
+        with self._lock:
+            if engine_id not in self._taken:
+                self._taken[engine_id] = self._free.pop() if self._free else Place(self._make_group(1), 0)
+            return self._taken[engine_id]
+
+    def _make_group(self, num_engines: int) -> Any:
+        return self._ray.util.placement_group([dict(self.resources)] * num_engines, strategy=self._strategy)
+
+    def _nodes(self) -> dict[int, str]:
+        """Return the node of each engine that has one."""
+        with self._lock:
+            taken = dict(self._taken)
+        tables: dict[Any, dict[int, str]] = {}
+        for place in taken.values():
+            if place.group.id not in tables:
+                table = self._ray.util.placement_group_table(place.group)
+                tables[place.group.id] = table.get("bundles_to_node_id", {})
+        return {engine_id: tables[place.group.id].get(place.index, "") for engine_id, place in taken.items()}
+
+
+def default_resources(cluster: dict[str, float]) -> dict[str, float]:
+    """Return what is set aside for an engine of which nobody has said what it needs."""
+    return {"GPU": 1.0, "CPU": 0.0} if cluster.get("GPU", 0) >= 1 else {"CPU": 1.0}

@@ -1,0 +1,120 @@
+"""An engine process on another machine, as its host has it.
+
+`RemoteProcess` is what the host sees, and `Nodes` is who starts it there: Ray (`ray_nodes.py`), or a test.
+
+What must always hold: whoever waits for a killed process does not wait forever, even if its node is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+import structlog
+import trio
+
+from ..processes.link_port import ExpectedEngine
+from ..processes.process_host import explain
+from ..supervisor import Death
+from .orders import Ending, EngineOrder
+
+log = structlog.get_logger()
+
+KILL_S = 5.0
+"""How long a node may take to say that a process was killed. After that it counts as ended: it cannot connect again."""
+
+
+class RemoteProcess:
+    """Implements `engine_child.EngineProcess`."""
+
+    def __init__(self, order: EngineOrder, end: Callable[[], object], kill: Callable[[], object]) -> None:
+        """`end()` and `kill()` ask the node to end it; both may be called again, and when it has ended."""
+        self.engine_id = order.engine_id
+        self.incarnation = order.incarnation
+        self.node: str | None = None
+        """Where it runs, once it was started."""
+        self.ending: Ending | None = None
+        self.end = end
+        self._kill = kill
+        self._killed_at: float | None = None
+        self._changed = trio.Event()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ending is not None
+
+    def note_started(self, node: str, pid: int) -> None:
+        """Note where it was started."""
+        self.node = node
+        log.info("engine.placed", engine_id=self.engine_id, incarnation=self.incarnation, node=node, pid_on_node=pid)
+        self._change()
+
+    def note_ended(self, ending: Ending) -> None:
+        """Note that it has ended. The first to say so is believed."""
+        if self.ending is None:
+            self.ending = ending
+            self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait(self) -> None:
+        while self.ending is None:
+            changed = self._changed
+            deadline = float("inf") if self._killed_at is None else self._killed_at + KILL_S
+            with trio.move_on_at(deadline):
+                await changed.wait()
+            if trio.current_time() >= deadline:
+                self.note_ended(Ending(reason="its node does not answer"))
+
+    def kill(self) -> None:
+        if self._killed_at is None:
+            self._killed_at = trio.current_time()
+            self._kill()
+            self._change()  # whoever waits does so with a deadline now
+
+    def step_ids(self) -> tuple[int, ...] | None:
+        return None if self.ending is None else self.ending.step_ids
+
+    async def explain(self) -> Death:
+        assert self.ending is not None
+        if self.ending.returncode is None:
+            return Death(self.ending.reason, hopeless=self.ending.is_hopeless)
+        death = explain(self.ending.returncode)
+        return attrs.evolve(death, reason=f"{death.reason} on node {self.node}")
+
+    def release(self) -> None:
+        """Do nothing: its node holds nothing of it any more."""
+
+
+@attrs.frozen
+class RemoteEntrance:
+    """Where a process on another machine may connect. Implements `engine_child.Entrance`."""
+
+    _expected: ExpectedEngine
+    _process: RemoteProcess
+
+    async def wait_for_caller(self) -> None:
+        await self._expected.wait_for_caller()
+
+    async def admit(self, incarnation: int) -> trio.SocketStream:
+        return await self._expected.admit(incarnation)
+
+    def close(self) -> None:
+        self._expected.close()
+        self._process.end()
+
+
+class Nodes(Protocol):
+    """Who starts engine processes on other machines."""
+
+    async def join(self) -> str:
+        """Return the address by which they reach this machine. Raises NotStarted if there are no nodes."""
+
+    def start(self, order: EngineOrder) -> RemoteProcess:
+        """Have an engine process started, on whichever node has room for it, as soon as there is one."""
+
+    def forget(self, engine_id: int) -> None:
+        """Give back what was set aside for an engine that has been removed."""

@@ -1,0 +1,52 @@
+"""Where engines on other machines come from, and how they call back.
+
+Part of the server's `config.py`, from which it is made by `web/cli/settings.py` (or a test). Read by `cluster/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from .declarations import setting
+
+
+@attrs.frozen(kw_only=True)
+class ClusterConfig:
+    """How engines are placed on the nodes of a Ray cluster, and reached there."""
+
+    address: str | None = setting(
+        None,
+        "--ray-address",
+        reader="text",
+        metavar="HOST:PORT",
+        help="the Ray cluster to join",
+        resolved="RAY_ADDRESS, else the cluster that runs on this machine, else one that is started here",
+        group="cluster",
+    )
+    resources: Mapping[str, float] | None = setting(
+        None,
+        "--ray-resources",
+        reader="resources",
+        metavar="JSON",
+        help="what Ray sets aside for each engine",
+        resolved='{"GPU": 1} if the cluster has GPUs, else {"CPU": 1}',
+        group="cluster",
+    )
+    placement: str = setting(
+        "spread",
+        "--ray-placement",
+        choices=("spread", "pack"),
+        help="whether engines are spread over the nodes, or packed onto as few as possible",
+        group="cluster",
+    )
+    link_address: str | None = setting(
+        None,
+        "--link-address",
+        reader="text",
+        metavar="HOST[:PORT]",
+        help="where engines on other machines reach this server",
+        resolved="the address by which Ray knows this machine, and any free port",
+        group="cluster",
+    )
