@@ -49,6 +49,7 @@ from .engine_manager import EngineManager, MakeHost
 from .engine_shares import SPIN_COUNT, EngineShares
 from .machine_parts import available_memory, read_machine
 from .messages.accountant import Unsent
+from .processes.link_tls import tls_of
 from .processes.process_host import ProcessHost
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane
@@ -270,7 +271,9 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
             make_host, forget = _local_hosts(config)
         else:
             nodes = await stack.enter_async_context(open_ray(config.cluster, config.num_engines))
-            cluster = await stack.enter_async_context(open_cluster(nodes, config.cluster.link_address))
+            cluster = await stack.enter_async_context(
+                open_cluster(nodes, config.cluster.link_address, tls_of(config.cluster))
+            )
             make_host, forget = remote_hosts(config, cluster), nodes.forget
         yield await stack.enter_async_context(
             open_runtime(config, info, make_host, journal=journal, encode_apart=True, forget_host=forget)

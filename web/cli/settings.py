@@ -19,6 +19,7 @@ from quipu.actors.cluster_config import ClusterConfig
 from quipu.actors.config import RuntimeConfig
 from quipu.actors.declarations import settings_of
 from quipu.actors.engine_config import EngineConfig, KvEventsConfig
+from quipu.actors.processes.link_tls import tls_of
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
@@ -124,7 +125,9 @@ def _resolve_engines(arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"num_engines": count, "min_engines": fewest, "max_engines": most}
     if isinstance(engines, RayEngines):
         check_ray()
-        found["cluster"] = ClusterConfig(**_given(arguments, ClusterConfig))
+        cluster = found["cluster"] = ClusterConfig(**_given(arguments, ClusterConfig))
+        if (tls := tls_of(cluster)) is not None:
+            tls.check()
     return found
 
 
