@@ -46,7 +46,7 @@ from quipu.actors.tokenizer.chat_template import ChatTemplate
 from quipu.actors.tokenizer.encoder import load_encoder
 from quipu.actors.tokenizer.template_source import read_template
 from quipu.actors.wiring import Runtime, open_runtime
-from quipu.kernels.fake import Dials, FakeBackend
+from quipu.kernels.fake import Dials, FakeBackend, continuation
 from tests.tiny import TINY
 
 BLOCK = 16
@@ -299,3 +299,20 @@ def text_of(token_ids: list[int]) -> str:
     """Return the complete text that a client sees for token ids."""
     decoder = kept_decoder(kept_library(TINY)).make_decoder(skip_special_tokens=True, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()
+
+
+async def eventually(look: Callable[[], bool], what: str, within_s: float = 15.0) -> None:
+    """Wait until `look` returns true, outside of trio's mock clocks."""
+    with trio.move_on_after(within_s):
+        while not look():
+            await trio.sleep(0.02)
+        return
+    raise AssertionError(f"never: {what}")
+
+
+def assert_served(answer: Answer, prompt: list[int], max_tokens: int) -> None:
+    """Check the text, the counts and the record of an answer to which every token was generated."""
+    expected = text_of(continuation(prompt, max_tokens))
+    assert answer.error is None and set(answer.texts.values()) == {expected}
+    assert not answer.record.disputed
+    assert answer.record.prompt_tokens == len(prompt) and answer.record.completion_tokens == max_tokens

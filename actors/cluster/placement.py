@@ -1,7 +1,8 @@
 """Where engines are placed: what Ray sets aside for each of them, in placement groups.
 
 Used by `ray_driver.py`. The engines with which the server starts share one group, so that they are spread or packed.
-One that is added later takes a free place in it, or has a group of its own, for which Ray chooses the node. When
+One that is added later takes a free place in it, or has a group of its own, for which Ray chooses the node. A place in
+the shared group that is free stays set aside for this server. When
 a node dies, Ray moves the places that it had.
 """
 
@@ -14,6 +15,8 @@ from typing import Any
 import attrs
 
 POLL_S = 1.0
+"""How often a wait for a node checks whether the engine is still wanted."""
+ID_CHARACTERS = 8
 
 
 @attrs.frozen
@@ -44,8 +47,7 @@ class Placement:
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        place = self._place_of(engine_id)
-        while not place.group.wait(timeout_seconds=POLL_S):
+        while not (place := self._place_of(engine_id)).group.wait(timeout_seconds=POLL_S):
             check()
         rest = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU", "memory")}
         options = {
@@ -60,10 +62,10 @@ class Placement:
         return options, max(1, list(nodes.values()).count(nodes[engine_id]))
 
     def node_of(self, engine_id: int) -> str:
-        """Return the address of an engine's node."""
-        node_id = self._nodes().get(engine_id)
+        """Return the address of an engine's node, and how its id begins."""
+        node_id = self._nodes().get(engine_id, "")
         names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
-        return str(names.get(node_id, "unknown"))
+        return f"{names.get(node_id, 'unknown')} ({node_id[:ID_CHARACTERS]})"
 
     def forget(self, engine_id: int) -> None:
         """Give back an engine's place."""
@@ -78,9 +80,16 @@ class Placement:
 
     def _place_of(self, engine_id: int) -> Place:
         with self._lock:
-            if engine_id not in self._taken:
-                self._taken[engine_id] = self._free.pop() if self._free else Place(self._make_group(1), 0)
-            return self._taken[engine_id]
+            place = self._taken.get(engine_id)
+            if place is None:
+                place = self._free.pop() if self._free else Place(self._make_group(1), 0)
+            elif self._free and place.group is not self._shared and not place.group.wait(timeout_seconds=0):
+                self._ray.util.remove_placement_group(
+                    place.group
+                )  # while it waited for a node, another place was freed
+                place = self._free.pop()
+            self._taken[engine_id] = place
+            return place
 
     def _make_group(self, num_engines: int) -> Any:
         return self._ray.util.placement_group([dict(self.resources)] * num_engines, strategy=self._strategy)

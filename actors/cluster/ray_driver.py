@@ -12,6 +12,7 @@ ends, so does this one, and with it every keeper and engine that it has started.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from .ray_messages import Command, End, Ended, Event, Failed, Forget, Join, Join
 KILL_S = 3.0
 """How long a keeper may take to kill its engine, before Ray kills the keeper."""
 SHUTDOWN_S = 3.0
+REACH_S = 5.0
+"""How long a cluster's head may take to accept a connection."""
 MAX_CONCURRENCY = 4
 """Calls of a keeper at one time: `wait`, and others while it waits."""
 
@@ -56,7 +59,11 @@ class KeptEngine:
             self._check()
             actor = self._ray.remote(Keeper)
             self._keeper = actor.options(
-                max_restarts=0, max_task_retries=0, max_concurrency=MAX_CONCURRENCY, **options
+                name=f"quipu-engine-{self._order.engine_id}-incarnation-{self._order.incarnation}",
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=MAX_CONCURRENCY,
+                **options,
             ).remote()
         pid = self._ray.get(self._keeper.start.remote(self._order, num_sharing))
         return Started(self._order.incarnation, self._placement.node_of(self._order.engine_id), pid)
@@ -132,10 +139,18 @@ class RayDriver:
     def _join(self, join: Join) -> None:
         self._ray = import_ray()
         address = join.address or os.environ.get("RAY_ADDRESS")
+        if address and (absent := nobody_at(address)):
+            raise RuntimeError(f"cannot join the Ray cluster at {address}: {absent}")
         local = {} if address else {"include_dashboard": False}
         with quiet_errors() as said:
             try:
-                self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
+                self._ray.init(
+                    address=address,
+                    namespace=f"quipu-{secrets.token_hex(4)}",  # names of keepers are this server's alone
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **local,
+                )
             except Exception as error:
                 raise RuntimeError(
                     f"cannot join the Ray cluster at {address or 'this machine'}: {first_line(error)}"
@@ -187,6 +202,18 @@ def import_ray() -> Any:
     return ray
 
 
+def nobody_at(address: str) -> str:
+    """Return why nothing can be reached at `HOST:PORT`, or nothing. Ray itself would try for a minute or more."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return ""  # a name that Ray knows, such as `auto`
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def first_line(error: BaseException) -> str:
     """Return an error in one line."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines()
@@ -196,7 +223,8 @@ def first_line(error: BaseException) -> str:
 def cause_of(text: str) -> str:
     """Return the line of an actor's death that says why."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "because" in line), lines[0] if lines else "")
+    cause = next((line for line in lines if "because" in line), lines[0] if lines else "")
+    return cause.partition(" Some common causes")[0]
 
 
 @contextmanager

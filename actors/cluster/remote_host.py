@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,7 +21,6 @@ import trio
 
 from ..config import RuntimeConfig
 from ..engine_config import EngineConfig
-from ..engine_manager import MakeHost
 from ..engine_shares import SPIN_COUNT, events_of
 from ..processes.connected_host import ConnectedHost, NotStarted
 from ..processes.engine_child import EngineChild
@@ -181,7 +180,7 @@ class RemoteHost(ConnectedHost):
         return stream
 
 
-def remote_hosts(config: RuntimeConfig, cluster: Cluster, **options: Any) -> MakeHost:
+def remote_hosts(config: RuntimeConfig, cluster: Cluster, **options: Any) -> Callable[[int], RemoteHost]:
     """Return what makes hosts of engines on other machines, of which each divides itself among its engines."""
     environment = dict([SPIN_COUNT])
     if config.engine.num_threads is not None:

@@ -19,9 +19,12 @@ import attrs
 import trio
 
 from ..cluster_config import ClusterConfig
+from ..declarations import settings_of
 from ..shared.checkpoint import CheckpointError
 from .link_handshake import Impostor
 
+_FLAGS = {setting.attribute: setting.flags[0] for setting in settings_of(ClusterConfig)}
+CERT_FLAG, KEY_FLAG, CA_FLAG = _FLAGS["link_tls_cert"], _FLAGS["link_tls_key"], _FLAGS["link_tls_ca"]
 _CERTIFICATE, _KEY, _ENCRYPTED = "-----BEGIN CERTIFICATE-----", "PRIVATE KEY-----", "ENCRYPTED"
 _MAX_ROUNDS = 8
 """Of messages in a handshake with oneself, which needs three."""
@@ -38,9 +41,9 @@ class LinkTls:
     def check(self) -> None:
         """Raise CheckpointError if a connection with oneself would fail: it names the flag at fault."""
         for flag, name, marker in (
-            ("--link-tls-cert", self.cert, _CERTIFICATE),
-            ("--link-tls-key", self.key, _KEY),
-            ("--link-tls-ca", self.ca, _CERTIFICATE),
+            (CERT_FLAG, self.cert, _CERTIFICATE),
+            (KEY_FLAG, self.key, _KEY),
+            (CA_FLAG, self.ca, _CERTIFICATE),
         ):
             _check_file(flag, name, marker)
         host, engine = self.host_context(), self.engine_context()
@@ -48,8 +51,8 @@ class LinkTls:
         try:
             _shake_hands(host, engine)
         except ssl.SSLError as error:
-            authority = f"the authority in --link-tls-ca {self.ca}"
-            raise CheckpointError(f"--link-tls-cert {self.cert}: {reason_of(error)} (by {authority})") from error
+            authority = f"the authority in {CA_FLAG} {self.ca}"
+            raise CheckpointError(f"{CERT_FLAG} {self.cert}: {reason_of(error)} (by {authority})") from error
 
     def host_context(self) -> ssl.SSLContext:
         """Return the context of the web process. Raises CheckpointError."""
@@ -64,10 +67,10 @@ class LinkTls:
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        _load("--link-tls-ca", self.ca, lambda: context.load_verify_locations(self.ca))
+        _load(CA_FLAG, self.ca, lambda: context.load_verify_locations(self.ca))
         _load(
-            "--link-tls-key",
-            f"{self.key} with --link-tls-cert {self.cert}",
+            KEY_FLAG,
+            f"{self.key} with {CERT_FLAG} {self.cert}",
             lambda: context.load_cert_chain(self.cert, self.key, password=lambda: b""),  # else it asks the terminal
         )
         return context
@@ -76,9 +79,9 @@ class LinkTls:
 def tls_of(config: ClusterConfig) -> LinkTls | None:
     """Return the files of the link, None if it is not secured. Raises CheckpointError if some are missing."""
     files = {
-        "--link-tls-cert": config.link_tls_cert,
-        "--link-tls-key": config.link_tls_key,
-        "--link-tls-ca": config.link_tls_ca,
+        CERT_FLAG: config.link_tls_cert,
+        KEY_FLAG: config.link_tls_key,
+        CA_FLAG: config.link_tls_ca,
     }
     given = {flag: name for flag, name in files.items() if name}
     if given and len(given) < len(files):
@@ -164,7 +167,7 @@ def _check_file(flag: str, name: str, marker: str) -> None:
     if marker not in text:
         kind = "certificate" if marker is _CERTIFICATE else "private key"
         raise CheckpointError(f"{flag}: {name} has no {kind} in PEM form")
-    if flag == "--link-tls-key" and _ENCRYPTED in text:
+    if flag == KEY_FLAG and _ENCRYPTED in text:
         raise CheckpointError(f"{flag}: {name} is encrypted, and nobody could be asked for its password")
 
 

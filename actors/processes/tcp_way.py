@@ -22,16 +22,18 @@ from .reconnection import ATTEMPT_S, MAX_ALONE_S, RETRY_S, Admission, is_held, l
 
 log = structlog.get_logger()
 
-SCHEME, TLS_SCHEME = "tcp", "tls"
+SCHEME, TLS_SCHEME = "tcp://", "tls://"
 MAX_RETRY_S = 2.0
+SETTLE_S = 0.3
+"""How long after a connection the lifeline may take to close: it comes another way. If it does, nobody is called."""
 
 
 def address_of(host: str, port: int, tls: LinkTls | None = None) -> str:
     """Return where an engine calls: `tcp://HOST:PORT`, or `tls://HOST:PORT?...` with the files to use."""
     host = f"[{host}]" if ":" in host else host
     if tls is None:
-        return f"{SCHEME}://{host}:{port}"
-    return f"{TLS_SCHEME}://{host}:{port}?{urlencode({'cert': tls.cert, 'key': tls.key, 'ca': tls.ca})}"
+        return f"{SCHEME}{host}:{port}"
+    return f"{TLS_SCHEME}{host}:{port}?{urlencode({'cert': tls.cert, 'key': tls.key, 'ca': tls.ca})}"
 
 
 class TcpWay:
@@ -41,6 +43,7 @@ class TcpWay:
         self._port = port
         self._ticket = ticket
         self._tls = tls
+        self._was_connected = False
 
     @classmethod
     def of_lifeline(cls, lifeline: int, address: str) -> TcpWay:
@@ -48,7 +51,7 @@ class TcpWay:
         parts = urlsplit(address)
         assert parts.hostname is not None and parts.port is not None
         files = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        tls = LinkTls(**files) if parts.scheme == TLS_SCHEME else None
+        tls = LinkTls(**files) if address.startswith(TLS_SCHEME) else None
         return cls(lifeline, parts.hostname, parts.port, LinkTicket.unpack(os.read(lifeline, TICKET_BYTES)), tls)
 
     def is_open(self) -> bool:
@@ -57,6 +60,8 @@ class TcpWay:
 
     async def connect(self) -> Admission | None:
         """Connect to the host until it admits this process. None: it is not wanted, or the host is gone."""
+        if self._was_connected:
+            await trio.sleep(SETTLE_S)
         retry_s = RETRY_S
         with trio.move_on_after(MAX_ALONE_S):
             while self.is_open():
@@ -86,4 +91,5 @@ class TcpWay:
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
+        self._was_connected = True
         return Admission(stream, incarnation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import attrs
@@ -14,7 +14,7 @@ import trio
 from quipu.actors.processes.process_host import LocalProcess
 from quipu.actors.request_desk.interface import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
 from tests.cut_links import CableHost
 from tests.processes import has_ended
 from tests.prompts import prompt_of
@@ -23,10 +23,11 @@ from tests.runtimes import (
     Answer,
     Client,
     assert_nothing_routed,
+    assert_served,
+    eventually,
     open_with_kept_vocabulary,
     runtime_config,
     serving_info,
-    text_of,
     value_of,
 )
 
@@ -58,14 +59,6 @@ class Engines:
         return set() if engine is None else routes.routing.index.keys_of(engine.slot)
 
 
-async def eventually(look: Callable[[], bool], what: str, within_s: float = 15.0) -> None:
-    with trio.move_on_after(within_s):
-        while not look():
-            await trio.sleep(0.02)
-        return
-    raise AssertionError(f"never: {what}")
-
-
 @asynccontextmanager
 async def open_engines(
     num_engines: int = 2, *, beat_s: float | None = 0.2, rejoin_s: float = 60.0, step_seconds: float = 0.02
@@ -89,13 +82,6 @@ async def open_engines(
             )
             yield engines
         nursery.cancel_scope.cancel()
-
-
-def assert_served(answer: Answer, prompt: list[int], max_tokens: int) -> None:
-    expected = text_of(continuation(prompt, max_tokens))
-    assert answer.error is None and set(answer.texts.values()) == {expected}
-    assert not answer.record.disputed
-    assert answer.record.prompt_tokens == len(prompt) and answer.record.completion_tokens == max_tokens
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,14 @@ from quipu.actors.processes.link_port import LinkPort
 from quipu.actors.processes.link_tls import LinkTls, tls_of
 from quipu.actors.processes.tcp_way import TcpWay, address_of
 from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.web.cli import settings
+from quipu.web.cli.cli import make_parser
 from tests.actors.processes.test_link_port import HOST, lifeline, meet, read_to_end, short_waits
-from tests.processes import free_ports
+from tests.processes import free_ports, has_ended
+from tests.prompts import prompt_of
+from tests.remote_engines import LocalNodes, open_remote_engines
+from tests.runtimes import assert_served
+from tests.tiny import TINY
 
 __all__ = ["lifeline", "short_waits"]
 
@@ -386,3 +392,33 @@ async def test_engine_without_usable_files_ends(tls: LinkTls, lifeline: tuple[in
             assert await way_of(port, engine.ticket, lifeline, files).connect() is None
     assert [line["event"] for line in lines] == ["link.tls_unusable"]
     assert "--link-tls-cert" in lines[0]["error"]
+
+
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+async def test_engine_processes_serve_over_tls(tls: LinkTls) -> None:
+    """Two processes load, answer with exact counts, and end with the server, as without TLS."""
+    files = ClusterConfig(link_tls_cert=tls.cert, link_tls_key=tls.key, link_tls_ca=tls.ca)
+    async with trio.open_nursery() as tasks:
+        nodes = LocalNodes(tasks)
+        async with open_remote_engines(nodes, cluster=files) as engines:
+            for seed in range(4):
+                answer = await engines.client.ask(prompt_of(70, seed), max_tokens=8)
+                assert_served(answer, prompt_of(70, seed), 8)
+            assert all(b"tls://" in command_of(pid) for pid in nodes.pids.values())
+        assert all(map(has_ended, nodes.pids.values()))
+        tasks.cancel_scope.cancel()
+
+
+def test_flags_are_checked_at_start(tls: LinkTls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose files do not fit does not start; the message names the flag."""
+    monkeypatch.setattr(settings, "check_ray", lambda: None)
+    flags = ["--engines", "ray:1", "--link-tls-cert", tls.cert, "--link-tls-key", tls.key, "--link-tls-ca"]
+    parser = make_parser()
+    config, _ = settings.resolve_config(parser.parse_args(["serve", str(TINY), *flags, tls.ca]))
+    assert config.cluster is not None
+    assert tls_of(config.cluster) == tls
+    with pytest.raises(CheckpointError, match="--link-tls-ca: cannot read /nowhere"):
+        settings.resolve_config(parser.parse_args(["serve", str(TINY), *flags, "/nowhere"]))
