@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
-from quipu.actors import engine_manager
 from quipu.actors.engine import LoopHost
 from quipu.actors.request_desk.interface import DrainMode, EngineState
 from quipu.actors.supervisor import Death, EngineLink
@@ -94,20 +94,25 @@ async def test_constant_load_then_none(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_removed_engine_finishes(autojump_clock: trio.abc.Clock) -> None:
-    """A request of any length stays on the engine that is to go, which meanwhile gets nothing else."""
-    async with scaled_runtime(num_engines=3, num_blocks=200) as client:
-        answers = []
+    """Its request stays on it to the end, however long that takes; none is handed over."""
+    async with scaled_runtime(num_engines=2, max_num_seqs=4, num_blocks=200) as client:
+        answers = {}
 
-        async def ask() -> None:
-            answers.append(await client.ask(prompt_of(40, 1), max_tokens=800))
+        async def ask(seed: int) -> None:
+            answers[seed] = await client.ask(prompt_of(40, seed), max_tokens=800)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            nursery.start_soon(ask)
-            await trio.sleep(0.25 * 600)
-            assert EngineState.DRAINING in states(client) or len(states(client)) < 3
-        assert all(answer.record.num_engine_deaths == 0 and answer.error is None for answer in answers)
-        assert {answer.texts[0] for answer in answers} == {text_of(continuation(prompt_of(40, 1), 800))}
+            nursery.start_soon(ask, 1)
+            nursery.start_soon(ask, 2)
+            await trio.sleep(2 * DOWN_S)
+            assert states(client) == [EngineState.READY, EngineState.DRAINING]
+            assert [its.num_running for its in client.runtime.desk.engines()] == [1, 1]
+        for seed, answer in answers.items():
+            assert answer.error is None
+            assert answer.texts == {0: text_of(continuation(prompt_of(40, seed), 800))}
+        assert all(metric(client, "requests_resumed_total", same_numerics=same) == 0 for same in ("true", "false"))
+        await settle(client)
+        assert len(states(client)) == 1
 
 
 async def test_off_unless_asked_for(autojump_clock: trio.abc.Clock) -> None:
@@ -185,11 +190,11 @@ async def test_operators_changes_stand(autojump_clock: trio.abc.Clock) -> None:
             assert len(desk.engines()) == 2, "more to do is more to do"
 
 
-async def test_shutdown_is_left_alone(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shutdown_is_left_alone(autojump_clock: trio.abc.Clock) -> None:
     """A server that drains starts no engine for the work that still waits."""
-    monkeypatch.setattr(engine_manager.EngineManager, "add", None)
     async with scaled_runtime() as client, trio.open_nursery() as nursery:
         for index in range(8):
-            nursery.start_soon(client.ask, prompt_of(40, index))
+            nursery.start_soon(partial(client.ask, prompt_of(40, index), max_tokens=80))
         await trio.sleep(0.1)
         await client.runtime.desk.drain(100)
+        assert num_scalings(client, "up") == 0

@@ -95,6 +95,18 @@ def test_never_more_than_the_maximum(phase: Phase) -> None:
     assert watch(FULL, attrs.evolve(FULL, phase=phase), max_engines=2).look(100) is None
 
 
+@pytest.mark.parametrize(("less_each_s", "is_added"), [(4, False), (1, True)])
+def test_backlog_that_is_nearly_gone_needs_no_engine(less_each_s: int, is_added: bool) -> None:
+    """What waits on an engine stays there: a fifth less within the wait will soon be none."""
+    watched = watch(IDLE)
+    watched.set_all(FULL)
+    decisions = []
+    for num_waiting in range(60, 0, -less_each_s):
+        watched.replace(0, num_waiting=num_waiting)
+        decisions.append(watched.look())
+    assert any(decisions) is is_added
+
+
 def test_loading_engine_is_awaited() -> None:
     loading = EngineLoad(1, Phase.COMING)
     watched = watch(FULL, loading)
