@@ -61,3 +61,23 @@ class ClusterConfig:
         resolved="the address by which Ray knows this machine, and any free port",
         group="cluster",
     )
+    link_tls_cert: str | None = setting(
+        None,
+        "--link-tls-cert",
+        reader="text",
+        metavar="FILE",
+        help="certificate with which this server and its engines on other machines prove who they are, in PEM form, at "
+        "the same path on each machine",
+        group="cluster",
+    )
+    link_tls_key: str | None = setting(
+        None, "--link-tls-key", reader="text", metavar="FILE", help="the certificate's key, likewise", group="cluster"
+    )
+    link_tls_ca: str | None = setting(
+        None,
+        "--link-tls-ca",
+        reader="text",
+        metavar="FILE",
+        help="certificate of the authority that has signed those of all machines, likewise",
+        group="cluster",
+    )

@@ -118,6 +118,42 @@ class RuntimeConfig:
         group="router",
         key="engines",
     )
+    min_engines: int = setting(
+        0,
+        "--min-engines",
+        minimum=1,
+        maximum=MAX_ENGINES,
+        metavar="N",
+        help="fewest engines; if it is lower than --max-engines, engines are added and removed as the load demands",
+        resolved="--engines",
+        group="router",
+    )
+    max_engines: int = setting(
+        0,
+        "--max-engines",
+        minimum=1,
+        maximum=MAX_ENGINES,
+        metavar="N",
+        help="most engines",
+        resolved="--engines",
+        group="router",
+    )
+    scale_up_after_s: float = setting(
+        5.0,
+        "--scale-up-after",
+        above=0,
+        metavar="SECONDS",
+        help="add an engine once work has waited on all engines for so long",
+        group="router",
+    )
+    scale_down_after_s: float = setting(
+        300.0,
+        "--scale-down-after",
+        above=0,
+        metavar="SECONDS",
+        help="remove an engine once the others have had room for its load for so long",
+        group="router",
+    )
     cluster: ClusterConfig | None = None
     """None: the engines run on this machine."""
     routing: str = setting(
@@ -152,6 +188,11 @@ class RuntimeConfig:
     restart_window_s: float = 60.0
     restart_backoff_s: float = 0.05
     """Doubled at every restart within the window."""
+
+    @property
+    def autoscales(self) -> bool:
+        """Whether the number of engines follows the load."""
+        return self.min_engines < self.max_engines
 
 
 SETTINGS = (*settings_of(EngineConfig), *settings_of(RuntimeConfig), *settings_of(ClusterConfig))

@@ -76,7 +76,11 @@ class EngineManager:
     def _start(self, *, may_fail_alone: bool) -> int:
         seat = self._desk.pool.add()
         engine_id = seat.engine_id
-        self.hosts[engine_id] = self._make_host(engine_id)
+        try:
+            self.hosts[engine_id] = self._make_host(engine_id)
+        except OSError:
+            self._desk.pool.remove(engine_id)
+            raise
         self._scopes[engine_id] = trio.CancelScope()
         supervisor = Supervisor(
             self._config,

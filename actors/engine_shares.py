@@ -1,8 +1,8 @@
 """Divides the machine among the engines of one server: processors, GPUs, memory, and addresses of KV events.
 
 `wiring.split` asks it for the configuration and the environment of each engine process. The machine is cut into slots
-when the server starts; engine k gets slot k. An engine that is added later gets a slot that no other engine has, or
-else shares one of those with the fewest engines.
+when the server starts, one for each engine that it may have with its load (`--max-engines`); engine k gets slot k. An
+engine that is added later gets a slot that no other engine has, or else shares one of those with the fewest engines.
 
 Memory. What is free changes while engines load, and a cache of which little has been used still counts as free. So free
 memory is measured once, before the first engine is started, and each engine's share of it is part of its configuration:
@@ -73,30 +73,34 @@ class EngineShares:
         self._config = config
         self._environment = environment
         self._available = available
-        self._slots = make_slots(config.num_engines, config.engine.executor, machine)
+        self._num_parts = max(config.num_engines, config.max_engines)
+        self._slots = make_slots(self._num_parts, config.engine.executor, machine)
         self._taken: dict[int, int] = {}
         """The slot of each engine, by the engine's id."""
-        self._free_at_start = available() if config.num_engines > 1 else None
-        if config.engine.kv_events is not None and config.num_engines > 1:
-            check_addresses(config.engine.kv_events, config.num_engines)
+        self._free_at_start = available() if self._num_parts > 1 else None
+        if config.engine.kv_events is not None and self._num_parts > 1:
+            check_addresses(config.engine.kv_events, self._num_parts)
 
     def take(self, engine_id: int) -> EngineShare:
         """Return the share of an engine that is about to be started."""
-        num_engines = self._config.num_engines
-        if engine_id >= num_engines:
-            return self._take_later(engine_id)
-        self._taken[engine_id] = engine_id
-        slot = self._slots[engine_id]
-        if num_engines == 1:
+        num_parts = self._num_parts
+        index = engine_id
+        if engine_id >= self._config.num_engines:
+            if not self._config.autoscales or len(self._taken) >= num_parts:
+                return self._take_later(engine_id)
+            index = self._least_taken(num_parts)
+        self._taken[engine_id] = index
+        slot = self._slots[index]
+        if num_parts == 1:
             return EngineShare(self._config.engine, self._environment_of(attrs.evolve(slot, gpu=None), None))
         free = self._free_at_start
-        on_gpu = sum(other.gpu == slot.gpu for other in self._slots[:num_engines])
+        on_gpu = sum(other.gpu == slot.gpu for other in self._slots[:num_parts])
         return EngineShare(
             attrs.evolve(
                 self._config.engine,
                 cpus=slot.cpus,
-                num_sharing=num_engines if slot.gpu is None else on_gpu,
-                memory_share=None if free is None else free // num_engines,
+                num_sharing=num_parts if slot.gpu is None else on_gpu,
+                memory_share=None if free is None else free // num_parts,
                 kv_events=events_of(self._config.engine.kv_events, engine_id),
             ),
             self._environment_of(slot, slot.num_threads),
@@ -107,8 +111,8 @@ class EngineShares:
         self._taken.pop(engine_id, None)
 
     def _take_later(self, engine_id: int) -> EngineShare:
-        counts = Counter(self._taken.values())
-        index = min(range(len(self._slots)), key=lambda index: counts[index])
+        index = self._least_taken(len(self._slots))
+        num_before = sum(taken == index for taken in self._taken.values())
         self._taken[engine_id] = index
         slot = self._slots[index]
         free = self._available()
@@ -121,8 +125,13 @@ class EngineShares:
                 memory_share=None if free is None else free // len(self._taken),
                 kv_events=events_of(self._config.engine.kv_events, engine_id),
             ),
-            self._environment_of(slot, max(1, slot.num_threads // (counts[index] + 1))),
+            self._environment_of(slot, max(1, slot.num_threads // (num_before + 1))),
         )
+
+    def _least_taken(self, num_slots: int) -> int:
+        """Return which of the first slots has the fewest engines."""
+        counts = Counter(self._taken.values())
+        return min(range(num_slots), key=lambda index: counts[index])
 
     def _environment_of(self, slot: Slot, num_threads: int | None) -> dict[str, str]:
         """Return the environment of an engine. What the operator has said of threads counts for each engine."""

@@ -36,6 +36,7 @@ from .accountant.actor import Accountant
 from .accountant.entry_store import AccountantMessage, EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
+from .autoscaler import Autoscaler
 from .channel import Channel
 from .cluster.ray_nodes import open_ray
 from .cluster.remote_host import open_cluster, remote_hosts
@@ -48,6 +49,7 @@ from .engine_manager import EngineManager, MakeHost
 from .engine_shares import SPIN_COUNT, EngineShares
 from .machine_parts import available_memory, read_machine
 from .messages.accountant import Unsent
+from .processes.link_tls import tls_of
 from .processes.process_host import ProcessHost
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane
@@ -215,6 +217,8 @@ async def open_runtime(
         metrics.forget_engine(engine_id)
         forget_host(engine_id)
 
+    metrics.engines_desired.set_function(lambda: engines.num_desired)
+    metrics.engines_ready.set_function(lambda: engines.num_ready)
     news = NewsInbox(route_store, routes)
     desk.control = manager = EngineManager(
         config, make_host, desk, accounts, news, show_ready=show_ready, show_removed=show_removed
@@ -232,6 +236,12 @@ async def open_runtime(
         ):
             nursery.start_soon(keep_running, start, deaths[actor], on_death)
         await nursery.start(manager.run)
+        if config.autoscales:
+            nursery.start_soon(
+                Autoscaler(
+                    config, engines, manager, is_stopping=lambda: desk.is_draining, count_change=metrics.count_scaling
+                ).run
+            )
         yield Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
         nursery.cancel_scope.cancel()
 
@@ -260,10 +270,11 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
         if config.cluster is None:
             make_host, forget = _local_hosts(config)
         else:
-            nodes = await stack.enter_async_context(
-                open_ray(config.cluster, config.engine.model_path, config.num_engines)
+            ray = open_ray(config.cluster, config.engine.model_path, config.num_engines)
+            nodes = await stack.enter_async_context(ray)
+            cluster = await stack.enter_async_context(
+                open_cluster(nodes, config.cluster.link_address, tls_of(config.cluster))
             )
-            cluster = await stack.enter_async_context(open_cluster(nodes, config.cluster.link_address))
             make_host, forget = remote_hosts(config, cluster), nodes.forget
         yield await stack.enter_async_context(
             open_runtime(config, info, make_host, journal=journal, encode_apart=True, forget_host=forget)

@@ -3,7 +3,7 @@
     python -m bench.engine_core [--json] [--quick] [--trace TRACE]
 
 Nothing is computed: results of steps are made up outside the timers. Quipu's jobs run in this process
-(`engine_jobs.py`), the peer's in a separate process with the environment that `make peers` builds
+(`engine_jobs.py`, `engine_link.py`), the peer's in a separate process with the environment that `make peers` builds
 (`peers/vllm_engine.py`). The two alternate, and a row has the median of each side's rounds. Without that environment
 the peer's numbers are null.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 import attrs
 
-from bench import engine_jobs
+from bench import engine_jobs, engine_link
 from bench.engine_jobs import Numbers
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -36,7 +36,10 @@ OURS: dict[str, Callable[..., Numbers]] = {
     "prompt": engine_jobs.prompt,
     "trace": engine_jobs.trace,
     "actors": engine_jobs.actors,
+    "link": engine_link.link,
 }
+OURS_ALONE = ("actors", "link")
+"""Jobs that the peer has nothing like."""
 BLOCK = 16
 ROW_STEPS = 20_000
 """Minimum of steps times sequences in a round: a few milliseconds would only measure how fast a processor wakes up."""
@@ -128,6 +131,14 @@ def make_tasks(*, quick: bool, num_steps: int, trace: Path | None) -> list[Task]
         step_task("actors", num_seqs, 10_000, num_steps, f"step of the actors over channels, {num_seqs} decoding")
         for num_seqs in counts
     ]
+    tasks += [
+        Task(
+            "link",
+            {"num_seqs": num_seqs, "num_steps": 10 * num_steps},
+            {kind: f"report and answer over {what}, {num_seqs} decoding" for kind, what in engine_link.KINDS.items()},
+        )
+        for num_seqs in counts
+    ]
     if trace is not None:
         whole = {"path": str(trace.resolve()), "num_blocks": TRACE_BLOCKS, "block_size": TRACE_BLOCK}
         row = f"trace in the manager, {TRACE_BLOCKS} blocks, per request"
@@ -137,7 +148,7 @@ def make_tasks(*, quick: bool, num_steps: int, trace: Path | None) -> list[Task]
 
 def measure(task: Task, peer: Peer | None, rounds: int) -> tuple[Numbers, Numbers | None]:
     """Return the medians of both sides, which alternate so that other load on the machine affects both."""
-    with_peer = peer is not None and task.job != "actors"
+    with_peer = peer is not None and task.job not in OURS_ALONE
     ours: list[Numbers] = []
     theirs: list[Numbers] = []
     for _ in range(rounds):

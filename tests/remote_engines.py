@@ -16,6 +16,7 @@ from quipu.actors.cluster.orders import EngineOrder
 from quipu.actors.cluster.remote_host import RemoteHost, open_cluster, remote_hosts
 from quipu.actors.cluster.remote_process import Nodes, RemoteProcess
 from quipu.actors.cluster_config import ClusterConfig
+from quipu.actors.processes.link_tls import tls_of
 from quipu.actors.processes.tcp_way import SCHEME
 from quipu.actors.request_desk.interface import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
@@ -113,7 +114,7 @@ async def open_remote_engines(
     }
     config = runtime_config(num_engines=num_engines, **options)
     hosts: dict[int, RemoteHost] = {}
-    async with open_cluster(nodes, None) as cluster:
+    async with open_cluster(nodes, None, tls_of(options["cluster"])) as cluster:
         make = remote_hosts(config, cluster, **{"beat_s": 0.2, **(hosting or {})})
 
         def make_host(engine_id: int) -> RemoteHost:

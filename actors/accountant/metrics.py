@@ -87,6 +87,20 @@ class Metrics:
             ["model_name"],
             registry=self.registry,
         ).labels(model_name)
+        self.engines_desired = Gauge(
+            "quipu:engines_desired", "Engines that serve or are to serve.", ["model_name"], registry=self.registry
+        ).labels(model_name)
+        self.engines_ready = Gauge(
+            "quipu:engines_ready", "Engines that prompts can be sent to.", ["model_name"], registry=self.registry
+        ).labels(model_name)
+        self._scalings = Counter(
+            "quipu:engine_scalings",
+            "Engines added or removed because of the load.",
+            ["model_name", "direction"],
+            registry=self.registry,
+        )
+        for direction in ("up", "down"):
+            self._scalings.labels(model_name, direction)
         self.num_requests_running = gauge("num_requests_running", "Sequences being computed.")
         self.num_requests_waiting = gauge("num_requests_waiting", "Sequences waiting for admission.")
         self._kv_blocks = gauge("kv_blocks", "KV blocks.", "state", ("used", "cached", "pinned", "free"))
@@ -161,6 +175,9 @@ class Metrics:
 
     def count_restart(self, actor: str) -> None:
         self._restarts.labels(self._model, actor).inc()
+
+    def count_scaling(self, direction: str) -> None:
+        self._scalings.labels(self._model, direction).inc()
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

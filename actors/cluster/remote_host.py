@@ -25,8 +25,10 @@ from ..engine_shares import SPIN_COUNT, events_of
 from ..processes.connected_host import ConnectedHost, NotStarted
 from ..processes.engine_child import EngineChild
 from ..processes.link_port import LinkPort
+from ..processes.link_tls import LinkTls
 from ..processes.process_host import ENGINE_MODULE
-from ..processes.tcp_way import SCHEME
+from ..processes.tcp_way import address_of
+from ..shared.checkpoint import CheckpointError
 from ..supervisor import Death
 from .orders import EngineOrder
 from .remote_process import Nodes, RemoteEntrance, RemoteProcess
@@ -42,8 +44,9 @@ PATIENCE_S = 30.0
 class Cluster:
     """What the hosts of one server have in common: the nodes, and the port at which engines call back."""
 
-    def __init__(self, nodes: Nodes, link_address: str | None, tasks: trio.Nursery) -> None:
+    def __init__(self, nodes: Nodes, link_address: str | None, tls: LinkTls | None, tasks: trio.Nursery) -> None:
         self.nodes = nodes
+        self._tls = tls
         self._link_address = link_address
         self._tasks = tasks
         self._opening = trio.Lock()
@@ -58,7 +61,9 @@ class Cluster:
             if self._port is None:
                 host, number = parse_link_address(self._link_address, own_host)
                 try:
-                    self._port = LinkPort(host, number)
+                    self._port = LinkPort(host, number, None if self._tls is None else self._tls.host_context())
+                except CheckpointError as error:
+                    raise NotStarted(Death(str(error), hopeless=True)) from error
                 except OSError as error:
                     reason = f"--link-address: cannot listen on {host} port {number}: {error}"
                     raise NotStarted(Death(reason, hopeless=True)) from error
@@ -71,7 +76,7 @@ class Cluster:
     def address(self) -> str:
         """Where engines call. Only once the port is open."""
         assert self._port is not None
-        return f"{SCHEME}{self._host}:{self._port.address[1]}"
+        return address_of(self._host, self._port.address[1], self._tls)
 
     def close(self) -> None:
         if self._port is not None:
@@ -79,10 +84,10 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_cluster(nodes: Nodes, link_address: str | None) -> AsyncIterator[Cluster]:
+async def open_cluster(nodes: Nodes, link_address: str | None, tls: LinkTls | None = None) -> AsyncIterator[Cluster]:
     """Offer a cluster to hosts, until the block is left."""
     async with trio.open_nursery() as tasks:
-        cluster = Cluster(nodes, link_address, tasks)
+        cluster = Cluster(nodes, link_address, tls, tasks)
         try:
             yield cluster
         finally:

@@ -6,6 +6,8 @@ engine calls first when it is started, and again whenever its connection was los
     host ─▶ engine   incarnation, 4 bytes, once both have proved themselves (`link_handshake.py`) and it is wanted
     engine ─▶ host   one byte, if it still waits on this connection; frames follow in both directions
 
+With TLS (`link_tls.py`) that comes first, and all of the above is said within it.
+
 What must always hold: nothing of a caller is decoded before it has proved itself; callers that have not are bounded, in
 number and in what is read of them, and those of one address leave room for others; a bad one is logged and waits.
 """
@@ -13,6 +15,7 @@ number and in what is read of them, and those of one address leave room for othe
 from __future__ import annotations
 
 import socket
+import ssl
 from collections import Counter
 
 import structlog
@@ -21,6 +24,7 @@ import trio
 from ..frames import PeerGone, Unreadable
 from .greeting import check_version
 from .link_handshake import Caller, Impostor, LinkTicket, hear, prepare, prove_as_host
+from .link_tls import fault_of, secure
 from .reconnection import GREETING_S, RETRY_S, tell_incarnation
 
 log = structlog.get_logger()
@@ -86,8 +90,9 @@ class ExpectedEngine:
 
 
 class LinkPort:
-    def __init__(self, host: str, port: int) -> None:
-        """Listen at an address; port 0 means any. Raises OSError."""
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Listen at an address; port 0 means any. Without `tls`, connections are not secured. Raises OSError."""
+        self._tls = tls
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
         ]
@@ -177,13 +182,14 @@ class LinkPort:
         """Keep the connection for the engine that proves to be at its other end, or return why there is none."""
         try:
             prepare(stream)
+            stream = await secure(stream, self._tls, None)
             caller = await hear(stream)
             engine = self._expected.get(caller.key)
             await prove_as_host(stream, caller, self._nobody if engine is None else engine.ticket)
         except (Impostor, Unreadable) as error:
             return str(error)
-        except (PeerGone, OSError, trio.BrokenResourceError):
-            return "it went away"
+        except (PeerGone, OSError, trio.BrokenResourceError) as error:
+            return fault_of(error) or "it went away"
         if engine is None or self._expected.get(caller.key) is not engine:
             return "it is not expected any more"
         engine.offer(stream, caller)

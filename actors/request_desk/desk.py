@@ -105,7 +105,7 @@ class RequestDesk:
         self._encoding = EncodingRequests(encoder)
         self._num_counts = 0
         """Calls of `count_tokens` in progress."""
-        self._draining = False
+        self.is_draining = False
         self._idle = trio.Event()
         self._idle.set()
 
@@ -115,7 +115,7 @@ class RequestDesk:
         return f"req-{secrets.token_hex(12)}"
 
     def open(self, request: Encode, endpoint: str, caller: Caller = ANONYMOUS, /) -> RequestTicket:
-        if self._draining:
+        if self.is_draining:
             raise DeskClosed("The server is shutting down.")
         if (health := self.pool.health()).state is State.FAILED:
             raise DeskClosed(f"The engine has failed: {health.detail}")
@@ -186,7 +186,7 @@ class RequestDesk:
         health = attrs.evolve(self.pool.health(), actor_restarts=self.actor_restarts())
         if health.state is not State.READY:
             return health
-        if self._draining:
+        if self.is_draining:
             return attrs.evolve(health, state=State.DRAINING, detail="the server is shutting down")
         if (trouble := self._trouble()) is not None:
             return attrs.evolve(health, state=State.REFUSING, detail=trouble)
@@ -292,7 +292,7 @@ class RequestDesk:
 
     async def drain(self, grace_s: float) -> None:
         """Open no more requests, wait `grace_s` seconds for the open ones, then fail the rest."""
-        self._draining = True
+        self.is_draining = True
         with trio.move_on_after(grace_s):
             await self._idle.wait()
         self.fail_requests("The server shut down before this request was complete.")

@@ -41,6 +41,8 @@ class EngineSeat:
     num_waiting: int = 0
     num_used_blocks: int = 0
     """As its last report says."""
+    num_computed_tokens: int = 0
+    """Over all its incarnations."""
 
     @property
     def is_ready(self) -> bool:
@@ -59,6 +61,7 @@ class EngineSeat:
     def note(self, report: StepReport) -> None:
         """Note what a report says of the engine's load."""
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
+        self.num_computed_tokens += sum(report.span_ends) - sum(report.span_starts)
         self.num_used_blocks = self.num_blocks - report.num_free_blocks - report.num_pinned_blocks
 
     def note_gone(self) -> None:
@@ -130,6 +133,16 @@ class EnginePool:
     def was_ever_several(self) -> bool:
         """Whether there has been a second engine."""
         return self._next_id > 1
+
+    @property
+    def num_desired(self) -> int:
+        """Engines that serve or are to serve."""
+        return sum(not seat.is_closing and not seat.is_given_up for seat in self._seats.values())
+
+    @property
+    def num_ready(self) -> int:
+        """Engines that prompts can be sent to."""
+        return sum(seat.is_ready and not seat.is_closing for seat in self._seats.values())
 
     def next_incarnation(self) -> int:
         self.num_started += 1

@@ -262,3 +262,15 @@ def test_event_addresses_apart() -> None:
     shares_of(config_of(4, kv_events=apart), machine_of(EIGHT))
     shares_of(config_of(4, kv_events=KvEventsConfig(endpoint="tcp://a:1", binds=False)), machine_of(EIGHT))
     shares_of(config_of(4, kv_events=attrs.evolve(apart, replay_endpoint="tcp://*:*")), machine_of(EIGHT))
+
+
+def test_engines_that_come_with_the_load() -> None:
+    """They get parts of the machine as if all had been there from the start; one added by hand shares a part."""
+    config = attrs.evolve(config_of(1), min_engines=1, max_engines=4)
+    shares = shares_of(config, machine_of(EIGHT))
+    whole = all_of(shares_of(config_of(4), machine_of(EIGHT)), 4)
+    found = [shares.take(engine_id) for engine_id in range(4)]
+    assert [share.config for share in found] == [share.config for share in whole]
+    shares.release(2)
+    assert shares.take(4).config == whole[2].config
+    assert shares.take(5).config.cpus in [share.config.cpus for share in whole]

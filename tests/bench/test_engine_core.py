@@ -41,7 +41,7 @@ def test_quick_run_prints_json() -> None:
     command = [sys.executable, "-m", "bench.engine_core", "--quick", "--json"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     rows = json.loads(ran.stdout)["rows"]
-    assert len(rows) == 9
+    assert len(rows) == 15
     for row in rows:
         assert row.keys() == {"name", "quipu_us", "vllm_us", "ratio"}
         assert row["quipu_us"] > 0

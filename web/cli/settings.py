@@ -19,6 +19,7 @@ from quipu.actors.cluster_config import ClusterConfig
 from quipu.actors.config import RuntimeConfig
 from quipu.actors.declarations import settings_of
 from quipu.actors.engine_config import EngineConfig, KvEventsConfig
+from quipu.actors.processes.link_tls import tls_of
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
@@ -110,15 +111,24 @@ def _shown(config: attrs.AttrsInstance) -> dict[str, object]:
 
 
 def _resolve_engines(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return how many engines there are, and the cluster that they run on. Raises CheckpointError without Ray."""
+    """Return how many engines there are and may be, and the cluster that they run on.
+
+    Raises CheckpointError, also without Ray if that is to run them.
+    """
     engines = arguments.engines
-    if not isinstance(engines, RayEngines):
-        return {}
-    check_ray()
-    return {
-        "num_engines": engines.count,
-        "cluster": ClusterConfig(model=arguments.model, **_given(arguments, ClusterConfig)),
-    }
+    count = engines.count if isinstance(engines, RayEngines) else engines
+    fewest, most = arguments.min_engines or count, arguments.max_engines or count
+    if fewest > count:
+        raise CheckpointError(f"--engines {count} is less than --min-engines {fewest}")
+    if most < count:
+        raise CheckpointError(f"--engines {count} is more than --max-engines {most}")
+    found: dict[str, Any] = {"num_engines": count, "min_engines": fewest, "max_engines": most}
+    if isinstance(engines, RayEngines):
+        check_ray()
+        cluster = found["cluster"] = ClusterConfig(model=arguments.model, **_given(arguments, ClusterConfig))
+        if (tls := tls_of(cluster)) is not None:
+            tls.check()
+    return found
 
 
 def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> dict[str, int]:
