@@ -16,12 +16,15 @@ import structlog.testing
 import trio
 
 from quipu.actors.cluster.placement import ID_CHARACTERS
-from quipu.actors.cluster.ray_nodes import open_ray
+from quipu.actors.cluster.ray_nodes import check_ray, open_ray
 from quipu.actors.cluster.remote_process import RemoteProcess
 from quipu.actors.cluster_config import ClusterConfig
 from quipu.actors.request_desk.interface import DrainMode, EngineState
+from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineRefusal
 from tests.actors.cluster.ray_nodes import RayNodes
+from tests.e2e.servers import Server, serve_command, start_quipu
+from tests.processes import eventually as eventually_sync
 from tests.processes import has_ended
 from tests.prompts import prompt_of
 from tests.remote_engines import RemoteEngines, open_remote_engines
@@ -221,3 +224,35 @@ def run_on_cluster(code: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_command_serves_on_a_cluster(ray_cluster: RayNodes, tmp_path: Path) -> None:
+    """`quipu serve --engines ray:1` answers OpenAI's client with exact counts, and leaves nothing."""
+    flags = ["--engines", "ray:1", "--ray-address", ray_cluster.address, "--executor", "fake"]
+    process, log_path = start_quipu(tmp_path, *serve_command(*flags), "--port", "0")
+    server = Server(process, log_path)
+    try:
+        server.wait_listening()
+        server.wait_ready(60)
+        client = server.client()
+        for cached in (0, 32):
+            answer = client.completions.create(model="demo", prompt=[7] * 40, max_tokens=4)
+            assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (40, 4)
+            assert answer.usage.prompt_tokens_details.cached_tokens == cached
+        settings = server.get("/server_info").json()["settings"]
+        assert settings["engines"] == 1 and settings["ray_address"] == ray_cluster.address
+        assert settings["ray_placement"] == "spread" and settings["ray_ship_weights"] is False
+        assert len(keeper_pids()) == 1 and not server.engines(), "the engine is no child of the server"
+        assert server.stop() == 0, server.log_text
+    finally:
+        process.kill()
+        process.wait()
+    eventually_sync(lambda: not keeper_pids(), "no engine is left")
+
+
+def test_command_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Ray is not installed, the flag is refused with how to install it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match=r"pip install 'quipu-llm\[ray\]'"):
+        check_ray()
