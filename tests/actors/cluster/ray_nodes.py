@@ -110,7 +110,10 @@ def running_nodes(folder: Path) -> Iterator[RayNodes]:
 
 
 def end_processes(folder: Path) -> None:
-    """Wait until every process that has `folder` in its environment has ended, and kill those that do not end."""
+    """Wait until every process that has `folder` in its environment has ended, and kill those that do not end.
+
+    The launcher of servers (`tests/e2e/launcher.py`) is not of Ray, and lives until the tests end.
+    """
     try:
         eventually(lambda: not _processes_of(folder), "Ray's processes ended")
     finally:
@@ -123,7 +126,9 @@ def _processes_of(folder: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            if f"RAY_TMPDIR={folder}\0".encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+            is_launcher = b"launcher.py" in path.with_name("cmdline").read_bytes()
+            is_ours = f"RAY_TMPDIR={folder}\0".encode() in path.read_bytes()
+            if is_ours and not is_launcher and int(path.parent.name) != os.getpid():
                 found.append(int(path.parent.name))
     return [pid for pid in found if not has_ended(pid)]
 
