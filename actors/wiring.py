@@ -75,6 +75,8 @@ from .tokenizer.template_source import read_template
 
 ENGINE = "quipu.actors.engine"
 """Imported by name, because only `single_loop` loads it into this process."""
+FRONT = "quipu.actors.front"
+"""Imported by name, because only a server with upstreams needs an HTTP client."""
 
 
 @attrs.frozen
@@ -230,7 +232,12 @@ async def open_runtime(
         ):
             nursery.start_soon(keep_running, start, deaths[actor], on_death)
         await nursery.start(manager.run)
-        yield Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
+        runtime = Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
+        if config.upstreams:
+            async with importlib.import_module(FRONT).open_upstreams(config, desk, accounts, metrics):
+                yield runtime
+        else:
+            yield runtime
         nursery.cancel_scope.cancel()
 
 
@@ -265,4 +272,9 @@ def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = No
     return open_runtime(config, info, make_host, journal=journal, encode_apart=True, forget_host=shares.release)
 
 
-__all__ = ["AccountantMessage", "Runtime", "open_runtime", "single_loop", "split"]
+def front(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
+    """Run a server that has upstreams and no engine. Returns an async context manager that yields a `Front`."""
+    return importlib.import_module(FRONT).open_front(config, info, journal)
+
+
+__all__ = ["AccountantMessage", "Runtime", "front", "open_runtime", "single_loop", "split"]

@@ -21,11 +21,13 @@ class Forward:
     body: bytes = attrs.field(repr=False)
     is_stream: bool
     shows_usage: bool = True
-    """The client asked for usage; it is requested from the upstream in any case."""
+    """The client is to see usage in a stream; it is requested from the upstream in any case."""
     asks_details: bool = False
     """The client asked for details of cached tokens, so that it is told a router's estimate where there is no count."""
     has_stream_options: bool = False
-    """The body has `stream_options` that do not ask for usage."""
+    """The body has a field of this name..."""
+    asks_usage: bool = False
+    """...that asks for usage already."""
     affinity: bytes = b""
     prompts: tuple[Prompt, ...] = attrs.field(default=(), repr=False)
     """For routers that know what an upstream has cached. Empty: they are not known."""

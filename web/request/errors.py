@@ -178,6 +178,12 @@ def internal(
     return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "server_error", code=code or "internal_error")
 
 
+def no_engines() -> APIError:
+    """Return the error for what is asked of engines on a server that has none."""
+    message = "This server has no engines of its own: it passes requests on to other servers."
+    return APIError(HTTPStatus.CONFLICT, message, "invalid_request_error", code="no_engines")
+
+
 def bad_gateway(message: str, code: str | None = None) -> APIError:
     """Return an error for a request that another server should have answered."""
     return APIError(HTTPStatus.BAD_GATEWAY, message, "server_error", code=code or "upstream_error")
