@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -24,6 +25,8 @@ from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .channel import Channel
 from .config import RuntimeConfig
+from .kv_events.follower import CacheNews
+from .kv_events.subscriber import EventSubscriber
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane
 from .request_desk.engine_pool import EnginePool
@@ -31,6 +34,7 @@ from .request_desk.interface import DrainMode, ServingInfo, UnknownEngine
 from .restarts import Deaths, keep_running
 from .router.upstream_routing import UpstreamRouting
 from .upstream_probes import UpstreamProbes, make_http
+from .upstream_prompts import UpstreamPrompts, open_prompts
 from .upstreams.actor import Upstreams
 from .upstreams.seats import UpstreamSeat, UpstreamSeats
 
@@ -100,11 +104,31 @@ async def open_upstreams(
         if passed_on != desk.info.passed_on:
             desk.info = attrs.evolve(desk.info, model_names=(*own_names, *passed_on), passed_on=passed_on)
 
-    async with make_http() as http, trio.open_nursery() as nursery:
-        desk.upstreams = Upstreams(seats, http, desk, accountant, routing, show)
-        await nursery.start(UpstreamProbes(seats, http, show_probed).run)
-        yield seats
-        nursery.cancel_scope.cancel()
+    async with make_http() as http, open_prompts(config, seats) as prompts, trio.open_nursery() as nursery:
+        desk.upstreams = Upstreams(seats, http, desk, accountant, routing, show, prompts.find)
+        if prompts.tokenizers:
+            output = next(iter(prompts.tokenizers.values())).output
+            own = desk.info.output if config.num_engines else output
+            desk.info = attrs.evolve(desk.info, reads_forwards=True, output=own)
+        with ExitStack() as subscribers:
+            for seat in seats:
+                if (endpoint := seat.config.kv_events) is not None and seat.config.tokenizer is not None:
+                    take = partial(_take_news, seat, routing, prompts)
+                    subscribers.callback(EventSubscriber(endpoint, take).close)
+            await nursery.start(UpstreamProbes(seats, http, show_probed).run)
+            yield seats
+            nursery.cancel_scope.cancel()
+
+
+def _take_news(seat: UpstreamSeat, routing: UpstreamRouting, prompts: UpstreamPrompts, news: CacheNews) -> None:
+    """Note what has changed in an upstream's cache."""
+    if news.is_cleared:
+        routing.on_cleared(seat.engine_id)
+    routing.on_removed(seat.engine_id, news.removed)
+    routing.on_stored(seat.engine_id, news.stored)
+    seat.num_blocks_known = news.num_blocks
+    if news.block_size is not None:
+        prompts.block_sizes[seat.engine_id] = news.block_size
 
 
 @asynccontextmanager

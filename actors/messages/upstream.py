@@ -28,6 +28,7 @@ class Forward:
     """The body has a field of this name..."""
     asks_usage: bool = False
     """...that asks for usage already."""
+    tenant: str = ""
     affinity: bytes = b""
     prompts: tuple[Prompt, ...] = attrs.field(default=(), repr=False)
     """For routers that know what an upstream has cached. Empty: they are not known."""

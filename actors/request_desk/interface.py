@@ -140,6 +140,8 @@ class ServingInfo:
     """What the last engine that became ready has found out."""
     has_engines: bool = True
     """False: all requests are passed on, so that no text is tokenized here."""
+    reads_forwards: bool = False
+    """Prompts of requests that are passed on are tokenized here, for an estimate of what upstreams have cached."""
     passed_on: Mapping[str, int | None] = attrs.field(factory=dict)
     """Models whose requests are passed on to upstreams, and their context lengths if they are known."""
 

@@ -59,6 +59,8 @@ class UpstreamRouting:
         self._affinity_tokens = affinity_tokens
         self._rng = random.Random(seed)  # noqa: S311 - balances load, guards nothing
         self._slots: dict[int, int] = {}
+        self._routes: dict[UpstreamRoute, None] = {}
+        """Requests that were not dropped."""
         self._affinities: OrderedDict[bytes, int] = OrderedDict()
         self._num_routed = 0
         self._index = KeyIndex()
@@ -79,6 +81,20 @@ class UpstreamRouting:
     def on_removed(self, engine_id: int, keys: Sequence[bytes]) -> None:
         self._index.remove(self._slots[engine_id], keys)
         self._index.sweep()
+
+    def on_cleared(self, engine_id: int) -> None:
+        """Forget what an upstream has cached, in a time that does not depend on how much it was."""
+        old, new = self._slots[engine_id], self._index.take_slot()
+        self._index.release_slot(old)
+        self._loads.move(old, new)
+        self._slots[engine_id] = new
+        for route in self._routes:
+            if route.engine_id == engine_id:
+                route.slot = new
+                if route.sent is not None:
+                    keys = route.sent.keys
+                    self._sent.drop(route.sent)
+                    route.sent = self._sent.add(new, keys)
 
     # ------------------------------------------------------------ requests
 
@@ -118,7 +134,9 @@ class UpstreamRouting:
         loads.blocks[slot] += num_blocks
         loads.place(slot, num_queued)
         sent = self._sent.add(slot, chosen.keys) if chosen is not None and chosen.keys else None
-        return UpstreamRoute(engine_id, slot, num_queued, num_blocks, estimate, sent)
+        route = UpstreamRoute(engine_id, slot, num_queued, num_blocks, estimate, sent)
+        self._routes[route] = None
+        return route
 
     def _num_overlapping(self, slot: int, prompt: PromptKeys) -> int:
         """Return how many tokens of a prompt an upstream holds, or is about to; the last is always computed."""
@@ -141,6 +159,7 @@ class UpstreamRouting:
 
     def drop(self, route: UpstreamRoute) -> None:
         """Forget a request that was answered, or will not be."""
+        self._routes.pop(route, None)
         self._forget_sent(route)
         self._loads.queued[route.slot] -= route.num_queued
         self._loads.blocks[route.slot] -= route.num_blocks

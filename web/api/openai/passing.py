@@ -9,6 +9,7 @@ down to what its client reads.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -18,8 +19,9 @@ import trio
 from quart import Response
 
 from quipu.actors.messages.handler import Closed, OutletEvent
+from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.upstream import Forward, UpstreamRefusal
-from quipu.actors.request_desk.interface import Desk, DeskClosed
+from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo
 
 from ...auth.caller import caller_of
 from ...http.sse import DONE, PING, Sink
@@ -30,16 +32,29 @@ from ...request.tally import Tally
 from ..affinity import affinity_of, read_affinity_key
 from ..answer import ReceivedBody, expire, open_sink, stream_response
 from ..fields import Fields
+from ..generation import GenerationRequest
 from ..stream import StreamWriter
 from .common_fields import AFFINITY_FIELDS
 
+ReadPrompt = Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRequest]]
+"""Reads a body as for an engine of this server."""
+MAX_VOCABULARY = 2**31
+"""Of upstreams: token ids beyond it are none."""
 
-async def pass_on(endpoint: str, desk: Desk, options: AppOptions, received: ReceivedBody) -> Response:
-    """Serve the current request with an upstream's answer. Raises APIError."""
+
+async def pass_on(
+    endpoint: str, desk: Desk, options: AppOptions, read_prompt: ReadPrompt, received: ReceivedBody
+) -> Response:
+    """Serve the current request with an upstream's answer. Raises APIError.
+
+    `read_prompt` is used where it is known what upstreams have cached.
+    """
     context = current_request_context()
     body, data = received.body, bytes(received.data)
     caller = await caller_of(context, data, str(body["model"]))
     forward = read_forward(context.request_id, endpoint, body, data, caller.tenant, options)
+    if desk.info.reads_forwards:
+        forward = attrs.evolve(forward, prompts=await _prompts_of(body, desk.info, read_prompt))
     try:
         ticket = desk.open(forward, endpoint, caller)
     except DeskClosed as closed:
@@ -63,6 +78,19 @@ async def pass_on(endpoint: str, desk: Desk, options: AppOptions, received: Rece
     return Response(outlet.last, content_type="application/json")
 
 
+async def _prompts_of(body: dict[str, Any], info: ServingInfo, read: ReadPrompt) -> tuple[Prompt, ...]:
+    """Return a request's prompts for an estimate, none if they cannot be read here or are salted."""
+    if body.get("cache_salt"):
+        return ()
+    as_ours = attrs.evolve(
+        info, model_names=(str(body["model"]),), passed_on={}, has_engines=True, vocab_size=MAX_VOCABULARY
+    )
+    try:
+        return (await read(body, as_ours, 1)).prompts
+    except APIError:
+        return ()
+
+
 def read_forward(
     request_id: str, endpoint: str, body: dict[str, Any], data: bytes, tenant: str, options: AppOptions
 ) -> Forward:
@@ -79,6 +107,7 @@ def read_forward(
         asks_usage=asks_usage,
         has_stream_options="stream_options" in body,
         asks_details=fields.flag("return_cached_tokens_details"),
+        tenant=tenant,
         affinity=affinity_of(tenant, read_affinity_key(fields, *AFFINITY_FIELDS)),
     )
 

@@ -103,14 +103,14 @@ def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
 
     @app.post(COMPLETIONS.endpoint)
     async def create_completion() -> Response:
-        passing = partial(pass_on, COMPLETIONS.endpoint, desk, options)
+        passing = partial(pass_on, COMPLETIONS.endpoint, desk, options, completions.read_completion)
         return await answer(
             COMPLETIONS.endpoint, read_completion, COMPLETIONS_SHAPE, desk, options, MAX_VALUES, pass_on=passing
         )
 
     @app.post(CHAT.endpoint)
     async def create_chat_completion() -> Response:
-        passing = partial(pass_on, CHAT.endpoint, desk, options)
+        passing = partial(pass_on, CHAT.endpoint, desk, options, chat.read_chat)
         return await answer(CHAT.endpoint, read_chat, CHAT_SHAPE, desk, options, pass_on=passing)
 
 
