@@ -40,6 +40,8 @@ ReadPrompt = Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRe
 """Reads a body as for an engine of this server."""
 MAX_VOCABULARY = 2**31
 """Of upstreams: token ids beyond it are none."""
+MAX_CONTEXT = 1 << 20
+"""Tokens of a prompt for which there is an estimate."""
 
 
 async def pass_on(
@@ -54,7 +56,7 @@ async def pass_on(
     caller = await caller_of(context, data, str(body["model"]))
     forward = read_forward(context.request_id, endpoint, body, data, caller.tenant, options)
     if desk.info.reads_forwards:
-        forward = attrs.evolve(forward, prompts=await _prompts_of(body, desk.info, read_prompt))
+        forward = attrs.evolve(forward, prompts=await _prompts_of(body, desk.info, read_prompt, options.max_sequences))
     try:
         ticket = desk.open(forward, endpoint, caller)
     except DeskClosed as closed:
@@ -78,15 +80,22 @@ async def pass_on(
     return Response(outlet.last, content_type="application/json")
 
 
-async def _prompts_of(body: dict[str, Any], info: ServingInfo, read: ReadPrompt) -> tuple[Prompt, ...]:
+async def _prompts_of(
+    body: dict[str, Any], info: ServingInfo, read: ReadPrompt, max_sequences: int
+) -> tuple[Prompt, ...]:
     """Return a request's prompts for an estimate, none if they cannot be read here or are salted."""
     if body.get("cache_salt"):
         return ()
     as_ours = attrs.evolve(
-        info, model_names=(str(body["model"]),), passed_on={}, has_engines=True, vocab_size=MAX_VOCABULARY
+        info,
+        model_names=(str(body["model"]),),
+        passed_on={},
+        has_engines=True,
+        vocab_size=MAX_VOCABULARY,
+        max_model_len=MAX_CONTEXT,
     )
     try:
-        return (await read(body, as_ours, 1)).prompts
+        return (await read(body, as_ours, max_sequences)).prompts
     except APIError:
         return ()
 
