@@ -15,6 +15,7 @@ from .cluster_config import ClusterConfig
 from .declarations import setting, settings_of
 from .engine_config import EngineConfig
 from .messages.grammar import MAX_GRAMMAR_BYTES
+from .upstream_config import UpstreamConfig
 
 MAX_ENGINES = 1024
 """Most engines that one web process may have."""
@@ -109,12 +110,13 @@ class RuntimeConfig:
     num_engines: int = setting(
         1,
         "--engines",
-        minimum=1,
+        minimum=0,
         maximum=MAX_ENGINES,
         reader="engines",
         metavar="N|ray:N",
         help="number of engine processes, among which prompts are routed (docs/many-engines.md); with `ray:` they run "
         "on the nodes of a Ray cluster (docs/many-machines.md)",
+        resolved="1, or 0 if there is an --upstream",
         group="router",
         key="engines",
     )
@@ -173,6 +175,8 @@ class RuntimeConfig:
         "Anthropic's metadata) is served by the engine that served it last",
         group="router",
     )
+    upstreams: tuple[UpstreamConfig, ...] = ()
+    """Servers to which requests for their models are passed on."""
     max_restarts: int = 5
     """Engine deaths within `restart_window_s` after which the server gives up. Those of engines that had done some work
     do not count."""

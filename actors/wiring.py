@@ -22,7 +22,6 @@ engine runs.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -46,11 +45,9 @@ from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
 from .detokenizer.text_store import DetokenizerMessage, TextStore
 from .engine_manager import EngineManager, MakeHost
-from .engine_shares import SPIN_COUNT, EngineShares
-from .machine_parts import available_memory, read_machine
 from .messages.accountant import Unsent
 from .processes.link_tls import tls_of
-from .processes.process_host import ProcessHost
+from .processes.process_host import local_hosts
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane
 from .request_desk.engine_pool import EnginePool, EngineSeat
@@ -79,6 +76,8 @@ from .tokenizer.template_source import read_template
 
 ENGINE = "quipu.actors.engine"
 """Imported by name, because only `single_loop` loads it into this process."""
+FRONT = "quipu.actors.front"
+"""Imported by name, because only a server with upstreams needs an HTTP client."""
 
 
 @attrs.frozen
@@ -242,7 +241,12 @@ async def open_runtime(
                     config, engines, manager, is_stopping=lambda: desk.is_draining, count_change=metrics.count_scaling
                 ).run
             )
-        yield Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
+        runtime = Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
+        if config.upstreams:
+            async with importlib.import_module(FRONT).open_upstreams(config, desk, accounts, metrics):
+                yield runtime
+        else:
+            yield runtime
         nursery.cancel_scope.cancel()
 
 
@@ -268,7 +272,7 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
     """
     async with AsyncExitStack() as stack:
         if config.cluster is None:
-            make_host, forget = _local_hosts(config)
+            make_host, forget = local_hosts(config)
         else:
             ray = open_ray(config.cluster, config.engine.model_path, config.num_engines)
             nodes = await stack.enter_async_context(ray)
@@ -281,17 +285,9 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
         )
 
 
-def _local_hosts(config: RuntimeConfig) -> tuple[MakeHost, Callable[[int], object]]:
-    """Return what makes hosts of engines on this machine, and what is called when an engine has been removed."""
-    environment = dict(os.environ)
-    environment.setdefault(*SPIN_COUNT)
-    shares = EngineShares(config, read_machine(environment), environment, available_memory)
-
-    def make_host(engine_id: int) -> ProcessHost:
-        share = shares.take(engine_id)
-        return ProcessHost(share.config, share.environment, step_timeout_s=config.step_timeout_s)
-
-    return make_host, shares.release
+def front(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
+    """Run a server that has upstreams and no engine. Returns an async context manager that yields a `Front`."""
+    return importlib.import_module(FRONT).open_front(config, info, journal)
 
 
-__all__ = ["AccountantMessage", "Runtime", "open_runtime", "single_loop", "split"]
+__all__ = ["AccountantMessage", "Runtime", "front", "open_runtime", "single_loop", "split"]

@@ -35,8 +35,8 @@ from quipu.actors.messages.prompts import Prompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import ServingInfo
+from quipu.actors.request_desk.ticket import RequestTicket
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.text_workers import renderer

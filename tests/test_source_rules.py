@@ -17,7 +17,7 @@ MAX_NUM_LINES = 300
 LONGER: dict[str, str] = {}
 """Files that may be longer than `MAX_NUM_LINES`, and why."""
 
-ACTORS = ("tokenizer", "scheduler", "block_manager", "executor", "detokenizer", "accountant", "router")
+ACTORS = ("tokenizer", "scheduler", "block_manager", "executor", "detokenizer", "accountant", "router", "upstreams")
 LOOPS = {"trio", "anyio", "asyncio"}
 
 ABSOLUTE = {"actors/ledger/migrations/env.py": "Alembic runs this file by its path, outside any package"}

@@ -28,8 +28,11 @@ import trio
 
 from ..channel import EagerSender, Receiver
 from ..messages.accountant import (
+    Answered,
+    Answering,
     Completed,
     EngineDied,
+    Forwarded,
     Left,
     OpenAccount,
     Prompted,
@@ -135,6 +138,11 @@ class Accountant:
                         request.awaited = frozenset(message.submitted_ids)
                     case Refused():
                         request.fail(message.error, message.fault)
+                return request
+            case Forwarded() | Answering() | Answered():
+                request = store.requests.get(message.request_id)
+                if request is not None and is_new:
+                    request.add_foreign(message, pending.at)
                 return request
             case _:
                 raise TypeError(f"{type(message).__name__} is not about a single request")

@@ -27,6 +27,7 @@ class EngineLabels:
     """The ids of those there are, in order."""
     is_shown: bool
     """Whether there have been several."""
+    num_upstreams: int = 0
 
     @classmethod
     def of(cls, model_name: str, num_engines: int = 1) -> EngineLabels:
@@ -35,7 +36,12 @@ class EngineLabels:
 
     def add(self, engine_id: int) -> None:
         self.engines[engine_id] = None
-        self.is_shown |= len(self.engines) > 1
+        self.is_shown |= len(self.engines) + self.num_upstreams > 1
+
+    def add_upstream(self, engine_id: int) -> None:
+        """Note a server that is not one of the engines, whose values are shown where there are any."""
+        self.num_upstreams += 1
+        self.is_shown |= len(self.engines) + self.num_upstreams > 1
 
     def remove(self, engine_id: int) -> None:
         self.engines.pop(engine_id, None)

@@ -25,9 +25,12 @@ from ..messages.usage_record import UsageRecord
 from ..request_desk.desk import RequestDesk
 from .account import Account
 from .entry_store import MAX_CRASHES, CountedPrompt, EntryStore, RequestEntries
+from .foreign_account import ForeignAccount
 from .journal import Journal
 from .metrics import Metrics
-from .prompt_account import PromptAccount
+from .prompt_account import UNATTRIBUTED, PromptAccount
+
+NO_ROOM = "The usage ledger has no room for another record."
 
 
 class Log(Protocol):
@@ -56,12 +59,16 @@ class SideEffects:
         if request.num_crashes >= MAX_CRASHES:
             self._close_unaccountable(request, now)
         else:
-            account = None
-            if request.num_changes != request.num_changes_settled:
-                account = request.account()
-                self._admit(request, account)
-                self._time_first_token(request, account)
-                self._tell_started(request, account)
+            account: Account | ForeignAccount | None = None
+            if request.foreign is not None:
+                account = foreign = request.foreign_account(request.foreign)
+                self._reserve(request, foreign)
+                self._time_first_token(request, foreign)
+            elif request.num_changes != request.num_changes_settled:
+                account = own = request.account()
+                self._admit(request, own)
+                self._time_first_token(request, own)
+                self._tell_started(request, own)
                 request.num_changes_settled = request.num_changes
             self._stop_failed(request)
             if request.is_late and not request.applied.is_answered:
@@ -85,7 +92,7 @@ class SideEffects:
         if is_first and not has_room:
             applied.is_withdrawn = True
             account.withdraw()
-            request.fail(RequestError(ErrorKind.OVERLOADED, "The usage ledger has no room for another record."))
+            request.fail(RequestError(ErrorKind.OVERLOADED, NO_ROOM))
             account.error, account.fault = request.error, request.fault
             return
         applied.engine_id = account.engine_id
@@ -93,6 +100,35 @@ class SideEffects:
             before = list(applied.counted_prompts.values())
             applied.counted_prompts[index] = CountedPrompt(prompt.num_prompt_tokens, prompt.cached)
             self._count_admission(account, prompt, before)
+
+    def _reserve(self, request: RequestEntries, account: ForeignAccount) -> None:
+        """Reserve room for the record of a request that is passed on, and count its prompt once its size is known."""
+        applied = request.applied
+        if applied.engine_id is None and not applied.is_withdrawn:
+            applied.retry_of = self._journal.retry_of(account.opening_record())
+        if applied.engine_id != account.engine_id and not applied.is_withdrawn:
+            applied.engine_id = account.engine_id
+            if not self._journal.admit(_with_retry(account.opening_record(), applied.retry_of)):
+                applied.is_withdrawn = account.is_withdrawn = True
+                request.fail(RequestError(ErrorKind.OVERLOADED, NO_ROOM))
+                account.error, account.fault = request.error, request.fault
+        prompt, cached = account.usage.prompt, account.cached
+        if isinstance(prompt, Known) and not applied.counted_prompts:
+            applied.counted_prompts[0] = CountedPrompt(prompt.n, cached)
+            self._store.stats.total_requests += 1
+            self._store.stats.hit_requests += _num_known(cached) > 0
+            self._count_prompt(account.engine_id, prompt.n, cached)
+            if isinstance(cached, Known):
+                self._metrics.count_cached({UNATTRIBUTED: cached.n}, account.engine_id)
+
+    def _count_prompt(self, engine_id: int | None, num_tokens: int, cached: Count) -> None:
+        """Raise the counters of all prompts. What was not counted is no hit."""
+        metrics, stats, num_cached = self._metrics, self._store.stats, _num_known(cached)
+        stats.total_prompt_tokens += num_tokens
+        stats.total_cached_tokens += num_cached
+        metrics.prompt_tokens.inc(num_tokens, engine_id)
+        metrics.prefix_cache_queries.inc(num_tokens, engine_id)
+        metrics.prefix_cache_hits.inc(num_cached, engine_id)
 
     def _count_admission(self, account: Account, prompt: PromptAccount, before: list[CountedPrompt]) -> None:
         """Raise every counter that a prompt's frozen numbers concern, in one event."""
@@ -104,11 +140,7 @@ class SideEffects:
                 metrics.request_queue.observe(account.admitted_at - account.received_at, engine_id=engine_id)
         if cached and not any(_num_known(other.cached) for other in before):
             stats.hit_requests += 1
-        stats.total_prompt_tokens += prompt.num_prompt_tokens
-        stats.total_cached_tokens += cached
-        metrics.prompt_tokens.inc(prompt.num_prompt_tokens, engine_id)
-        metrics.prefix_cache_queries.inc(prompt.num_prompt_tokens, engine_id)
-        metrics.prefix_cache_hits.inc(cached, engine_id)
+        self._count_prompt(engine_id, prompt.num_prompt_tokens, prompt.cached)
         if cached:
             metrics.count_cached(prompt.by_tier, engine_id)
         if prompt.estimated is not None and isinstance(prompt.cached, Known):
@@ -120,7 +152,7 @@ class SideEffects:
 
     # ------------------------------------------------------------ what the client is told
 
-    def _time_first_token(self, request: RequestEntries, account: Account) -> None:
+    def _time_first_token(self, request: RequestEntries, account: Account | ForeignAccount) -> None:
         if account.first_token_at is not None and not request.applied.timed_first_token:
             request.applied.timed_first_token = True
             waited = account.first_token_at - account.received_at
@@ -152,13 +184,13 @@ class SideEffects:
             if not request.left:
                 request.awaited = frozenset(self._desk.stop(request.request_id))
 
-    def _answer_late(self, request: RequestEntries, account: Account, now: float) -> None:
+    def _answer_late(self, request: RequestEntries, account: Account | ForeignAccount, now: float) -> None:
         """Tell the client at once that its deadline has passed, whatever the engine does. The record follows."""
         request.applied.is_answered = True
         record = _with_retry(account.record(now), request.applied.retry_of)
         request.opened.outlet.put(Closed(record, request.error, is_final=False))
 
-    def _close(self, request: RequestEntries, account: Account, now: float) -> None:
+    def _close(self, request: RequestEntries, account: Account | ForeignAccount, now: float) -> None:
         record = _with_retry(account.record(now), request.applied.retry_of)
         if not request.applied.counted_end:
             request.applied.counted_end = True
@@ -199,7 +231,7 @@ class SideEffects:
             self._metrics.generation_tokens.inc(record.completion_tokens, record.engine)
         self._file(request, record)
 
-    def _count_end(self, account: Account, record: UsageRecord, now: float) -> None:
+    def _count_end(self, account: Account | ForeignAccount, record: UsageRecord, now: float) -> None:
         metrics, log, engine_id = self._metrics, self._log, record.engine
         if record.disputed:
             metrics.usage_disputed.inc(1, engine_id)

@@ -19,6 +19,7 @@ import attrs
 from ..messages.accountant import (
     Completed,
     EngineDied,
+    Forwarded,
     Left,
     OpenAccount,
     Prompted,
@@ -32,8 +33,12 @@ from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
+from .cache_stats import CacheStats
+from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
 
-AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied | Unsent | Routed
+AccountantMessage = (
+    OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied | Unsent | Routed | ForeignMessage
+)
 
 _ENDS = (Ended, Gap)
 
@@ -95,6 +100,8 @@ class RequestEntries:
     prompted: Prompted | None = None
     entries: dict[int, list[Entry]] = attrs.field(factory=dict)
     """By sequence."""
+    foreign: ForeignEntries | None = None
+    """Set once it was passed on to an upstream."""
     num_changes: int = 0
     """Entries that may make side effects due before the end."""
     num_changes_settled: int | None = None
@@ -140,6 +147,14 @@ class RequestEntries:
             # a client that has left ended its request before the server failed it
             self.fault = None if self.left else fault
 
+    def add_foreign(self, message: ForeignMessage, at: float) -> None:
+        """Add what became of a request that was passed on."""
+        if isinstance(message, Forwarded):
+            self.foreign = ForeignEntries(message, at)
+        else:
+            assert self.foreign is not None
+            self.foreign.add(message, at)
+
     def add_span(self, sequence_id: int, start: int, end: int) -> None:
         """Add computed positions, extending the last entry if they continue it."""
         entries = self.entries[sequence_id]
@@ -160,6 +175,8 @@ class RequestEntries:
 
         A sequence whose Terminal may have been lost counts as ended.
         """
+        if self.foreign is not None:
+            return self.foreign.answered is not None
         if self.error is None and not self.left and self.prompted is None:
             return False
         awaited = self.entries.keys() if self.awaited is None else self.awaited & self.entries.keys()
@@ -172,6 +189,13 @@ class RequestEntries:
         return Account(
             opened.request_id, opened.endpoint, opened.received_at, opened.caller, self.opened_unix_s, opened.seed
         )
+
+    def foreign_account(self, entries: ForeignEntries) -> ForeignAccount:
+        """Make the account of a request that was passed on."""
+        account = ForeignAccount(self.opened, self.opened_unix_s, entries)
+        account.error, account.fault = self.error, self.fault
+        account.is_withdrawn = self.applied.is_withdrawn
+        return account
 
     def account(self) -> Account:
         """Make the account from these entries."""
@@ -219,27 +243,6 @@ class RequestEntries:
             engine=applied.engine_id,
             disputed=True,
         )
-
-
-@attrs.define
-class CacheStats:
-    """What the log line `prefix_cache.stats` shows, cumulative over the life of the web process."""
-
-    total_requests: int = 0
-    hit_requests: int = 0
-    total_prompt_tokens: int = 0
-    total_cached_tokens: int = 0
-
-    def fields(self) -> dict[str, int | float]:
-        return {
-            "total_requests": self.total_requests,
-            "hit_requests": self.hit_requests,
-            "miss_requests": self.total_requests - self.hit_requests,
-            "hit_rate": self.hit_requests / max(1, self.total_requests),
-            "total_prompt_tokens": self.total_prompt_tokens,
-            "total_cached_tokens": self.total_cached_tokens,
-            "token_hit_rate": self.total_cached_tokens / max(1, self.total_prompt_tokens),
-        }
 
 
 @attrs.define(eq=False)

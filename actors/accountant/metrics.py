@@ -103,6 +103,7 @@ class Metrics:
             self._scalings.labels(model_name, direction)
         self.num_requests_running = gauge("num_requests_running", "Sequences being computed.")
         self.num_requests_waiting = gauge("num_requests_waiting", "Sequences waiting for admission.")
+        self.upstream_ready = gauge("upstream_ready", "1: the upstream answers; 0: it gets no requests.")
         self._kv_blocks = gauge("kv_blocks", "KV blocks.", "state", ("used", "cached", "pinned", "free"))
         self._kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the KV blocks that is in use.")
 
@@ -110,6 +111,14 @@ class Metrics:
 
     def add_engine(self, engine_id: int) -> None:
         self._labels.add(engine_id)
+
+    def add_upstream(self, engine_id: int) -> None:
+        """Show an upstream's numbers under its own label, if there is anything besides it."""
+        self._labels.add_upstream(engine_id)
+
+    def set_upstream(self, engine_id: int, *, is_ready: bool, num_running: int) -> None:
+        self.upstream_ready.set(is_ready, engine_id)
+        self.num_requests_running.set(num_running, engine_id)
 
     def forget_engine(self, engine_id: int) -> None:
         """Show no gauges of an engine any more. What it has counted stays."""

@@ -29,7 +29,7 @@ from ..messages.usage_record import UsageRecord
 from .fields import DEFAULTS, Value, flatten, restore
 
 MAX_LINE_BYTES: Final = 32 * 1024
-GROWTH_BYTES: Final = 4096
+GROWTH_BYTES: Final = 6144
 HASH_CHARS: Final = 64
 _ALWAYS: Final = frozenset({"request_id", "outcome"})
 NO_HASH: Final = "0" * HASH_CHARS

@@ -22,6 +22,8 @@ Values = Mapping[str, Value]
 
 MAX_TEXT_CHARS: Final = 256
 """The web layer has its own limits; the reserved room relies on this one."""
+MAX_SAID_CHARS: Final = 1024
+"""Of the usage that an upstream reports; of a longer one nothing is kept."""
 MAX_MISSES: Final = 32
 """Of a list of prompts, only the first ones have their cache miss recorded."""
 TIERS: Final = ("device", "host", "disk", "remote", "unattributed")
@@ -67,6 +69,8 @@ FIELD_NAMES: Final = (
     "router_estimate_tokens",
     "seed",
     "fault",
+    "completion_kind",
+    "upstream_usage",
 )
 
 
@@ -113,6 +117,8 @@ def flatten(record: UsageRecord) -> dict[str, Value]:
         "router_estimate_tokens": record.router_estimate,
         "seed": record.seed,
         "fault": None if record.fault is None else record.fault.value,
+        "completion_kind": "known" if record.knows_completion else "unknown",
+        "upstream_usage": _said(record.upstream_usage),
     }
     values.update(_tiers(record.cached_by_tier))
     return values
@@ -158,6 +164,8 @@ def restore(values: Mapping[str, object]) -> UsageRecord:
         router_estimate=_opt_int(values["router_estimate_tokens"]),
         seed=_opt_int(values["seed"]),
         fault=None if values["fault"] is None else Fault(_str(values["fault"])),
+        knows_completion=_is_known(values["completion_kind"]),
+        upstream_usage=_opt_str(values["upstream_usage"]),
     )
 
 
@@ -175,6 +183,16 @@ def _text(text: str | None) -> str | None:
         return None
     # lone surrogates cannot be encoded, and PostgreSQL takes no NUL
     return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def _said(text: str | None) -> str | None:
+    return text if text is not None and len(text) <= MAX_SAID_CHARS and text.isascii() else None
+
+
+def _is_known(kind: object) -> bool:
+    if kind not in ("known", "unknown"):
+        raise ValueError(f"invalid kind of count: {kind!r}")
+    return kind == "known"
 
 
 def _time(seconds: float | None) -> float | None:

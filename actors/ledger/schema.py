@@ -11,7 +11,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-HEAD: Final = "0005"
+HEAD: Final = "0006"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -88,6 +88,8 @@ records: Final = sa.Table(
     _number("router_estimate_tokens", nullable=True),
     _number("seed", nullable=True),
     _text("fault", nullable=True),
+    sa.Column("completion_kind", sa.Text, nullable=False, server_default="known"),
+    _text("upstream_usage", nullable=True),
     sa.Column("recovered", sa.Boolean, nullable=False),
     *_chain(),
     sa.Index("usage_records_closed", "closed_at", "request_id"),

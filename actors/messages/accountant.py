@@ -11,6 +11,7 @@ from .handler import Outlet
 from .outcomes import Fault, FinishReason, RequestError
 from .prompts import Breakpoint
 from .scores import StepScores
+from .upstream import ForeignUsage
 
 
 class StepReport(msgspec.Struct, array_like=True, frozen=True):
@@ -200,3 +201,34 @@ class Unsent:
     """A sequence was aborted before an engine could be given it: it has no Terminal."""
 
     sequence_id: int
+
+
+@attrs.frozen
+class Forwarded:
+    """A request was sent to an upstream; after a failure that its client does not see, to another one."""
+
+    request_id: str
+    engine_id: int
+    incarnation: int
+    estimate: int | None
+    """The cached tokens that the router expects. None: it cannot tell."""
+
+
+@attrs.frozen
+class Answering:
+    """An upstream has begun to answer a request."""
+
+    request_id: str
+
+
+@attrs.frozen
+class Answered:
+    """Nothing more comes from the upstream of a request."""
+
+    request_id: str
+    usage: ForeignUsage
+    finish_reason: FinishReason | None
+    """The first choice's."""
+    num_choices: int
+    is_complete: bool
+    """Its response has its end."""

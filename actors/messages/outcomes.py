@@ -38,6 +38,7 @@ class ErrorKind(StrEnum):
     OVERLOADED = "overloaded"  # retry later (503 with Retry-After)
     TIMEOUT = "timeout"  # its deadline has passed (504)
     INTERNAL = "internal"  # the server's fault (500)
+    UPSTREAM = "upstream"  # the fault of a server to which it was passed on (502)
 
 
 @attrs.frozen

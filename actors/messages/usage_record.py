@@ -48,6 +48,8 @@ class UsageRecord:
     token. 0 if there are no breakpoints."""
     created_1h_tokens: int = 0
     completion_tokens: int = 0
+    knows_completion: bool = True
+    """False: an upstream did not say how many there were, so that 0 stands for a number that is unknown."""
     reasoning_tokens: int = 0
     computed_tokens: int = 0
     """Prompt positions that this request computed first."""
@@ -68,6 +70,8 @@ class UsageRecord:
     seed: int | None = None
     """The sampling seed, the request's own or one chosen by the server: 64 bits, signed as in OpenAI's API. None in
     records of older servers."""
+    upstream_usage: str | None = None
+    """The usage that an upstream reported, with all its details, as JSON. None: an engine of this server counted."""
     fault: Fault | None = None
     """None: the server did not fail it, or the record is an older server's."""
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ import attrs
 import msgspec
 import trio
 
+from ..config import RuntimeConfig
 from ..engine_config import EngineConfig
+from ..engine_shares import SPIN_COUNT, EngineShares
+from ..machine_parts import available_memory, read_machine
 from ..shared.step_record import StepRecord
 from ..supervisor import Death
 from .child import OWN_GROUP, kill_group
@@ -55,7 +59,23 @@ class LocalProcess:
     def step_ids(self) -> tuple[int, ...] | None:
         return self._record.read()
 
-    async def explain(self) -> Death:
+    async def local_hosts(config: RuntimeConfig) -> tuple[Callable[[int], ProcessHost], Callable[[int], object]]:
+    """Return what makes hosts of engines on this machine, and what is called when an engine has been removed.
+
+    Raises CheckpointError for settings that several engines cannot share.
+    """
+    environment = dict(os.environ)
+    environment.setdefault(*SPIN_COUNT)
+    shares = EngineShares(config, read_machine(environment), environment, available_memory)
+
+    def make_host(engine_id: int) -> ProcessHost:
+        share = shares.take(engine_id)
+        return ProcessHost(share.config, share.environment, step_timeout_s=config.step_timeout_s)
+
+    return make_host, shares.release
+
+
+def explain(self) -> Death:
         if self._process.returncode == -signal.SIGBUS:
             return await trio.to_thread.run_sync(_explain_bus_error, self._checkpoint)
         return explain(self._process.returncode)

@@ -25,6 +25,7 @@ from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import Prompt
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.tokenizer import CountTokens, Encode
+from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
 from .encoding import EncodingRequests
 from .engine_lane import EngineLane
@@ -32,45 +33,12 @@ from .engine_pool import EnginePool
 from .interface import DeskClosed, DrainMode, EngineControl, EngineStatus, Health, PromptRefused, ServingInfo, State
 from .mailbox import Mailbox
 from .open_requests import CountSlot, OpenRequest
+from .passing_on import PassingOn
+from .ticket import RequestTicket
 
 ANONYMOUS = Caller()
 FINAL_RECORDS_S = 2.0
 """How long a drain waits for the requests that it has failed to leave."""
-
-
-class RequestTicket:
-    """One open request, for its handler."""
-
-    def __init__(self, desk: RequestDesk, request: Encode, mailbox: Mailbox) -> None:
-        self._desk = desk
-        self._request: Encode | None = request
-        """Dropped once the tokenizer has it: the ticket lives as long as the response, its prompts need not."""
-        self._request_id = request.request_id
-        self._mailbox = mailbox
-
-    @property
-    def request_id(self) -> str:
-        return self._request_id
-
-    @property
-    def mailbox(self) -> Mailbox:
-        return self._mailbox
-
-    async def start(self) -> None:
-        request, self._request = self._request, None
-        if request is None:
-            raise RuntimeError("this request was started before")
-        await self._desk.hand_over(request)
-
-    def when_encoded(self, call: Callable[[], object], /) -> None:
-        self._desk.when_encoded(self._request_id, call)
-
-    def expire(self, after_s: float) -> None:
-        self._desk.expire(self._request_id, after_s)
-
-    def leave(self) -> None:
-        self._request = None
-        self._desk.leave(self._request_id)
 
 
 class RequestDesk:
@@ -95,6 +63,9 @@ class RequestDesk:
         self.pool = engines
         self.control: EngineControl
         """What starts and ends engines; set when it runs."""
+        self.upstreams: PassingOn | None = None
+        """What passes requests on to other servers, if there are any."""
+        self.health_of_engines: Callable[[], Health] = engines.health
         self._accountant = accountant
         self._detokenizer = detokenizer
         self._metrics = metrics
@@ -114,16 +85,16 @@ class RequestDesk:
     def new_request_id(self) -> str:
         return f"req-{secrets.token_hex(12)}"
 
-    def open(self, request: Encode, endpoint: str, caller: Caller = ANONYMOUS, /) -> RequestTicket:
+    def open(self, request: Encode | Forward, endpoint: str, caller: Caller = ANONYMOUS, /) -> RequestTicket:
         if self.is_draining:
             raise DeskClosed("The server is shutting down.")
-        if (health := self.pool.health()).state is State.FAILED:
+        if isinstance(request, Encode) and (health := self.health_of_engines()).state is State.FAILED:
             raise DeskClosed(f"The engine has failed: {health.detail}")
         self._check_room()
         mailbox = Mailbox()
         self._open[request.request_id] = OpenRequest(request.request_id, mailbox)
         self._idle = trio.Event() if self._idle.is_set() else self._idle
-        seed = recorded_seed(request.sampling.seed)
+        seed = recorded_seed(request.sampling.seed) if isinstance(request, Encode) else None
         self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox, caller, seed))
         return RequestTicket(self, request, mailbox)
 
@@ -183,7 +154,7 @@ class RequestDesk:
         self.lane.post(ResetPrefixCache())
 
     def health(self) -> Health:
-        health = attrs.evolve(self.pool.health(), actor_restarts=self.actor_restarts())
+        health = attrs.evolve(self.health_of_engines(), actor_restarts=self.actor_restarts())
         if health.state is not State.READY:
             return health
         if self.is_draining:

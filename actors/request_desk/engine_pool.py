@@ -99,6 +99,7 @@ class EnginePool:
     def __init__(self) -> None:
         self._seats: dict[int, EngineSeat] = {}
         self._next_id = 0
+        self._num_added = 0
         self.num_started = 0
         """Incarnations so far: the last one's number."""
         self.on_stale_frames: Callable[[int, int], object] = lambda num_frames, engine_id: None
@@ -122,9 +123,15 @@ class EnginePool:
 
     def add(self) -> EngineSeat:
         """Return the seat of a new engine."""
-        seat = self._seats[self._next_id] = EngineSeat(self._next_id)
-        self._next_id += 1
+        engine_id = self.new_id()
+        self._num_added += 1
+        seat = self._seats[engine_id] = EngineSeat(engine_id)
         return seat
+
+    def new_id(self) -> int:
+        """Return an id that no engine has, or will have."""
+        self._next_id += 1
+        return self._next_id - 1
 
     def remove(self, engine_id: int) -> None:
         del self._seats[engine_id]
@@ -132,7 +139,7 @@ class EnginePool:
     @property
     def was_ever_several(self) -> bool:
         """Whether there has been a second engine."""
-        return self._next_id > 1
+        return self._num_added > 1
 
     @property
     def num_desired(self) -> int:

@@ -21,7 +21,9 @@ from ..messages.output import OutputFormat
 from ..messages.prompts import Prompt
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
+from ..messages.upstream import Forward, ForwardOutlet
 from .mailbox import Mailbox
+from .passing_on import PassingOn
 
 
 class DeskClosed(Exception):
@@ -136,6 +138,12 @@ class ServingInfo:
     """How the model writes reasoning and calls."""
     engine: EngineReady | None = None
     """What the last engine that became ready has found out."""
+    has_engines: bool = True
+    """False: all requests are passed on, so that no text is tokenized here."""
+    reads_forwards: bool = False
+    """Prompts of requests that are passed on are tokenized here, for an estimate of what upstreams have cached."""
+    passed_on: Mapping[str, int | None] = attrs.field(factory=dict)
+    """Models whose requests are passed on to upstreams, and their context lengths if they are known."""
 
 
 def describe_pool(engine: EngineReady) -> dict[str, float]:
@@ -159,6 +167,10 @@ class Ticket(Protocol):
 
     async def start(self) -> None:
         """Send the request to the tokenizer. Waits while its inbox is full, unless the request fails (`expire`)."""
+        ...
+
+    async def pass_on(self, outlet: ForwardOutlet) -> None:
+        """Have an upstream answer the request, which is a `Forward`. Returns when nothing more comes."""
         ...
 
     def when_encoded(self, call: Callable[[], object], /) -> None:
@@ -196,7 +208,12 @@ class Desk(Protocol):
     @property
     def info(self) -> ServingInfo: ...
 
-    def open(self, request: Encode, endpoint: str, caller: Caller = ..., /) -> Ticket:
+    @property
+    def upstreams(self) -> PassingOn | None:
+        """What passes requests on; None if there are no upstreams."""
+        ...
+
+    def open(self, request: Encode | Forward, endpoint: str, caller: Caller = ..., /) -> Ticket:
         """Open a request and its account; `request.request_id` comes from `new_request_id`. Raises DeskClosed."""
         ...
 

@@ -198,17 +198,18 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
+def serving(folder: Path, *flags: str, exit_code: int = 0, has_engine: bool = True) -> Iterator[Server]:
     """Run `serve_command(*flags)` until the block is left; it must then exit with `exit_code` and leave no process."""
     process, log_path = start_quipu(folder, *serve_command(*flags), "--port", "0")
     server = Server(process, log_path)
     try:
         server.wait_listening()
         server.wait_ready()
-        engine_pids = eventually(server.engines, "the web process has an engine")
+        engine_pids = eventually(server.engines, "the web process has an engine") if has_engine else []
         yield server
         if process.poll() is None:
-            engine_pids = eventually(server.engines, "it has one still")  # they may have been restarted
+            if has_engine:
+                engine_pids = eventually(server.engines, "it has one still")  # they may have been restarted
             assert server.stop() == exit_code, server.log_text
         eventually(lambda: all(map(has_ended, engine_pids)), "the engine processes end")
     finally:

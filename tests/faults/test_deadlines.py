@@ -8,7 +8,7 @@ import trio.testing
 
 from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
-from quipu.actors.request_desk.desk import RequestTicket
+from quipu.actors.request_desk.ticket import RequestTicket
 from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
 from tests.runtimes import Client, kill_engine, small_runtime

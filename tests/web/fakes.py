@@ -36,6 +36,7 @@ from quipu.actors.request_desk.interface import (
     UnknownEngine,
 )
 from quipu.actors.request_desk.mailbox import Mailbox
+from quipu.actors.request_desk.passing_on import PassingOn
 from quipu.actors.shared.scored_tokens import ScoredColumns
 from quipu.actors.shared.token_decoding import TokenText
 
@@ -183,6 +184,7 @@ class FakeTicket:
 class FakeDesk:
     script: Script = lambda encode: hello(len(encode.prompts) * encode.num_choices)
     info: ServingInfo = INFO
+    upstreams: PassingOn | None = None
     closed: str | None = None
     """If set, no request can be opened, for this reason."""
     start_error: Exception | None = None

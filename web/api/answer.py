@@ -83,20 +83,45 @@ class ParsedRequest:
     options: AppOptions
 
 
+@attrs.frozen
+class ReceivedBody:
+    """A body that has arrived and been parsed."""
+
+    data: bytes | bytearray
+    body: dict[str, Any]
+    share: BodyShare
+    """Its share of the memory for bodies, released when the prompts are encoded."""
+
+
+PassOn = Callable[[ReceivedBody], Awaitable[Response]]
+"""Serves a request whose model is another server's. Raises APIError."""
 Reader = Callable[[ParsedRequest], Awaitable[Reply]]
 """Checks a body. Raises APIError."""
 
 
 async def answer(
-    endpoint: str, read: Reader, shape: Shape, desk: Desk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
+    endpoint: str,
+    read: Reader,
+    shape: Shape,
+    desk: Desk,
+    options: AppOptions,
+    max_values: int = MAX_CHAT_VALUES,
+    pass_on: PassOn | None = None,
 ) -> Response:
     """Serve the current request, whose body may have `max_values` values. Raises APIError.
 
-    `shape` describes the fields that `read` knows; the client is told which others were ignored.
+    `shape` describes the fields that `read` knows; the client is told which others were ignored. `pass_on` serves
+    requests for models of other servers, where this endpoint can.
     """
     context = current_request_context()
     context.is_generation = True
-    prepared = await _prepare(read, shape, desk, context, options, max_values)
+    data, share = await take_body()
+    received = ReceivedBody(data, await parse_object(data, share.grow, max_values), share)
+    model = received.body.get("model")
+    if pass_on is not None and type(model) is str and model in desk.info.passed_on:
+        return await pass_on(received)
+    prepared = await _prepare(read, shape, desk, context, options, received)
+    del data, share, received
     reply, caller = prepared.reply, prepared.caller
     try:
         ticket = desk.open(prepared.encode, endpoint, caller)
@@ -108,7 +133,7 @@ async def answer(
     mailbox = context.mailbox = ticket.mailbox
     mailbox.when_closed(partial(context.account_closed, traced_request(context, reply)))
     if options.request_timeout_s is not None:
-        context.scope.start_soon(_expire, ticket, options.request_timeout_s)
+        context.scope.start_soon(expire, ticket, options.request_timeout_s)
     await ticket.start()
     if reply.stream:
         return await _answer_streamed(reply, mailbox, context, options)
@@ -127,11 +152,10 @@ class _Prepared:
 
 
 async def _prepare(
-    read: Reader, shape: Shape, desk: Desk, context: RequestContext, options: AppOptions, max_values: int
+    read: Reader, shape: Shape, desk: Desk, context: RequestContext, options: AppOptions, received: ReceivedBody
 ) -> _Prepared:
     """Read the body of the current request. Only its prompts are kept, and only once."""
-    data, share = await take_body()
-    body = await parse_object(data, share.grow, max_values)
+    data, body, share = received.data, received.body, received.share
     reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
     context.ignored_fields = await ignored_fields(body, shape, reply.wanted.unused_fields)
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
@@ -156,7 +180,7 @@ def traced_request(context: RequestContext, reply: Reply) -> TracedRequest:
     )
 
 
-async def _expire(ticket: Ticket, after_s: float) -> None:
+async def expire(ticket: Ticket, after_s: float) -> None:
     """End a request at its deadline. Its scope cancels this task when the request ends before."""
     await trio.sleep(after_s)
     ticket.expire(after_s)
@@ -202,14 +226,25 @@ async def _answer_streamed(reply: Reply, mailbox: Mailbox, context: RequestConte
     first = await mailbox.peek()
     if isinstance(first, Closed):
         raise_error_of(first)
+    sink = open_sink(context, options)
+    writer = reply.writer(sink, context.tally, context.log)
+    mailbox.attach(writer.consume)
+    return stream_response(sink, reply.heartbeat, context, options)
+
+
+def open_sink(context: RequestContext, options: AppOptions) -> sse.Sink:
+    """Return the sink of the current request's stream."""
     unread_limit = unread_limit_of_run(options.all_sinks_limit_bytes)
     sink = context.sink = sse.Sink(options.sink_limit_bytes, context.cut, unread_limit)
     context.scope.on_close(sink.close)
-    writer = reply.writer(sink, context.tally, context.log)
-    mailbox.attach(writer.consume)
+    return sink
+
+
+def stream_response(sink: sse.Sink, heartbeat: bytes, context: RequestContext, options: AppOptions) -> Response:
+    """Return the response that drains a sink."""
     connection = context.connection if options.direct_streams else None
     open_direct_writer = None if connection is None else connection.open_direct_writer
-    body = sse.body(sink, options.heartbeat_s, reply.heartbeat, open_direct_writer)
+    body = sse.body(sink, options.heartbeat_s, heartbeat, open_direct_writer)
     response = Response(body, content_type=sse.CONTENT_TYPE, headers=dict(sse.HEADERS))
     response.timeout = None
     return response

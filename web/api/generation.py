@@ -15,7 +15,7 @@ from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ..request.errors import bad_value, no_model
+from ..request.errors import bad_value, invalid, no_model, quoted, unavailable
 from .affinity import affinity_of
 from .fields import Fields, wrong_type
 from .reply_rules import NO_RULES, ReplyRules
@@ -121,6 +121,14 @@ class GenerationRequest:
 def read_model(fields: Fields, info: ServingInfo) -> str:
     """Return the requested model. Raises APIError, 404 if it is not served here."""
     model = fields.text("model")
+    if not info.has_engines and not info.passed_on:
+        raise unavailable("No upstream server has answered yet, so that it is not known which models there are.")
+    if model in info.passed_on:
+        message = (
+            f"The model {quoted(model)} is served by another server, to which this one passes on only "
+            "`/v1/chat/completions` and `/v1/completions`."
+        )
+        raise invalid(message, "model", "not_passed_on")
     if model not in info.model_names:
         raise no_model(model)
     return model

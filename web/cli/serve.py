@@ -24,11 +24,12 @@ from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.processes.child import kill_children
 from quipu.actors.processes.log_writer import LogWriter
+from quipu.actors.request_desk.desk import RequestDesk
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
-from quipu.actors.wiring import Runtime, split
+from quipu.actors.wiring import front, split
 
 from ..api.admin.usage_source import LedgerUsage
 from ..app import make_app
@@ -46,6 +47,7 @@ from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
 from .service_manager import Manager, find_manager, notify
 from .settings import resolve_config
+from .upstream_flags import UpstreamError, read_upstreams
 
 log = structlog.get_logger("quipu.cli")
 
@@ -78,7 +80,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         keys = key_store(arguments, os.environ)
         ledger = ledger_config(arguments, os.environ)
         tracing = tracing_config(arguments.otlp_traces_endpoint, os.environ)
-        config, info = resolve_config(arguments)
+        config, info = resolve_config(arguments, read_upstreams(arguments, os.environ))
         raise_file_limit()
         max_connections = arguments.max_connections or default_max_connections()
         resolved = ledger_settings(ledger) | {
@@ -88,7 +90,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
             "allowed_origins": sorted(arguments.allowed_origins),
         }
         info = attrs.evolve(info, settings=info.settings | resolved)
-    except (CheckpointError, KeyFileError, LedgerError, TracingError) as error:
+    except (CheckpointError, KeyFileError, LedgerError, TracingError, UpstreamError) as error:
         log_writer.say(str(error))
         return EXIT_USAGE
     warn_where_open(arguments.host, keys)
@@ -182,7 +184,7 @@ async def run_server(
             reloading_on_hangup(keys),
             open_ledger(ledger_config) as ledger,
             open_tracer(tracing) as tracer,
-            split(config, info, ledger.journal) as runtime,
+            (split if config.num_engines else front)(config, info, ledger.journal) as runtime,
         ):
             install_gauges(ledger, runtime.metrics.registry)
             tracer.count_in(runtime.metrics.registry)
@@ -204,13 +206,17 @@ async def run_server(
                         host=host,
                         port=port,
                         config=server,
-                        shutdown_trigger=partial(_drain, runtime, stopping, grace_s),
+                        shutdown_trigger=partial(_drain, runtime.desk, stopping, grace_s),
                     )
                 )
                 watching.start_soon(watch_loop, runtime.metrics.event_loop_lag)
                 if manager is not None:
                     watching.start_soon(notify, manager, runtime.desk.health, stopping)
-                log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
+                log.info(
+                    "server.listening",
+                    url=[address.url for address in addresses],
+                    model=list(runtime.desk.info.model_names),
+                )
                 _calm_collector()
         # Only now that all accounts are closed: until then a second signal must kill the server, without a
         # KeyboardInterrupt.
@@ -229,9 +235,9 @@ async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:
             stopping.set()
 
 
-async def _drain(runtime: Runtime, stopping: trio.Event, grace_s: float) -> None:
+async def _drain(desk: RequestDesk, stopping: trio.Event, grace_s: float) -> None:
     await stopping.wait()
-    await runtime.desk.drain(grace_s)
+    await desk.drain(grace_s)
 
 
 def _calm_collector() -> None:

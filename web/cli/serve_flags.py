@@ -15,6 +15,7 @@ from .generation_config import AUTO
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
 from .setting_flags import add_settings, integer, number, parse_size
+from .upstream_flags import add_upstream_flags
 
 OPTIONS = AppOptions()
 """The defaults of the web layer."""
@@ -86,6 +87,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add_settings(command, "supervision")
     add_settings(command, "router")
     add_settings(command, "cluster")
+    add_upstream_flags(command)
     add(
         "--otlp-traces-endpoint",
         metavar="URL",

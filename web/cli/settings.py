@@ -22,6 +22,7 @@ from quipu.actors.engine_config import EngineConfig, KvEventsConfig
 from quipu.actors.processes.link_tls import tls_of
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
+from quipu.actors.upstream_config import UpstreamConfig
 
 from .cluster_flags import RayEngines
 from .generation_config import read_sampling_defaults
@@ -40,8 +41,15 @@ TENANT_SHARE = 0.5
 """Share of what may wait that one tenant may have, where there are several."""
 
 
-def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, ServingInfo]:
+def resolve_config(
+    arguments: argparse.Namespace, upstreams: tuple[UpstreamConfig, ...] = ()
+) -> tuple[RuntimeConfig, ServingInfo]:
     """Return every size of the server, and what clients are told of it. Raises CheckpointError."""
+    engines = _resolve_engines(arguments, 0 if upstreams else 1)
+    if engines["num_engines"] == 0:
+        if not upstreams:
+            raise CheckpointError("--engines 0 needs an --upstream")
+        return _resolve_front(arguments, upstreams, engines)
     path = resolve(arguments.model)
     checkpoint = read_info(path, name=_model_name(arguments.model), dtype=arguments.dtype)
     sampling_defaults = read_sampling_defaults(arguments.generation_config, path, checkpoint.vocab_size)
@@ -67,7 +75,8 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
         model_names=names,
         vocab_size=checkpoint.vocab_size,
         kv_dtype=checkpoint.dtype,
-        **_given(arguments, RuntimeConfig) | _resolve_engines(arguments),
+        upstreams=upstreams,
+        **_given(arguments, RuntimeConfig) | engines,
     )
     info = ServingInfo(
         model_names=names,
@@ -84,8 +93,38 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
             **_shown(engine),
             **_shown(config),
             **({} if config.cluster is None else _shown(config.cluster)),
+            "upstreams": [upstream.shown() for upstream in upstreams],
             "max_waiting_share": engine.max_waiting_share,
             "allow_client_priority": arguments.allow_client_priority,
+            "request_timeout": arguments.request_timeout,
+            "max_body_bytes": arguments.max_body_bytes,
+            "max_body_memory": arguments.max_body_memory,
+            "data_dir": arguments.data_dir,
+        },
+    )
+    return config, info
+
+
+def _resolve_front(
+    arguments: argparse.Namespace, upstreams: tuple[UpstreamConfig, ...], engines: dict[str, Any]
+) -> tuple[RuntimeConfig, ServingInfo]:
+    """Return the sizes of a server without engines, which has no checkpoint."""
+    names = tuple(arguments.served_model_name or ())
+    given = _given(arguments, RuntimeConfig) | engines
+    engine = EngineConfig(model_path="", max_model_len=0, eos_token_ids=(), block_size=arguments.block_size)
+    config = RuntimeConfig(engine=engine, model_names=names, vocab_size=0, kv_dtype="", upstreams=upstreams, **given)
+    shown = _shown(config)
+    info = ServingInfo(
+        model_names=names,
+        created=int(time.time()),
+        max_model_len=0,
+        block_size=engine.block_size,
+        num_blocks=None,
+        vocab_size=0,
+        has_engines=False,
+        settings={
+            **{name: shown[name] for name in ("engines", "routing", "affinity_tokens")},
+            "upstreams": [upstream.shown() for upstream in upstreams],
             "request_timeout": arguments.request_timeout,
             "max_body_bytes": arguments.max_body_bytes,
             "max_body_memory": arguments.max_body_memory,
@@ -110,12 +149,12 @@ def _shown(config: attrs.AttrsInstance) -> dict[str, object]:
     }
 
 
-def _resolve_engines(arguments: argparse.Namespace) -> dict[str, Any]:
+def _resolve_engines(arguments: argparse.Namespace, default: int) -> dict[str, Any]:
     """Return how many engines there are and may be, and the cluster that they run on.
 
     Raises CheckpointError, also without Ray if that is to run them.
     """
-    engines = arguments.engines
+    engines = default if arguments.engines is None else arguments.engines
     count = engines.count if isinstance(engines, RayEngines) else engines
     fewest, most = arguments.min_engines or count, arguments.max_engines or count
     if fewest > count:

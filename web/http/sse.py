@@ -41,6 +41,10 @@ _CHECKS_PER_HEARTBEAT = 4
 """How often a body checks, in one heartbeat interval, whether chunks were written past it."""
 
 
+ROOM_BYTES = 64 * 1024
+"""Backlog up to which a source that can be slowed goes on."""
+
+
 def _nothing() -> None:
     pass
 
@@ -62,6 +66,7 @@ class Sink:
         "_limit_bytes",
         "_num_bytes",
         "_on_overflow",
+        "_room",
         "_unread_limit",
         "_wakeup",
         "_wrote_directly",
@@ -81,6 +86,8 @@ class Sink:
         """What the finished chunks of the backlog count for (`_count`)."""
         self._direct_writer: DirectWriter | None = None
         self._wrote_directly = False
+        self._room: trio.Event | None = None
+        """Set when part of the backlog has been taken; None if nobody waits for that."""
         self._wakeup: trio.Event | None = None
         """Set while the body waits, when all earlier chunks are out; None as soon as the body has something to do."""
         self.finished = False
@@ -106,6 +113,17 @@ class Sink:
         self._wake()
         self._unread_limit.add(self, len(data))
 
+    async def wait_room(self) -> None:
+        """Wait until little is left that the client has not read, for a source that can be slowed. One waiter."""
+        while self._num_bytes > ROOM_BYTES and not self.finished and not self.overflowed:
+            self._room = trio.Event()
+            await self._room.wait()
+
+    def _make_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+
     def cut_off(self) -> None:
         """Drop the backlog, which has become too large, and end the request."""
         self.overflowed = True
@@ -119,6 +137,7 @@ class Sink:
         """Deliver nothing more and drop later pushes: the request has ended."""
         self.finished = True
         self._backlog.clear()
+        self._make_room()
         self._unread_limit.discard(self)
         # Both refer to the request, which refers to this sink: the cycle would be left to the garbage collector.
         self._direct_writer, self._on_overflow = None, _nothing
@@ -203,6 +222,7 @@ class Sink:
             backlog.popleft()
         self._num_bytes -= sum(map(self._count, made))
         self._unread_limit.subtract(self, num_bytes)
+        self._make_room()
         return made[0] if len(made) == 1 else b"".join(made)
 
 

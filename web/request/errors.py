@@ -178,6 +178,17 @@ def internal(
     return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "server_error", code=code or "internal_error")
 
 
+def no_engines() -> APIError:
+    """Return the error for what is asked of engines on a server that has none."""
+    message = "This server has no engines of its own: it passes requests on to other servers."
+    return APIError(HTTPStatus.CONFLICT, message, "invalid_request_error", code="no_engines")
+
+
+def bad_gateway(message: str, code: str | None = None) -> APIError:
+    """Return an error for a request that another server should have answered."""
+    return APIError(HTTPStatus.BAD_GATEWAY, message, "server_error", code=code or "upstream_error")
+
+
 def from_request_error(error: RequestError) -> APIError:
     """Return an actor's error as an HTTP error."""
     match error.kind:
@@ -189,6 +200,8 @@ def from_request_error(error: RequestError) -> APIError:
             return APIError(HTTPStatus.GATEWAY_TIMEOUT, error.message, "timeout_error", code=error.code)
         case ErrorKind.INTERNAL:
             return internal(error.message, error.code)
+        case ErrorKind.UPSTREAM:
+            return bad_gateway(error.message, error.code)
 
 
 def error_of(closed: Closed) -> APIError | None:

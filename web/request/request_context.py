@@ -114,6 +114,7 @@ class RequestContext:
         misses = usage.cache_misses if isinstance(usage, UsageRecord) else ()
         # The first prompt's, as in the record that `GET /v1/usage/{request_id}` shows.
         reason, token = (misses[0].reason.value, misses[0].token) if misses else (None, None)
+        is_unsaid = isinstance(usage, UsageRecord) and not usage.knows_completion
         write(
             "request.done",
             endpoint=self.endpoint,
@@ -121,7 +122,7 @@ class RequestContext:
             outcome=str(self._outcome()),
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
+            completion_tokens=None if is_unsaid else usage.completion_tokens,
             miss_reason=reason,
             miss_token=token,
             engine=usage.engine if isinstance(usage, UsageRecord) else None,

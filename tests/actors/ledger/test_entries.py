@@ -18,7 +18,7 @@ from quipu.actors.ledger.entries import (
     admitted_line,
     parse_line,
 )
-from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES, MAX_MISSES, TIERS, flatten, restore
+from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES, MAX_MISSES, MAX_SAID_CHARS, TIERS, flatten, restore
 from quipu.actors.ledger.schema import records
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
@@ -68,6 +68,8 @@ anything = st.builds(
     router_estimate=st.none() | numbers,
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     fault=st.none() | st.sampled_from(Fault),
+    knows_completion=st.booleans(),
+    upstream_usage=st.none() | st.text('a"\\{\x7f', max_size=MAX_SAID_CHARS),
 )
 
 
@@ -109,6 +111,7 @@ def test_every_field_of_a_record_is_kept() -> None:
             "cache_misses": (CacheMiss(MissReason.EVICTED, 3),),
             "cached_by_tier": dict.fromkeys(TIERS, 1),
             "disputed": True,
+            "knows_completion": False,
             "fault": Fault.ENGINE_DIED,
         }.get(field.name)
         if other is None:
@@ -175,6 +178,8 @@ def test_longest_closing_fits_the_shortest_open_entry() -> None:
         disputed=True,
         cache_misses=(CacheMiss(MissReason.NEEDS_PROMPT_LOGPROBS, most),) * (MAX_MISSES + 1),
         fault=Fault.ENGINE_DIED,
+        knows_completion=False,
+        upstream_usage='"' * MAX_SAID_CHARS,
         **who,
         **dict.fromkeys(numbers, most),
         **dict.fromkeys(times, longest),
@@ -202,6 +207,7 @@ def test_defaults_never_change() -> None:
     expected |= {"request_id": "", "tenant": "default", "model": "", "endpoint": "", "outcome": "failed"}
     expected |= {"received_at": 0.0, "closed_at": 0.0, "disputed": False, "cache_misses": ""}
     expected |= {"prompt_kind": "unknown", "cached_kind": "unknown", "cache_write_kind": "unknown"}
+    expected |= {"completion_kind": "known"}
     assert expected == DEFAULTS
 
 

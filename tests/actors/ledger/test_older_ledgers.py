@@ -45,12 +45,14 @@ class OldSchema:
         engine.dispose()
 
 
-ROUTED = ("engine", "router_estimate_tokens")
+PASSED_ON = ("completion_kind", "upstream_usage")
+ROUTED = ("engine", "router_estimate_tokens", *PASSED_ON)
 OLDER = [
     OldSchema("0001", ("seed", "fault", "engine_deaths", *ROUTED)),
     OldSchema("0002", ("fault", "engine_deaths", *ROUTED)),
     OldSchema("0003", ("engine_deaths", *ROUTED)),
     OldSchema("0004", ROUTED),
+    OldSchema("0005", PASSED_ON),
 ]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 

@@ -17,8 +17,8 @@ from tokenizers import models
 
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
-from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
+from quipu.actors.request_desk.ticket import RequestTicket
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.shared.tokenizers_library import Library
 from quipu.actors.text_workers.lanes import MAX_THREADS

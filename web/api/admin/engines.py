@@ -32,11 +32,12 @@ from quipu.actors.request_desk.interface import (
     UnknownEngine,
 )
 
-from ...request.errors import APIError, bad_value, not_found
+from ...request.errors import APIError, bad_value, no_engines, not_found
 from ...request.request_context import current_request_context
 from ..bodies import take_body
 from ..fields import Fields, parse_object, wrong_type
 from ..ignored_fields import Shape, ignored_fields
+from .routes import describe_upstreams
 from .usage_params import Parameters, listed
 
 ADDED: Final = Shape(known=frozenset({"count"}))
@@ -49,11 +50,14 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
 
     @app.get("/v1/admin/engines")
     async def list_engines() -> Response:
-        return _answer({"engines": [describe_status(status) for status in desk.engines()]}, HTTPStatus.OK)
+        engines = [describe_status(status) for status in desk.engines()]
+        return _answer({"engines": engines, "upstreams": describe_upstreams(desk)}, HTTPStatus.OK)
 
     @app.post("/v1/admin/engines")
     async def add_engines() -> Response:
         fields = await _read_fields(ADDED)
+        if not desk.info.has_engines:
+            raise no_engines()
         count = fields.integer("count", 1, MAX_ENGINES) or 1
         num_engines = len(desk.engines())
         if num_engines + count > MAX_ENGINES:

@@ -19,7 +19,7 @@ from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import Desk, EngineState, EngineStatus, Health, describe_pool
 
 from ...auth.keys import KeyStore
-from ...request.errors import RETRY_AFTER_S
+from ...request.errors import RETRY_AFTER_S, no_engines
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,7 +46,7 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
         info, state, engines = desk.info, desk.health(), desk.engines()
         described = {
             "version": quipu.__version__,
-            "model": info.model_names[0],
+            "model": next(iter(info.model_names), None),
             "model_names": info.model_names,
             "max_model_len": info.max_model_len,
             "vocab_size": info.vocab_size,
@@ -56,6 +56,7 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
             "kv_cache": {"num_blocks": info.num_blocks, "block_size": info.block_size, **describe_cache(info.engine)},
             "engine": describe_engine(_first_ready(engines) or info.engine),
             "engines": [describe_one_of_several(status) for status in engines],
+            "upstreams": describe_upstreams(desk),
             "output": describe_output(info.output),
             "keys": keys.describe(),
             "settings": info.settings,
@@ -65,6 +66,8 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:
+        if not desk.info.has_engines:
+            raise no_engines()
         desk.reset_prefix_cache()
         return Response(b"{}", content_type="application/json")
 
@@ -76,6 +79,24 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
     async def ping() -> Response:
         state = desk.health()
         return _probe(state, state.is_healthy)
+
+
+def describe_upstreams(desk: Desk) -> list[dict[str, Any]]:
+    """Return the servers that requests are passed on to. Their keys are nowhere in it."""
+    statuses = () if desk.upstreams is None else desk.upstreams.statuses()
+    return [
+        {
+            "id": status.engine_id,
+            "url": status.url,
+            "state": status.state,
+            "detail": status.detail,
+            "models": status.models,
+            "num_running": status.num_running,
+            "blocks_known": status.num_blocks_known,
+            "failures": status.failures,
+        }
+        for status in statuses
+    ]
 
 
 def describe_output(output: OutputFormat) -> dict[str, Any]:

@@ -12,10 +12,16 @@ def list_models(info: ServingInfo) -> dict[str, Any]:
     """Return all models, on one page."""
     names = info.model_names
     data = [describe_model(name, info) for name in names]
-    return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return {
+        "data": data,
+        "has_more": False,
+        "first_id": next(iter(names), None),
+        "last_id": next(reversed(names), None),
+    }
 
 
 def describe_model(name: str, info: ServingInfo) -> dict[str, Any]:
+    length = info.passed_on.get(name, info.max_model_len)
     return {
         "type": "model",
         "id": name,
@@ -25,7 +31,7 @@ def describe_model(name: str, info: ServingInfo) -> dict[str, Any]:
         "deprecated_at": None,
         "retires_at": None,
         "line": None,
-        "max_input_tokens": info.max_model_len,
-        "max_tokens": info.max_model_len,
+        "max_input_tokens": length,
+        "max_tokens": length,
         "capabilities": None,
     }

@@ -33,16 +33,22 @@ def list_models(info: ServingInfo) -> dict[str, Any]:
 
 def describe_model(name: str, info: ServingInfo) -> dict[str, Any]:
     """Return one entry of the list. `root` is the model's own name, whichever name the client asked for."""
+    is_ours = name not in info.passed_on
     return {
         "id": name,
         "object": "model",
         "created": info.created,
         "owned_by": OWNER,
-        "root": info.model_names[0],
+        "root": info.model_names[0] if is_ours else name,
         "parent": None,
-        "max_model_len": info.max_model_len,
-        "block_size": info.block_size,
+        "max_model_len": _length(name, info),
+        "block_size": info.block_size if is_ours else None,
     }
+
+
+def _length(name: str, info: ServingInfo) -> int | None:
+    """Return a model's context length; None if another server serves it and does not say."""
+    return info.passed_on.get(name, info.max_model_len)
 
 
 def _catalog_entry(name: str, info: ServingInfo) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def _catalog_entry(name: str, info: ServingInfo) -> dict[str, Any]:
         "apply_patch_tool_type": None,
         "truncation_policy": {"mode": "tokens", "limit": MAX_TOOL_OUTPUT_TOKENS},
         "supports_parallel_tool_calls": True,
-        "context_window": info.max_model_len,
+        "context_window": _length(name, info),
         "experimental_supported_tools": [],
         "input_modalities": ["text"],
     }

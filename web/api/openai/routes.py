@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import attrs
@@ -28,6 +29,7 @@ from ..usage import openai_usage
 from . import chat, chat_response, completions
 from .chunks import ChunkWriter, Envelope
 from .common_fields import Delivery, read_delivery
+from .passing import pass_on
 from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
 from .token_ids import id_pieces
 
@@ -101,11 +103,15 @@ def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
 
     @app.post(COMPLETIONS.endpoint)
     async def create_completion() -> Response:
-        return await answer(COMPLETIONS.endpoint, read_completion, COMPLETIONS_SHAPE, desk, options, MAX_VALUES)
+        passing = partial(pass_on, COMPLETIONS.endpoint, desk, options, completions.read_completion)
+        return await answer(
+            COMPLETIONS.endpoint, read_completion, COMPLETIONS_SHAPE, desk, options, MAX_VALUES, pass_on=passing
+        )
 
     @app.post(CHAT.endpoint)
     async def create_chat_completion() -> Response:
-        return await answer(CHAT.endpoint, read_chat, CHAT_SHAPE, desk, options)
+        passing = partial(pass_on, CHAT.endpoint, desk, options, chat.read_chat)
+        return await answer(CHAT.endpoint, read_chat, CHAT_SHAPE, desk, options, pass_on=passing)
 
 
 async def read_completion(parsed: ParsedRequest) -> Reply:

@@ -1,0 +1,170 @@
+"""The upstreams of a server, wired; and a server that has nothing but upstreams: no engine, tokenizer or model.
+
+    handler ──Forward──▶ upstreams ──▶ another server
+       ▲                   │  ▲ chooses
+       │      Forwarded,   │  └─ router's `UpstreamRouting`
+       │      Answered     ▼
+       └────Closed──── accountant
+
+`wiring.py` uses `open_upstreams` for a server with engines of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from .accountant.actor import Accountant
+from .accountant.entry_store import EntryStore
+from .accountant.journal import Journal, NoJournal
+from .accountant.metrics import Metrics
+from .channel import Channel
+from .config import RuntimeConfig
+from .kv_events.follower import CacheNews
+from .kv_events.subscriber import EventSubscriber
+from .request_desk.desk import RequestDesk
+from .request_desk.engine_lane import EngineLane
+from .request_desk.engine_pool import EnginePool
+from .request_desk.interface import DrainMode, ServingInfo, UnknownEngine
+from .restarts import Deaths, keep_running
+from .router.upstream_routing import UpstreamRouting
+from .upstream_probes import UpstreamProbes, make_http
+from .upstream_prompts import UpstreamPrompts, open_prompts
+from .upstreams.actor import Upstreams
+from .upstreams.seats import UpstreamSeat, UpstreamSeats
+
+
+@attrs.frozen
+class Front:
+    """The running actors, for the web layer and for tests."""
+
+    desk: RequestDesk
+    metrics: Metrics
+    entry_store: EntryStore
+    seats: UpstreamSeats
+
+
+class NoEngines:
+    """In place of what sends to engines, where there are none."""
+
+    def post(self, item: object, /) -> None:
+        pass
+
+    def post_first(self, items: object, /) -> None:
+        pass
+
+    def send_nowait(self, item: object, /) -> bool:
+        return True
+
+    async def send(self, item: object, /) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class NoControl:
+    """Starts no engines. The web layer refuses what would ask it to."""
+
+    def add(self, count: int) -> tuple[int, ...]:
+        raise RuntimeError("this server has no engines")
+
+    def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None, *, force: bool = False) -> None:
+        raise UnknownEngine(f"There is no engine {engine_id}.")
+
+
+@asynccontextmanager
+async def open_upstreams(
+    config: RuntimeConfig, desk: RequestDesk, accountant: Channel[Any], metrics: Metrics
+) -> AsyncIterator[UpstreamSeats]:
+    """Pass requests on to the upstreams of `config` until the block is left."""
+    own_names = config.model_names if config.num_engines else ()
+    configs = [(desk.pool.new_id(), upstream) for upstream in config.upstreams]
+    seats = UpstreamSeats(
+        [UpstreamSeat(engine_id, upstream) for engine_id, upstream in configs],
+        () if config.num_engines else config.model_names,
+    )
+    routing = UpstreamRouting(
+        config.routing,
+        prefill_budget=config.engine.max_num_batched_tokens,
+        affinity_tokens=config.affinity_tokens,
+    )
+    for seat in seats:
+        routing.add(seat.engine_id)
+        metrics.add_upstream(seat.engine_id)
+
+    def show(seat: UpstreamSeat) -> None:
+        metrics.set_upstream(seat.engine_id, is_ready=seat.is_ready, num_running=len(seat.exchanges))
+
+    def show_probed(seat: UpstreamSeat) -> None:
+        show(seat)
+        passed_on = {name: length for name, length in seats.models().items() if name not in own_names}
+        if passed_on != desk.info.passed_on:
+            desk.info = attrs.evolve(desk.info, model_names=(*own_names, *passed_on), passed_on=passed_on)
+
+    async with make_http() as http, open_prompts(config, seats) as prompts, trio.open_nursery() as nursery:
+        desk.upstreams = Upstreams(seats, http, desk, accountant, routing, show, prompts.find)
+        if prompts.tokenizers:
+            output = next(iter(prompts.tokenizers.values())).output
+            own = desk.info.output if config.num_engines else output
+            desk.info = attrs.evolve(desk.info, reads_forwards=True, output=own)
+        with ExitStack() as subscribers:
+            for seat in seats:
+                if (endpoint := seat.config.kv_events) is not None and seat.config.tokenizer is not None:
+                    take = partial(_take_news, seat, routing, prompts)
+                    subscribers.callback(EventSubscriber(endpoint, take).close)
+            await nursery.start(UpstreamProbes(seats, http, show_probed).run)
+            yield seats
+            nursery.cancel_scope.cancel()
+
+
+def _take_news(seat: UpstreamSeat, routing: UpstreamRouting, prompts: UpstreamPrompts, news: CacheNews) -> None:
+    """Note what has changed in an upstream's cache."""
+    if news.is_cleared:
+        routing.on_cleared(seat.engine_id)
+    routing.on_removed(seat.engine_id, news.removed)
+    routing.on_stored(seat.engine_id, news.stored)
+    seat.num_blocks_known = news.num_blocks
+    if news.block_size is not None:
+        prompts.block_sizes[seat.engine_id] = news.block_size
+
+
+@asynccontextmanager
+async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> AsyncIterator[Front]:
+    """Run a server without engines until the block is left. Usage records go to `journal`; else they are not kept."""
+    journal = NoJournal() if journal is None else journal
+    accounts: Channel[Any] = Channel(config.report_slots)
+    nobody, pool, store = NoEngines(), EnginePool(), EntryStore()
+    metrics = Metrics(config.model_names[0] if config.model_names else "upstream", 0)
+    desk = RequestDesk(
+        info,
+        encoder=nobody,
+        lane=EngineLane(nobody, config.submit_slots),
+        engines=pool,
+        accountant=accounts,
+        detokenizer=nobody,
+        metrics=metrics.render,
+        trouble=lambda: journal.trouble,
+        max_open_requests=config.max_open_requests,
+    )
+    desk.control = NoControl()
+    deaths = Deaths(
+        "accountant",
+        max_restarts=config.max_restarts,
+        window_s=config.restart_window_s,
+        progress=lambda: store.num_handled,
+        count=metrics.count_restart,
+    )
+    desk.actor_restarts = lambda: {"accountant": deaths.num_restarts}
+
+    async def run_accountant() -> None:
+        await Accountant(store, metrics, desk, journal, nobody).run(accounts)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_running, run_accountant, deaths, store.record_crash)
+        async with open_upstreams(config, desk, accounts, metrics) as seats:
+            desk.health_of_engines = seats.health
+            yield Front(desk, metrics, store, seats)
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,76 @@
+"""Subscribes to another server's KV events, in a thread of its own, because ZeroMQ does not support trio.
+
+What must always hold: the event loop is given what has changed, in order, and never waits for the thread; what the
+thread keeps is bounded by the follower and by ZeroMQ's high-water mark, beyond which batches are lost, and with them
+all that was known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+import trio
+import zmq
+
+from .event_log import KvEventsError
+from .follower import CacheFollower, CacheNews
+
+log = structlog.get_logger("quipu.kv_events")
+
+HWM = 10_000
+"""Batches that may wait for the thread."""
+MAX_BATCH_BYTES = 64 << 20
+POLL_MS = 200
+"""How long `close` may have to wait for the thread."""
+CLOSING_S = 2.0
+
+
+class EventSubscriber:
+    """Follows one publisher from construction until `close`."""
+
+    def __init__(self, endpoint: str, take: Callable[[CacheNews], object]) -> None:
+        """`take` is called in the event loop that this is created in. Raises KvEventsError."""
+        self._take = take
+        self._token = trio.lowlevel.current_trio_token()
+        self._endpoint = endpoint
+        self._closing = False
+        self._context = zmq.Context()
+        try:
+            self._socket = self._context.socket(zmq.SUB)
+            self._socket.set_hwm(HWM)
+            self._socket.maxmsgsize = MAX_BATCH_BYTES
+            if "[" in endpoint:
+                self._socket.ipv6 = True
+            self._socket.subscribe(b"")
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise KvEventsError(f"cannot connect to {endpoint}: {error.strerror}") from None
+        self._thread = threading.Thread(target=self._run, name="kv-follower", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join(CLOSING_S)
+
+    def _run(self) -> None:
+        follower = CacheFollower()
+        try:
+            while not self._closing:
+                if not self._socket.poll(POLL_MS):
+                    continue
+                frames = self._socket.recv_multipart()
+                try:
+                    news = follower.take(frames[1] if len(frames) == 3 else b"", frames[-1])
+                except ValueError as error:
+                    log.warning("kv_events.unreadable", endpoint=self._endpoint, error=str(error))
+                    follower, news = CacheFollower(), CacheNews(is_cleared=True)
+                self._token.run_sync_soon(self._take, news)
+        except trio.RunFinishedError:
+            pass
+        except Exception:
+            log.exception("kv_events.not_followed", endpoint=self._endpoint)
+        finally:
+            self._context.destroy(linger=0)

@@ -1,0 +1,1 @@
+"""The upstreams: other servers that answer requests of this one's clients."""

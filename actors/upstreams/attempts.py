@@ -1,0 +1,66 @@
+"""One attempt to have an upstream answer a request: what its status means, and why an attempt has failed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.upstream import Forward
+from .event_stream import UpstreamGarbage
+from .relay import Relay, StreamRelay, WholeRelay
+
+MAX_ATTEMPTS = 3
+"""Upstreams that one request is sent to at most."""
+MAX_ERROR_BYTES = 64 * 1024
+"""Of the body of an error."""
+EVENT_STREAM = "text/event-stream"
+OK, UNAUTHORIZED, FORBIDDEN, REQUEST_TIMEOUT, UNAVAILABLE = 200, 401, 403, 408, 503
+
+
+@attrs.frozen
+class Failed:
+    """An attempt that has failed on the upstream's side."""
+
+    why: str
+    """For the client: no address, no key."""
+    is_overload: bool = False
+    is_unreachable: bool = False
+    """Nothing was heard of it: other requests would fare no better."""
+    event: bytes | None = None
+    """What it says itself, for a stream's client."""
+
+    def error(self) -> RequestError:
+        """Return what the client is told if no other upstream answers."""
+        if self.is_overload:
+            return RequestError(ErrorKind.OVERLOADED, f"The upstream server is overloaded: {self.why}.")
+        return RequestError(ErrorKind.UPSTREAM, f"The upstream server failed: {self.why}.")
+
+
+def relay_for(forward: Forward, estimate: int | None) -> Relay:
+    return (StreamRelay if forward.is_stream else WholeRelay)(forward, estimate)
+
+
+def headers_for(key: str | None, request_id: str) -> dict[str, str]:
+    """Return the headers of a request. None of the client's is passed on: they are for this server."""
+    headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
+    return headers if key is None else {**headers, "Authorization": f"Bearer {key}"}
+
+
+def failure_of_status(status: int) -> Failed | None:
+    """Return why an upstream does not serve, None if its answer is the client's: a success, or a refusal."""
+    if status in (UNAUTHORIZED, FORBIDDEN):
+        return Failed("it does not accept this server's key")
+    if status == OK or 400 <= status < 500:
+        return None
+    return Failed(f"it answered with status {status}", is_overload=status == UNAVAILABLE)
+
+
+def check_head(forward: Forward, headers: Mapping[str, str]) -> None:
+    """Check that a success is what was asked for. Raises UpstreamGarbage."""
+    content_type = headers.get("content-type", "")
+    if content_type.startswith(EVENT_STREAM) is not forward.is_stream:
+        raise UpstreamGarbage("a response of another type than was asked for")
+    if headers.get("content-encoding", "identity") != "identity":
+        raise UpstreamGarbage("a compressed response that was not asked for")

@@ -1,0 +1,123 @@
+"""What another server's KV events say of its cache, in keys that are made of the blocks' tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from quipu.actors.kv_events.event_log import EventBatch, EventLog
+from quipu.actors.kv_events.follower import CacheFollower, CacheNews, chain_root
+from quipu.actors.shared.block_keys import chain_keys
+
+SIZE = 4
+TOKENS = list(range(100, 112))
+KEYS = chain_keys(chain_root(SIZE), TOKENS, SIZE)
+ORDER = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name")
+
+
+def stored(hashes: list[Any], parent: Any, tokens: list[int], **fields: Any) -> dict[str, Any]:
+    blocks = {"block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens, "block_size": SIZE}
+    return {"type": "BlockStored", **blocks, "lora_id": None, "medium": "GPU", "lora_name": None} | fields
+
+
+def as_array(event: dict[str, Any]) -> list[Any]:
+    """Return an event as vLLM writes it: an array that begins with the tag."""
+    return [event["type"], *(value for name, value in event.items() if name != "type")]
+
+
+class Feed:
+    def __init__(self, follower: CacheFollower | None = None) -> None:
+        self.follower = follower or CacheFollower()
+        self.number = -1
+
+    def __call__(self, *events: Any, skip: int = 0) -> CacheNews:
+        self.number += 1 + skip
+        payload = msgspec.msgpack.encode([1.5, list(events), 0])
+        return self.follower.take(self.number.to_bytes(8, "big"), payload)
+
+
+@pytest.mark.parametrize("form", [dict, as_array], ids=["maps", "arrays"])
+@pytest.mark.parametrize("names", [[b"a" * 32, b"b" * 32, b"c" * 32], [1, 2**63, 3]], ids=["bytes", "numbers"])
+def test_keys_are_made_of_tokens(form: Any, names: list[Any]) -> None:
+    """Whatever a publisher calls its blocks, they have the keys of their tokens."""
+    feed = Feed()
+    news = feed(form(stored(names[:2], None, TOKENS[:8])))
+    assert news.stored == KEYS[:2] and news.block_size == SIZE
+    assert feed(form(stored(names[2:], names[1], TOKENS[8:]))).stored == KEYS[2:]
+    removed = {"type": "BlockRemoved", "block_hashes": names[1:2], "medium": "GPU"}
+    news = feed(form(removed))
+    assert (news.removed, news.stored, news.num_blocks) == (KEYS[1:2], [], 2)
+    assert feed(form({"type": "AllBlocksCleared"})).is_cleared
+
+
+def test_own_publisher_is_understood() -> None:
+    """What this server publishes can be followed."""
+    log = EventLog(SIZE)
+    log.on_stored([b"x" * 32, b"y" * 32], b"", TOKENS[:8], 0, 0)
+    payload = msgspec.msgpack.encode(EventBatch(1.0, log.take(), 0))
+    news = CacheFollower().take((0).to_bytes(8, "big"), payload)
+    assert news.is_cleared and news.stored == KEYS[:2]
+
+
+def test_blocks_without_their_parent_are_not_known() -> None:
+    """What was stored before we listened has no key."""
+    feed = Feed()
+    assert feed(stored([2], 1, TOKENS[4:8])).stored == []
+    assert feed(stored([3], 2, TOKENS[8:])).stored == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"lora_id": 1}, {"lora_name": "l"}, {"medium": "CPU"}, {"group_idx": 1}], ids=lambda fields: str(fields)
+)
+def test_blocks_of_another_kind_are_passed_over(fields: dict[str, Any]) -> None:
+    """Blocks of adapters, lower tiers and other groups are no blocks of the prompts that we know."""
+    assert Feed()(stored([1], None, TOKENS[:4], **fields)).stored == []
+
+
+def test_after_a_gap_nothing_is_known() -> None:
+    """What was removed meanwhile cannot be told."""
+    feed = Feed()
+    feed(stored([1], None, TOKENS[:4]))
+    news = feed(stored([2], 1, TOKENS[4:8]), skip=1)
+    assert news.is_cleared and news.stored == [] and news.num_blocks == 0
+
+
+def test_a_block_that_comes_and_goes_in_one_batch() -> None:
+    """What is stored at the end of a batch is what is told."""
+    news = Feed()(stored([1, 2], None, TOKENS[:8]), {"type": "BlockRemoved", "block_hashes": [2], "medium": "GPU"})
+    assert news.stored == KEYS[:1]
+
+
+def test_blocks_are_bounded() -> None:
+    """More blocks than there is room for, and all are forgotten."""
+    feed = Feed(CacheFollower(max_blocks=2))
+    feed(stored([1, 2], None, TOKENS[:8]))
+    news = feed(stored([3], 2, TOKENS[8:]))
+    assert news.is_cleared and news.num_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored([1], None, TOKENS[:3]),
+        stored([1], None, [-1] * 4),
+        stored([1], None, [2**40] * 4),
+        stored([1], None, TOKENS[:4], block_size=0),
+        {"type": "BlockStored"},
+        {"type": "Unheard"},
+        7,
+    ],
+    ids=["too few tokens", "negative", "large", "no size", "no fields", "unknown", "number"],
+)
+def test_garbage_is_refused(event: Any) -> None:
+    """A batch that cannot be read raises ValueError."""
+    with pytest.raises(ValueError, match="no batch"):
+        Feed()(event)
+
+
+@pytest.mark.parametrize(("sequence", "payload"), [(b"", b"\x90"), (bytes(8), b"\xc1"), (bytes(8), b"\x91" * 5000)])
+def test_frames_that_are_none(sequence: bytes, payload: bytes) -> None:
+    with pytest.raises(ValueError, match="no "):
+        CacheFollower().take(sequence, payload)

@@ -1,0 +1,175 @@
+"""Requests that are passed on to another server: the client's side of `actors/upstreams/`.
+
+The body goes on as it came, so nothing of it is checked here but what this server decides by: the model, whether the
+answer is a stream, and whether its client is to see usage.
+
+What must always hold: the last bytes of a response are sent after its usage record is stored; the upstream is slowed
+down to what its client reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import attrs
+import structlog
+import trio
+from quart import Response
+
+from quipu.actors.messages.handler import Closed, OutletEvent
+from quipu.actors.messages.prompts import Prompt
+from quipu.actors.messages.upstream import Forward, UpstreamRefusal
+from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo
+
+from ...auth.caller import caller_of
+from ...http.sse import DONE, PING, Sink
+from ...options import AppOptions
+from ...request.errors import APIError, error_of, raise_error_of, unavailable
+from ...request.request_context import current_request_context, note_error
+from ...request.tally import Tally
+from ..affinity import affinity_of, read_affinity_key
+from ..answer import ReceivedBody, expire, open_sink, stream_response
+from ..fields import Fields
+from ..generation import GenerationRequest
+from ..stream import StreamWriter
+from .common_fields import AFFINITY_FIELDS
+
+ReadPrompt = Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRequest]]
+"""Reads a body as for an engine of this server."""
+MAX_VOCABULARY = 2**31
+"""Of upstreams: token ids beyond it are none."""
+MAX_CONTEXT = 1 << 20
+"""Tokens of a prompt for which there is an estimate."""
+
+
+async def pass_on(
+    endpoint: str, desk: Desk, options: AppOptions, read_prompt: ReadPrompt, received: ReceivedBody
+) -> Response:
+    """Serve the current request with an upstream's answer. Raises APIError.
+
+    `read_prompt` is used where it is known what upstreams have cached.
+    """
+    context = current_request_context()
+    body, data = received.body, bytes(received.data)
+    caller = await caller_of(context, data, str(body["model"]))
+    forward = read_forward(context.request_id, endpoint, body, data, caller.tenant, options)
+    if desk.info.reads_forwards:
+        forward = attrs.evolve(forward, prompts=await _prompts_of(body, desk.info, read_prompt, options.max_sequences))
+    try:
+        ticket = desk.open(forward, endpoint, caller)
+    except DeskClosed as closed:
+        raise unavailable(str(closed) or "The server is not accepting requests.") from None
+    context.scope.on_close(ticket.leave)
+    mailbox = context.mailbox = ticket.mailbox
+    traced = attrs.evolve(context.traced, model=forward.model, is_streamed=forward.is_stream)
+    mailbox.when_closed(partial(context.account_closed, traced))
+    if options.request_timeout_s is not None:
+        context.scope.start_soon(expire, ticket, options.request_timeout_s)
+    outlet = PassedOn(open_sink(context, options), context.tally, context.log)
+    mailbox.attach(outlet.consume)
+    context.scope.start_soon(ticket.pass_on, outlet)
+    del forward, received, body, data
+    await outlet.begun.wait()
+    if (closed_at_once := outlet.closed) is None:
+        return stream_response(outlet.sink, PING, context, options)
+    if outlet.refusal is not None:
+        return refused(outlet.refusal)
+    raise_error_of(closed_at_once)
+    return Response(outlet.last, content_type="application/json")
+
+
+async def _prompts_of(
+    body: dict[str, Any], info: ServingInfo, read: ReadPrompt, max_sequences: int
+) -> tuple[Prompt, ...]:
+    """Return a request's prompts for an estimate, none if they cannot be read here or are salted."""
+    if body.get("cache_salt"):
+        return ()
+    as_ours = attrs.evolve(
+        info,
+        model_names=(str(body["model"]),),
+        passed_on={},
+        has_engines=True,
+        vocab_size=MAX_VOCABULARY,
+        max_model_len=MAX_CONTEXT,
+    )
+    try:
+        return (await read(body, as_ours, max_sequences)).prompts
+    except APIError:
+        return ()
+
+
+def read_forward(
+    request_id: str, endpoint: str, body: dict[str, Any], data: bytes, tenant: str, options: AppOptions
+) -> Forward:
+    """Return what is passed on. Raises APIError."""
+    fields = Fields(body)
+    asks_usage = fields.fields("stream_options").flag("include_usage")
+    return Forward(
+        request_id=request_id,
+        path=endpoint,
+        model=fields.text("model"),
+        body=data,
+        is_stream=fields.flag("stream"),
+        shows_usage=asks_usage or options.always_include_usage,
+        asks_usage=asks_usage,
+        has_stream_options="stream_options" in body,
+        asks_details=fields.flag("return_cached_tokens_details"),
+        tenant=tenant,
+        affinity=affinity_of(tenant, read_affinity_key(fields, *AFFINITY_FIELDS)),
+    )
+
+
+def refused(refusal: UpstreamRefusal) -> Response:
+    """Return an upstream's refusal as it came."""
+    note_error("upstream_refused", None)
+    response = Response(refusal.body, status=refusal.status, content_type=refusal.content_type)
+    if refusal.retry_after is not None:
+        response.headers["Retry-After"] = refusal.retry_after
+    return response
+
+
+class PassedOn(StreamWriter):
+    """Takes an upstream's answer and, at the end, the request's record. Implements `ForwardOutlet`."""
+
+    def __init__(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> None:
+        super().__init__(sink, tally, log)
+        self.sink = sink
+        self.begun = trio.Event()
+        """Set when a stream begins, or the request has ended before one began."""
+        self.last = b""
+        self.refusal: UpstreamRefusal | None = None
+        self.closed: Closed | None = None
+        """Set if the request has ended before a stream began."""
+        self._streams = False
+
+    def begin(self) -> None:
+        self._streams = True
+        self.begun.set()
+
+    async def send(self, data: bytes) -> None:
+        self.sink.push(data)
+        await self.sink.wait_room()
+
+    def finish(self, last: bytes) -> None:
+        self.last = last
+
+    def refuse(self, refusal: UpstreamRefusal) -> None:
+        self.refusal = refusal
+
+    def _consume_one(self, event: OutletEvent) -> None:
+        if not isinstance(event, Closed):
+            return
+        if not self._streams:
+            self.closed = event
+            self.begun.set()
+            return
+        error = error_of(event)
+        if error is None:
+            self._end(self.last)
+        else:
+            self._end(self.last + DONE if self.last else self._failure(error))
+
+    def _failure(self, error: APIError) -> bytes:
+        return b"data: " + error.body() + b"\n\n" + DONE
