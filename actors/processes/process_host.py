@@ -59,23 +59,7 @@ class LocalProcess:
     def step_ids(self) -> tuple[int, ...] | None:
         return self._record.read()
 
-    async def local_hosts(config: RuntimeConfig) -> tuple[Callable[[int], ProcessHost], Callable[[int], object]]:
-    """Return what makes hosts of engines on this machine, and what is called when an engine has been removed.
-
-    Raises CheckpointError for settings that several engines cannot share.
-    """
-    environment = dict(os.environ)
-    environment.setdefault(*SPIN_COUNT)
-    shares = EngineShares(config, read_machine(environment), environment, available_memory)
-
-    def make_host(engine_id: int) -> ProcessHost:
-        share = shares.take(engine_id)
-        return ProcessHost(share.config, share.environment, step_timeout_s=config.step_timeout_s)
-
-    return make_host, shares.release
-
-
-def explain(self) -> Death:
+    async def explain(self) -> Death:
         if self._process.returncode == -signal.SIGBUS:
             return await trio.to_thread.run_sync(_explain_bus_error, self._checkpoint)
         return explain(self._process.returncode)
@@ -126,6 +110,22 @@ class ProcessHost(ConnectedHost):
             stdin=subprocess.DEVNULL,
             process_group=OWN_GROUP,
         )
+
+
+def local_hosts(config: RuntimeConfig) -> tuple[Callable[[int], ProcessHost], Callable[[int], object]]:
+    """Return what makes hosts of engines on this machine, and what is called when an engine has been removed.
+
+    Raises CheckpointError for settings that several engines cannot share.
+    """
+    environment = dict(os.environ)
+    environment.setdefault(*SPIN_COUNT)
+    shares = EngineShares(config, read_machine(environment), environment, available_memory)
+
+    def make_host(engine_id: int) -> ProcessHost:
+        share = shares.take(engine_id)
+        return ProcessHost(share.config, share.environment, step_timeout_s=config.step_timeout_s)
+
+    return make_host, shares.release
 
 
 def explain(returncode: int | None) -> Death:
