@@ -271,6 +271,7 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
     Raises CheckpointError for settings that several engines cannot share.
     """
     async with AsyncExitStack() as stack:
+        make_host: MakeHost
         if config.cluster is None:
             make_host, forget = local_hosts(config)
         else:
