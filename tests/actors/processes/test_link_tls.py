@@ -186,7 +186,8 @@ async def test_nothing_is_readable_on_the_way(tls: LinkTls, lifeline: tuple[int,
         assert len(seen) > 1000
         assert engine.ticket.key not in seen
         assert b"quipu" not in seen
-        await trio.aclose_forcefully(admission.stream)
+        for stream in (ours, admission.stream):
+            await trio.aclose_forcefully(stream)
 
 
 # ---------------------------------------------------------------- those that do not
