@@ -20,8 +20,8 @@ from ..messages.upstream import ForeignUsage, Forward
 from .event_stream import EventSplitter, UpstreamGarbage
 from .foreign_usage import read_usage, told_usage
 
-MAX_WHOLE_BYTES = 16 << 20
-"""A response in one piece; parsing it takes 20 ms at worst. A longer one has to be streamed."""
+MAX_WHOLE_BYTES = 8 << 20
+"""A response in one piece. It is parsed at once, which takes 2 to 30 ms; a longer one has to be streamed."""
 MAX_CHOICES = 1024
 """Choices of one response whose ends are kept apart."""
 DONE = b"[DONE]"
