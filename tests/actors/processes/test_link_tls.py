@@ -6,7 +6,7 @@ import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -154,6 +154,35 @@ async def test_end_of_a_connection_is_seen(tls: LinkTls, lifeline: tuple[int, in
                 assert await FrameReader(ours, FIRST).receive_all() == [LONG], "what was still on its way is read"
         await trio.aclose_forcefully(admission.stream)
         await trio.aclose_forcefully(ours)
+
+
+async def test_closing_waits_for_nobody(tls: LinkTls, lifeline: tuple[int, int]) -> None:
+    """A peer that reads nothing any more does not hold up the end."""
+    async with open_port(tls) as port:
+        engine = port.expect()
+        ours, admission = await meet(port, way_of(port, engine.ticket, lifeline, tls), engine, FIRST)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(ours.socket.fileno(), bytes(1 << 16))
+        with trio.fail_after(1):
+            await ours.aclose()
+        await trio.aclose_forcefully(admission.stream)
+
+
+async def test_garbage_after_the_handshake(tls: LinkTls) -> None:
+    """A caller with a certificate that then breaks the rules of TLS is refused with what it did."""
+    async with open_port(tls) as port:
+        stream = await trio.open_tcp_stream(*port.address)
+        with capture_logs() as lines:
+            secured = trio.SSLStream(stream, tls.engine_context(), server_hostname=HOST)
+            await secured.do_handshake()
+            await stream.send_all(bytes(100))
+            with trio.fail_after(10):
+                while not port.num_refused:
+                    await trio.sleep(0.01)
+        (refused,) = [line["reason"] for line in lines if line["event"] == "link.refused"]
+        assert refused.startswith("TLS: ")
+        await trio.aclose_forcefully(stream)
 
 
 async def test_nothing_is_readable_on_the_way(tls: LinkTls, lifeline: tuple[int, int]) -> None:
