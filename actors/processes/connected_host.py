@@ -12,6 +12,7 @@ been delivered, up to the first that cannot be read; whatever bytes an engine se
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import attrs
@@ -46,7 +47,7 @@ class Loss:
     """Only the connection may be at fault."""
 
 
-class ConnectedHost:
+class ConnectedHost(ABC):
     """Runs an engine that is connected by a stream.
 
     One that hangs after it was ready is killed. While it is loading, silence is expected.
@@ -138,9 +139,9 @@ class ConnectedHost:
         child.kill()
         return Loss("it closed its connection and did not end")
 
+    @abstractmethod
     async def _start_child(self, incarnation: int) -> tuple[EngineChild, trio.SocketStream]:
         """Start an engine process, and connect to it. Raises OSError, MemoryError and NotStarted."""
-        raise NotImplementedError
 
     async def _relay(
         self, link: EngineLink, child: EngineChild, stream: trio.SocketStream, reader: FrameReader, *, is_new: bool
