@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -109,7 +110,8 @@ class RayLink:
 
     async def close(self) -> None:
         """Have the driver leave the cluster, and end it. Must not be cancelled."""
-        self._stream.socket.shutdown(socket.SHUT_WR) if not self.is_gone else None
+        with suppress(OSError):  # it has ended
+            self._stream.socket.shutdown(socket.SHUT_WR)
         with trio.move_on_after(CLOSING_S):
             await self._process.wait()
         kill_group(self._process.pid)
