@@ -235,7 +235,7 @@ async def test_socket_that_ends_while_it_is_read() -> None:
         async with listener:
             theirs = await trio.open_tcp_stream(*listener.socket.getsockname())
             ours = await listener.accept()
-        reader, faults = FrameReader(ours, 5), list[str]()
+        reader, faults = FrameReader(ours, 1), list[str]()
         async with theirs, ours:
             await theirs.send_all(frames_of(Abort(7))[1])
             assert await reader.receive_all() == [Abort(7)]
