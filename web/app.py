@@ -16,6 +16,7 @@ from quart_trio import QuartTrio
 from quipu.actors.request_desk.interface import Desk
 
 from .api.admin.engines import install_engines
+from .api.admin.prices import PriceList
 from .api.admin.routes import install_admin
 from .api.admin.usage_anthropic import install_anthropic_usage
 from .api.admin.usage_openai import install_openai_usage
@@ -35,6 +36,7 @@ from .request.errors import install_error_handlers, respond, unavailable
 from .request.request_context import current_request_context, install_request_contexts
 from .telemetry.logs import frames_of
 from .telemetry.tracing import NoTracer, Tracer
+from .ui.routes import install_ui
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Routes that are served even on connections beyond the limit."""
@@ -66,10 +68,11 @@ def make_app(
     keys: KeyStore | None = None,
     tracer: Tracer | None = None,
     usage: UsageSource | None = None,
+    prices: PriceList | None = None,
 ) -> QuipuApp:
     """Return the application that serves `desk` to holders of one of `keys`, or to everybody if there are none.
 
-    Without a `usage` source there are no usage reports.
+    Without a `usage` source there are no usage reports, and without `prices` they show no cost.
     """
     options = options or AppOptions()
     keys = KeyStore() if keys is None else keys
@@ -96,6 +99,8 @@ def make_app(
         install_openai_usage(app, usage)
         install_anthropic_usage(app, usage)
         install_usage_record(app, usage)
+    if options.serves_ui:
+        install_ui(app, keys, usage, prices, open_admin=options.open_admin)
     return app
 
 

@@ -88,6 +88,11 @@ def _connecting(times: int) -> Callable[[int], Sequence[RawRequest]]:
     return lambda port: [RawRequest(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")] * times
 
 
+def _getting(path: str, times: int) -> Callable[[int], Sequence[RawRequest]]:
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    return lambda port: [RawRequest(head)] * times
+
+
 def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[RawRequest]]:
     return lambda port: [RawRequest(request_of(port, body(), path), disconnect_after_s=0.3)] * times
 
@@ -178,6 +183,14 @@ ROWS: Sequence[Row] = (
     Row("template that loops", one(CHAT, lambda: chat([said("Hi.")]), 4), concurrency=4, server="looping"),
     Row("template that writes", one(CHAT, lambda: chat([said("Hi.")]), 4), concurrency=4, server="writing"),
     Row("template that recurses", one(CHAT, lambda: chat([said("Hi.")]), 4), concurrency=4, server="recursing"),
+    # ------------------------------------------------------------ pages
+    Row("500 page files", _getting("/ui/static/vendor/preact.js", 500), concurrency=50),
+    Row(
+        "50 usage tables",
+        _getting("/ui/usage?since=1700000000&until=1703000000&bucket=1h&by=model&by=api_key&by=tenant", 50),
+        concurrency=50,
+        refused=True,
+    ),
     # ------------------------------------------------------------ connections
     Row("400 slow posts, 256 descriptors", _slow_posts(400), concurrency=400, server="few_files", refused=True),
     Row("body in chunks of one byte", _chunked(100_000), concurrency=4),
