@@ -34,6 +34,7 @@ from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
 from .cache_stats import CacheStats
+from .cache_watch import CacheWatch
 from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
 
 AccountantMessage = (
@@ -264,6 +265,7 @@ class EntryStore:
     last_dead: dict[int, int] = attrs.field(factory=dict)
     """By engine, its last incarnation that has died."""
     stats: CacheStats = attrs.field(factory=CacheStats)
+    cache: CacheWatch = attrs.field(factory=CacheWatch)
 
     @property
     def num_open_accounts(self) -> int:

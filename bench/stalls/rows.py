@@ -88,6 +88,12 @@ def _connecting(times: int) -> Callable[[int], Sequence[RawRequest]]:
     return lambda port: [RawRequest(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")] * times
 
 
+def _asking(path: str, times: int) -> Callable[[int], Sequence[RawRequest]]:
+    return lambda port: (
+        [RawRequest(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())] * times
+    )
+
+
 def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[RawRequest]]:
     return lambda port: [RawRequest(request_of(port, body(), path), disconnect_after_s=0.3)] * times
 
@@ -182,6 +188,7 @@ ROWS: Sequence[Row] = (
     Row("400 slow posts, 256 descriptors", _slow_posts(400), concurrency=400, server="few_files", refused=True),
     Row("body in chunks of one byte", _chunked(100_000), concurrency=4),
     Row("16 KB of headers", _headed(100), concurrency=8),
+    Row("cache statistics, 200 times", _asking("/v1/cache/stats?limit=1024", 200), concurrency=8),
     Row("1,000 connections", _connecting(1000), concurrency=50),
     Row("200 requests at once", one(COMPLETIONS, lambda: completion("Hi.", max_tokens=8), 200), concurrency=200),
 )

@@ -26,6 +26,7 @@ ADMIN = [
     ("GET", "/v1/organization/usage/completions"),
     ("GET", "/v1/organizations/usage_report/messages"),
     ("GET", "/v1/usage/r1"),
+    ("GET", "/v1/cache/stats"),
 ]
 
 
