@@ -218,6 +218,7 @@ async def open_runtime(
 
     def show_removed(engine_id: int) -> None:
         metrics.forget_engine(engine_id)
+        watch.on_engine_gone(engine_id)
         forget_host(engine_id)
 
     metrics.engines_desired.set_function(lambda: engines.num_desired)

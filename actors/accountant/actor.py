@@ -187,7 +187,10 @@ class Accountant:
             await self._apply_due(report.terminal_ids, pending.at)
 
     def _watch_blocks(self, report: StepReport, now: float) -> None:
-        """Tell the cache watch what has become of blocks."""
+        """Tell the cache watch what has become of blocks: with most reports nothing."""
+        self._store.cache.num_pinned[report.engine_id] = report.num_pinned_blocks
+        if not (report.filled_ids or report.pinned_ids or report.removed_keys or report.num_pins_yielded):
+            return
         by_sequence = self._store.by_sequence
         callers = {
             sequence_id: request.opened.caller

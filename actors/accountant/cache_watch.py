@@ -22,14 +22,15 @@ import attrs
 from ..messages.accountant import StepReport
 from ..request_desk.cache_figures import CacheFigures, PinnedNow
 from ..shared.block_keys import KEY_PREFIX_BYTES
+from ..shared.native import IS_COMPILED
 from .cache_rows import CacheRow
 from .reuse_sketch import Sketch, make_sketch
 from .reuse_window import ReuseWindow
 
 MAX_ROWS = 1024
 """Tenants and models; then those that were used least recently are forgotten."""
-MAX_FOLLOWED = 32
-"""Tenants and models whose blocks are followed, each in about 0.7 MB, for some time in two."""
+MAX_FOLLOWED = 32 if IS_COMPILED else 8
+"""Tenants and models whose blocks are followed, each in about 0.7 MB (2.5 MB in Python), for some time in two."""
 SAMPLED_KEYS = 8192
 REGISTER_BITS = 16
 NO_HITS_AFTER = 500
@@ -82,7 +83,7 @@ class CacheWatch:
         self._followed: list[CacheRow] = []
         """Rows with a sketch of their own."""
         self._num_rows_made = 0
-        self._num_pinned: dict[int, int] = {}
+        self.num_pinned: dict[int, int] = {}
         """Blocks that only pins keep, by engine."""
         self._num_without_hit: int | None = 0
         """Requests so far; None after the first hit, and once it was said that there is none."""
@@ -123,11 +124,10 @@ class CacheWatch:
                     owner.count_evicted(max(0, idle_s), now)
         if report.num_pins_yielded:
             self._all.slice_at(now).num_yielded += report.num_pins_yielded
-        self._num_pinned[report.engine_id] = report.num_pinned_blocks
 
     def on_engine_gone(self, engine_id: int) -> None:
         """Forget what an engine had pinned."""
-        self._num_pinned.pop(engine_id, None)
+        self.num_pinned.pop(engine_id, None)
 
     def take_no_hits(self) -> CacheFigures | None:
         """Return the figures of all, once, when there were `NO_HITS_AFTER` requests and none of them had a hit."""
@@ -149,7 +149,7 @@ class CacheWatch:
                     yield row.figures(self._clock(), self._unix_time(), self.block_size)
 
     def pinned(self) -> PinnedNow:
-        return PinnedNow(sum(self._num_pinned.values()), self._all.num_yielded(self._clock()))
+        return PinnedNow(sum(self.num_pinned.values()), self._all.num_yielded(self._clock()))
 
     @property
     def num_bytes(self) -> int:

@@ -91,7 +91,7 @@ class ReuseSketch:
     @property
     def num_bytes(self) -> int:
         """Memory, about."""
-        return 400 * self._max_keys + len(self._registers) + 8 * NUM_BINS
+        return 300 * len(self._uses) + len(self._registers) + 40 * NUM_BINS
 
     def access(self, keys: list[bytes], num_found: int, num_matchable: int, now: int, owner: int) -> None:
         """Count the blocks of a prompt, `num_found` of which the cache had.

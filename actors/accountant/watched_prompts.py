@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from ..messages.block_manager import MissReason
 from ..messages.counts import Known
+from .account_entries import CountedPrompt
 from .cache_watch import CacheWatch, WatchedPrompt
-from .entry_store import CountedPrompt, RequestEntries
+from .entry_store import RequestEntries
 from .prompt_account import PromptAccount
 
 

@@ -13,6 +13,8 @@ from quipu.kernels.fake import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Client, small_runtime
 from tests.several_engines import engines, parametrize
+from tests.traps.wire import over_http
+from tests.web.api.anthropic.messages_api import PATH
 
 __all__ = ["engines"]
 
@@ -100,6 +102,29 @@ async def test_tenant_and_model_of_the_caller(autojump_clock: trio.abc.Clock) ->
         (row,) = client.runtime.desk.cache.figures()
         client.assert_at_rest()
     assert (row.tenant, row.model, row.num_requests) == ("acme", "demo-alias", 1)
+
+
+async def test_pinned_prefixes(autojump_clock: trio.abc.Clock) -> None:
+    """A marked prefix counts as pinned for its tenant, and its blocks as kept by a pin alone until it is released."""
+    system = {"type": "text", "text": "The cords are counted. " * 20, "cache_control": {"type": "ephemeral"}}
+    body = {
+        "model": "demo",
+        "max_tokens": 2,
+        "system": [system],
+        "messages": [{"role": "user", "content": "what?"}],
+    }
+    async with small_runtime() as client:
+        exchange, answer = await over_http(client).post(PATH, body)
+        await client.ask(prompt_of(5), max_tokens=1)
+        figures, pinned = figures_of(client), client.runtime.desk.cache.pinned()
+        client.runtime.desk.reset_prefix_cache()
+        await client.ask(prompt_of(5), max_tokens=1)
+        await client.ask(prompt_of(5), max_tokens=1)
+        after = client.runtime.desk.cache.pinned()
+    created = answer["usage"]["cache_creation_input_tokens"]
+    assert exchange.status == 200 and created > 0
+    assert (figures.pins.num_prompts, figures.pins.num_tokens) == (1, created)
+    assert (pinned.num_blocks, after.num_blocks) == (created // BLOCK, 0)
 
 
 async def test_no_hits_are_logged_once(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,7 @@ def test_pins() -> None:
         pinned = report(
             pinned_ids=[5, 6], pinned_ends=[32, 64], num_pinned_blocks=blocks, num_pins_yielded=1, engine_id=engine_id
         )
+        watch.num_pinned[engine_id] = pinned.num_pinned_blocks
         watch.on_report(pinned, {5: ("a", "m")}, 0.0)
     assert (only(watch).pins.num_prompts, only(watch).pins.num_tokens) == (2, 64)
     assert (watch.pinned().num_blocks, watch.pinned().num_yielded) == (7, 2)
