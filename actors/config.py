@@ -175,6 +175,15 @@ class RuntimeConfig:
         "Anthropic's metadata) is served by the engine that served it last",
         group="router",
     )
+    stats_window_s: float = setting(
+        3600.0,
+        "--stats-window",
+        minimum=12,
+        maximum=7 * 24 * 3600,
+        metavar="SECONDS",
+        help="how far back `GET /v1/cache/stats` and the metrics of the same numbers look (docs/cache-stats.md)",
+        group="cache",
+    )
     upstreams: tuple[UpstreamConfig, ...] = ()
     """Servers to which requests for their models are passed on."""
     max_restarts: int = 5

@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from .accountant.actor import Accountant
+from .accountant.cache_watch import CacheWatch
 from .accountant.entry_store import EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
@@ -136,7 +137,8 @@ async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal 
     """Run a server without engines until the block is left. Usage records go to `journal`; else they are not kept."""
     journal = NoJournal() if journal is None else journal
     accounts: Channel[Any] = Channel(config.report_slots)
-    nobody, pool, store = NoEngines(), EnginePool(), EntryStore()
+    watch = CacheWatch(config.stats_window_s, config.engine.block_size, clock=trio.current_time)
+    nobody, pool, store = NoEngines(), EnginePool(), EntryStore(cache=watch)
     metrics = Metrics(config.model_names[0] if config.model_names else "upstream", 0)
     desk = RequestDesk(
         info,
@@ -149,7 +151,8 @@ async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal 
         trouble=lambda: journal.trouble,
         max_open_requests=config.max_open_requests,
     )
-    desk.control = NoControl()
+    desk.control, desk.cache = NoControl(), watch
+    metrics.show_cache(watch)
     deaths = Deaths(
         "accountant",
         max_restarts=config.max_restarts,

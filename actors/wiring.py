@@ -32,6 +32,7 @@ import attrs
 import trio
 
 from .accountant.actor import Accountant
+from .accountant.cache_watch import CacheWatch
 from .accountant.entry_store import AccountantMessage, EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
@@ -159,7 +160,10 @@ async def open_runtime(
     segments = SegmentCache(config.token_cache_bytes)
     prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
     grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
-    entry_store, text_store, job_store = EntryStore(), TextStore(), JobStore()
+    watch = CacheWatch(config.stats_window_s, config.engine.block_size, clock=trio.current_time)
+    metrics.show_cache(watch)
+    desk.cache = watch
+    entry_store, text_store, job_store = EntryStore(cache=watch), TextStore(), JobStore()
     route_store = RouteStore(
         Routing(
             config.routing,
@@ -214,6 +218,7 @@ async def open_runtime(
 
     def show_removed(engine_id: int) -> None:
         metrics.forget_engine(engine_id)
+        watch.on_engine_gone(engine_id)
         forget_host(engine_id)
 
     metrics.engines_desired.set_function(lambda: engines.num_desired)

@@ -50,6 +50,7 @@ PATHS = (
     "/v1/admin/engines",
     "/ui/session",
     "/ui/usage?since=1",
+    "/v1/cache/stats",
 )
 TIMING_DEPENDENT = ("loop.", "tracing.")
 """Events that depend on the speed of the machine."""

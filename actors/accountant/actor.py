@@ -181,9 +181,24 @@ class Accountant:
         if not pending.is_shown:
             pending.is_shown = True
             self._metrics.set_step(report, self._desk.num_usable_blocks_of(report.engine_id))
+            self._watch_blocks(report, pending.at)
         self._end_those_with_gaps(report)
         if report.terminal_ids:
             await self._apply_due(report.terminal_ids, pending.at)
+
+    def _watch_blocks(self, report: StepReport, now: float) -> None:
+        """Tell the cache watch what has become of blocks: with most reports nothing."""
+        self._store.cache.num_pinned[report.engine_id] = report.num_pinned_blocks
+        if not (report.filled_ids or report.pinned_ids or report.removed_keys or report.num_pins_yielded):
+            return
+        by_sequence = self._store.by_sequence
+        callers = {
+            sequence_id: request.opened.caller
+            for sequence_id in (*report.filled_ids, *report.pinned_ids)
+            if (request := by_sequence.get(sequence_id)) is not None
+        }
+        tenants = {sequence_id: (caller.tenant, caller.model) for sequence_id, caller in callers.items()}
+        self._store.cache.on_report(report, tenants, now)
 
     def _is_next(self, report: StepReport) -> bool:
         """Whether a report is new. One that was received before is not booked again; a gap before it is noted."""
@@ -251,4 +266,5 @@ class Accountant:
             )
         engine_id = message.engine_id
         self._metrics.set_engine_gone(engine_id, self._desk.num_usable_blocks_of(engine_id))
+        self._store.cache.on_engine_gone(engine_id)
         await self._apply_due(list(message.held_ids), pending.at)

@@ -24,11 +24,13 @@ from ..messages.prompts import CacheTtl
 from ..messages.usage_record import UsageRecord
 from ..request_desk.desk import RequestDesk
 from .account import Account
-from .entry_store import MAX_CRASHES, CountedPrompt, EntryStore, RequestEntries
+from .account_entries import CountedPrompt
+from .entry_store import MAX_CRASHES, EntryStore, RequestEntries
 from .foreign_account import ForeignAccount
 from .journal import Journal
 from .metrics import Metrics
 from .prompt_account import UNATTRIBUTED, PromptAccount
+from .watched_prompts import warn_of_no_hits, watch_foreign_prompt, watch_prompt
 
 NO_ROOM = "The usage ledger has no room for another record."
 
@@ -39,6 +41,8 @@ class Log(Protocol):
     def is_enabled_for(self, level: int, /) -> bool: ...
 
     def debug(self, event: str, /, **fields: Any) -> object: ...
+
+    def warning(self, event: str, /, **fields: Any) -> object: ...
 
     def error(self, event: str, /, **fields: Any) -> object: ...
 
@@ -62,7 +66,7 @@ class SideEffects:
             account: Account | ForeignAccount | None = None
             if request.foreign is not None:
                 account = foreign = request.foreign_account(request.foreign)
-                self._reserve(request, foreign)
+                self._reserve(request, foreign, now)
                 self._time_first_token(request, foreign)
             elif request.num_changes != request.num_changes_settled:
                 account = own = request.account()
@@ -100,8 +104,10 @@ class SideEffects:
             before = list(applied.counted_prompts.values())
             applied.counted_prompts[index] = CountedPrompt(prompt.num_prompt_tokens, prompt.cached)
             self._count_admission(account, prompt, before)
+            watch_prompt(self._store.cache, request, index, prompt, before)
+        warn_of_no_hits(self._store.cache, self._log)
 
-    def _reserve(self, request: RequestEntries, account: ForeignAccount) -> None:
+    def _reserve(self, request: RequestEntries, account: ForeignAccount, now: float) -> None:
         """Reserve room for the record of a request that is passed on, and count its prompt once its size is known."""
         applied = request.applied
         if applied.engine_id is None and not applied.is_withdrawn:
@@ -120,6 +126,8 @@ class SideEffects:
             self._count_prompt(account.engine_id, prompt.n, cached)
             if isinstance(cached, Known):
                 self._metrics.count_cached({UNATTRIBUTED: cached.n}, account.engine_id)
+                watch_foreign_prompt(self._store.cache, request, prompt.n, cached.n, now)
+                warn_of_no_hits(self._store.cache, self._log)
 
     def _count_prompt(self, engine_id: int | None, num_tokens: int, cached: Count) -> None:
         """Raise the counters of all prompts. What was not counted is no hit."""

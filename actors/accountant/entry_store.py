@@ -28,12 +28,13 @@ from ..messages.accountant import (
     StepReport,
     Unsent,
 )
-from ..messages.counts import UNKNOWN, Count, Known, total
+from ..messages.counts import UNKNOWN, Known, total
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
-from .account_entries import Ended, Entry, Gap, Span
+from .account_entries import CountedPrompt, Ended, Entry, Gap, Span
 from .cache_stats import CacheStats
+from .cache_watch import CacheWatch
 from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
 
 AccountantMessage = (
@@ -61,14 +62,6 @@ class Pending:
     """Its tokens were sent to the detokenizer."""
     is_shown: bool = False
     """Its gauges were set and its preemptions counted."""
-
-
-@attrs.frozen
-class CountedPrompt:
-    """A prompt's numbers as they were added to the counters."""
-
-    num_prompt_tokens: int
-    cached: Count
 
 
 @attrs.define
@@ -266,6 +259,7 @@ class EntryStore:
     last_dead: dict[int, int] = attrs.field(factory=dict)
     """By engine, its last incarnation that has died."""
     stats: CacheStats = attrs.field(factory=CacheStats)
+    cache: CacheWatch = attrs.field(factory=CacheWatch)
 
     @property
     def num_open_accounts(self) -> int:

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from ..messages.accountant import StepReport
 from ..messages.outcomes import Outcome
+from ..request_desk.cache_figures import CacheView
+from .cache_collector import CacheCollector
 from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels
 from .prompt_account import TIERS, UNATTRIBUTED
 
@@ -169,6 +171,10 @@ class Metrics:
             self.num_requests_running.set(0, engine_id)
             self.num_requests_waiting.set(0, engine_id)
             self.set_blocks(engine_id, total=num_usable_blocks, free=num_usable_blocks, cached=0)
+
+    def show_cache(self, cache: CacheView) -> None:
+        """Show how the prefix cache was used lately."""
+        self.registry.register(CacheCollector(self._model, cache))
 
     # ------------------------------------------------------------ counters
 

@@ -86,6 +86,10 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """...and of each that cannot be found any more, none of them in both."""
     is_cleared: bool = False
     """The cache was emptied before these were stored."""
+    filled_ids: list[int] = []
+    """Sequences of which decoding has filled a block, once for each block..."""
+    filled_keys: bytes = b""
+    """...and the first 8 bytes of its key."""
     engine_id: int = 0
     """Set when the report is received, as is..."""
     incarnation: int = 0
@@ -140,6 +144,8 @@ class Prompted:
     num_prompt_tokens: tuple[int, ...]
     breakpoints: tuple[tuple[Breakpoint, ...], ...] = ()
     """The cache breakpoints of each sequence's prompt, in order. Empty: there are none."""
+    block_keys: tuple[list[bytes], ...] = ()
+    """The keys of each prompt's blocks, by the prompt's index."""
 
 
 @attrs.frozen

@@ -27,6 +27,7 @@ from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.tokenizer import CountTokens, Encode
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
+from .cache_figures import CacheView
 from .encoding import EncodingRequests
 from .engine_lane import EngineLane
 from .engine_pool import EnginePool
@@ -63,6 +64,8 @@ class RequestDesk:
         self.pool = engines
         self.control: EngineControl
         """What starts and ends engines; set when it runs."""
+        self.cache: CacheView
+        """How the prefix cache was used; set when it is known who counts."""
         self.upstreams: PassingOn | None = None
         """What passes requests on to other servers, if there are any."""
         self.health_of_engines: Callable[[], Health] = engines.health

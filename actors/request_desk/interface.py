@@ -22,6 +22,7 @@ from ..messages.prompts import Prompt
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
+from .cache_figures import CacheView
 from .mailbox import Mailbox
 from .passing_on import PassingOn
 
@@ -207,6 +208,11 @@ class Desk(Protocol):
 
     @property
     def info(self) -> ServingInfo: ...
+
+    @property
+    def cache(self) -> CacheView:
+        """How the prefix cache was used lately."""
+        ...
 
     @property
     def upstreams(self) -> PassingOn | None:

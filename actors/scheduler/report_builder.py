@@ -11,6 +11,7 @@ from ..messages.block_manager import CacheMiss
 from ..messages.outcomes import ErrorKind, FinishReason
 from ..messages.scheduler import Granted
 from ..messages.scores import StepScores
+from ..shared.block_keys import KEY_PREFIX_BYTES
 
 Columns = tuple[list[int], ...]
 
@@ -39,6 +40,8 @@ class ReportBuilder:
         self._written: list[Columns] = []
         self._stored_keys = self._removed_keys = b""
         self._is_cleared = False
+        self._filled_ids: list[int] = []
+        self._filled_keys: list[bytes] = []
         self._scores: list[StepScores] = []
         self._ended_ids: list[int] = []
         self._ended_reasons: list[str] = []
@@ -100,6 +103,11 @@ class ReportBuilder:
         self._stored_keys, self._removed_keys = granted.stored_keys, granted.removed_keys
         self._is_cleared = granted.is_cleared
 
+    def fill(self, sequence_ids: list[int], keys: list[bytes]) -> None:
+        """Add blocks that decoding has filled, to be told with the next report that has other news."""
+        self._filled_ids += sequence_ids
+        self._filled_keys += [key[:KEY_PREFIX_BYTES] for key in keys]
+
     def flush(
         self,
         *,
@@ -152,6 +160,8 @@ class ReportBuilder:
             stored_keys=self._stored_keys,
             removed_keys=self._removed_keys,
             is_cleared=self._is_cleared,
+            filled_ids=self._filled_ids,
+            filled_keys=b"".join(self._filled_keys),
         )
         self._clear()
         return report

@@ -77,6 +77,7 @@ class Submission:
             choice_indexes=tuple(choice for _, choice in places),
             num_prompt_tokens=tuple(len(prompts[prompt].token_ids) for prompt, _ in places),
             breakpoints=tuple(in_whole_blocks(prompts[prompt].breakpoints, block_size) for prompt, _ in places),
+            block_keys=tuple(self.block_keys),
         )
 
     def messages(self, sequence_ids: tuple[int, ...], outlet: Outlet) -> Iterator[tuple[Submit, Track]]:

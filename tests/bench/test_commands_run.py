@@ -34,6 +34,7 @@ PARTS = {
 COMMANDS = {
     "bench.accounting": (),
     "bench.commits": ("--jobs", "engine_core"),
+    "bench.cache_stats": (),
     "bench.chat_tokens": (),
     "bench.demo_model": (),
     "bench.sse": (),

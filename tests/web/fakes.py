@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import trio
 
+from quipu.actors.accountant.cache_watch import CacheWatch
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.block_manager import CacheMiss
 from quipu.actors.messages.counts import UNKNOWN, Known
@@ -24,6 +25,7 @@ from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.cache_figures import CacheView
 from quipu.actors.request_desk.interface import (
     DeskClosed,
     DrainMode,
@@ -185,6 +187,7 @@ class FakeDesk:
     script: Script = lambda encode: hello(len(encode.prompts) * encode.num_choices)
     info: ServingInfo = INFO
     upstreams: PassingOn | None = None
+    cache: CacheView = attrs.field(factory=CacheWatch)
     closed: str | None = None
     """If set, no request can be opened, for this reason."""
     start_error: Exception | None = None

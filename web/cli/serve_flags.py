@@ -89,6 +89,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     )
     add_settings(command, "supervision")
     add_settings(command, "router")
+    add_settings(command, "cache")
     add_settings(command, "cluster")
     add_upstream_flags(command)
     add(

@@ -1,7 +1,7 @@
 /* The module `quipu.actors.shared.native._native`: the parts of the engine that are worth compiling.
  *
- * Everything in it also exists in Python (`shared/block_keys.py`, `block_manager/block_pool.py`), behaves the same
- * there, and is tested against it. */
+ * Everything in it also exists in Python (`shared/block_keys.py`, `block_manager/block_pool.py`,
+ * `accountant/reuse_sketch.py`), behaves the same there, and is tested against it. */
 #include "native.h"
 
 const uint8_t *key_bytes(PyObject *key) {
@@ -20,12 +20,18 @@ static PyMethodDef functions[] = {
     {0},
 };
 
-static int add_types(PyObject *module) {
-    PyObject *type = make_block_pool_type(module);
+static int add_type(PyObject *module, const char *name, PyObject *type) {
     if (!type) return -1;
-    int failed = PyModule_AddObjectRef(module, "BlockPool", type);
+    int failed = PyModule_AddObjectRef(module, name, type);
     Py_DECREF(type);
     return failed;
+}
+
+static int add_types(PyObject *module) {
+    return add_type(module, "BlockPool", make_block_pool_type(module)) ||
+                   add_type(module, "ReuseSketch", make_reuse_sketch_type(module))
+               ? -1
+               : 0;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_types}, {0}};

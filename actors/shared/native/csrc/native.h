@@ -14,6 +14,9 @@ PyObject *chain_keys(PyObject *module, PyObject *const *args, Py_ssize_t num_arg
 /* pool_type.c */
 PyObject *make_block_pool_type(PyObject *module);
 
+/* reuse_type.c */
+PyObject *make_reuse_sketch_type(PyObject *module);
+
 /* Returns the bytes of a key, or NULL with an exception if it is not one. */
 const uint8_t *key_bytes(PyObject *key);
 

@@ -1,0 +1,197 @@
+"""How the prefix cache is used within a window of time, by tenant and model name, on all engines together.
+
+Part of the entry store, so that it outlives the accountant; fed by `effects.py` with each prompt whose numbers are
+frozen and by the accountant's actor with each step report; read by the web layer (`request_desk/cache_figures.py`) and
+by the metrics. Synchronous.
+
+The blocks of each tenant and model are followed in a sketch of their own, so that what one tenant is told does not
+depend on the others, and those of all in a shared one. While there is a single tenant and model, the two are the same.
+
+What must always hold: memory is bounded by `MAX_ROWS` and `MAX_FOLLOWED`, and the time of a call by its keys; nothing
+here runs in an engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+
+import attrs
+
+from ..messages.accountant import StepReport
+from ..request_desk.cache_figures import CacheFigures, PinnedNow
+from ..shared.block_keys import KEY_PREFIX_BYTES
+from ..shared.native import IS_COMPILED
+from .cache_rows import CacheRow
+from .reuse_sketch import Sketch, make_sketch
+from .reuse_window import ReuseWindow
+
+MAX_ROWS = 1024
+"""Tenants and models; then those that were used least recently are forgotten."""
+MAX_FOLLOWED = 32 if IS_COMPILED else 8
+"""Tenants and models whose blocks are followed, each in about 0.7 MB (2.5 MB in Python), for some time in two."""
+SAMPLED_KEYS = 8192
+REGISTER_BITS = 16
+NO_HITS_AFTER = 500
+"""Requests without a hit after which the log says so."""
+WINDOW_S = 3600.0
+BLOCK_SIZE = 16
+
+
+def _make_sketch() -> Sketch:
+    return make_sketch(SAMPLED_KEYS, REGISTER_BITS)
+
+
+@attrs.frozen
+class WatchedPrompt:
+    """A prompt whose numbers are frozen."""
+
+    tenant: str
+    model: str
+    num_tokens: int
+    num_cached: int
+    keys: list[bytes] | None = None
+    """Of its blocks. None: they are not known here, since an upstream has computed it."""
+    reads_cache: bool = True
+    is_first: bool = True
+    """Of its request."""
+    is_first_hit: bool = False
+    """The first of its request with cached tokens."""
+
+
+class CacheWatch:
+    """Implements `CacheView`."""
+
+    def __init__(
+        self,
+        window_s: float = WINDOW_S,
+        block_size: int = BLOCK_SIZE,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` is the one of the times that everything here is given."""
+        self.window_s = window_s
+        self.block_size = block_size
+        self._clock = clock
+        self._unix_time = unix_time
+        self._all = CacheRow(None, None, 0, window_s)
+        self._rows: dict[tuple[str, str], CacheRow] = {}
+        """By tenant and model, the last used ones last."""
+        self._by_number: dict[int, CacheRow] = {}
+        self._followed: list[CacheRow] = []
+        """Rows with a sketch of their own."""
+        self._num_rows_made = 0
+        self.num_pinned: dict[int, int] = {}
+        """Blocks that only pins keep, by engine."""
+        self._num_without_hit: int | None = 0
+        """Requests so far; None after the first hit, and once it was said that there is none."""
+
+    # ------------------------------------------------------------ what happens
+
+    def on_prompt(self, prompt: WatchedPrompt, now: float) -> None:
+        """Count a prompt. Called in the order of the admissions, once for each."""
+        row = self._row(prompt.tenant, prompt.model, now)
+        num_tokens, num_cached = prompt.num_tokens, prompt.num_cached
+        for one in (row, self._all):
+            one.count(num_tokens, num_cached, now, is_first=prompt.is_first, is_first_hit=prompt.is_first_hit)
+        if self._num_without_hit is not None:
+            self._num_without_hit = None if num_cached else self._num_without_hit + prompt.is_first
+        if prompt.keys is None:
+            return
+        num_matchable = max(0, num_tokens - 1) // self.block_size if prompt.reads_cache else 0
+        num_found = num_cached // self.block_size
+        for reuse in self._followed_by(row, now):
+            reuse.add(prompt.keys, num_found, num_matchable, num_tokens, now, row.number)
+
+    def on_report(self, report: StepReport, tenants: Mapping[int, tuple[str, str]], now: float) -> None:
+        """Follow what a step has changed. `tenants`: tenant and model of its sequences, as far as they are known."""
+        for at, sequence_id in enumerate(report.filled_ids):
+            if sequence_id in tenants:
+                row = self._row(*tenants[sequence_id], now)
+                prefix = report.filled_keys[at * KEY_PREFIX_BYTES : (at + 1) * KEY_PREFIX_BYTES]
+                for reuse in self._followed_by(row, now):
+                    reuse.touch(prefix, now, row.number)
+        for sequence_id, num_tokens in zip(report.pinned_ids, report.pinned_ends, strict=False):
+            if sequence_id in tenants:
+                for row in (self._row(*tenants[sequence_id], now), self._all):
+                    row.count_pinned(num_tokens, now)
+        if report.removed_keys and self._all.reuse is not None:
+            for number, idle_s in self._all.reuse.sketch.idle(report.removed_keys, int(now)):
+                self._all.count_evicted(max(0, idle_s), now)
+                if (owner := self._by_number.get(number)) is not None:
+                    owner.count_evicted(max(0, idle_s), now)
+        if report.num_pins_yielded:
+            self._all.slice_at(now).num_yielded += report.num_pins_yielded
+
+    def on_engine_gone(self, engine_id: int) -> None:
+        """Forget what an engine had pinned."""
+        self.num_pinned.pop(engine_id, None)
+
+    def take_no_hits(self) -> CacheFigures | None:
+        """Return the figures of all, once, when there were `NO_HITS_AFTER` requests and none of them had a hit."""
+        if self._num_without_hit is None or self._num_without_hit < NO_HITS_AFTER:
+            return None
+        self._num_without_hit = None
+        return self.overall()
+
+    # ------------------------------------------------------------ what is told
+
+    def overall(self) -> CacheFigures:
+        return self._all.figures(self._clock(), self._unix_time(), self.block_size)
+
+    def figures(self, tenant: str | None = None, model: str | None = None) -> Iterator[CacheFigures]:
+        for its_tenant, its_model in reversed(list(self._rows)):
+            if tenant in (None, its_tenant) and model in (None, its_model):
+                row = self._rows.get((its_tenant, its_model))
+                if row is not None:
+                    yield row.figures(self._clock(), self._unix_time(), self.block_size)
+
+    def pinned(self) -> PinnedNow:
+        return PinnedNow(sum(self.num_pinned.values()), self._all.num_yielded(self._clock()))
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of all sketches, about."""
+        windows = {id(row.reuse): row.reuse for row in (self._all, *self._rows.values()) if row.reuse is not None}
+        return sum(reuse.num_bytes for reuse in windows.values())
+
+    # ------------------------------------------------------------ rows
+
+    def _row(self, tenant: str, model: str, now: float) -> CacheRow:
+        """Return a tenant's row, which becomes the last used one."""
+        row = self._rows.pop((tenant, model), None)
+        if row is None:
+            self._num_rows_made += 1
+            row = CacheRow(tenant, model, self._num_rows_made, self.window_s)
+            self._by_number[row.number] = row
+            if len(self._rows) >= MAX_ROWS:
+                oldest = self._rows.pop(next(iter(self._rows)))
+                del self._by_number[oldest.number]
+                self._followed = [one for one in self._followed if one is not oldest]
+        self._rows[tenant, model] = row
+        return row
+
+    def _followed_by(self, row: CacheRow, now: float) -> list[ReuseWindow]:
+        """Return what follows the blocks of a row: its own sketch, if it may have one, and the shared one."""
+        shared = self._all.reuse
+        if row.reuse is None and self._may_be_followed(now):
+            if shared is not None and any(one.reuse is shared for one in self._followed):
+                self._all.reuse = shared = shared.copy()
+            row.reuse = ReuseWindow.begin(self.window_s, _make_sketch, now)
+            self._followed.append(row)
+            if shared is None:
+                self._all.reuse = shared = row.reuse
+        return [reuse for reuse in {id(one): one for one in (row.reuse, shared)}.values() if reuse is not None]
+
+    def _may_be_followed(self, now: float) -> bool:
+        """Return whether there is room for another sketch, if need be that of a row without requests in the window."""
+        if len(self._followed) < MAX_FOLLOWED:
+            return True
+        idle = min(self._followed, key=attrgetter("used_at"))
+        if now - idle.used_at < self.window_s:
+            return False
+        idle.reuse = None
+        self._followed.remove(idle)
+        return True

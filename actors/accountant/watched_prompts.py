@@ -1,0 +1,62 @@
+"""From a request's entries to what the cache watch is told of its prompts. Used by `effects.py`.
+
+What must always hold: a prompt is watched once, with the numbers that its client is told; one whose cached tokens the
+engine did not count is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from ..messages.block_manager import MissReason
+from ..messages.counts import Known
+from .account_entries import CountedPrompt
+from .cache_watch import CacheWatch, WatchedPrompt
+from .entry_store import RequestEntries
+from .prompt_account import PromptAccount
+
+
+class WarningLog(Protocol):
+    def warning(self, event: str, /, **fields: Any) -> object: ...
+
+
+def watch_prompt(
+    watch: CacheWatch, request: RequestEntries, index: int, prompt: PromptAccount, before: Iterable[CountedPrompt]
+) -> None:
+    """Have a prompt watched. `before`: those of its request that were counted earlier."""
+    caller, prompted, admission = request.opened.caller, request.prompted, prompt.admission
+    if not isinstance(prompt.cached, Known) or prompted is None or admission is None:
+        return
+    counted = [other.cached for other in before]
+    had_hit = any(isinstance(cached, Known) and cached.n for cached in counted)
+    watched = WatchedPrompt(
+        caller.tenant,
+        caller.model,
+        prompt.num_prompt_tokens,
+        prompt.cached.n,
+        prompted.block_keys[index] if index < len(prompted.block_keys) else None,
+        reads_cache=admission.miss is None or admission.miss.reason is not MissReason.NEEDS_PROMPT_LOGPROBS,
+        is_first=not counted,
+        is_first_hit=prompt.cached.n > 0 and not had_hit,
+    )
+    watch.on_prompt(watched, admission.at)
+
+
+def watch_foreign_prompt(watch: CacheWatch, request: RequestEntries, num_tokens: int, cached: int, now: float) -> None:
+    """Have a prompt watched that an upstream has computed: nothing is known of its blocks."""
+    caller = request.opened.caller
+    watch.on_prompt(WatchedPrompt(caller.tenant, caller.model, num_tokens, cached, is_first_hit=cached > 0), now)
+
+
+def warn_of_no_hits(watch: CacheWatch, log: WarningLog) -> None:
+    """Log once if many requests have found nothing."""
+    figures = watch.take_no_hits()
+    if figures is not None:
+        reuse = figures.reuse
+        log.warning(
+            "prefix_cache.no_hits",
+            num_requests=figures.num_requests,
+            possible_hit_rate=round(reuse.hit_rate, 3) if reuse is not None and reuse.query_blocks else None,
+            help="no prompt has been found in the cache so far; GET /v1/cache/stats says what could have been found",
+        )

@@ -1,0 +1,1 @@
+"""Endpoints that explain the prefix cache, `/v1/cache/…`."""

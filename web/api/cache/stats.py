@@ -1,0 +1,113 @@
+"""`GET /v1/cache/stats`: how the prefix cache was used within `--stats-window`, and what others would have found.
+
+By tenant and model name, the last used ones first; `tenant`, `model` and `limit` choose among them. A tenant's key is
+shown its own, an admin key all of them, and the sums over all.
+
+What must always hold: a tenant sees nothing that others have caused, evictions apart; other tasks run between two
+tenants' figures.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+import trio
+from quart import Response, request
+from quart_trio import QuartTrio
+
+from quipu.actors.request_desk.cache_figures import CacheFigures, CacheView, Evictions, HitRate, Reuse
+from quipu.actors.request_desk.interface import Desk
+
+from ...request.request_context import current_request_context
+from ..admin.usage_params import Parameters
+
+DEFAULT_LIMIT: Final = 100
+MAX_LIMIT: Final = 1024
+
+
+def install_cache_stats(app: QuartTrio, desk: Desk) -> None:
+    """Register the route."""
+
+    @app.get("/v1/cache/stats")
+    async def cache_stats() -> Response:
+        principal, parameters = current_request_context().principal, Parameters(request.args)
+        tenant, model = parameters.text("tenant"), parameters.text("model")
+        limit = parameters.whole("limit", 1, MAX_LIMIT) or DEFAULT_LIMIT
+        view = desk.cache
+        described: dict[str, Any] = {
+            "object": "cache.stats",
+            "window_s": view.window_s,
+            "block_size": view.block_size,
+        }
+        if principal.is_admin:
+            described |= {"all": describe(view.overall()), "blocks": describe_blocks(desk), "pinned": _pinned(view)}
+        is_theirs = principal.is_admin or tenant in (None, principal.tenant)
+        data: list[orjson.Fragment] = []
+        has_more = False
+        for figures in view.figures(tenant if principal.is_admin else principal.tenant, model) if is_theirs else ():
+            has_more = len(data) == limit
+            if has_more:
+                break
+            row = {"tenant": figures.tenant, "model": figures.model, **describe(figures)}
+            data.append(orjson.Fragment(orjson.dumps(row)))
+            await trio.lowlevel.checkpoint()
+        described |= {"data": data, "has_more": has_more}
+        return Response(orjson.dumps(described), content_type="application/json")
+
+
+def describe(figures: CacheFigures) -> dict[str, Any]:
+    """Return the figures of one tenant and model, or of all."""
+    return {
+        "requests": figures.num_requests,
+        "hit_requests": figures.num_hits,
+        "prompt_tokens": figures.prompt_tokens,
+        "cached_tokens": figures.cached_tokens,
+        "hit_rate": round(figures.hit_rate, 4),
+        "series": [_slice(one) for one in figures.series],
+        "infinite_cache": None if figures.reuse is None else _reuse(figures.reuse),
+        "evictions": None if figures.evictions is None else _evictions(figures.evictions),
+        "pins": {"prompts": figures.pins.num_prompts, "tokens": figures.pins.num_tokens},
+    }
+
+
+def describe_blocks(desk: Desk) -> dict[str, int]:
+    """Return the blocks of all engines now."""
+    engines = desk.engines()
+    return {
+        "total": sum(status.blocks_total for status in engines),
+        "used": sum(status.blocks_used for status in engines),
+    }
+
+
+def _pinned(view: CacheView) -> dict[str, int]:
+    pinned = view.pinned()
+    return {"blocks": pinned.num_blocks, "yielded": pinned.num_yielded}
+
+
+def _slice(one: HitRate) -> dict[str, Any]:
+    return {
+        "start": round(one.start_s, 3),
+        "end": round(one.end_s, 3),
+        "requests": one.num_requests,
+        "prompt_tokens": one.prompt_tokens,
+        "cached_tokens": one.cached_tokens,
+        "hit_rate": round(one.cached_tokens / max(1, one.prompt_tokens), 4),
+    }
+
+
+def _reuse(reuse: Reuse) -> dict[str, Any]:
+    return {
+        "query_blocks": reuse.query_blocks,
+        "hit_blocks": reuse.hit_blocks,
+        "hit_rate": round(reuse.hit_rate, 4),
+        "blocks_for_hits": {str(share): blocks for share, blocks in reuse.blocks.items()},
+        "sampled_share": reuse.sampled_share,
+    }
+
+
+def _evictions(evictions: Evictions) -> dict[str, Any]:
+    return {
+        "sampled": evictions.num_sampled,
+        "idle_s": {str(share): idle_s for share, idle_s in evictions.idle_s.items()},
+    }
