@@ -17,6 +17,7 @@ from ..shared.token_decoding import MakeDecoder
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
 from ..tokenizer.context_length import prompt_too_long
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
+from ..tokenizer.message_spans import spans_of
 from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot
 from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_text_bytes
 from ..tokenizer.segment_cache import SegmentCache
@@ -92,7 +93,9 @@ class PooledEncoder:
     ) -> EncodedPrompt | RequestError:
         encoded = await self._render_and_encode(chat, options, max_model_len)
         if not isinstance(encoded, TooManyTokens):
-            return EncodedPrompt(encoded.token_ids, encoded.breakpoints)
+            num_tokens = len(encoded.token_ids)
+            spans = spans_of(chat, encoded.part_ends, num_tokens) if chat.locates_parts else ()
+            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=spans)
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":
             # if the system message alone is too long, the error names its field
