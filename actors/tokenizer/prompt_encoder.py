@@ -106,6 +106,15 @@ class PromptEncoder(Protocol):
         """
         ...
 
+    async def encode_alone(self, request: Encode, max_model_len: int) -> EncodedPrompt | RequestError:
+        """Encode a request's only prompt in a slot of its own, or return why the request would be refused.
+
+        No cached segments are used or added.
+
+        Raises as `encode`.
+        """
+        ...
+
     async def encode_bad_words(self, words: Sequence[str], slot: EncodingSlot) -> list[tuple[int, ...]]:
         """Return the ids of strings that no output may contain. Raises LibraryPanic."""
         ...
