@@ -24,6 +24,7 @@ from .api.admin.usage_record import install_usage_record
 from .api.admin.usage_source import UsageSource
 from .api.anthropic.routes import install_anthropic
 from .api.bodies import BodyBudget, MeteredHTTP
+from .api.cache.lookup import install_lookup
 from .api.cache.stats import install_cache_stats
 from .api.models import install_models
 from .api.openai.responses_routes import install_responses
@@ -93,6 +94,7 @@ def make_app(
     install_openai(app, desk, options)
     install_responses(app, desk, options)
     install_anthropic(app, desk, options)
+    install_lookup(app, desk, options)
     install_models(app, desk)
     install_admin(app, desk, keys)
     install_engines(app, desk)
