@@ -47,6 +47,10 @@ class UpstreamRefusal:
 class ForwardOutlet(Protocol):
     """Where an upstream's response goes. Its end is only sent once the usage record is stored."""
 
+    def on_routed(self) -> None:
+        """Note that an upstream was chosen. Called once for each that is tried."""
+        ...
+
     def begin(self) -> None:
         """Note that a stream follows."""
         ...

@@ -11,9 +11,8 @@ read holds up nobody but its own upstream's connection; no key is logged.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol
 
 import attrs
 import httpx2
@@ -25,7 +24,7 @@ from ..messages.accountant import Answered, Answering, Forwarded, Refused
 from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..messages.upstream import ForeignUsage, Forward, ForwardOutlet, UpstreamRefusal
 from ..request_desk.desk import RequestDesk
-from ..request_desk.passing_on import UpstreamStatus
+from ..request_desk.passing_on import Placement, UpstreamStatus
 from .attempts import (
     MAX_ATTEMPTS,
     MAX_ERROR_BYTES,
@@ -36,6 +35,7 @@ from .attempts import (
     headers_for,
     relay_for,
 )
+from .choosing import Balancer, Chooser, Chosen, FindPrompts, Prompts
 from .event_stream import UpstreamGarbage
 from .relay import Relay, UpstreamFailure, body_for
 from .seats import UpstreamSeat, UpstreamSeats
@@ -44,34 +44,6 @@ log = structlog.get_logger()
 
 REST_S = 0.1
 """How long the end of a response may take after its last event, so that its connection can be used again."""
-
-
-class Chosen(Protocol):
-    """Where a request was sent (the router's)."""
-
-    @property
-    def engine_id(self) -> int: ...
-
-    @property
-    def estimate(self) -> int | None: ...
-
-
-class Chooser(Protocol):
-    """Chooses an upstream for each request (`router/upstream_routing.py`)."""
-
-    def route(
-        self, candidates: Sequence[int], num_bytes: int, prompts: Prompts, affinity: bytes | None = None
-    ) -> Any: ...
-
-    def on_answering(self, route: Any) -> None: ...
-
-    def drop(self, route: Any) -> None: ...
-
-
-Prompts = Mapping[int, Any]
-"""By upstream, a request's prompt as it cuts it into blocks."""
-FindPrompts = Callable[[Forward], Awaitable[Prompts]]
-"""Returns a request's prompt as each upstream cuts it into blocks, of which that is known."""
 
 
 async def no_prompts(forward: Forward) -> Prompts:
@@ -118,8 +90,12 @@ class Upstreams:
         chooser: Chooser,
         show: Callable[[UpstreamSeat], object],
         find_prompts: FindPrompts = no_prompts,
+        balancer: Balancer | None = None,
     ) -> None:
-        """`show(seat)` is called whenever what an upstream is doing has changed."""
+        """`show(seat)` is called whenever what an upstream is doing has changed.
+
+        `balancer`: where there are engines that may serve the same models.
+        """
         self._seats = seats
         self._http = http
         self._desk = desk
@@ -127,9 +103,17 @@ class Upstreams:
         self._chooser = chooser
         self._show = show
         self._find_prompts = find_prompts
+        self._balancer = balancer
 
     def serves(self, model: str) -> bool:
         return self._seats.serves(model)
+
+    def place(self, model: str, body: bytes | bytearray, tenant: str) -> Placement:
+        assert self._balancer is not None, "there is no engine that serves it"
+        return self._balancer.place(self._seats.candidates(model, ()), body, tenant)
+
+    def stands_in(self, models: Collection[str]) -> bool:
+        return any(self._seats.candidates(model, ()) for model in models)
 
     def statuses(self) -> Sequence[UpstreamStatus]:
         return self._seats.statuses()
@@ -159,6 +143,7 @@ class Upstreams:
         while len(tried) < MAX_ATTEMPTS and (candidates := self._seats.candidates(forward.model, tried)):
             route = self._chooser.route(candidates, len(forward.body), prompts, forward.affinity or None)
             tried.add(route.engine_id)
+            passing.outlet.on_routed()
             try:
                 failed = await self._attempt(passing, self._seats[route.engine_id], route)
             finally:
