@@ -42,6 +42,8 @@ from .seats import UpstreamSeat, UpstreamSeats
 
 log = structlog.get_logger()
 
+SLICE_BYTES = 4096
+"""What is looked at between two checkpoints: some hundred events, if they are as small as can be."""
 REST_S = 0.1
 """How long the end of a response may take after its last event, so that its connection can be used again."""
 
@@ -207,14 +209,16 @@ class Upstreams:
             async with parts_of(response) as parts:
                 async for part in parts:
                     exchange.heard_at = trio.current_time()
-                    if data := relay.feed(part):
-                        self._begin(passing, route)
-                        await passing.outlet.send(data)
+                    for start in range(0, len(part), SLICE_BYTES):
+                        if data := relay.feed(part[start : start + SLICE_BYTES]):
+                            self._begin(passing, route)
+                            await passing.outlet.send(data)
+                        await trio.lowlevel.checkpoint()
                     if relay.is_done:
                         break
                 with suppress(httpx2.HTTPError), trio.move_on_after(REST_S):
                     async for _ in parts:
-                        pass
+                        await trio.lowlevel.checkpoint()
         last = relay.end()
         self._begin(passing, route)
         if relay.usage.problems:
@@ -269,7 +273,7 @@ async def parts_of(response: httpx2.Response) -> AsyncIterator[AsyncIterator[byt
         with suppress(httpx2.HTTPError), trio.CancelScope() as scope:
             scope.cancel()
             async for _ in parts:
-                pass
+                pass  # the generators have to be cancelled, not this loop
 
 
 async def read_up_to(response: httpx2.Response, max_bytes: int) -> bytes:
@@ -277,6 +281,7 @@ async def read_up_to(response: httpx2.Response, max_bytes: int) -> bytes:
     body = bytearray()
     async with parts_of(response) as parts:
         async for part in parts:
+            await trio.lowlevel.checkpoint()  # parts that have come already are read without one
             body += part[: max_bytes - len(body)]
             if len(body) >= max_bytes:
                 break
