@@ -69,7 +69,7 @@ async def send_event_of_many_lines(asked: Asked, answering: Answering) -> None:
 async def send_two_usages(asked: Asked, answering: Answering) -> None:
     await answering.begin()
     await answering.event(chunk("Hello "))
-    await answering.event(b'{"choices":[{}],"usage":{"prompt_tokens":1},"usage":null}')
+    await answering.event(b'{"choices":[{}],"usage":{"prompt_tokens":1},"usage":null,"x":1}')
     await answering.left.wait()
 
 
