@@ -277,13 +277,17 @@ async def open_served(
 
 
 @asynccontextmanager
-async def open_fake(*scripts: Script, **dials: Any) -> AsyncIterator[tuple[Served, list[FakeUpstream]]]:
+async def open_fake(
+    *scripts: Script, continuous_usage: bool = False, **dials: Any
+) -> AsyncIterator[tuple[Served, list[FakeUpstream]]]:
     """Serve one fake upstream for each script, with a key; `dials`: of the front."""
     async with trio.open_nursery() as nursery:
         fakes = [FakeUpstream(script) for script in scripts or (hello,)]
         for fake in fakes:
             await nursery.start(fake.run)
-        configs = [UpstreamConfig(url=fake.url, key="sk-of-the-upstream") for fake in fakes]
+        configs = [
+            UpstreamConfig(url=fake.url, key="sk-of-the-upstream", continuous_usage=continuous_usage) for fake in fakes
+        ]
         async with open_served(*configs, **dials) as served:
             yield served, fakes
         nursery.cancel_scope.cancel()

@@ -165,7 +165,7 @@ class Upstreams:
     async def _attempt(self, passing: _Passing, seat: UpstreamSeat, route: Chosen) -> Failed | None:
         """Send the request to one upstream; return why it has failed."""
         forward = passing.forward
-        passing.relay = relay_for(forward, route.estimate)
+        passing.relay = relay_for(forward, route.estimate, is_continuous=seat.config.continuous_usage)
         self._accountant.post(Forwarded(forward.request_id, seat.engine_id, seat.incarnation, route.estimate))
         with trio.CancelScope() as scope:
             exchange = _Exchange(scope, trio.current_time())
@@ -196,7 +196,7 @@ class Upstreams:
     ) -> Failed | None:
         forward, relay = passing.forward, passing.relay
         assert relay is not None
-        body = body_for(forward, seat.model_for(forward.model))
+        body = body_for(forward, seat.model_for(forward.model), is_continuous=seat.config.continuous_usage)
         headers = headers_for(seat.config.key, forward.request_id)
         async with self._http.stream("POST", seat.url + forward.path, content=body, headers=headers) as response:
             exchange.heard_at = trio.current_time()

@@ -53,6 +53,18 @@ class Member:
                 return changed
         raise CannotReplace
 
+    def added_to(self, data: bytes, text: bytes) -> bytes:
+        """Return an object with this value of the member, which it may have; of null, an object of it alone.
+
+        Raises as `replace` does.
+        """
+        if not data.startswith(b"{"):
+            return b"{" + self._quoted + b":" + text + b"}"
+        if self.value(data) is not None:
+            return self.replace(data, text)
+        rest = data[1:].lstrip(_BLANKS)
+        return b"{" + self._quoted + b":" + text + (rest if rest == b"}" else b"," + rest)
+
     def remove(self, data: bytes) -> bytes:
         """Return an object without this member, which it has. Raises as `replace` does."""
         for value_start, value_end in self._places(data):

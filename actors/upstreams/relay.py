@@ -15,6 +15,7 @@ from typing import Protocol
 import attrs
 import msgspec
 
+from ..messages.counts import UNKNOWN
 from ..messages.outcomes import FinishReason
 from ..messages.upstream import ForeignUsage, Forward
 from .answers import MAX_CHOICES, Answer, Choice, parse_answer, with_usage, without_usage
@@ -81,10 +82,13 @@ class Ends:
 
 
 class StreamRelay:
-    def __init__(self, forward: Forward, estimate: int | None) -> None:
+    def __init__(self, forward: Forward, estimate: int | None, *, hides_chunk_usage: bool = False) -> None:
+        """`hides_chunk_usage`: usage in chunks with choices was asked for by this server, not by its client."""
         self.ends = Ends()
         self.usage = ForeignUsage()
         self.is_done = False
+        self._hides_chunk_usage = hides_chunk_usage
+        self._has_one_choice = forward.has_one_choice
         self._shows_usage = forward.shows_usage
         self._estimate = estimate if forward.asks_details else None
         self._events = EventSplitter()
@@ -113,6 +117,9 @@ class StreamRelay:
         self.ends.note(answer.choices)
         if answer.says_usage:
             self.usage = read_usage(answer.said())
+            if answer.choices and not self._has_one_choice:
+                # some servers say only what the chunk's own choice has used
+                self.usage = attrs.evolve(self.usage, completion=UNKNOWN, reasoning_tokens=0)
             if not answer.choices:
                 held, self._held = self._held, [self._framed(event, answer)] if self._shows_usage else []
                 return held
@@ -122,6 +129,8 @@ class StreamRelay:
     def _framed(self, event: bytes, answer: Answer) -> bytes:
         if answer.usage is msgspec.UNSET:
             return b"data: " + event + b"\n\n"
+        if self._hides_chunk_usage and answer.choices and self._shows_usage and answer.says_usage:
+            return b"data: " + with_usage(event, None) + b"\n\n"
         if self._shows_usage:
             return b"data: " + _with_told(event, answer.said(), self.usage, self._estimate) + b"\n\n"
         if event.endswith(_NO_USAGE):
@@ -173,33 +182,29 @@ def _with_told(data: bytes, said: object, usage: ForeignUsage, estimate: int | N
     return data if told == said else with_usage(data, told)
 
 
-_model, _stream_options, _include_usage = Member("model"), Member("stream_options"), Member("include_usage")
+_model, _stream_options = Member("model"), Member("stream_options")
+_include_usage, _continuous_usage = Member("include_usage"), Member("continuous_usage_stats")
 
 
-def body_for(forward: Forward, model: str) -> bytes:
+def body_for(forward: Forward, model: str, *, is_continuous: bool = False) -> bytes:
     """Return a request's body as an upstream gets it: with usage at the end of a stream, and with its own `model`.
 
-    Raises UpstreamGarbage for a body that cannot be changed.
+    `is_continuous`: with usage in every chunk as well. Raises UpstreamGarbage for a body that cannot be changed.
     """
     body = forward.body
     try:
         if model != forward.model:
             body = _model.replace(body, msgspec.json.encode(model))
-        if forward.is_stream and not forward.asks_usage:
+        wanted = [] if forward.asks_usage else [_include_usage]
+        wanted += [_continuous_usage] if is_continuous and not forward.asks_continuous else []
+        if forward.is_stream and wanted:
+            options = (_stream_options.value(body) if forward.has_stream_options else None) or b"null"
+            for flag in wanted:
+                options = flag.added_to(options, b"true")
             if forward.has_stream_options:
-                options = _stream_options.value(body) or b"null"
-                body = _stream_options.replace(body, _asking_usage(options))
+                body = _stream_options.replace(body, options)
             else:
-                body = b'{"stream_options":{"include_usage":true},' + body[body.index(b"{") + 1 :]
+                body = b'{"stream_options":' + options + b"," + body[body.index(b"{") + 1 :]
     except (CannotReplace, msgspec.DecodeError, RecursionError):
         raise UpstreamGarbage("nothing, since the request cannot be changed for it") from None
     return body
-
-
-def _asking_usage(options: bytes) -> bytes:
-    if not options.startswith(b"{"):
-        return b'{"include_usage":true}'
-    if _include_usage.value(options) is not None:
-        return _include_usage.replace(options, b"true")
-    rest = options[1:].lstrip()
-    return b'{"include_usage":true' + (rest if rest == b"}" else b"," + rest)

@@ -152,7 +152,8 @@ def read_forward(
 ) -> Forward:
     """Return what is passed on. Raises APIError."""
     fields = Fields(body)
-    asks_usage = fields.fields("stream_options").flag("include_usage")
+    stream_options = fields.fields("stream_options")
+    asks_usage = stream_options.flag("include_usage")
     return Forward(
         request_id=request_id,
         path=endpoint,
@@ -161,6 +162,8 @@ def read_forward(
         is_stream=fields.flag("stream"),
         shows_usage=asks_usage or options.always_include_usage,
         asks_usage=asks_usage,
+        asks_continuous=asks_usage and stream_options.flag("continuous_usage_stats"),
+        has_one_choice=body.get("n") in (None, 1) and not isinstance(body.get("prompt"), list),
         has_stream_options="stream_options" in body,
         asks_details=fields.flag("return_cached_tokens_details"),
         tenant=tenant,
