@@ -104,17 +104,16 @@ async def test_https_upstream(is_trusted: bool, tmp_path: Path, monkeypatch: pyt
 def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (seats, "PROBE_S", 0.02),
-        (upstream_probes, "PROBE_TIMEOUT_S", 0.05),
         (upstream_probes, "SILENCE_S", 0.1),
     ):
         monkeypatch.setattr(module, name, value)
 
 
 async def test_silent_before_it_answers(quick_probes: None) -> None:
-    """A request is taken to another upstream when the first one says nothing and answers no probes."""
+    """A request is taken to another upstream when the first one says nothing and probes fail."""
 
     async def silent(asked: Asked, answering: Answering) -> None:
-        fakes[0].is_hung = True
+        fakes[0].is_healthy = False
         await answering.left.wait()
 
     async with open_fake(silent, hello) as (served, fakes):
@@ -125,13 +124,14 @@ async def test_silent_before_it_answers(quick_probes: None) -> None:
         assert record.outcome is Outcome.FINISHED and not record.disputed
 
 
-async def test_silent_in_mid_stream(quick_probes: None) -> None:
+async def test_silent_in_mid_stream(quick_probes: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream of one that has begun ends with an error, and its connection is closed."""
 
     async def silent(asked: Asked, answering: Answering) -> None:
         await answering.begin()
         await answering.event(chunk("Hello "))
         fakes[0].is_hung = True
+        monkeypatch.setattr(upstream_probes, "PROBE_TIMEOUT_S", 0.05)
         await answering.left.wait()
 
     async with open_fake(silent) as (served, fakes):

@@ -52,19 +52,23 @@ class Shared:
     async def held_engine(self, path: str = CHAT, /, **fields: Any) -> AsyncIterator[list[httpx2.Response]]:
         """Have the engine die of a request that it then waits for, and load until the block is left.
 
-        Yields where the response to that request goes.
+        A second request, with these fields, is sent meanwhile. Yields where the responses to both go.
         """
         answers: list[httpx2.Response] = []
+        desk = self.client.runtime.desk
 
-        async def ask() -> None:
+        async def ask(path: str, fields: dict[str, Any]) -> None:
             answers.append(await self.ask(path, **fields))
 
         HeldHost.is_held = True
         kill_engine(self.client)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
+            nursery.start_soon(ask, CHAT, {"seed": 1})
             try:
-                while self.client.runtime.desk.pool[OWN].is_ready:
+                while desk.pool[OWN].is_ready:
+                    await trio.sleep(0.002)
+                nursery.start_soon(ask, path, fields)
+                while desk.num_open_requests < 2:
                     await trio.sleep(0.002)
                 yield answers
             finally:
@@ -132,7 +136,7 @@ async def test_upstream_stands_in_for_an_engine_that_loads() -> None:
             assert health.state is State.READY and "upstreams serve" in health.detail
             assert (await shared.http.get("/ready")).status_code == 200
             assert not waiting
-        assert [answer.status_code for answer in waiting] == [200]
+        assert [answer.status_code for answer in waiting] == [200] * 2
         assert (await shared.ask()).json()["usage"] != USAGE and len(shared.fake.asked) == 3
 
 
@@ -152,7 +156,7 @@ async def test_what_only_engines_can_do_stays_here(path: str, fields: dict[str, 
         async with shared.held_engine(path, **fields) as waiting:
             assert (await shared.ask()).json()["usage"] == USAGE
             assert not waiting
-        assert [answer.status_code for answer in waiting] == [200] and len(shared.fake.asked) == 1
+        assert [answer.status_code for answer in waiting] == [200] * 2 and len(shared.fake.asked) == 1
 
 
 async def test_engine_serves_alone_when_the_upstream_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
