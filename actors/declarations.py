@@ -188,6 +188,8 @@ class SamplingField:
     at_most_max_tokens: bool
     from_checkpoint: bool
     """A checkpoint's generation_config.json may suggest another default."""
+    is_portable: bool
+    """It means the same to other servers with the same API."""
 
     def on(self, endpoint: str) -> SamplingField:
         """Return the field as an endpoint takes it."""
@@ -212,6 +214,7 @@ def sampling_field(
     is_clamped: bool = False,
     at_most_max_tokens: bool = False,
     from_checkpoint: bool = False,
+    is_portable: bool = False,
 ) -> T:
     """Declare a sampling field as the value of an attrs field: see `SamplingField`. The default is off unless said."""
     bounds = Bounds(minimum=minimum, above=above, maximum=maximum)
@@ -230,6 +233,7 @@ def sampling_field(
         is_clamped=is_clamped,
         at_most_max_tokens=at_most_max_tokens,
         from_checkpoint=from_checkpoint,
+        is_portable=is_portable,
     )
     return attrs.field(default=default, metadata={_KEY: declaration})
 

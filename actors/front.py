@@ -33,6 +33,8 @@ from .request_desk.engine_lane import EngineLane
 from .request_desk.engine_pool import EnginePool
 from .request_desk.interface import DrainMode, ServingInfo, UnknownEngine
 from .restarts import Deaths, keep_running
+from .router.balance import Balance
+from .router.routing import Routing
 from .router.upstream_routing import UpstreamRouting
 from .upstream_probes import UpstreamProbes, make_http
 from .upstream_prompts import UpstreamPrompts, open_prompts
@@ -78,18 +80,19 @@ class NoControl:
 
 @asynccontextmanager
 async def open_upstreams(
-    config: RuntimeConfig, desk: RequestDesk, accountant: Channel[Any], metrics: Metrics
+    config: RuntimeConfig, desk: RequestDesk, accountant: Channel[Any], metrics: Metrics, own: Routing | None = None
 ) -> AsyncIterator[UpstreamSeats]:
-    """Pass requests on to the upstreams of `config` until the block is left."""
+    """Pass requests on to the upstreams of `config` until the block is left. `own`: of this server's engines."""
     own_names = config.model_names if config.num_engines else ()
     configs = [(desk.pool.new_id(), upstream) for upstream in config.upstreams]
     seats = UpstreamSeats(
         [UpstreamSeat(engine_id, upstream) for engine_id, upstream in configs],
         () if config.num_engines else config.model_names,
     )
+    prefill_budget = config.engine.max_num_batched_tokens
     routing = UpstreamRouting(
         config.routing,
-        prefill_budget=config.engine.max_num_batched_tokens,
+        prefill_budget=prefill_budget,
         affinity_tokens=config.affinity_tokens,
     )
     for seat in seats:
@@ -101,16 +104,20 @@ async def open_upstreams(
 
     def show_probed(seat: UpstreamSeat) -> None:
         show(seat)
-        passed_on = {name: length for name, length in seats.models().items() if name not in own_names}
-        if passed_on != desk.info.passed_on:
-            desk.info = attrs.evolve(desk.info, model_names=(*own_names, *passed_on), passed_on=passed_on)
+        models = seats.models()
+        passed_on = {name: length for name, length in models.items() if name not in own_names}
+        shared = frozenset(own_names) & models.keys()
+        if (passed_on, shared) != (desk.info.passed_on, desk.info.shared):
+            names = (*own_names, *passed_on)
+            desk.info = attrs.evolve(desk.info, model_names=names, passed_on=passed_on, shared=shared)
 
     async with make_http() as http, open_prompts(config, seats) as prompts, trio.open_nursery() as nursery:
-        desk.upstreams = Upstreams(seats, http, desk, accountant, routing, show, prompts.find)
+        balance = None if own is None else Balance(config.routing, own, routing, prefill_budget=prefill_budget)
+        desk.upstreams = Upstreams(seats, http, desk, accountant, routing, show, prompts.find, balance)
         if prompts.tokenizers:
             output = next(iter(prompts.tokenizers.values())).output
-            own = desk.info.output if config.num_engines else output
-            desk.info = attrs.evolve(desk.info, reads_forwards=True, output=own)
+            chosen = desk.info.output if config.num_engines else output
+            desk.info = attrs.evolve(desk.info, reads_forwards=True, output=chosen)
         with ExitStack() as subscribers:
             for seat in seats:
                 if (endpoint := seat.config.kv_events) is not None and seat.config.tokenizer is not None:

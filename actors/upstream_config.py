@@ -21,7 +21,14 @@ class UpstreamConfig:
     """ZeroMQ address at which it publishes its cache's contents."""
     tokenizer: str | None = None
     """A folder with its tokenizer and chat template."""
+    continuous_usage: bool = False
+    """It knows `stream_options.continuous_usage_stats`, so that it is asked for usage in every chunk."""
 
-    def shown(self) -> dict[str, str | None]:
+    def shown(self) -> dict[str, str | bool | None]:
         """Return what operators may see of it."""
-        return {"url": self.url, "kv_events": self.kv_events, "tokenizer": self.tokenizer}
+        return {
+            "url": self.url,
+            "kv_events": self.kv_events,
+            "tokenizer": self.tokenizer,
+            "continuous_usage": self.continuous_usage,
+        }

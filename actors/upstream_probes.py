@@ -37,6 +37,7 @@ SILENCE_S = 30.0
 def make_http() -> httpx2.AsyncClient:
     """Return the client of all upstreams: a connection for each request that is running, some kept for the next."""
     return httpx2.AsyncClient(
+        verify=httpx2.create_ssl_context(),  # of the environment, SSL_CERT_FILE and SSL_CERT_DIR count, proxies do not
         # compression would make an upstream buffer what it should send at once
         headers={"Accept-Encoding": "identity"},
         timeout=httpx2.Timeout(None, connect=CONNECT_S, write=SEND_S),

@@ -248,7 +248,8 @@ async def open_runtime(
             )
         runtime = Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
         if config.upstreams:
-            async with importlib.import_module(FRONT).open_upstreams(config, desk, accounts, metrics):
+            own = route_store.routing
+            async with importlib.import_module(FRONT).open_upstreams(config, desk, accounts, metrics, own):
                 yield runtime
         else:
             yield runtime

@@ -7,6 +7,7 @@ answers, and where it breaks off. `open_served` runs the front with its web serv
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.upstream_config import UpstreamConfig
 from quipu.web.app import make_app
+from quipu.web.auth.keys import KeyStore
 from quipu.web.http.server import ServerConfig, serve
 from quipu.web.options import AppOptions
 from tests.journals import KeptJournal
@@ -58,7 +60,7 @@ class Asked:
 class Answering:
     """The connection of one request, for a script."""
 
-    stream: trio.SocketStream
+    stream: Stream
     left: trio.Event = attrs.field(factory=trio.Event)
     """Set when the other side has closed the connection."""
 
@@ -83,6 +85,7 @@ class Answering:
         await self.stream.aclose()
 
 
+Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 Script = Callable[[Asked, Answering], Awaitable[None]]
 
 
@@ -127,6 +130,9 @@ class FakeUpstream:
     script: Script = hello
     models: tuple[str, ...] = ("far",)
     is_healthy: bool = True
+    is_hung: bool = False
+    """Connections are accepted, and probes not answered."""
+    tls: ssl.SSLContext | None = None
     asked: list[Asked] = attrs.field(factory=list)
     """Requests for a completion, in order."""
     answerings: list[Answering] = attrs.field(factory=list)
@@ -138,11 +144,13 @@ class FakeUpstream:
         async with trio.open_nursery() as nursery:
             (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
             self._listener = listener
-            self.url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+            scheme = "http" if self.tls is None else "https"
+            self.url = f"{scheme}://127.0.0.1:{listener.socket.getsockname()[1]}"
             nursery.start_soon(partial(trio.serve_listeners, self._connection, [listener], handler_nursery=nursery))
             task_status.started()
 
-    async def _connection(self, stream: trio.SocketStream) -> None:
+    async def _connection(self, connected: trio.SocketStream) -> None:
+        stream = connected if self.tls is None else trio.SSLStream(connected, self.tls, server_side=True)
         try:
             async with stream:
                 while (asked := await _read_request(stream)) is not None:
@@ -150,10 +158,12 @@ class FakeUpstream:
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # its script, or the front, has closed it
 
-    async def _answer(self, asked: Asked, stream: trio.SocketStream) -> None:
+    async def _answer(self, asked: Asked, stream: Stream) -> None:
         answering = Answering(stream)
         if asked.method == "GET":
             self.num_probes += 1
+            if self.is_hung:
+                await trio.sleep_forever()
             is_list = asked.path == "/v1/models"
             body = json.dumps({"data": [{"id": name} for name in self.models]}) if is_list else "{}"
             await answering.whole(body.encode(), 200 if self.is_healthy else 503)
@@ -176,7 +186,7 @@ async def _watch(answering: Answering) -> None:
     answering.left.set()
 
 
-async def _read_request(stream: trio.SocketStream) -> Asked | None:
+async def _read_request(stream: Stream) -> Asked | None:
     data = bytearray()
     while (end := data.find(b"\r\n\r\n")) < 0:
         if not (received := await stream.receive_some()):
@@ -249,14 +259,15 @@ async def open_served(
     *upstreams: UpstreamConfig,
     options: AppOptions | None = None,
     journal: KeptJournal | None = None,
+    keys: KeyStore | None = None,
     **changes: Any,
 ) -> AsyncIterator[Served]:
-    """Serve these upstreams over HTTP until the block is left."""
+    """Serve these upstreams over HTTP until the block is left, to holders of `keys` if there are any."""
     journal = journal or KeptJournal()
     names = changes.get("names", ())
     with trio.fail_after(PATIENCE_S):
         async with open_front(front_config(*upstreams, **changes), front_info(names), journal) as front:
-            app = make_app(front.desk, options)
+            app = make_app(front.desk, options, keys)
             async with trio.open_nursery() as nursery:
                 run = partial(serve, app, host="127.0.0.1", port=0, config=ServerConfig(graceful_timeout_s=0.1))
                 (address,) = await nursery.start(partial(run, shutdown_trigger=trio.sleep_forever))
@@ -266,13 +277,17 @@ async def open_served(
 
 
 @asynccontextmanager
-async def open_fake(*scripts: Script, **dials: Any) -> AsyncIterator[tuple[Served, list[FakeUpstream]]]:
+async def open_fake(
+    *scripts: Script, continuous_usage: bool = False, **dials: Any
+) -> AsyncIterator[tuple[Served, list[FakeUpstream]]]:
     """Serve one fake upstream for each script, with a key; `dials`: of the front."""
     async with trio.open_nursery() as nursery:
         fakes = [FakeUpstream(script) for script in scripts or (hello,)]
         for fake in fakes:
             await nursery.start(fake.run)
-        configs = [UpstreamConfig(url=fake.url, key="sk-of-the-upstream") for fake in fakes]
+        configs = [
+            UpstreamConfig(url=fake.url, key="sk-of-the-upstream", continuous_usage=continuous_usage) for fake in fakes
+        ]
         async with open_served(*configs, **dials) as served:
             yield served, fakes
         nursery.cancel_scope.cancel()

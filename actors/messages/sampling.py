@@ -18,10 +18,14 @@ class LogitRules:
     """How one sequence's logits are changed before sampling; `kernels/logit_processors.py` defines the arithmetic."""
 
     presence_penalty: float = sampling_field(
-        0.0, "subtracted from the logit of each token that has been generated", minimum=-2, maximum=2
+        0.0, "subtracted from the logit of each token that has been generated", minimum=-2, maximum=2, is_portable=True
     )
     frequency_penalty: float = sampling_field(
-        0.0, "subtracted from a token's logit once for each time it has been generated", minimum=-2, maximum=2
+        0.0,
+        "subtracted from a token's logit once for each time it has been generated",
+        minimum=-2,
+        maximum=2,
+        is_portable=True,
     )
     repetition_penalty: float = sampling_field(
         1.0,
@@ -100,6 +104,7 @@ class SamplingParams:
         maximum=2,
         messages_bounds=Bounds(minimum=0, maximum=1),
         from_checkpoint=True,
+        is_portable=True,
     )
     top_p: float = sampling_field(
         1.0,
@@ -108,6 +113,7 @@ class SamplingParams:
         above=0,
         maximum=1,
         from_checkpoint=True,
+        is_portable=True,
     )
     top_k: int = sampling_field(
         0,

@@ -27,7 +27,11 @@ class Forward:
     has_stream_options: bool = False
     """The body has a field of this name..."""
     asks_usage: bool = False
-    """...that asks for usage already."""
+    """...that asks for usage already..."""
+    asks_continuous: bool = False
+    """...and for usage in every chunk."""
+    has_one_choice: bool = True
+    """One prompt and one choice, so that usage in a chunk is all that was used so far."""
     tenant: str = ""
     affinity: bytes = b""
     prompts: tuple[Prompt, ...] = attrs.field(default=(), repr=False)
@@ -46,6 +50,10 @@ class UpstreamRefusal:
 
 class ForwardOutlet(Protocol):
     """Where an upstream's response goes. Its end is only sent once the usage record is stored."""
+
+    def on_routed(self) -> None:
+        """Note that an upstream was chosen. Called once for each that is tried."""
+        ...
 
     def begin(self) -> None:
         """Note that a stream follows."""

@@ -143,6 +143,10 @@ class RequestDesk:
 
     def health(self) -> Health:
         health = attrs.evolve(self.health_of_engines(), actor_restarts=self.actor_restarts())
+        upstreams, starting = self.upstreams, (State.STARTING, State.RESTARTING)
+        if health.state in starting and upstreams is not None and upstreams.stands_in(self.info.shared):
+            detail = f"upstreams serve while no engine is ready: {health.detail}"
+            health = attrs.evolve(health, state=State.READY, detail=detail)
         if health.state is not State.READY:
             return health
         if self.is_draining:

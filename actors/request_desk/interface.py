@@ -146,6 +146,8 @@ class ServingInfo:
     """Prompts of requests that are passed on are tokenized here, for an estimate of what upstreams have cached."""
     passed_on: Mapping[str, int | None] = attrs.field(factory=dict)
     """Models whose requests are passed on to upstreams, and their context lengths if they are known."""
+    shared: frozenset[str] = frozenset()
+    """Models of this server's engines that upstreams serve, too."""
 
 
 def describe_pool(engine: EngineReady) -> dict[str, float]:

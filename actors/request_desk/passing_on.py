@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -42,8 +42,30 @@ class UpstreamStatus:
     """How often it went down."""
 
 
+class Placement(Protocol):
+    """Where a request is to go that both this server's engines and an upstream can serve."""
+
+    @property
+    def is_passed_on(self) -> bool: ...
+
+    def on_routed(self) -> None:
+        """Note that it was sent there, or is over. May be called any number of times."""
+        ...
+
+
 class PassingOn(Protocol):
     """Passes requests on to other servers."""
+
+    def place(self, model: str, body: bytes | bytearray, tenant: str) -> Placement:
+        """Choose where a request for a model goes that engines of this server serve, too.
+
+        `on_routed` has to be called, however the request ends.
+        """
+        ...
+
+    def stands_in(self, models: Collection[str]) -> bool:
+        """Whether an upstream is ready that serves one of these models."""
+        ...
 
     async def pass_on(self, forward: Forward, outlet: ForwardOutlet) -> None:
         """Have an upstream answer an open request, whose account is told of it. Returns when nothing more comes.

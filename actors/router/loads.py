@@ -86,3 +86,17 @@ class EngineLoads:
         self.in_use = np.concatenate([self.in_use, np.zeros(size, np.bool_)])
         for name in ("queued", "running", "blocks", "placed", "capacity"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(size)]))
+
+
+def joined(first: EngineLoads, second: EngineLoads, of_second: npt.NDArray[np.bool_]) -> EngineLoads:
+    """Return a copy of both, the second's slots after the first's; of these, `of_second` says which are in use.
+
+    What was placed is left out: it is for filling caches evenly, and these may hold very different amounts.
+    """
+    both = EngineLoads()
+    both.in_use = np.concatenate([first.in_use, of_second])
+    both.queued = np.concatenate([first.queued, second.queued])
+    both.running = np.concatenate([first.running, second.running])
+    both.blocks = np.concatenate([first.blocks, second.blocks])
+    both.placed = np.zeros(len(both.in_use))
+    return both

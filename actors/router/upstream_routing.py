@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from .key_index import KeyIndex
 from .loads import EngineLoads
@@ -64,13 +65,13 @@ class UpstreamRouting:
         self._affinities: OrderedDict[bytes, int] = OrderedDict()
         self._num_routed = 0
         self._index = KeyIndex()
-        self._loads = EngineLoads()
+        self.loads = EngineLoads()
         self._sent = SentPrompts()
 
     def add(self, engine_id: int) -> None:
         """Take in an upstream, of whose cache nothing is known."""
         slot = self._slots[engine_id] = self._index.take_slot()
-        self._loads.begin(slot, ASSUMED_CACHE_TOKENS)
+        self.loads.begin(slot, ASSUMED_CACHE_TOKENS)
 
     # ------------------------------------------------------------ caches
 
@@ -86,7 +87,7 @@ class UpstreamRouting:
         """Forget what an upstream has cached, in a time that does not depend on how much it was."""
         old, new = self._slots[engine_id], self._index.take_slot()
         self._index.release_slot(old)
-        self._loads.move(old, new)
+        self.loads.move(old, new)
         self._slots[engine_id] = new
         for route in self._routes:
             if route.engine_id == engine_id:
@@ -98,6 +99,10 @@ class UpstreamRouting:
 
     # ------------------------------------------------------------ requests
 
+    def slots_of(self, candidates: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Return which slots these upstreams have."""
+        return self.loads.only([self._slots[engine_id] for engine_id in candidates])
+
     def route(
         self,
         candidates: Sequence[int],
@@ -106,8 +111,8 @@ class UpstreamRouting:
         affinity: bytes | None = None,
     ) -> UpstreamRoute:
         """Choose one of the upstreams for a request. `prompts`: by upstream, where its blocks are known."""
-        loads = self._loads
-        in_use = loads.only([self._slots[engine_id] for engine_id in candidates])
+        loads = self.loads
+        in_use = self.slots_of(candidates)
         overlap = np.zeros(len(loads.in_use))
         for engine_id, prompt in prompts.items():
             if self._looks_at_caches and engine_id in self._slots:
@@ -150,20 +155,20 @@ class UpstreamRouting:
 
     def on_answering(self, route: UpstreamRoute) -> None:
         """Note that an upstream has begun to answer: its prompt is computed."""
-        self._loads.queued[route.slot] -= route.num_queued
+        self.loads.queued[route.slot] -= route.num_queued
         route.num_queued = 0
         self._forget_sent(route)
         if not route.is_running:
             route.is_running = True
-            self._loads.running[route.slot] += 1
+            self.loads.running[route.slot] += 1
 
     def drop(self, route: UpstreamRoute) -> None:
         """Forget a request that was answered, or will not be."""
         self._routes.pop(route, None)
         self._forget_sent(route)
-        self._loads.queued[route.slot] -= route.num_queued
-        self._loads.blocks[route.slot] -= route.num_blocks
-        self._loads.running[route.slot] -= route.is_running
+        self.loads.queued[route.slot] -= route.num_queued
+        self.loads.blocks[route.slot] -= route.num_blocks
+        self.loads.running[route.slot] -= route.is_running
         route.num_queued = route.num_blocks = 0
         route.is_running = False
 

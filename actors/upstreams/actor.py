@@ -11,9 +11,8 @@ read holds up nobody but its own upstream's connection; no key is logged.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol
 
 import attrs
 import httpx2
@@ -25,7 +24,7 @@ from ..messages.accountant import Answered, Answering, Forwarded, Refused
 from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..messages.upstream import ForeignUsage, Forward, ForwardOutlet, UpstreamRefusal
 from ..request_desk.desk import RequestDesk
-from ..request_desk.passing_on import UpstreamStatus
+from ..request_desk.passing_on import Placement, UpstreamStatus
 from .attempts import (
     MAX_ATTEMPTS,
     MAX_ERROR_BYTES,
@@ -36,42 +35,17 @@ from .attempts import (
     headers_for,
     relay_for,
 )
+from .choosing import Balancer, Chooser, Chosen, FindPrompts, Prompts
 from .event_stream import UpstreamGarbage
 from .relay import Relay, UpstreamFailure, body_for
 from .seats import UpstreamSeat, UpstreamSeats
 
 log = structlog.get_logger()
 
+SLICE_BYTES = 4096
+"""What is looked at between two checkpoints: some hundred events, if they are as small as can be."""
 REST_S = 0.1
 """How long the end of a response may take after its last event, so that its connection can be used again."""
-
-
-class Chosen(Protocol):
-    """Where a request was sent (the router's)."""
-
-    @property
-    def engine_id(self) -> int: ...
-
-    @property
-    def estimate(self) -> int | None: ...
-
-
-class Chooser(Protocol):
-    """Chooses an upstream for each request (`router/upstream_routing.py`)."""
-
-    def route(
-        self, candidates: Sequence[int], num_bytes: int, prompts: Prompts, affinity: bytes | None = None
-    ) -> Any: ...
-
-    def on_answering(self, route: Any) -> None: ...
-
-    def drop(self, route: Any) -> None: ...
-
-
-Prompts = Mapping[int, Any]
-"""By upstream, a request's prompt as it cuts it into blocks."""
-FindPrompts = Callable[[Forward], Awaitable[Prompts]]
-"""Returns a request's prompt as each upstream cuts it into blocks, of which that is known."""
 
 
 async def no_prompts(forward: Forward) -> Prompts:
@@ -118,8 +92,12 @@ class Upstreams:
         chooser: Chooser,
         show: Callable[[UpstreamSeat], object],
         find_prompts: FindPrompts = no_prompts,
+        balancer: Balancer | None = None,
     ) -> None:
-        """`show(seat)` is called whenever what an upstream is doing has changed."""
+        """`show(seat)` is called whenever what an upstream is doing has changed.
+
+        `balancer`: where there are engines that may serve the same models.
+        """
         self._seats = seats
         self._http = http
         self._desk = desk
@@ -127,9 +105,17 @@ class Upstreams:
         self._chooser = chooser
         self._show = show
         self._find_prompts = find_prompts
+        self._balancer = balancer
 
     def serves(self, model: str) -> bool:
         return self._seats.serves(model)
+
+    def place(self, model: str, body: bytes | bytearray, tenant: str) -> Placement:
+        assert self._balancer is not None, "there is no engine that serves it"
+        return self._balancer.place(self._seats.candidates(model, ()), body, tenant)
+
+    def stands_in(self, models: Collection[str]) -> bool:
+        return any(self._seats.candidates(model, ()) for model in models)
 
     def statuses(self) -> Sequence[UpstreamStatus]:
         return self._seats.statuses()
@@ -159,6 +145,7 @@ class Upstreams:
         while len(tried) < MAX_ATTEMPTS and (candidates := self._seats.candidates(forward.model, tried)):
             route = self._chooser.route(candidates, len(forward.body), prompts, forward.affinity or None)
             tried.add(route.engine_id)
+            passing.outlet.on_routed()
             try:
                 failed = await self._attempt(passing, self._seats[route.engine_id], route)
             finally:
@@ -178,7 +165,7 @@ class Upstreams:
     async def _attempt(self, passing: _Passing, seat: UpstreamSeat, route: Chosen) -> Failed | None:
         """Send the request to one upstream; return why it has failed."""
         forward = passing.forward
-        passing.relay = relay_for(forward, route.estimate)
+        passing.relay = relay_for(forward, route.estimate, is_continuous=seat.config.continuous_usage)
         self._accountant.post(Forwarded(forward.request_id, seat.engine_id, seat.incarnation, route.estimate))
         with trio.CancelScope() as scope:
             exchange = _Exchange(scope, trio.current_time())
@@ -209,7 +196,7 @@ class Upstreams:
     ) -> Failed | None:
         forward, relay = passing.forward, passing.relay
         assert relay is not None
-        body = body_for(forward, seat.model_for(forward.model))
+        body = body_for(forward, seat.model_for(forward.model), is_continuous=seat.config.continuous_usage)
         headers = headers_for(seat.config.key, forward.request_id)
         async with self._http.stream("POST", seat.url + forward.path, content=body, headers=headers) as response:
             exchange.heard_at = trio.current_time()
@@ -222,14 +209,16 @@ class Upstreams:
             async with parts_of(response) as parts:
                 async for part in parts:
                     exchange.heard_at = trio.current_time()
-                    if data := relay.feed(part):
-                        self._begin(passing, route)
-                        await passing.outlet.send(data)
+                    for start in range(0, len(part), SLICE_BYTES):
+                        if data := relay.feed(part[start : start + SLICE_BYTES]):
+                            self._begin(passing, route)
+                            await passing.outlet.send(data)
+                        await trio.lowlevel.checkpoint()
                     if relay.is_done:
                         break
                 with suppress(httpx2.HTTPError), trio.move_on_after(REST_S):
                     async for _ in parts:
-                        pass
+                        await trio.lowlevel.checkpoint()
         last = relay.end()
         self._begin(passing, route)
         if relay.usage.problems:
@@ -284,7 +273,7 @@ async def parts_of(response: httpx2.Response) -> AsyncIterator[AsyncIterator[byt
         with suppress(httpx2.HTTPError), trio.CancelScope() as scope:
             scope.cancel()
             async for _ in parts:
-                pass
+                pass  # the generators have to be cancelled, not this loop
 
 
 async def read_up_to(response: httpx2.Response, max_bytes: int) -> bytes:
@@ -292,6 +281,7 @@ async def read_up_to(response: httpx2.Response, max_bytes: int) -> bytes:
     body = bytearray()
     async with parts_of(response) as parts:
         async for part in parts:
+            await trio.lowlevel.checkpoint()  # parts that have come already are read without one
             body += part[: max_bytes - len(body)]
             if len(body) >= max_bytes:
                 break

@@ -38,8 +38,11 @@ class Failed:
         return RequestError(ErrorKind.UPSTREAM, f"The upstream server failed: {self.why}.")
 
 
-def relay_for(forward: Forward, estimate: int | None) -> Relay:
-    return (StreamRelay if forward.is_stream else WholeRelay)(forward, estimate)
+def relay_for(forward: Forward, estimate: int | None, *, is_continuous: bool) -> Relay:
+    """Return what takes the response. `is_continuous`: its upstream is asked for usage in every chunk of a stream."""
+    if forward.is_stream:
+        return StreamRelay(forward, estimate, hides_chunk_usage=is_continuous and not forward.asks_continuous)
+    return WholeRelay(forward, estimate)
 
 
 def headers_for(key: str | None, request_id: str) -> dict[str, str]:

@@ -8,6 +8,9 @@ from __future__ import annotations
 MAX_EVENT_BYTES = 2 << 20
 """One event: a token's logprobs take some kilobytes, the ids of a long prompt a megabyte."""
 
+MAX_LINES = 256
+"""Of one event. JSON has one line."""
+
 
 class UpstreamGarbage(Exception):
     """An upstream sends what cannot be passed on. The message says what."""
@@ -49,5 +52,7 @@ def _data_of(event: bytes) -> bytes:
     """Return an event's data; empty for a comment."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:].strip()
+    if event.count(b"\n") >= MAX_LINES:
+        raise UpstreamGarbage(f"an event of more than {MAX_LINES} lines")
     lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines)

@@ -10,41 +10,25 @@ for; the last bytes are held back; nothing here grows with a response but what i
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 import msgspec
 
+from ..messages.counts import UNKNOWN
 from ..messages.outcomes import FinishReason
 from ..messages.upstream import ForeignUsage, Forward
+from .answers import MAX_CHOICES, Answer, Choice, parse_answer, with_usage, without_usage
 from .event_stream import EventSplitter, UpstreamGarbage
 from .foreign_usage import read_usage, told_usage
+from .json_members import CannotReplace, Member
 
 MAX_WHOLE_BYTES = 8 << 20
-"""A response in one piece. It is parsed at once, which takes 2 to 30 ms; a longer one has to be streamed."""
-MAX_CHOICES = 1024
-"""Choices of one response whose ends are kept apart."""
+"""A response in one piece. It is read at once, which takes 2 to 30 ms; a longer one has to be streamed."""
 DONE = b"[DONE]"
 _NO_USAGE = b',"usage":null}'
 _LENGTHS = {"length": FinishReason.LENGTH, "max_tokens": FinishReason.LENGTH}
 _STOPS = frozenset({"stop", "tool_calls", "function_call", "eos", "stop_sequence"})
-
-
-class _Choice(msgspec.Struct):
-    index: int | None = 0
-    finish_reason: str | None = None
-
-
-class _Answer(msgspec.Struct):
-    """A chunk, or a whole response: what has to be known of it."""
-
-    choices: list[_Choice] | None = None
-    usage: Any = msgspec.UNSET
-    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-_answers = msgspec.json.Decoder(_Answer)
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Relay(Protocol):
@@ -76,7 +60,7 @@ class Ends:
 
     reasons: dict[int, str | None] = attrs.field(factory=dict)
 
-    def note(self, choices: list[_Choice] | None) -> None:
+    def note(self, choices: list[Choice] | None) -> None:
         for choice in choices or ():
             index = choice.index or 0
             if index in self.reasons or len(self.reasons) < MAX_CHOICES:
@@ -98,10 +82,13 @@ class Ends:
 
 
 class StreamRelay:
-    def __init__(self, forward: Forward, estimate: int | None) -> None:
+    def __init__(self, forward: Forward, estimate: int | None, *, hides_chunk_usage: bool = False) -> None:
+        """`hides_chunk_usage`: usage in chunks with choices was asked for by this server, not by its client."""
         self.ends = Ends()
         self.usage = ForeignUsage()
         self.is_done = False
+        self._hides_chunk_usage = hides_chunk_usage
+        self._has_one_choice = forward.has_one_choice
         self._shows_usage = forward.shows_usage
         self._estimate = estimate if forward.asks_details else None
         self._events = EventSplitter()
@@ -124,26 +111,31 @@ class StreamRelay:
         if event == DONE:
             self.is_done = True
             return []
-        answer = _parse(event)
-        if answer.error is not msgspec.UNSET:
+        answer = parse_answer(event)
+        if answer.says_error:
             raise UpstreamFailure(event)
         self.ends.note(answer.choices)
-        if answer.usage is not None and answer.usage is not msgspec.UNSET:
-            self.usage = read_usage(answer.usage)
+        if answer.says_usage:
+            self.usage = read_usage(answer.said())
+            if answer.choices and not self._has_one_choice:
+                # some servers say only what the chunk's own choice has used
+                self.usage = attrs.evolve(self.usage, completion=UNKNOWN, reasoning_tokens=0)
             if not answer.choices:
                 held, self._held = self._held, [self._framed(event, answer)] if self._shows_usage else []
                 return held
         held, self._held = self._held, []
         return [*held, self._framed(event, answer)]
 
-    def _framed(self, event: bytes, answer: _Answer) -> bytes:
+    def _framed(self, event: bytes, answer: Answer) -> bytes:
         if answer.usage is msgspec.UNSET:
             return b"data: " + event + b"\n\n"
+        if self._hides_chunk_usage and answer.choices and self._shows_usage and answer.says_usage:
+            return b"data: " + with_usage(event, None) + b"\n\n"
         if self._shows_usage:
-            return b"data: " + _with_told(event, answer.usage, self.usage, self._estimate) + b"\n\n"
-        if answer.usage is None and event.endswith(_NO_USAGE):
+            return b"data: " + _with_told(event, answer.said(), self.usage, self._estimate) + b"\n\n"
+        if event.endswith(_NO_USAGE):
             return b"data: " + event[: -len(_NO_USAGE)] + b"}\n\n"
-        return b"data: " + _without_usage(event) + b"\n\n"
+        return b"data: " + without_usage(event) + b"\n\n"
 
 
 class WholeRelay:
@@ -163,14 +155,15 @@ class WholeRelay:
 
     def end(self) -> bytes:
         body = bytes(self._body)
-        answer = _parse(body)
-        if answer.error is not msgspec.UNSET:
+        answer = parse_answer(body)
+        if answer.says_error:
             raise UpstreamGarbage("an error with the status of a success")
         self.ends.note(answer.choices)
-        if answer.usage is msgspec.UNSET or answer.usage is None:
+        if not answer.says_usage:
             return body
-        self.usage = read_usage(answer.usage)
-        return _with_told(body, answer.usage, self.usage, self._estimate)
+        said = answer.said()
+        self.usage = read_usage(said)
+        return _with_told(body, said, self.usage, self._estimate)
 
 
 class UpstreamFailure(Exception):
@@ -181,47 +174,37 @@ class UpstreamFailure(Exception):
         self.event = event
 
 
-def _parse(data: bytes) -> _Answer:
-    try:
-        return _answers.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise UpstreamGarbage("what is no response of the OpenAI API") from None
-
-
 def _with_told(data: bytes, said: object, usage: ForeignUsage, estimate: int | None) -> bytes:
     """Return a response with its usage as the client is told it."""
     if not isinstance(said, dict):
-        return data if said is None else _replaced(data, {"usage": None})
+        return data if said is None else with_usage(data, None)
     told = told_usage(said, usage, estimate)
-    return data if told == said else _replaced(data, {"usage": told})
+    return data if told == said else with_usage(data, told)
 
 
-def _without_usage(data: bytes) -> bytes:
-    members = _members.decode(data)
-    del members["usage"]
-    return msgspec.json.encode(members)
+_model, _stream_options = Member("model"), Member("stream_options")
+_include_usage, _continuous_usage = Member("include_usage"), Member("continuous_usage_stats")
 
 
-def _replaced(data: bytes, values: dict[str, object]) -> bytes:
-    """Return an object with other members; those that stay keep every byte of their values."""
-    return msgspec.json.encode({**_members.decode(data), **values})
-
-
-def body_for(forward: Forward, model: str) -> bytes:
+def body_for(forward: Forward, model: str, *, is_continuous: bool = False) -> bytes:
     """Return a request's body as an upstream gets it: with usage at the end of a stream, and with its own `model`.
 
-    Raises UpstreamGarbage for a body that cannot be changed.
+    `is_continuous`: with usage in every chunk as well. Raises UpstreamGarbage for a body that cannot be changed.
     """
     body = forward.body
-    adds_usage = forward.is_stream and not forward.asks_usage
-    values: dict[str, object] = {} if model == forward.model else {"model": model}
     try:
-        if adds_usage and forward.has_stream_options:
-            options: Any = msgspec.json.decode(_members.decode(body)["stream_options"]) or {}
-            values["stream_options"] = {**options, "include_usage": True}
-        body = _replaced(body, values) if values else body
-    except (msgspec.DecodeError, RecursionError):
+        if model != forward.model:
+            body = _model.replace(body, msgspec.json.encode(model))
+        wanted = [] if forward.asks_usage else [_include_usage]
+        wanted += [_continuous_usage] if is_continuous and not forward.asks_continuous else []
+        if forward.is_stream and wanted:
+            options = (_stream_options.value(body) if forward.has_stream_options else None) or b"null"
+            for flag in wanted:
+                options = flag.added_to(options, b"true")
+            if forward.has_stream_options:
+                body = _stream_options.replace(body, options)
+            else:
+                body = b'{"stream_options":' + options + b"," + body[body.index(b"{") + 1 :]
+    except (CannotReplace, msgspec.DecodeError, RecursionError):
         raise UpstreamGarbage("nothing, since the request cannot be changed for it") from None
-    if adds_usage and not forward.has_stream_options:
-        body = b'{"stream_options":{"include_usage":true},' + body[body.index(b"{") + 1 :]
     return body

@@ -32,7 +32,7 @@ from bench.stalls.servers import Server, serving
 
 SETTLE_S = 0.5
 NOTHING_S = 3.0
-QUICK = ("nothing", "prompt of 0.5 MB", "JSON of empty lists", "10,000 messages")
+QUICK = ("nothing", "prompt of 0.5 MB", "JSON of empty lists", "10,000 messages", "upstream: line of 1 MB")
 OVERLOADED = (503, 529)
 
 

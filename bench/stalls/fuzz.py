@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from bench.bodies import ENDPOINTS, bodies
 from bench.stalls.attack import RawRequest
-from bench.stalls.row_parts import Row, posted
+from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, posted
+from bench.stalls.upstream import MODEL
 
 CONCURRENCY = 16
 DISCONNECT_AFTER_S = 10.0
@@ -32,7 +33,21 @@ def fuzz_rows(count: int) -> list[Row]:
                 ]
 
             rows.append(Row(f"{endpoint} {start}", make, concurrency=CONCURRENCY, server="small"))
-    return rows
+    return rows + _passed_on(-(-count // len(ENDPOINTS)))
+
+
+def _passed_on(count: int) -> list[Row]:
+    """Return rows with bodies for an upstream's model."""
+
+    def row(endpoint: str) -> Row:
+        drawn = [data.replace(b'"demo"', b'"%b"' % MODEL.encode(), 1) for data in draw(endpoint, count)]
+
+        def make(port: int) -> list[RawRequest]:
+            return [RawRequest(posted(port, endpoint, data), disconnect_after_s=DISCONNECT_AFTER_S) for data in drawn]
+
+        return Row(f"passed on: {endpoint}", make, concurrency=CONCURRENCY, server="passing")
+
+    return [row(endpoint) for endpoint in (CHAT, COMPLETIONS)]
 
 
 def draw(endpoint: str, count: int) -> list[bytes]:

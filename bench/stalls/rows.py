@@ -1,7 +1,8 @@
 """The requests that one client sends, row by row.
 
 Each row is as large as a server with default limits accepts, or slightly larger. `docs/limits.md` lists them; a new
-endpoint or a field that grows with the request gets a row here, in `tool_rows.py` or in `grammar_rows.py`.
+endpoint or a field that grows with the request gets a row here, in `tool_rows.py`, `grammar_rows.py` or
+`upstream_rows.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from bench.stalls.row_parts import (
     text_of,
 )
 from bench.stalls.tool_rows import TOOL_ROWS
+from bench.stalls.upstream_rows import UPSTREAM_ROWS
 
 LARGEST_BODY = 8 * MEBIBYTE
 """The default of `--max-body-bytes`."""
@@ -184,6 +186,7 @@ ROWS: Sequence[Row] = (
     Row("messages of one role", one(MESSAGES, _same_role)),
     *TOOL_ROWS,
     *GRAMMAR_ROWS,
+    *UPSTREAM_ROWS,
     # ------------------------------------------------------------ answers
     Row("stop strings, held half matched", one(COMPLETIONS, _stops)),
     Row("512 sequences", one(COMPLETIONS, lambda: completion(["Hi."] * 32, n=16, max_tokens=4))),

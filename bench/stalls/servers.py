@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class Kind:
     max_files: int | None = None
     reply: tuple[str, str] | None = None
     """What the model writes to every client: a text, and another one for ever."""
+    has_upstream: bool = False
+    """Requests for another model are passed on (`upstream.py`)."""
 
 
 @attrs.define(eq=False)
@@ -89,6 +91,27 @@ class Server:
 @contextmanager
 def serving(kind: str, folder: Path) -> Iterator[Server]:
     """Run a server of this kind until the block is left."""
+    with ExitStack() as stack:
+        flags = list(KINDS[kind].flags)
+        if KINDS[kind].has_upstream:
+            flags += ["--engines", "1", "--upstream", f"http://127.0.0.1:{stack.enter_context(_upstream())}"]
+        yield stack.enter_context(_serving(kind, folder, flags))
+
+
+@contextmanager
+def _upstream() -> Iterator[int]:
+    """Run an upstream until the block is left; its port is yielded."""
+    command = [sys.executable, "-m", "bench.stalls.upstream"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _serving(kind: str, folder: Path, flags: Sequence[str]) -> Iterator[Server]:
     folder.mkdir()
     checkpoint = folder / "demo"
     shutil.copytree(DEMO, checkpoint)
@@ -110,7 +133,7 @@ def serving(kind: str, folder: Path) -> Iterator[Server]:
         "0",
         *_COMMON,
         *drawn,
-        *how.flags,
+        *flags,
     ]
     log_path = folder / "log"
     with log_path.open("wb") as log:
@@ -195,6 +218,7 @@ KINDS: dict[str, Kind] = {
     "looping": Kind(_template(("{% for a in range(99999) %}" * 3) + ("{% endfor %}" * 3))),
     "writing": Kind(_template("{% for a in range(99999) %}{{ 'a' * 99999 }}{% endfor %}")),
     "recursing": Kind(_template("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}")),
+    "passing": Kind(_long, _FLAGS_LONG, has_upstream=True),
     "few_files": Kind(max_files=256),
     "opening": Kind(_long, _FLAGS_LONG, reply=("", "<tool_call>")),
     "calling": Kind(_long, _FLAGS_LONG, reply=("", '<tool_call>{"name": "tool0", "arguments": {}}</tool_call>')),

@@ -36,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with serving(folder / "back", "--executor", "fake", "--api-key", KEY, "--kv-events-config", flag) as back:
         keys = folder / "keys"
         keys.write_text(f"# of the server behind\n{back.url}/v1 {KEY}\n")
-        upstream = f"{back.url}/v1,kv-events={events},tokenizer={TINY}"
+        upstream = f"{back.url}/v1,kv-events={events},tokenizer={TINY},continuous-usage"
         flags = ("--upstream", upstream, "--upstream-key-file", str(keys))
         with serving(folder / "front", "demo", *flags, has_engine=False) as front:
             yield Pair(front, back)
@@ -118,7 +118,10 @@ def test_a_client_that_leaves(pair: Pair) -> None:
         return any(line["client_request_id"] == request_id and line["outcome"] == "cancelled" for line in done)
 
     eventually(has_ended, "the server behind has noticed")
-    assert record_of(pair.front, request_id)["outcome"] == "cancelled"
+    front, back = record_of(pair.front, request_id), back_record(pair, request_id)
+    assert front["outcome"] == "cancelled" and front["completion_kind"] == "known"
+    assert front["prompt_tokens"] == back["prompt_tokens"] and front["cached_tokens"] == back["cached_tokens"]
+    assert 0 < front["completion_tokens"] <= back["completion_tokens"]
 
 
 def test_clients_see_their_own_errors_only(pair: Pair) -> None:

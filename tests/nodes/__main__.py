@@ -3,10 +3,11 @@
     python -m tests.nodes [--minutes 2] [--seed N] [--json]
 
 `make test-nodes` runs this; it needs root, `ip` and Ray. The web process, the head of the Ray cluster and one engine
-are on the first machine, the other engine on the second. OpenAI's and Anthropic's clients ask on the first machine
-while engines are killed or paused, keepers are killed, and the cable is unplugged, for a moment or for longer than an
-engine is waited for. Every answer is compared with the undisturbed one, and every record with the answer. The exit code
-is 1 if anything was lost, doubled, disputed or wrong, and 2 if this machine cannot run it.
+are on the first machine, the other engine on the second, which does not have the checkpoint: it is shipped there
+(`--ray-ship-weights`). OpenAI's and Anthropic's clients ask on the first machine while engines are killed or paused,
+keepers are killed, and the cable is unplugged, for a moment or for longer than an engine is waited for. Every answer is
+compared with the undisturbed one, and every record with the answer. The exit code is 1 if anything was lost, doubled,
+disputed or wrong, and 2 if this machine cannot run it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +25,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ from tests.e2e.engine_list import engine_samples, list_engines, wait_all_ready
 from tests.e2e.servers import Server, serve_command
 from tests.nodes.two_machines import GCS_PORT, Machine, cut, processes_on, two_machines, why_not
 from tests.processes import eventually
+from tests.tiny import TINY
 
 ENGINE = "quipu.actors.processes.engine_process"
 NUM_CLIENTS = 8
@@ -59,7 +63,9 @@ def main() -> int:
         return 2
     with two_machines() as (one, other), tempfile.TemporaryDirectory(prefix="quipu-nodes-") as folder:
         one.start_ray("--head", "--port", str(GCS_PORT), "--include-dashboard", "false")
-        other.start_ray("--address", f"{one.address}:{GCS_PORT}")
+        checkpoint = Path(folder, "checkpoint")
+        shutil.copytree(TINY, checkpoint)
+        other.start_ray("--address", f"{one.address}:{GCS_PORT}", hides=checkpoint)
         report = run(one, other, Path(folder), 60 * arguments.minutes, seed, quiet=arguments.json)
     print(json.dumps(report, indent=None if arguments.json else 2))
     return 1 if report["problems"] else 0
@@ -92,7 +98,10 @@ def run(one: Machine, other: Machine, folder: Path, seconds: float, seed: int, *
     finally:
         process.send_signal(signal.SIGTERM)
         returncode = process.wait(30)
+    shipped = shipped_files(other)
     problems = [*tally.problems, *(f"in the log: {each[:2000]}" for each in tracebacks(server.log_text))]
+    if not shipped or not shipped.items() <= contents(folder / "checkpoint").items() or shipped_files(one):
+        problems.append(f"shipped to the second machine: {list(shipped)}, to the first: {list(shipped_files(one))}")
     if returncode:
         problems.append(f"the server ended with {returncode}: {server.log_text[-2000:]}")
     for machine in (one, other):
@@ -112,16 +121,30 @@ def run(one: Machine, other: Machine, folder: Path, seconds: float, seed: int, *
         "resumed": resumed,
         "deaths": deaths,
         "stale_frames": stale,
+        "shipped_files": len(shipped),
         "disturbances": dict(timeline.counts),
         "problems": problems,
     }
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return the digest of each file of a folder."""
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
+
+
+def shipped_files(machine: Machine) -> dict[str, str]:
+    """Return what is in the only checkpoint that was shipped to a machine; nothing if there is none."""
+    found = [path for path in machine.cache.glob("quipu/checkpoints/*") if path.is_dir()]
+    assert len(found) <= 1, found
+    return contents(found[0]) if found else {}
 
 
 def start_server(one: Machine, folder: Path) -> tuple[subprocess.Popen[bytes], Server]:
     """Start the server on the first machine; this process goes there, too, so that its clients reach it."""
     join_namespace(one.namespace)
     log_path = folder / "log"
-    flags = ["--engines", "ray:2", "--ray-address", f"{one.address}:{GCS_PORT}", "--port", "8000", *FAKE]
+    flags = [str(folder / "checkpoint"), "--served-model-name", "demo", "--ray-ship-weights"]
+    flags += ["--engines", "ray:2", "--ray-address", f"{one.address}:{GCS_PORT}", "--port", "8000", *FAKE]
     command = [sys.executable, "-c", "import sys; from quipu.web.cli.cli import main; sys.exit(main())"]
     with log_path.open("wb") as log:
         process = subprocess.Popen([*command, *serve_command(*flags)], cwd=folder, stdout=log, stderr=log)

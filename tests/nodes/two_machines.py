@@ -42,10 +42,19 @@ class Machine:
         assert done.returncode == 0 or not check, f"{command}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
         return done.stdout
 
-    def start_ray(self, *flags: str) -> None:
-        """Start Ray's processes on this machine, with one CPU for engines."""
+    @property
+    def cache(self) -> Path:
+        """Where what was shipped to this machine is kept."""
+        return self.folder.with_name(self.folder.name + "-cache")
+
+    def start_ray(self, *flags: str, hides: Path | None = None) -> None:
+        """Start Ray's processes on this machine, with one CPU for engines. They see an empty folder at `hides`."""
         ray = str(Path(sys.executable).with_name("ray"))
+        # `ip netns exec` has made a mount namespace, which these processes keep
+        hiding = () if hides is None else ("sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hides))
         self.run(
+            *hiding,
+            *("env", f"XDG_CACHE_HOME={self.cache}"),
             *(ray, "start", "--node-ip-address", self.address, "--num-cpus", "1", "--temp-dir", str(self.folder)),
             *("--object-store-memory", str(200 << 20), "--disable-usage-stats", *flags),
         )

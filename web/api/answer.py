@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import structlog
@@ -27,6 +27,7 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo, Ticket
 from quipu.actors.request_desk.mailbox import Mailbox
+from quipu.actors.request_desk.passing_on import Placement
 
 from ..auth.caller import caller_of
 from ..http import sse
@@ -93,8 +94,18 @@ class ReceivedBody:
     """Its share of the memory for bodies, released when the prompts are encoded."""
 
 
-PassOn = Callable[[ReceivedBody], Awaitable[Response]]
-"""Serves a request whose model is another server's. Raises APIError."""
+class PassOn(Protocol):
+    """Passes requests on, at an endpoint that can."""
+
+    def is_portable(self, body: dict[str, Any]) -> bool:
+        """Whether any server with this API answers a body as engines of this server do."""
+        ...
+
+    async def __call__(self, received: ReceivedBody, placement: Placement | None = None, /) -> Response:
+        """Serve the current request with an upstream's answer. Raises APIError."""
+        ...
+
+
 Reader = Callable[[ParsedRequest], Awaitable[Reply]]
 """Checks a body. Raises APIError."""
 
@@ -111,15 +122,21 @@ async def answer(
     """Serve the current request, whose body may have `max_values` values. Raises APIError.
 
     `shape` describes the fields that `read` knows; the client is told which others were ignored. `pass_on` serves
-    requests for models of other servers, where this endpoint can.
+    requests for models of other servers, where this endpoint can; a model that both serve, whoever has less to do.
     """
     context = current_request_context()
     context.is_generation = True
     data, share = await take_body()
     received = ReceivedBody(data, await parse_object(data, share.grow, max_values), share)
-    model = received.body.get("model")
-    if pass_on is not None and type(model) is str and model in desk.info.passed_on:
-        return await pass_on(received)
+    placement: Placement | None = None
+    if pass_on is not None and type(model := received.body.get("model")) is str:
+        if model in desk.info.passed_on:
+            return await pass_on(received)
+        if model in desk.info.shared and desk.upstreams is not None and pass_on.is_portable(received.body):
+            placement = desk.upstreams.place(model, data, context.principal.tenant)
+            context.scope.on_close(placement.on_routed)
+            if placement.is_passed_on:
+                return await pass_on(received, placement)
     prepared = await _prepare(read, shape, desk, context, options, received)
     del data, share, received
     reply, caller = prepared.reply, prepared.caller
@@ -129,6 +146,8 @@ async def answer(
         raise unavailable(str(closed) or "The server is not accepting requests.") from None
     context.scope.on_close(ticket.leave)
     ticket.when_encoded(prepared.share.release)
+    if placement is not None:
+        ticket.when_encoded(placement.on_routed)
     del prepared  # and the prompts with it
     mailbox = context.mailbox = ticket.mailbox
     mailbox.when_closed(partial(context.account_closed, traced_request(context, reply)))

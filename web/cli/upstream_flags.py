@@ -20,6 +20,8 @@ from quipu.actors.upstream_config import MAX_UPSTREAMS, UpstreamConfig
 UPSTREAM_KEY_VARIABLE = "QUIPU_UPSTREAM_KEY"
 MAX_KEY_FILE_BYTES = 1 << 20
 _OPTIONS = {"kv-events": "kv_events", "tokenizer": "tokenizer"}
+_SWITCHES = {"continuous-usage": "continuous_usage"}
+"""Options without a value."""
 
 
 class UpstreamError(Exception):
@@ -33,10 +35,10 @@ def add_upstream_flags(parser: argparse.ArgumentParser) -> None:
         type=parse_upstream,
         action="append",
         default=[],
-        metavar="URL[,OPTION=VALUE...]",
+        metavar="URL[,OPTION...]",
         help="pass requests on to this server with the OpenAI API, keeping the books here; may be repeated; options: "
-        "kv-events=tcp://HOST:PORT, where it publishes what it has cached, and tokenizer=FOLDER, its tokenizer "
-        "(docs/upstreams.md)",
+        "kv-events=tcp://HOST:PORT, where it publishes what it has cached, tokenizer=FOLDER, its tokenizer, and "
+        "continuous-usage, if it accepts continuous_usage_stats (docs/upstreams.md)",
     )
     parser.add_argument(
         "--upstream-key-file",
@@ -52,9 +54,13 @@ def parse_upstream(text: str) -> UpstreamConfig:
     url, *options = text.split(",")
     values: dict[str, Any] = {}
     for option in options:
+        if option in _SWITCHES:
+            values[_SWITCHES[option]] = True
+            continue
         name, separator, value = option.partition("=")
         if name not in _OPTIONS or not separator or not value:
-            raise argparse.ArgumentTypeError(f"unknown option {option!r}; there are {', '.join(_OPTIONS)}")
+            known = ", ".join((*(f"{name}=..." for name in _OPTIONS), *_SWITCHES))
+            raise argparse.ArgumentTypeError(f"unknown option {option!r}; there are {known}")
         if name == "kv-events" and not value.startswith(("tcp://", "ipc://")):
             raise argparse.ArgumentTypeError(f"kv-events must be tcp://HOST:PORT or ipc://PATH, not {value!r}")
         values[_OPTIONS[name]] = value

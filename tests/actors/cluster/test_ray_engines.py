@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from quipu.actors.cluster.placement import ID_CHARACTERS
 from quipu.actors.cluster.ray_nodes import check_ray, open_ray
 from quipu.actors.cluster.remote_process import RemoteProcess
 from quipu.actors.cluster_config import ClusterConfig
+from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.request_desk.interface import DrainMode, EngineState
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineRefusal
@@ -256,3 +258,36 @@ def test_command_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(CheckpointError, match=r"pip install 'quipu-llm\[ray\]'"):
         check_ray()
+
+
+async def test_load_brings_an_engine_and_its_end_takes_it(ray_cluster: RayNodes) -> None:
+    """While work waits the autoscaler has Ray start a second engine on another node, and ends it afterwards."""
+    scaling = {"max_engines": 2, "scale_up_after_s": 0.5, "scale_down_after_s": 0.5, "max_num_seqs": 2}
+    async with ray_engines(ray_cluster.address, 1, **scaling) as engines:
+        client, desk = engines.client, engines.client.runtime.desk
+        answers: list[tuple[list[int], Answer]] = []
+        is_over = False
+
+        async def ask_on(index: int) -> None:
+            for number in itertools.count():
+                if is_over:
+                    return
+                prompt = prompt_of(40, 100 * index + number)
+                answers.append((prompt, await client.ask(prompt, max_tokens=NUM_TOKENS // 4)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, ray_cluster.add_node)
+            for index in range(8):
+                nursery.start_soon(ask_on, index)
+            await eventually(lambda: len(desk.pool) == 2 and desk.pool[1].num_running > 0, "a second one serves", 40)
+            assert len(keeper_pids()) == 2
+            is_over = True
+        await eventually(lambda: [status.engine_id for status in desk.engines()] == [0], "the second one goes", 40)
+        await eventually(lambda: len(keeper_pids()) == 1, "and its process with it")
+        for prompt, answer in answers:
+            assert_served(answer, prompt, NUM_TOKENS // 4)
+        assert {answer.record.num_engine_deaths for _, answer in answers} == {0}
+        assert [status.deaths for status in desk.engines()] == [0]
+        metrics = parse_metrics(client.runtime.metrics.render().decode())
+        assert [metrics[f'engine_scalings_total{{direction="{way}"}}'] for way in ("up", "down")] == [1, 1]
+        await assert_nothing_routed(client)

@@ -144,6 +144,34 @@ async def test_impossible_totals_are_told_to_nobody() -> None:
         assert "prompt_tokens_total" not in {k for k, v in served.counters().items() if v}
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+async def test_long_usage_is_none(streams: bool) -> None:
+    """What is too long to be usage is told to nobody and not booked, and the account is disputed."""
+    async with open_fake(says(USAGE | {"more": ["x" * 100] * 200})) as (served, _):
+        if streams:
+            events = await served.stream(stream_options={"include_usage": True})
+            assert [event["usage"] for event in events[:-1]] == [None, None, None]
+        else:
+            assert (await served.ask()).json()["usage"] is None
+        record = await served.record()
+        assert record.prompt == UNKNOWN and record.disputed and record.upstream_usage is None
+
+
+async def test_large_answers_are_read_as_small_ones() -> None:
+    """Their usage and their ends count, up to the bound of choices, and `"error": null` is no error."""
+
+    async def script(asked: Asked, answering: Answering) -> None:
+        choices = [{"index": index, "finish_reason": "length"} for index in range(2000)]
+        body = {"error": None, "text": "x" * 100_000, "choices": choices, "usage": USAGE}
+        await answering.whole(json.dumps(body).encode())
+
+    async with open_fake(script) as (served, _):
+        answer = (await served.ask()).json()
+        assert answer["usage"] == USAGE and len(answer["choices"]) == 2000
+        record = await served.record()
+        assert (record.prompt, record.finish_reason, record.num_choices) == (Known(30), FinishReason.LENGTH, 1024)
+
+
 class HeldJournal(KeptJournal):
     """A journal whose disk is slow until the test says otherwise."""
 

@@ -59,6 +59,20 @@ async def send_endless_event(asked: Asked, answering: Answering) -> None:
         await answering.send(b"x" * 4096)
 
 
+async def send_event_of_many_lines(asked: Asked, answering: Answering) -> None:
+    await answering.begin()
+    await answering.event(chunk("Hello "))
+    await answering.send(b"data:\n" * 1000 + b"\n")
+    await answering.left.wait()
+
+
+async def send_two_usages(asked: Asked, answering: Answering) -> None:
+    await answering.begin()
+    await answering.event(chunk("Hello "))
+    await answering.event(b'{"choices":[{}],"usage":{"prompt_tokens":1},"usage":null,"x":1}')
+    await answering.left.wait()
+
+
 async def say_error(asked: Asked, answering: Answering) -> None:
     await answering.begin()
     await answering.event(chunk("Hello "))
@@ -69,7 +83,15 @@ async def say_error(asked: Asked, answering: Answering) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    [cut_in_mid_stream, end_without_an_end, break_json, send_endless_event, say_error],
+    [
+        cut_in_mid_stream,
+        end_without_an_end,
+        break_json,
+        send_endless_event,
+        send_event_of_many_lines,
+        send_two_usages,
+        say_error,
+    ],
     ids=lambda script: script.__name__,
 )
 async def test_failure_in_mid_stream(monkeypatch: pytest.MonkeyPatch, script: Script) -> None:

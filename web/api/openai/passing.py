@@ -20,8 +20,10 @@ from quart import Response
 
 from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.prompts import Prompt
+from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from quipu.actors.messages.upstream import Forward, UpstreamRefusal
 from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo
+from quipu.actors.request_desk.passing_on import Placement
 
 from ...auth.caller import caller_of
 from ...http.sse import DONE, PING, Sink
@@ -42,15 +44,59 @@ MAX_VOCABULARY = 2**31
 """Of upstreams: token ids beyond it are none."""
 MAX_CONTEXT = 1 << 20
 """Tokens of a prompt for which there is an estimate."""
+PORTABLE = frozenset(field.name for field in SAMPLING_FIELDS if field.is_portable) | frozenset(
+    {
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "metadata",
+        "model",
+        "n",
+        "prompt",
+        "prompt_cache_key",
+        "safety_identifier",
+        "stop",
+        "stream",
+        "stream_options",
+        "top_logprobs",
+        "user",
+    }
+)
+"""Fields that mean the same to every server. Not among them: `seed`, whose tokens are those of one implementation, and
+tools and schemas, for which servers need flags."""
+_PORTABLE_OPTIONS = frozenset({"include_obfuscation", "include_usage"})
+
+
+@attrs.frozen
+class PassingOn:
+    """Implements `answer.PassOn` for one endpoint."""
+
+    endpoint: str
+    desk: Desk
+    options: AppOptions
+    read_prompt: ReadPrompt
+    """Used where it is known what upstreams have cached."""
+
+    def is_portable(self, body: dict[str, Any]) -> bool:
+        if not body.keys() <= PORTABLE or type(body.get("prompt", "")) is not str:
+            return False
+        options = body.get("stream_options") or {}
+        return isinstance(options, dict) and options.keys() <= _PORTABLE_OPTIONS
+
+    async def __call__(self, received: ReceivedBody, placement: Placement | None = None, /) -> Response:
+        return await pass_on(self.endpoint, self.desk, self.options, self.read_prompt, received, placement)
 
 
 async def pass_on(
-    endpoint: str, desk: Desk, options: AppOptions, read_prompt: ReadPrompt, received: ReceivedBody
+    endpoint: str,
+    desk: Desk,
+    options: AppOptions,
+    read_prompt: ReadPrompt,
+    received: ReceivedBody,
+    placement: Placement | None,
 ) -> Response:
-    """Serve the current request with an upstream's answer. Raises APIError.
-
-    `read_prompt` is used where it is known what upstreams have cached.
-    """
+    """Serve the current request with an upstream's answer. Raises APIError."""
     context = current_request_context()
     body, data = received.body, bytes(received.data)
     caller = await caller_of(context, data, str(body["model"]))
@@ -67,7 +113,7 @@ async def pass_on(
     mailbox.when_closed(partial(context.account_closed, traced))
     if options.request_timeout_s is not None:
         context.scope.start_soon(expire, ticket, options.request_timeout_s)
-    outlet = PassedOn(open_sink(context, options), context.tally, context.log)
+    outlet = PassedOn(open_sink(context, options), context.tally, context.log, placement)
     mailbox.attach(outlet.consume)
     context.scope.start_soon(ticket.pass_on, outlet)
     del forward, received, body, data
@@ -90,6 +136,7 @@ async def _prompts_of(
         info,
         model_names=(str(body["model"]),),
         passed_on={},
+        shared=frozenset(),
         has_engines=True,
         vocab_size=MAX_VOCABULARY,
         max_model_len=MAX_CONTEXT,
@@ -105,7 +152,8 @@ def read_forward(
 ) -> Forward:
     """Return what is passed on. Raises APIError."""
     fields = Fields(body)
-    asks_usage = fields.fields("stream_options").flag("include_usage")
+    stream_options = fields.fields("stream_options")
+    asks_usage = stream_options.flag("include_usage")
     return Forward(
         request_id=request_id,
         path=endpoint,
@@ -114,6 +162,8 @@ def read_forward(
         is_stream=fields.flag("stream"),
         shows_usage=asks_usage or options.always_include_usage,
         asks_usage=asks_usage,
+        asks_continuous=asks_usage and stream_options.flag("continuous_usage_stats"),
+        has_one_choice=body.get("n") in (None, 1) and not isinstance(body.get("prompt"), list),
         has_stream_options="stream_options" in body,
         asks_details=fields.flag("return_cached_tokens_details"),
         tenant=tenant,
@@ -133,9 +183,12 @@ def refused(refusal: UpstreamRefusal) -> Response:
 class PassedOn(StreamWriter):
     """Takes an upstream's answer and, at the end, the request's record. Implements `ForwardOutlet`."""
 
-    def __init__(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> None:
+    def __init__(
+        self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger, placement: Placement | None = None
+    ) -> None:
         super().__init__(sink, tally, log)
         self.sink = sink
+        self._placement = placement
         self.begun = trio.Event()
         """Set when a stream begins, or the request has ended before one began."""
         self.last = b""
@@ -143,6 +196,10 @@ class PassedOn(StreamWriter):
         self.closed: Closed | None = None
         """Set if the request has ended before a stream began."""
         self._streams = False
+
+    def on_routed(self) -> None:
+        if self._placement is not None:
+            self._placement.on_routed()
 
     def begin(self) -> None:
         self._streams = True

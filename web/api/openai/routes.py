@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from typing import Any
 
 import attrs
@@ -29,7 +28,7 @@ from ..usage import openai_usage
 from . import chat, chat_response, completions
 from .chunks import ChunkWriter, Envelope
 from .common_fields import Delivery, read_delivery
-from .passing import pass_on
+from .passing import PassingOn
 from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
 from .token_ids import id_pieces
 
@@ -103,14 +102,14 @@ def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
 
     @app.post(COMPLETIONS.endpoint)
     async def create_completion() -> Response:
-        passing = partial(pass_on, COMPLETIONS.endpoint, desk, options, completions.read_completion)
+        passing = PassingOn(COMPLETIONS.endpoint, desk, options, completions.read_completion)
         return await answer(
             COMPLETIONS.endpoint, read_completion, COMPLETIONS_SHAPE, desk, options, MAX_VALUES, pass_on=passing
         )
 
     @app.post(CHAT.endpoint)
     async def create_chat_completion() -> Response:
-        passing = partial(pass_on, CHAT.endpoint, desk, options, chat.read_chat)
+        passing = PassingOn(CHAT.endpoint, desk, options, chat.read_chat)
         return await answer(CHAT.endpoint, read_chat, CHAT_SHAPE, desk, options, pass_on=passing)
 
 
