@@ -127,6 +127,7 @@ def test_what_a_key_sees(keyed: Server, browser: Browser) -> None:
     assert shown == {ACME: {"acme": 2}, OPS: {"acme": 2, "bolt": 1}}
     browser.open(keyed.url, "live", key=ACME)
     browser.find("#draft")  # what a key does not see is not there
+    browser.wait_text(".who", "sees tenant acme")
     browser.open(keyed.url, "live", key=OPS)
     browser.wait_text("table", "ready")
 
