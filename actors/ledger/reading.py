@@ -27,16 +27,17 @@ import sqlalchemy as sa
 
 from ..messages.outcomes import Fault
 from ..messages.usage_record import UsageRecord
-from .database import LedgerError, check_version, loaded_position, make_engine, reason
+from .database import LedgerError, check_version, loaded_position, reason
 from .entries import Entry, EntryKind
 from .fields import restore
 from .folder import LedgerFolder
+from .kept_engines import KeptEngines
 from .queries import GroupColumn, Query, Sum, SumBuilder, select_sums
 from .retry_groups import Member, counted, is_counted, member_of, select_members
 from .schema import records
 from .segment_files import DiskStorage, Position, scan
 
-__all__ = ["GroupColumn", "LedgerError", "LedgerReader", "LedgerRecord", "Query", "Sum", "open_reader"]
+__all__ = ["GroupColumn", "KeptEngines", "LedgerError", "LedgerReader", "LedgerRecord", "Query", "Sum", "open_reader"]
 
 _PAGE = 1000
 
@@ -56,8 +57,11 @@ class LedgerRecord:
 
 
 @contextmanager
-def open_reader(*, data_dir: Path | None = None, url: str | None = None) -> Iterator[LedgerReader]:
+def open_reader(
+    *, data_dir: Path | None = None, url: str | None = None, engines: KeptEngines | None = None
+) -> Iterator[LedgerReader]:
     """Open a reader of a data directory's ledger, a database, or both together. Raises LedgerError."""
+    engines = engines or KeptEngines()
     folder = None if data_dir is None else LedgerFolder(data_dir)
     if folder is not None:
         if url is None and folder.about() is None and not folder.path.is_dir():
@@ -65,7 +69,7 @@ def open_reader(*, data_dir: Path | None = None, url: str | None = None) -> Iter
         url = folder.url_for_reading(url)
     elif url is None:
         raise LedgerError("one of --data-dir and --ledger-url is required")
-    engine = None if url is None else make_engine(url, reads_only=True)
+    taken = engine = None if url is None else engines.take(url)
     try:
         if engine is not None:
             try:
@@ -75,12 +79,11 @@ def open_reader(*, data_dir: Path | None = None, url: str | None = None) -> Iter
             except LedgerError:
                 if folder is None:
                     raise
-                engine.dispose()
                 engine = None  # a server has started but loaded nothing yet
         yield LedgerReader(engine, folder)
     finally:
-        if engine is not None:
-            engine.dispose()
+        if taken is not None and url is not None:
+            engines.give_back(url, taken)
 
 
 class LedgerReader:

@@ -127,6 +127,7 @@ def test_what_a_key_sees(keyed: Server, browser: Browser) -> None:
     assert shown == {ACME: {"acme": 2}, OPS: {"acme": 2, "bolt": 1}}
     browser.open(keyed.url, "live", key=ACME)
     browser.find("#draft")  # what a key does not see is not there
+    browser.wait_text(".who", "sees tenant acme")
     browser.open(keyed.url, "live", key=OPS)
     browser.wait_text("table", "ready")
 
@@ -155,9 +156,10 @@ def test_reasoning_calls_and_explanation(keyed: Server, browser: Browser) -> Non
         "blocks": [{"start": start, "end": end, "source": source} for source, start, end in blocks],
         "messages": [
             {"index": 0, "role": "system", "start": 0, "end": 60},
-            {"index": 1, "role": "user", "start": 60, "end": 100},
+            {"index": 1, "role": "user", "start": 60, "end": 95},
+            {"index": None, "role": "assistant", "start": 95, "end": 100},
         ],
-        "ended": {"reason": "diverged", "token": 64, "message": 1},
+        "ended": {"reason": "diverged", "token": 64, "message": 1, "part": None, "diverged_from": "req-0"},
         "advice": [{"code": "volatile_prefix", "message": 1, "token": 64, "text": "Move the date to the end."}],
     }
     browser.open(keyed.url, key=ACME)
@@ -175,12 +177,15 @@ def test_reasoning_calls_and_explanation(keyed: Server, browser: Browser) -> Non
     browser.wait_text(".facts", "48 from cache (48.0 %)")
     browser.wait_text(".facts", "16 copied (16.0 %)")
     roles = browser.until(lambda: browser.all(".strip.messages span"), "the messages")
-    assert [role.text for role in roles] == ["system", "user"]
-    title = roles[1].get_attribute("title")
-    assert title == "message 2, user: 4 of 40 tokens copied, 36 of 40 tokens computed"
+    assert [role.text for role in roles] == ["system", "user", "assistant"]
+    assert [role.get_attribute("title") for role in roles[1:]] == [
+        "message 1, user: 4 of 35 tokens copied, 31 of 35 tokens computed",
+        "assistant, from the template: 5 of 5 tokens computed",
+    ]
     browser.button("why not more?").click()
-    browser.wait_text(".why", "at token 64, in message 2 (user)")
-    browser.wait_text(".why li", "Move the date to the end. (message 2)")
+    browser.wait_text(".why", "The cached part ends at token 64, in message 1 (user). From there on")
+    browser.wait_text(".why", "Request req-0 continued differently there.")
+    browser.wait_text(".why li", "Move the date to the end.")
     browser.find(".editor textarea").send_keys("sunny")
     browser.button("Give results").click()
     browser.wait_text(".turn.tool", "sunny")

@@ -3,7 +3,7 @@
 The routes of this folder query a `UsageSource`. `LedgerUsage` reads the ledger of this server, including records that
 have not reached the database yet.
 
-What must always hold: no read runs on the event loop; a few run at a time, a bounded number waits, and each has a
+What must always hold: no read runs on the event loop; one runs at a time, a bounded number waits, and each has a
 deadline; if the ledger cannot be read, the response is a 503, and the reason is in the log but not in the response.
 """
 
@@ -21,13 +21,23 @@ import trio
 from sqlalchemy.exc import SQLAlchemyError
 
 from quipu.actors.ledger.database import reason
-from quipu.actors.ledger.reading import GroupColumn, LedgerError, LedgerReader, LedgerRecord, Query, Sum, open_reader
+from quipu.actors.ledger.reading import (
+    GroupColumn,
+    KeptEngines,
+    LedgerError,
+    LedgerReader,
+    LedgerRecord,
+    Query,
+    Sum,
+    open_reader,
+)
 
 from ...request.errors import APIError, unavailable
 
 READ_S = 30.0
 """How long a client waits for a report, including the wait for a reader."""
-NUM_READERS = 2
+NUM_READERS = 1
+"""Threads that run Python keep the interpreter lock from the event loop, and two of them far longer than one."""
 MAX_WAITING = 32
 
 _log = structlog.get_logger("quipu.web")
@@ -66,6 +76,7 @@ class LedgerUsage:
     ) -> None:
         self._data_dir = data_dir
         self._url = url
+        self._engines = KeptEngines()
         self._limiter = trio.CapacityLimiter(num_readers)
         self._max_waiting = max_waiting
         self._read_s = read_s
@@ -101,7 +112,7 @@ class LedgerUsage:
         raise _away(why)
 
     def _look(self, look: Callable[[LedgerReader], _T]) -> _T:
-        with open_reader(data_dir=self._data_dir, url=self._url) as reader:
+        with open_reader(data_dir=self._data_dir, url=self._url, engines=self._engines) as reader:
             return look(reader)
 
 

@@ -1,5 +1,5 @@
 // Under each answer: where its prompt came from, how fast it was, and "why not more?".
-import { explainInWords, partsOf, sourcesIn } from "./explain.js";
+import { explainInWords, nameOf, partsOf, sourcesIn } from "./explain.js";
 import { count, duration, rate, share } from "./format.js";
 import { html, useState } from "./html.js";
 
@@ -29,7 +29,7 @@ export function AnswerBar({ node }) {
           end: message.end,
           kind: `role-${message.role}`,
           text: message.role,
-          title: `message ${message.index + 1}, ${message.role}: ${labelOf(sourcesIn(parts, message), message.end - message.start)}`,
+          title: `${nameOf(message)}: ${labelOf(sourcesIn(parts, message), message.end - message.start)}`,
         }))} />`}
       <p class="facts">
         <span>${count(all)} prompt tokens</span>

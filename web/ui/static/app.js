@@ -81,7 +81,7 @@ function skip(event) {
 
 function Who({ session, onForget }) {
   if (!session?.needs_key) return null;
-  const sees = session.is_admin ? "admin: sees every tenant" : `sees tenant ${session.tenant}`;
+  const sees = session.is_admin ? "sees all tenants" : `sees tenant ${session.tenant}`;
   return html`
     <span class="who" title=${session.key_id}><b>${session.key_name}</b> <small>${sees}</small></span>
     <button class="quiet" onClick=${onForget}>Forget key</button>

@@ -7,7 +7,7 @@ const REASONS = {
   shorter_than_a_block: "The prompt is too short: it does not fill one block of the cache.",
   evicted: "What follows was cached and has been evicted, because its blocks were needed for other prompts.",
   other_domain: "The same tokens are cached for another tenant or salt. Caches are never shared between them.",
-  diverged: "From here on the prompt differs from every prompt that is cached.",
+  diverged: "From there on the prompt differs from every prompt that is cached.",
   needs_prompt_logprobs: "The request asks for scores of its prompt, so all of it is computed.",
 };
 
@@ -17,9 +17,9 @@ export function explainInWords(usage, prompt) {
   const details = usage.prompt_tokens_details ?? {};
   const ended = prompt?.ended ?? details.cache_misses?.[0] ?? null;
   if (ended) {
-    words.push(`${REASONS[ended.reason] ?? `Reason: ${ended.reason}.`}`);
     if (ended.reason !== "none") words.push(`The cached part ends ${whereOf(ended, prompt)}.`);
-    if (ended.diverged_from) words.push(`It diverges from ${asText(ended.diverged_from)}.`);
+    words.push(REASONS[ended.reason] ?? `Reason: ${ended.reason}.`);
+    if (ended.diverged_from) words.push(`Request ${asText(ended.diverged_from)} continued differently there.`);
     if (ended.evicted) words.push(...evictionOf(ended.evicted));
   } else if (details.cached_tokens === undefined) {
     words.push("The server that answered does not say how much of the prompt was cached.");
@@ -30,25 +30,26 @@ export function explainInWords(usage, prompt) {
   if (prompt?.lost_to_rounding) {
     words.push(`${count(prompt.lost_to_rounding)} more tokens were the same, but do not fill a block.`);
   }
-  const advice = (prompt?.advice ?? []).map(({ code, text, message }) => ({
-    code,
-    text: message === null || message === undefined ? text : `${text} (message ${message + 1})`,
-  }));
-  return { words, advice };
+  return { words, advice: prompt?.advice ?? [] };
 }
 
 function whereOf({ token, message, part }, prompt) {
   const role = prompt?.messages?.find(({ index }) => index === message)?.role;
-  const within = message === null || message === undefined ? "" : `, in message ${message + 1}${role ? ` (${role})` : ""}`;
-  return `at token ${count(token)}${within}${part ? `: ${asText(part)}` : ""}`;
+  const within = isNumber(message) ? `, in message ${message}${role ? ` (${role})` : ""}` : "";
+  return `at token ${count(token)}${within}${isNumber(part) ? `, part ${part}` : ""}`;
 }
 
 function evictionOf({ by, idle_s: idle }) {
   const words = [];
-  if (by) words.push(`It was evicted by ${asText(by)}.`);
+  if (by) words.push(`Request ${asText(by)} took its place.`);
   if (Number.isFinite(idle)) words.push(`It had not been used for ${idle.toFixed(0)} s.`);
   return words;
 }
+
+const isNumber = (value) => typeof value === "number";
+
+/** Return what a message of the prompt is called, counted from 0 as everywhere in the API. What the template adds at the end has no number. */
+export const nameOf = ({ index, role }) => (isNumber(index) ? `message ${index}, ${role}` : `${role}, from the template`);
 
 const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 

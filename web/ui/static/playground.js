@@ -98,7 +98,7 @@ function Composer({ onSend, onNew, redraw, isEmpty }) {
   return html`
     <form class="composer" onSubmit=${submit}>
       <label class="hidden" for="draft">Message</label>
-      <textarea id="draft" rows="2" placeholder="Message (Enter sends, Shift+Enter starts a line)" value=${chat.draft}
+      <textarea id="draft" rows="2" placeholder="Message; Enter sends" title="Shift+Enter starts a line" value=${chat.draft}
         onInput=${type} onKeyDown=${(event) => isSendKey(event) && submit(event)}></textarea>
       ${isRunning()
         ? html`<button type="button" class="primary" onClick=${stop} aria-keyshortcuts="Escape">Stop</button>`

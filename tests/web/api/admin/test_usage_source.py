@@ -15,8 +15,9 @@ import sqlalchemy as sa
 import trio
 from structlog.testing import capture_logs
 
-from quipu.actors.ledger.database import SQLITE_NAME
-from quipu.actors.ledger.reading import LedgerReader, Query
+from quipu.actors.ledger import kept_engines
+from quipu.actors.ledger.database import SQLITE_NAME, sqlite_url
+from quipu.actors.ledger.reading import KeptEngines, LedgerReader, Query, open_reader
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, Outcome
@@ -251,6 +252,24 @@ async def test_client_disconnects(template: Path, monkeypatch: pytest.MonkeyPatc
     assert turnstile.num_inside == 1
     turnstile.opened.set()
     await wait_until(lambda: turnstile.num_inside == 0)
+
+
+async def test_engines_are_used_again(template: Path, tmp_path: Path) -> None:
+    """The next report compiles nothing that an earlier one has compiled, and sees what was written since."""
+    folder = copy_database(template, tmp_path / "data", [record_at(1, "r1")])
+    kept = KeptEngines()
+    with open_reader(data_dir=folder, engines=kept) as first, open_reader(data_dir=folder, engines=kept) as second:
+        assert [one.sums()[0].num_requests for one in (first, second)] == [1, 1]
+    engine = sa.create_engine(sqlite_url(folder))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM usage_records")
+    engine.dispose()
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_engines, "make_engine", lambda *args, **kwargs: made.append(args))
+        with open_reader(data_dir=folder, engines=kept) as again:
+            assert again.sums()[0].num_requests == 0
+    assert not made
 
 
 async def test_disputed_records(template: Path, tmp_path: Path) -> None:
