@@ -88,7 +88,7 @@ async def test_ignored_fields_are_named() -> None:
         ({"url": CHAT, "body": {"model": "tiny"}}, "messages", "missing_required_parameter"),
         ({"url": CHAT, "body": {**BODIES[CHAT], "model": "x"}}, "model", "model_not_found"),
         ({"url": CHAT, "body": {**BODIES[CHAT], "priority": 1}}, "priority", "priority_not_allowed"),
-        ({"url": MESSAGES, "body": {**BODIES[MESSAGES], "max_tokens": 0}}, "max_tokens", "invalid_value"),
+        ({"url": MESSAGES, "body": {**BODIES[MESSAGES], "max_tokens": -1}}, "max_tokens", "invalid_value"),
     ],
 )
 async def test_bad_input(request_body: dict[str, Any], param: str, code: str) -> None:
