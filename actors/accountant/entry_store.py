@@ -54,6 +54,8 @@ class Pending:
     at: float
     """When it was received: the time of its entries, however often handling it is retried."""
     is_written: bool = False
+    first_ids: list[int] = attrs.field(factory=list)
+    """Its sequences that had no token before it, noted when it is written."""
     is_timed: bool = False
     is_passed_on: bool = False
     """Its tokens were sent to the detokenizer."""
