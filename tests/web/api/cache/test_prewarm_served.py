@@ -79,6 +79,30 @@ async def test_the_prompt_is_cached_and_nothing_is_generated(url: str, autojump_
         assert samples(client)["generation_tokens_total"] == 4
 
 
+async def test_no_token_is_drawn(autojump_clock: trio.abc.Clock) -> None:
+    """No engine samples one, whether a prompt is computed at once or in chunks, alone or beside others."""
+    async with small_runtime(max_num_batched_tokens=64) as client:
+        backend, drawn = client.engine.executor.backend, list[int]()
+        step = backend.step
+
+        def count(batch: Any) -> Any:
+            done = step(batch)
+            drawn.append(len(done.token_ids))
+            return done
+
+        setattr(backend, "step", count)  # noqa: B010 - mypy lets no method be assigned
+        http = over_http(client)
+        _, answer = await http.post(COMPLETIONS, {**prewarming(COMPLETIONS), "prompt": LONG * 3, "n": 2})
+        assert len(drawn) > 2 and not any(drawn)
+        assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(http.post, COMPLETIONS, {**COMMON, "prompt": LONG, "max_tokens": 30})
+            for url in BODIES:
+                nursery.start_soon(http.post, url, prewarming(url))
+        assert sum(drawn) == 30
+        await settle(client)
+
+
 async def events(http: HttpClient, url: str) -> list[dict[str, Any]]:
     async with http.open("POST", url, {**prewarming(url), "stream": True}) as exchange:
         return [event for event in await exchange.chunks() if isinstance(event, dict)]
