@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import trio
 
+from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
-from tests.runtimes import BLOCK, small_runtime
+from tests.runtimes import BLOCK, kill_engine, small_runtime
 from tests.traps.wire import over_http, samples, settle
 from tests.web.api.anthropic.messages_api import parse_events as read_events
 from tests.web.fakes import Client as HttpClient
@@ -100,6 +101,26 @@ async def test_no_token_is_drawn(autojump_clock: trio.abc.Clock) -> None:
             for url in BODIES:
                 nursery.start_soon(http.post, url, prewarming(url))
         assert sum(drawn) == 30
+        await settle(client)
+
+
+async def test_the_next_engine_goes_on(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt whose engine dies half way is computed by its successor."""
+    async with small_runtime(Dials(step_seconds=1.0), max_num_batched_tokens=32) as client:
+        http, answers = over_http(client), list[Any]()
+
+        async def send() -> None:
+            answers.append((await http.post(CHAT, prewarming(CHAT)))[1])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.sleep(1.5)
+            kill_engine(client)
+        (answer,) = answers
+        assert_empty(CHAT, answer)
+        _, again = await http.post(CHAT, prewarming(CHAT))
+        num_prompt = numbers(CHAT, again["usage"])[0]
+        assert numbers(CHAT, again["usage"]) == (num_prompt, (num_prompt - 1) // BLOCK * BLOCK, 0)
         await settle(client)
 
 
