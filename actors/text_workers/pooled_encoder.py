@@ -20,7 +20,6 @@ from ..shared.token_decoding import MakeDecoder
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
 from ..tokenizer.context_length import output_budget, prompt_too_long
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
-from ..tokenizer.message_spans import spans_of
 from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
 from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_bytes_to_encode, num_text_bytes
 from ..tokenizer.segment_cache import SegmentCache
@@ -109,9 +108,7 @@ class PooledEncoder:
     ) -> EncodedPrompt | RequestError:
         encoded = await self._render_and_encode(chat, options, max_model_len)
         if not isinstance(encoded, TooManyTokens):
-            num_tokens = len(encoded.token_ids)
-            spans = spans_of(chat, encoded.part_ends, num_tokens) if chat.locates_parts else ()
-            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=spans)
+            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=encoded.spans)
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":
             # if the system message alone is too long, the error names its field
@@ -136,12 +133,13 @@ class PooledEncoder:
         if (too_long := self._encoder.too_long(rendered.text, max_tokens=max_tokens)) is not None:
             return too_long
         marks = chat.marks
+        outline = attrs.evolve(chat, messages=()) if chat.locates_parts else None
         del chat
         slot = self.enter(options.tenant, num_text_bytes(rendered.text))
         try:
             cache, owner = None if options.owner is None else self._segments, options.owner or ""
             return await slot.encode(
-                lambda encoder: encoder.encode_chat(rendered, marks, cache, owner, max_tokens=max_tokens)
+                lambda encoder: encoder.encode_chat(rendered, marks, cache, owner, outline, max_tokens=max_tokens)
             )
         finally:
             slot.leave()

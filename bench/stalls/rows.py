@@ -100,6 +100,9 @@ def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Calla
     return lambda port: [RawRequest(request_of(port, body(), path), disconnect_after_s=0.3)] * times
 
 
+BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+
+
 def _marked() -> dict[str, Any]:
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     return chat([said([part | mark for part in parts(14_000, "Hi.")])])
@@ -146,7 +149,12 @@ ROWS: Sequence[Row] = (
     Row(
         "look-up of 4 MB", one(LOOKUP, lambda: _looked_up(CHAT, chat([said(text_of(4 * MEBIBYTE))])), 4), concurrency=4
     ),
-    Row("look-up of 10,000 messages", one(LOOKUP, lambda: _looked_up(MESSAGES, _same_role()), 4), concurrency=4),
+    Row(
+        "look-up of 10,000 messages",
+        one(LOOKUP, lambda: _looked_up(CHAT, chat([said("Hello.") for _ in range(10_000)])), 4),
+        concurrency=4,
+    ),
+    Row("look-up of messages of one role", one(LOOKUP, lambda: _looked_up(MESSAGES, _same_role()), 4), concurrency=4),
     Row(
         "look-ups, left",
         _leaving(LOOKUP, lambda: _looked_up(RESPONSES, response(text_of(4 * MEBIBYTE))), 8),
@@ -177,6 +185,7 @@ ROWS: Sequence[Row] = (
     # ------------------------------------------------------------ conversations
     Row("10,000 messages", one(CHAT, lambda: chat([said("Hello.") for _ in range(10_000)]))),
     Row("10,000 parts", one(CHAT, lambda: chat([said(parts(10_000, "Hello. "))]))),
+    Row("10,000 breakpoints", one(CHAT, lambda: chat([said([part | BREAKPOINT for part in parts(10_000, "Hi. ")])]))),
     Row("10,000 items", one(RESPONSES, lambda: response([said("Hello.")] * 10_000))),
     Row(
         "10,000 messages of Anthropic's",
