@@ -7,6 +7,8 @@ from enum import StrEnum
 import attrs
 import msgspec
 
+from .block_manager import MissDetail
+from .explanations import PromptNotes
 from .handler import Outlet
 from .outcomes import Fault, FinishReason, RequestError
 from .prompts import Breakpoint
@@ -86,6 +88,8 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """...and of each that cannot be found any more, none of them in both."""
     is_cleared: bool = False
     """The cache was emptied before these were stored."""
+    admitted_miss_details: list[MissDetail | None] = []
+    """Parallel to `admitted_ids`: what the misses go back to. Empty: nothing is known of any."""
     engine_id: int = 0
     """Set when the report is received, as is..."""
     incarnation: int = 0
@@ -140,6 +144,8 @@ class Prompted:
     num_prompt_tokens: tuple[int, ...]
     breakpoints: tuple[tuple[Breakpoint, ...], ...] = ()
     """The cache breakpoints of each sequence's prompt, in order. Empty: there are none."""
+    notes: tuple[PromptNotes, ...] = ()
+    """By prompt. Empty: nothing was noted."""
 
 
 @attrs.frozen

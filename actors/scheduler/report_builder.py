@@ -7,7 +7,7 @@ What must always hold: entries are sent in the order in which they were made, ea
 from __future__ import annotations
 
 from ..messages.accountant import StepReport
-from ..messages.block_manager import CacheMiss
+from ..messages.block_manager import CacheMiss, MissDetail
 from ..messages.outcomes import ErrorKind, FinishReason
 from ..messages.scheduler import Granted
 from ..messages.scores import StepScores
@@ -34,6 +34,7 @@ class ReportBuilder:
         self._admitted_copied: list[int] = []
         self._admitted_miss_reasons: list[str] = []
         self._admitted_miss_tokens: list[int] = []
+        self._admitted_miss_details: list[MissDetail | None] = []
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
@@ -70,6 +71,7 @@ class ReportBuilder:
         self._admitted_copied.append(copied)
         self._admitted_miss_reasons.append(miss.reason.value)
         self._admitted_miss_tokens.append(miss.token)
+        self._admitted_miss_details.append(miss.detail)
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
         self._spans.append((sequence_ids, starts, ends))
@@ -152,6 +154,7 @@ class ReportBuilder:
             stored_keys=self._stored_keys,
             removed_keys=self._removed_keys,
             is_cleared=self._is_cleared,
+            admitted_miss_details=self._admitted_miss_details if any(self._admitted_miss_details) else [],
         )
         self._clear()
         return report
