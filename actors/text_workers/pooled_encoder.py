@@ -18,6 +18,7 @@ from ..tokenizer.chat_template import ChatTooLong, TemplateError
 from ..tokenizer.context_length import prompt_too_long
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
 from ..tokenizer.message_spans import spans_of
+from ..tokenizer.outlines import outline_of, part_ends
 from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot
 from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_text_bytes
 from ..tokenizer.segment_cache import SegmentCache
@@ -95,7 +96,8 @@ class PooledEncoder:
         if not isinstance(encoded, TooManyTokens):
             num_tokens = len(encoded.token_ids)
             spans = spans_of(chat, encoded.part_ends, num_tokens) if chat.locates_parts else ()
-            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=spans)
+            outline = outline_of(chat.parts, encoded.outline_ends, num_tokens)
+            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=spans, outline=outline)
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":
             # if the system message alone is too long, the error names its field
@@ -120,12 +122,20 @@ class PooledEncoder:
         if (too_long := self._encoder.too_long(rendered.text, max_tokens=max_tokens)) is not None:
             return too_long
         marks = chat.marks
+        outlined = chat if options.outlines else None
         del chat
         slot = self.enter(options.tenant, num_text_bytes(rendered.text))
         try:
             cache, owner = None if options.owner is None else self._segments, options.owner or ""
             return await slot.encode(
-                lambda encoder: encoder.encode_chat(rendered, marks, cache, owner, max_tokens=max_tokens)
+                lambda encoder: encoder.encode_chat(
+                    rendered,
+                    marks,
+                    cache,
+                    owner,
+                    max_tokens=max_tokens,
+                    outlined=_outlined(outlined, rendered.text, encoder),
+                )
             )
         finally:
             slot.leave()
@@ -138,6 +148,11 @@ class PooledEncoder:
             return await slot.encode(lambda encoder: encoder.count(text, max_tokens=max_tokens))
         finally:
             slot.leave()
+
+
+def _outlined(chat: ChatPrompt | None, text: str, encoder: TextEncoder) -> tuple[int, ...]:
+    """Return where the parts of a chat end in its text."""
+    return () if chat is None else part_ends(chat, text, encoder.split_points.tokens_between)
 
 
 def _too_many(param: str, counted: TooManyTokens, max_model_len: int) -> RequestError:

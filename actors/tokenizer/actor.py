@@ -99,9 +99,12 @@ class TokenizerActor:
             store.pending[0] = None
         elif first is not None:
             if isinstance(first, Encode):
-                knows_grammar = first.grammar is None or self._grammars.known(first.grammar) is not None
-                first = store.pending[0] = Job.of(first, is_short=is_short(first) and knows_grammar)
+                first = store.pending[0] = self._job_of(first)
             await self._start(first)
+
+    def _job_of(self, request: Encode) -> Job:
+        knows_grammar = request.grammar is None or self._grammars.known(request.grammar) is not None
+        return Job.of(request, is_short=is_short(request) and knows_grammar, outlines=self._config.explain_requests > 0)
 
     async def _start(self, job: Job) -> None:
         """Serve a short request. For any other, enter the queue now, before later requests, and start a task."""

@@ -53,6 +53,10 @@ class EncodingBackend(Protocol):
         ...
 
 
+MAX_OUTLINED_CHARACTERS = 1 << 16
+"""Of one segment: positions further from its beginning are not looked for."""
+
+
 @attrs.frozen
 class EncodedChat:
     token_ids: list[int]
@@ -60,6 +64,8 @@ class EncodedChat:
     """One for each mark."""
     part_ends: tuple[int, ...] = ()
     """Tokens that begin before each end of a part."""
+    outline_ends: tuple[int, ...] = ()
+    """Tokens that begin before each of the outlined positions. Empty: none are known."""
 
 
 @attrs.frozen
@@ -130,10 +136,12 @@ class TextEncoder:
         owner: str = "",
         *,
         max_tokens: int = NO_LIMIT,
+        outlined: Sequence[int] = (),
     ) -> EncodedChat | TooManyTokens:
         """Encode a rendered chat.
 
         Segments that `owner` added to `cache` in earlier turns are not tokenized again; the ids are the same.
+        `outlined` are positions in the text, ascending, of which those in tokens are wanted too.
         """
         text = rendered.text
         if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
@@ -165,7 +173,36 @@ class TextEncoder:
         part_ends: tuple[int, ...] = ()
         if rendered.part_ends:
             part_ends = self._part_ends(text, starts, first_tokens, rendered.part_ends)
-        return EncodedChat(as_list(token_ids), breakpoints, part_ends)
+        outline = self._outline_ends(text, starts, [*first_tokens, num_tokens], outlined) if outlined else ()
+        return EncodedChat(as_list(token_ids), breakpoints, part_ends, outline)
+
+    def _outline_ends(
+        self, text: str, starts: Sequence[int], first_tokens: Sequence[int], ends: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Return how many tokens begin in the first characters of a text, for each of the ascending numbers `ends`.
+
+        The text's segments have these `starts`, and one more follows in `first_tokens`: the number of all tokens. What
+        is within a segment is near its beginning, unless the text has no split points: then it may not be known.
+        """
+        found: list[int] = []
+        edges = [*starts, len(text)]
+        at = 0
+        while at < len(ends):
+            index = bisect_right(edges, ends[at]) - 1
+            start, num_before = edges[index], first_tokens[index]
+            if ends[at] == start:
+                found.append(num_before)
+                at += 1
+                continue
+            inside = ends[at : bisect_left(ends, edges[index + 1], at)]
+            if inside[-1] - start > MAX_OUTLINED_CHARACTERS:
+                return ()
+            part = text[start : inside[-1]]
+            encoded = self.backend.encode_with_starts(part, max_tokens=NO_LIMIT, add_special_tokens=False)
+            token_starts = array("I") if isinstance(encoded, int) else encoded[1]
+            found += [num_before + bisect_left(token_starts, end - start) for end in inside]
+            at += len(inside)
+        return tuple(found)
 
     def _part_ends(
         self, text: str, starts: Sequence[int], first_tokens: Sequence[int], ends: Sequence[int]

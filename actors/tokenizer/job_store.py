@@ -60,9 +60,9 @@ class Job:
     has_ended: bool = False
 
     @classmethod
-    def of(cls, request: Encode, *, is_short: bool) -> Job:
+    def of(cls, request: Encode, *, is_short: bool, outlines: bool = False) -> Job:
         kept = request if is_short else attrs.evolve(request, prompts=())
-        return cls(kept, deque(request.prompts), options_of(request), is_short)
+        return cls(kept, deque(request.prompts), options_of(request, outlines=outlines), is_short)
 
     @property
     def request_id(self) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, TypeVarTuple
 
 import attrs
 
+from ..messages.explanations import NO_OUTLINE, Advice, PromptOutline
 from ..messages.outcomes import RequestError
 from ..messages.prompts import Breakpoint, PartSpan, Prompt, PromptText
 from ..messages.tokenizer import Encode
@@ -27,6 +28,10 @@ class EncodedPrompt:
     echo: PromptText | None = None
     spans: tuple[PartSpan, ...] = ()
     """Which tokens come from which part of which message, if the chat asks for it."""
+    outline: PromptOutline = NO_OUTLINE
+    """The same in short, if the options ask for it."""
+    advice: tuple[Advice, ...] = ()
+    """What its client could change for more of it to be cached."""
 
 
 @attrs.frozen
@@ -40,9 +45,11 @@ class EncodingOptions:
     skip_special_tokens: bool = True
     owner: str | None = None
     """Whose cached segments may be used and added; None disables the cache."""
+    outlines: bool = False
+    """Find out where the messages of a chat are in its prompt."""
 
 
-def options_of(request: Encode) -> EncodingOptions:
+def options_of(request: Encode, *, outlines: bool = False) -> EncodingOptions:
     # requests that share no blocks share no cached segments either: response times would reveal one to the other
     owner = f"{len(request.domain)}:{request.domain}{request.cache_salt}"
     return EncodingOptions(
@@ -52,6 +59,7 @@ def options_of(request: Encode) -> EncodingOptions:
         echo=request.echo,
         skip_special_tokens=request.skip_special_tokens,
         owner=owner,
+        outlines=outlines,
     )
 
 
