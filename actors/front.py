@@ -21,6 +21,8 @@ import trio
 
 from .accountant.actor import Accountant
 from .accountant.entry_store import EntryStore
+from .accountant.explainer import Explainer
+from .accountant.explanation_store import ExplanationStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .channel import Channel
@@ -136,7 +138,8 @@ async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal 
     """Run a server without engines until the block is left. Usage records go to `journal`; else they are not kept."""
     journal = NoJournal() if journal is None else journal
     accounts: Channel[Any] = Channel(config.report_slots)
-    nobody, pool, store = NoEngines(), EnginePool(), EntryStore()
+    nobody, pool = NoEngines(), EnginePool()
+    store = EntryStore(explanations=ExplanationStore(config.explain_requests))
     metrics = Metrics(config.model_names[0] if config.model_names else "upstream", 0)
     desk = RequestDesk(
         info,
@@ -150,6 +153,7 @@ async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal 
         max_open_requests=config.max_open_requests,
     )
     desk.control = NoControl()
+    desk.explain = Explainer(store, desk.num_usable_blocks_of).explain
     deaths = Deaths(
         "accountant",
         max_restarts=config.max_restarts,

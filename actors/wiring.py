@@ -33,6 +33,8 @@ import trio
 
 from .accountant.actor import Accountant
 from .accountant.entry_store import AccountantMessage, EntryStore
+from .accountant.explainer import Explainer
+from .accountant.explanation_store import ExplanationStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .autoscaler import Autoscaler
@@ -159,7 +161,9 @@ async def open_runtime(
     segments = SegmentCache(config.token_cache_bytes)
     prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
     grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
-    entry_store, text_store, job_store = EntryStore(), TextStore(), JobStore()
+    entry_store = EntryStore(explanations=ExplanationStore(config.explain_requests))
+    text_store, job_store = TextStore(), JobStore()
+    desk.explain = Explainer(entry_store, desk.num_usable_blocks_of).explain
     route_store = RouteStore(
         Routing(
             config.routing,

@@ -23,6 +23,7 @@ from .api.admin.usage_record import install_usage_record
 from .api.admin.usage_source import UsageSource
 from .api.anthropic.routes import install_anthropic
 from .api.bodies import BodyBudget, MeteredHTTP
+from .api.cache.explain import install_explain
 from .api.models import install_models
 from .api.openai.responses_routes import install_responses
 from .api.openai.routes import install_openai
@@ -92,6 +93,7 @@ def make_app(
     install_models(app, desk)
     install_admin(app, desk, keys)
     install_engines(app, desk)
+    install_explain(app, desk, usage)
     if usage is not None:
         install_openai_usage(app, usage)
         install_anthropic_usage(app, usage)

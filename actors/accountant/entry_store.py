@@ -34,6 +34,7 @@ from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
 from .cache_stats import CacheStats
+from .explanation_store import ExplanationStore
 from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
 
 AccountantMessage = (
@@ -264,6 +265,7 @@ class EntryStore:
     last_dead: dict[int, int] = attrs.field(factory=dict)
     """By engine, its last incarnation that has died."""
     stats: CacheStats = attrs.field(factory=CacheStats)
+    explanations: ExplanationStore = attrs.field(factory=ExplanationStore)
 
     @property
     def num_open_accounts(self) -> int:
@@ -277,6 +279,7 @@ class EntryStore:
         request = self.requests.get(message.request_id)
         if request is not None:
             request.prompted = message
+            self.explanations.name_sequences(message, request.opened.caller.tenant)
             for sequence_id in message.sequence_ids:
                 request.entries[sequence_id] = []
                 self.by_sequence[sequence_id] = request

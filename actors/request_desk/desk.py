@@ -30,7 +30,17 @@ from ..shared.seeds import recorded_seed
 from .encoding import EncodingRequests
 from .engine_lane import EngineLane
 from .engine_pool import EnginePool
-from .interface import DeskClosed, DrainMode, EngineControl, EngineStatus, Health, PromptRefused, ServingInfo, State
+from .interface import (
+    DeskClosed,
+    DrainMode,
+    EngineControl,
+    EngineStatus,
+    Explain,
+    Health,
+    PromptRefused,
+    ServingInfo,
+    State,
+)
 from .mailbox import Mailbox
 from .open_requests import CountSlot, OpenRequest
 from .passing_on import PassingOn
@@ -66,6 +76,8 @@ class RequestDesk:
         self.upstreams: PassingOn | None = None
         """What passes requests on to other servers, if there are any."""
         self.health_of_engines: Callable[[], Health] = engines.health
+        self.explain: Explain = lambda request_id, tenant: None
+        """Set when the accountant's store is known."""
         self._accountant = accountant
         self._detokenizer = detokenizer
         self._metrics = metrics

@@ -16,6 +16,7 @@ from typing import Protocol
 import attrs
 
 from ..messages.accountant import Caller
+from ..messages.explanations import Explanation
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
 from ..messages.prompts import Prompt
@@ -190,6 +191,14 @@ class Ticket(Protocol):
         ...
 
 
+class Explain(Protocol):
+    """Explains what became of a request's prompts in the cache."""
+
+    def __call__(self, request_id: str, tenant: str | None, /) -> Explanation | None:
+        """Return what is known of a request of this tenant, None: of any; None if that is nothing, or not any more."""
+        ...
+
+
 class EngineControl(Protocol):
     """Starts and ends engines."""
 
@@ -226,6 +235,11 @@ class Desk(Protocol):
         ...
 
     def new_request_id(self) -> str: ...
+
+    @property
+    def explain(self) -> Explain:
+        """What explains requests that are open, or were the last to be closed."""
+        ...
 
     def health(self) -> Health: ...
 

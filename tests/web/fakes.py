@@ -29,6 +29,7 @@ from quipu.actors.request_desk.interface import (
     DrainMode,
     EngineState,
     EngineStatus,
+    Explain,
     Health,
     LastEngine,
     ServingInfo,
@@ -196,6 +197,7 @@ class FakeDesk:
     counted: Callable[[Prompt, str], int] = lambda prompt, param: 40
     engine_list: list[EngineStatus] = attrs.field(factory=lambda: [EngineStatus(0, 1, EngineState.READY)])
     """Its engines; those that are drained or removed stay until the test removes them."""
+    explain: Explain = lambda request_id, tenant: None
     drains: list[tuple[int, DrainMode, float | None]] = attrs.field(factory=list)
     removals: list[tuple[int, bool]] = attrs.field(factory=list)
     """Ids, and whether by force."""
