@@ -62,6 +62,7 @@ from .router.routing import Routing
 from .shared.grammar_library import load_grammars
 from .shared.tokenizers_library import load_library
 from .supervisor import EngineHost
+from .text_workers.advising_encoder import AdvisingEncoder
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses
 from .text_workers.grammar_pool import GrammarPool, WorkerSetup
@@ -70,6 +71,7 @@ from .text_workers.lanes import Lanes
 from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
 from .tokenizer.actor import TokenizerActor
+from .tokenizer.advisor import Advisor
 from .tokenizer.encoder import load_encoder
 from .tokenizer.grammar_check import GrammarChecker
 from .tokenizer.job_store import JobStore, TokenizerMessage
@@ -122,8 +124,7 @@ async def open_runtime(
     Usage records go to `journal`; without one they are not kept. `make_accountant`, `make_tokenizer` and
     `make_detokenizer` are called for each start of their actor. `encode_apart`: encode long texts, and check large
     grammars, in processes of their own instead of threads. `forget_host(engine_id)` is called when an engine has been
-    removed. Raises CheckpointError for an unusable tokenizer or chat
-    template, the latter inside exception groups.
+    removed. Raises CheckpointError for an unusable tokenizer or chat template, the latter inside exception groups.
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
@@ -159,11 +160,12 @@ async def open_runtime(
     processes = EncodeProcesses(encoder, library.source) if encode_apart else None
     lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
     segments = SegmentCache(config.token_cache_bytes)
-    prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
-    grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
     entry_store = EntryStore(explanations=ExplanationStore(config.explain_requests))
-    text_store, job_store = TextStore(), JobStore()
     desk.explain = Explainer(entry_store, desk.num_usable_blocks_of).explain
+    pooled_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
+    prompt_encoder = AdvisingEncoder(pooled_encoder, Advisor(entry_store.explanations.had_reasoning))
+    grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
+    text_store, job_store = TextStore(), JobStore()
     route_store = RouteStore(
         Routing(
             config.routing,

@@ -47,6 +47,7 @@ def explanation_of(record: UsageRecord, prompts: Iterable[ExplainedPrompt], *, i
         restored_tokens=record.restored_tokens,
         recomputed_tokens=record.recomputed_tokens,
         prompts=tuple(prompts),
+        has_reasoning=record.reasoning_tokens > 0,
     )
 
 

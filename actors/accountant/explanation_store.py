@@ -72,6 +72,11 @@ class ExplanationStore:
             _, oldest = self._kept.popitem(last=False)
             self.num_bytes -= _size_of(oldest)
 
+    def had_reasoning(self, request_id: str) -> bool:
+        """Return whether the answer to a closed request is known to have contained reasoning."""
+        kept = self._kept.get(request_id)
+        return kept is not None and kept.has_reasoning
+
     def find(self, request_id: str, tenant: str | None) -> Explanation | None:
         """Return the explanation of a closed request of this tenant; None: of any tenant."""
         kept = self._kept.get(request_id)

@@ -189,3 +189,5 @@ class Explanation:
     restored_tokens: int
     recomputed_tokens: int
     prompts: tuple[ExplainedPrompt, ...]
+    has_reasoning: bool = False
+    """Whether its answer contains reasoning."""

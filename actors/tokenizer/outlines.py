@@ -40,10 +40,15 @@ class _Place:
 
 
 def part_ends(chat: ChatPrompt, text: str, find_tokens: FindTokens) -> tuple[int, ...]:
-    """Return the characters of `text` up to the end of each of `chat.parts`, never decreasing; empty for too many."""
+    """Return the characters of `text` up to the end of each of `chat.parts`, never decreasing.
+
+    Empty for too many parts, and if none is found.
+    """
     if len(chat.parts) > MAX_PARTS:
         return ()
     places = _places(chat, text)
+    if not places:
+        return ()
     header = _header(places, text, find_tokens)
     ends = [0] * len(chat.parts)
     for place, following in zip(places, [*places[1:], None], strict=True):

@@ -46,7 +46,9 @@ class EncodingOptions:
     owner: str | None = None
     """Whose cached segments may be used and added; None disables the cache."""
     outlines: bool = False
-    """Find out where the messages of a chat are in its prompt."""
+    """Find out where the messages of a chat are in its prompt, and what could be changed in them."""
+    request_id: str = ""
+    """The server's own, to be remembered with what was found out."""
 
 
 def options_of(request: Encode, *, outlines: bool = False) -> EncodingOptions:
@@ -60,6 +62,7 @@ def options_of(request: Encode, *, outlines: bool = False) -> EncodingOptions:
         skip_special_tokens=request.skip_special_tokens,
         owner=owner,
         outlines=outlines,
+        request_id=request.request_id,
     )
 
 

@@ -94,6 +94,21 @@ async def test_evicted(autojump_clock: trio.abc.Clock) -> None:
         assert (await client.ask(prompt, max_tokens=1)).record.cached_tokens == 96
 
 
+async def test_small_pools_get_advice_and_large_ones_none(autojump_clock: trio.abc.Clock) -> None:
+    """Of 20 conversations, each comes back after others have evicted it: it is told so where the pool is too small."""
+    for num_blocks, expected in ((64, 20), (1024, 0)):
+        given = 0
+        async with small_runtime(num_blocks=num_blocks, max_model_len=1008, watermark=0.0) as client:
+            for seed in range(20):
+                prompt = prompt_of(100 + 7 * seed, seed)
+                await client.ask(prompt, max_tokens=1)
+                await client.ask(prompt_of(950, 100 + seed), max_tokens=1)
+                shown = only_prompt(client, await client.ask([*prompt, 5], max_tokens=1))
+                assert [advice.code for advice in shown.advice] in ([], [AdviceCode.POOL_TOO_SMALL])
+                given += len(shown.advice)
+        assert given == expected
+
+
 async def test_open_request(autojump_clock: trio.abc.Clock) -> None:
     """While a request runs, its numbers are those of its admission; its tenant alone sees it."""
     async with small_runtime() as client:

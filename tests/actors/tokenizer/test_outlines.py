@@ -91,6 +91,13 @@ def test_parts_of_one_message_and_calls() -> None:
     assert shown[:2] == ["<|im_start|>user\nOne.", "Two.<|im_end|>\n"] and "look_up" in shown[2]
 
 
+def test_chats_without_known_parts() -> None:
+    """A chat of which no part is known, or none is shown, has no outline."""
+    text = rendered(("user", "Hello."))
+    assert part_ends(ChatPrompt(({"role": "user", "content": "Hello."},)), text, find_tokens) == ()
+    assert part_ends(chat_of(("user", "Left out.")), text, find_tokens) == ()
+
+
 def test_number_of_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chat of very many parts has no outline."""
     monkeypatch.setattr(outlines, "MAX_PARTS", 2)

@@ -40,6 +40,7 @@ def describe_advice(advice: Advice, outline: PromptOutline, block_size: int) -> 
     """Return one piece of advice with its text."""
     token = outline.start_of(advice.message) if advice.token is None else advice.token
     num_blocks = advice.num_blocks or 0
-    place = "The list of tools" if advice.message is None else f"Message {advice.message}"
+    without = "The list of tools" if advice.code is AdviceCode.KEYS_REORDERED else "The system prompt"
+    place = without if advice.message is None else f"Message {advice.message}"
     text = TEXTS[advice.code].format(place=place, num_blocks=num_blocks, num_tokens=num_blocks * block_size)
     return {"code": advice.code.value, "message": advice.message, "token": token, "text": text}

@@ -6,9 +6,12 @@ import json
 import re
 from array import array
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quipu.actors.messages.block_manager import CacheMiss, MissDetail, MissReason
 from quipu.actors.messages.explanations import (
@@ -257,3 +260,36 @@ async def test_what_b_reads_does_not_depend_on_a(autojump_clock: trio.abc.Clock)
             read.append(await read_by_b(client, a_sends=a_sends))
     assert read[0] == read[1]
     assert "other_domain" not in str(read) and "request 0" in read[0][2], "a divergence names B's own request"
+
+
+async def test_advice_over_http(autojump_clock: trio.abc.Clock) -> None:
+    """A conversation with a time in its system prompt gets its advice, with the token at which that message begins."""
+    messages: list[dict[str, str]] = [
+        {"role": "system", "content": ""},
+        {"role": "user", "content": "What is a quipu?"},
+    ]
+    codes = []
+    async with small_runtime(max_model_len=1008) as runtime:
+        client = Client(make_app(runtime.runtime.desk, None, key_store(), usage=BookSource([])))
+        for number in range(3):
+            messages[0]["content"] = f"It is {number}:15. {SYSTEM}"
+            body = {"model": "demo", "messages": messages, "max_tokens": 2}
+            exchange, answer = await client.post("/v1/chat/completions", body, {"x-api-key": KEYS["b"]})
+            assert exchange.status == 200, answer
+            _, shown_to_b = await get(client, exchange.headers["x-quipu-request-id"], "b")
+            codes.append([(one["code"], one["message"], one["token"]) for one in shown_to_b["prompts"][0]["advice"]])
+            messages += [{"role": "assistant", "content": SYSTEM[:80]}, {"role": "user", "content": "And then?"}]
+    assert codes == [[], [], [("volatile_prefix", 0, 0)]]
+
+
+@given(st.text(min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_random_ids(name: str) -> None:
+    """Whatever is asked for, the answer is a 404 in the API's form."""
+
+    async def ask() -> None:
+        client = Client(make_app(FakeDesk(), None, None, usage=BookSource([])))
+        status, answer = await get(client, quote(name, safe=""), None)
+        assert status == 404 and answer["error"]["message"]
+
+    trio.run(ask)
