@@ -123,7 +123,7 @@ class Channel(Generic[T]):
         return items
 
     def _free_slots(self, count: int) -> None:
-        woken = len(self._senders.unpark(count=count)) if count else 0
+        woken = len(self._senders.unpark(count=count)) if count and self._senders else 0
         self._num_free_slots += count - woken
 
     async def _wait_item(self) -> None:

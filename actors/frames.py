@@ -17,6 +17,7 @@ either is reported as such, after the messages before it.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterable
 
@@ -25,10 +26,14 @@ import msgspec
 import trio
 
 from .messages.accountant import StepReport
+from .messages.block_manager import LookUp
+from .messages.handler import LookedUp
 from .messages.scheduler import Abort, ResetPrefixCache, Submit
 from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 
-WireMessage = Submit | Abort | ResetPrefixCache | EngineReady | EngineRefused | StepReport | Heartbeat
+WireMessage = (
+    Submit | Abort | ResetPrefixCache | LookUp | EngineReady | EngineRefused | StepReport | LookedUp | Heartbeat
+)
 
 WIRE_TYPES: dict[int, type[WireMessage]] = {
     1: Submit,
@@ -38,6 +43,8 @@ WIRE_TYPES: dict[int, type[WireMessage]] = {
     5: ResetPrefixCache,
     6: EngineRefused,
     8: Heartbeat,
+    9: LookUp,
+    10: LookedUp,
 }
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
 SUBMIT_AGAIN = 7
@@ -83,6 +90,26 @@ class PeerGone(Exception):
 
 class Unreadable(Exception):
     """The other process sent what is not a message. What follows cannot be read either."""
+
+
+async def receive_some(stream: trio.abc.ReceiveStream, max_bytes: int) -> bytes | bytearray:
+    """Return what `stream.receive_some` would, for a reader that has usually to wait.
+
+    A socket is not read before it is readable: the attempt costs as much as the message that it does not find.
+    """
+    if not isinstance(stream, trio.SocketStream):
+        return await stream.receive_some(max_bytes)
+    descriptor = stream.socket.fileno()
+    if descriptor < 0:
+        raise trio.ClosedResourceError("this stream was closed")
+    while True:
+        await trio.lowlevel.wait_readable(descriptor)  # raises trio.ClosedResourceError if it is closed meanwhile
+        try:
+            return os.read(descriptor, max_bytes)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            raise trio.BrokenResourceError(str(error)) from error
 
 
 class FrameWriter:
@@ -152,7 +179,7 @@ class FrameReader:
             if self._fault is not None:
                 raise self._fault
             try:
-                data = await self._stream.receive_some(1 << 20)
+                data = await receive_some(self._stream, 1 << 20)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise PeerGone("the stream is broken") from error
             if not data:

@@ -162,8 +162,8 @@ async def open_runtime(
     segments = SegmentCache(config.token_cache_bytes)
     entry_store = EntryStore(explanations=ExplanationStore(config.explain_requests))
     desk.explain = Explainer(entry_store, desk.num_usable_blocks_of).explain
-    pooled_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
-    prompt_encoder = AdvisingEncoder(pooled_encoder, Advisor(entry_store.explanations.had_reasoning))
+    advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
+    prompt_encoder = AdvisingEncoder(PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments), advisor)
     grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
     text_store, job_store = TextStore(), JobStore()
     route_store = RouteStore(

@@ -15,6 +15,8 @@ from hypothesis.strategies import SearchStrategy as Strategy
 
 from bench.body_parts import (
     ARGUMENTS,
+    BREAKPOINTS,
+    CACHE_TTL,
     CALLED,
     CHAT,
     CHAT_CALL,
@@ -25,6 +27,7 @@ from bench.body_parts import (
     ID,
     JUNK,
     LAST_TOKEN,
+    LOOKUP,
     MESSAGES,
     MODEL,
     OBJECT,
@@ -88,7 +91,22 @@ ADMISSION: Mapping[str, Strategy[Any]] = {
     "priority": mostly(st.just(0), st.integers(-2, 2)),
     "cache_salt": st.text(max_size=5) | st.just("s" * 257),
 }
+CACHING: Mapping[str, Strategy[Any]] = {
+    "prompt_cache_options": mostly(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "mode": mostly(st.sampled_from(["implicit", "explicit"]), JUNK),
+                "prewarm": mostly(st.booleans(), JUNK),
+                "ttl": CACHE_TTL,
+            },
+        ),
+        JUNK,
+    ),
+    "prompt_cache_retention": mostly(st.sampled_from(["in_memory", "24h"]), JUNK),
+}
 AFFINITY: Mapping[str, Strategy[Any]] = {
+    **CACHING,
     "prompt_cache_key": mostly(TEXT, JUNK),
     "user": mostly(TEXT, JUNK),
 }
@@ -178,7 +196,8 @@ ITEM = st.one_of(
             "content": TEXT
             | st.lists(
                 st.fixed_dictionaries(
-                    {"type": mostly(st.sampled_from(["input_text", "output_text"]), st.just("x")), "text": TEXT}
+                    {"type": mostly(st.sampled_from(["input_text", "output_text"]), st.just("x")), "text": TEXT},
+                    optional={**BREAKPOINTS},
                 ),
                 max_size=3,
             ),
@@ -295,7 +314,6 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "text": mostly(st.sampled_from([{"format": {"type": "text"}}, {"verbosity": "low"}]), JUNK),
         "client_metadata": mostly(OBJECT, JUNK),
         "max_tool_calls": mostly(st.integers(0, 3), JUNK),
-        "prompt_cache_options": mostly(st.just({}), JUNK),
         "safety_identifier": mostly(TEXT, JUNK),
         "service_tier": mostly(st.just("auto"), JUNK),
         **_REASONING,
@@ -321,6 +339,10 @@ LIMIT = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_t
 @st.composite
 def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     """Draw the body of one request."""
+    if endpoint == LOOKUP:
+        url = draw(st.sampled_from(list(LIMIT)))
+        told = draw(mostly(st.just(url), JUNK))
+        return b'{"url": %b, "body": %b}' % (json.dumps(told).encode(), draw(bodies(url)))
     body: dict[str, Any] = {"model": MODEL}
     if endpoint in LIMIT:
         body[LIMIT[endpoint]] = draw(MAX_TOKENS)
@@ -340,4 +362,4 @@ def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     return data
 
 
-ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT)
+ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT, LOOKUP)

@@ -6,13 +6,14 @@ Hypothesis strategies for `bodies.py` and `grammar_bodies.py`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy as Strategy
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+MESSAGES, COUNT, LOOKUP = "/v1/messages", "/v1/messages/count_tokens", "/v1/cache/lookup"
 MODEL = "demo"
 MAX_NESTED = 1000
 
@@ -54,7 +55,15 @@ LAST_TOKEN = 3071
 """The last of the demo's vocabulary, which is smaller than that of the tests' checkpoint."""
 TOKEN = st.integers(0, LAST_TOKEN) | st.sampled_from([-1, LAST_TOKEN + 1, 4096, 2**40])
 TOKENS = mostly(st.lists(st.integers(0, LAST_TOKEN), min_size=1, max_size=80), st.lists(TOKEN, max_size=5))
-PART = st.fixed_dictionaries({"type": mostly(st.just("text"), st.just("image_url")), "text": TEXT})
+CACHE_TTL = mostly(st.sampled_from(["5m", "30m", "1h", "12h"]), st.sampled_from(["1m", "x", 5]))
+BREAKPOINTS: Mapping[str, Strategy[Any]] = {
+    "prompt_cache_breakpoint": mostly(
+        st.fixed_dictionaries({"mode": mostly(st.just("explicit"), st.just("x"))}, optional={"ttl": CACHE_TTL}), JUNK
+    )
+}
+PART = st.fixed_dictionaries(
+    {"type": mostly(st.just("text"), st.just("image_url")), "text": TEXT}, optional={**BREAKPOINTS}
+)
 ID = st.sampled_from(["c1", "c2", "c3", ""])
 OBJECT: Strategy[Any] = st.dictionaries(st.text(max_size=8), JUNK, max_size=3)
 TYPE = st.sampled_from(["string", "integer", "number", "boolean", "null", "object", "array", "text"])

@@ -1,7 +1,7 @@
 """Measure what a streamed token costs the web side, and a bare Starlette application in the same run.
 
     python -m bench.sse [--json] [--quick] [--streams 1 16 64 256] [--seconds 3]
-    python -m bench.sse --engines 4 [--json] [--quick] [--streams 256] [--seconds 3] [--rounds 20]
+    python -m bench.sse --engines 4 [--json] [--quick] [--streams 256] [--seconds 12] [--rounds 12]
 
 An engine that computes nothing produces one token per stream and step. The next step starts when the client has counted
 every event of the last one: nothing is dropped, nothing accumulates, and every event is a separate write. Server and
@@ -50,6 +50,8 @@ ENGINES_HEADINGS = """\
                 |       one engine       |          several, together          |          several, by turns
  streams tokens |   events/s    us/event |   events/s    us/event ratio    cpu |   events/s    us/event ratio    cpu"""
 TOGETHER, BY_TURNS = "together", "by_turns"
+TURNS = 6
+"""How often a pair of servers is measured alternately before another pair is started."""
 
 
 class Speed(NamedTuple):
@@ -208,20 +210,26 @@ def measure_row(
 def compare_engines(
     num_engines: int, *, num_streams: int, detokenize: bool, seconds: float, rounds: int
 ) -> dict[str, float | int | bool]:
-    """Run a server with one engine beside one with several, and measure them alternately.
+    """Run a server with one engine beside one with several, and measure them alternately; start both anew each round.
 
-    Return medians, and the medians of the rounds' ratios.
+    Return medians, and the medians of the rounds' ratios: some processes are a fifth slower than others for as long as
+    they run, so that one pair says little.
     """
     speeds: dict[str, list[Speed]] = {"one": [], TOGETHER: [], BY_TURNS: []}
     start = partial(Server, SERVERS["quipu"], num_streams=num_streams, detokenize=detokenize)
-    with start() as one, start(num_engines=num_engines) as several:
-        variants = [("one", one, TOGETHER), (TOGETHER, several, TOGETHER), (BY_TURNS, several, BY_TURNS)]
-        for _, server, order in variants:
-            server.measure(min(WARM_UP_S, seconds), order)
-        for turn in range(rounds):
-            for name, server, order in variants if turn % 2 else reversed(variants):
-                server.measure(seconds / rounds, order)  # after a turn of the other, a server is slower for a while
-                speeds[name].append(server.measure(seconds / rounds, order))
+    slice_s = seconds / rounds / TURNS
+    for _ in range(rounds):
+        of_round: dict[str, list[Speed]] = {name: [] for name in speeds}
+        with start() as one, start(num_engines=num_engines) as several:
+            variants = [("one", one, TOGETHER), (TOGETHER, several, TOGETHER), (BY_TURNS, several, BY_TURNS)]
+            for _, server, order in variants:
+                server.measure(min(WARM_UP_S, seconds), order)
+            for turn in range(TURNS):
+                for name, server, order in variants if turn % 2 else reversed(variants):
+                    server.measure(slice_s, order)  # after a turn of the other, a server is slower for a while
+                    of_round[name].append(server.measure(slice_s, order))
+        for name, measured in of_round.items():
+            speeds[name].append(median(measured))
     row: dict[str, float | int | bool] = {"streams": num_streams, "detokenize": detokenize, "engines": num_engines}
     for name, measured in speeds.items():
         usual = median(measured)
@@ -253,15 +261,17 @@ def main() -> None:
         "--engines", type=int, metavar="N", help="compare the web side of one engine with that of N, without the peer"
     )
     parser.add_argument("--streams", type=int, nargs="+", help="(default: 1 16 64 256; 256 with --engines)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per server and row (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="per server and row (default: 3; 12 with --engines)")
     parser.add_argument(
-        "--rounds", type=int, help="number of turns into which that time is split (default: 3; 20 with --engines)"
+        "--rounds", type=int, help="how often the servers are started in that time (default: 3; 12 with --engines)"
     )
     arguments = parser.parse_args()
     if arguments.streams is None:
         arguments.streams = [256] if arguments.engines else [1, 16, 64, 256]
+    if arguments.seconds is None:
+        arguments.seconds = 12.0 if arguments.engines else 3.0
     if arguments.rounds is None:
-        arguments.rounds = 20 if arguments.engines else 3
+        arguments.rounds = 12 if arguments.engines else 3
     names = list(SERVERS)
     if not arguments.engines and not has_peer():
         names.remove("starlette")

@@ -22,6 +22,7 @@ from quipu.actors import wiring
 from quipu.actors.config import RuntimeConfig
 from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.engine_config import EngineConfig
+from quipu.actors.frames import receive_some
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.messages.supervisor import EngineReady
@@ -65,7 +66,7 @@ class TokenHost:
         await link.deliver([EngineReady(link.incarnation, 2, 16, "bench", "none")])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._take, link)
-            while questions := await self._control.receive_some(1):
+            while questions := await receive_some(self._control, 1):
                 match questions:
                     case b"s":
                         await link.deliver([self._step()])

@@ -6,6 +6,7 @@ times and drawn seeds are left out, since they differ between servers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -72,8 +73,8 @@ class CrashingAccountant(Accountant):
             apply_due(request, now)
             plan.crash_if_due("between effects")
 
-        def write_and_crash(report: StepReport, now: float) -> None:
-            write_report(report, now)
+        def write_and_crash(report: StepReport, first_ids: Sequence[int], now: float) -> None:
+            write_report(report, first_ids, now)
             plan.crash_if_due("written")
 
         self._effects.apply_due = apply_and_crash

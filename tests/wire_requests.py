@@ -52,6 +52,7 @@ PLACES = (
     Place("completions", "", lambda odd: {"prompt": "x", **odd}),
     Place("completions", "stream_options.", lambda odd: {"prompt": "x", "stream": True, "stream_options": odd}),
     Place("chat/completions", "", lambda odd: {**_messages(USER), **odd}),
+    Place("chat/completions", "prompt_cache_options.", lambda odd: {**_messages(USER), "prompt_cache_options": odd}),
     Place("chat/completions", "messages[0].", lambda odd: _messages({**USER, **odd})),
     Place("chat/completions", "messages[0].content[0].", lambda odd: _messages({**USER, "content": [{**TEXT, **odd}]})),
     Place(

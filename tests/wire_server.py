@@ -112,6 +112,10 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
             yield f"{path} streamed {event.get('type') or event['object']}", response.headers, event
     response = server.post("/v1/messages/count_tokens", {"model": "demo", **CHAT})
     yield "/v1/messages/count_tokens", response.headers, response.json()
+    for url in ("/v1/messages", "/v1/completions"):
+        response = server.post("/v1/cache/lookup", {"url": url, "body": {"model": "demo", **BODIES[url]}})
+        assert response.status_code == 200, response.text
+        yield "/v1/cache/lookup", response.headers, response.json()
     record = server.complete("A cord.")
     name = "req-" + record.json()["id"].partition("req-")[2]
     found = eventually(lambda: _found(server.get(f"/v1/usage/{name}")), "the record is in the ledger")

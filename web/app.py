@@ -24,6 +24,7 @@ from .api.admin.usage_source import UsageSource
 from .api.anthropic.routes import install_anthropic
 from .api.bodies import BodyBudget, MeteredHTTP
 from .api.cache.explain import install_explain
+from .api.cache.lookup import install_lookup
 from .api.models import install_models
 from .api.openai.responses_routes import install_responses
 from .api.openai.routes import install_openai
@@ -90,6 +91,7 @@ def make_app(
     install_openai(app, desk, options)
     install_responses(app, desk, options)
     install_anthropic(app, desk, options)
+    install_lookup(app, desk, options)
     install_models(app, desk)
     install_admin(app, desk, keys)
     install_engines(app, desk)

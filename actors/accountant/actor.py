@@ -155,15 +155,15 @@ class Accountant:
             if not self._is_next(report):
                 pending.is_timed = pending.is_passed_on = pending.is_shown = True
                 return
+            pending.first_ids = self._writer.first_tokens(report)
             try:
-                self._writer.write_report(report, pending.at)
+                self._writer.write_report(report, pending.first_ids, pending.at)
             except ValueError as error:
                 log.error("report.unreadable", number=report.number, error=str(error))
                 self._writer.write_gap(report.incarnation)
         if report.admitted_ids or report.revised_ids:
             await self._apply_due([*report.admitted_ids, *report.revised_ids], pending.at)
-        if first_ids := self._writer.first_tokens(report):
-            await self._apply_due(first_ids, pending.at)
+        await self._apply_due(pending.first_ids, pending.at)
         if report.token_ids and not pending.is_timed:
             pending.is_timed = True
             self._time_tokens(report, pending.at)

@@ -118,6 +118,10 @@ class EngineGauge(_Family):
     def set(self, number: float, engine_id: int, value: str = "") -> None:
         self._numbers.setdefault(engine_id, {})[value] = number
 
+    def set_all(self, numbers: dict[str, float], engine_id: int) -> None:
+        """Set an engine's numbers for all values of the other label; the dictionary is kept."""
+        self._numbers[engine_id] = numbers
+
     def forget(self, engine_id: int) -> None:
         self._numbers.pop(engine_id, None)
 

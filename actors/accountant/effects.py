@@ -24,7 +24,8 @@ from ..messages.prompts import CacheTtl
 from ..messages.usage_record import UsageRecord
 from ..request_desk.desk import RequestDesk
 from .account import Account
-from .entry_store import MAX_CRASHES, CountedPrompt, EntryStore, RequestEntries
+from .applied_effects import CountedPrompt
+from .entry_store import MAX_CRASHES, EntryStore, RequestEntries
 from .explaining import explain_request
 from .foreign_account import ForeignAccount
 from .journal import Journal

@@ -28,11 +28,12 @@ from ..messages.accountant import (
     StepReport,
     Unsent,
 )
-from ..messages.counts import UNKNOWN, Count, Known, total
+from ..messages.counts import UNKNOWN, Known, total
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
+from .applied_effects import AppliedEffects
 from .cache_stats import CacheStats
 from .explanation_store import ExplanationStore
 from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
@@ -55,41 +56,13 @@ class Pending:
     at: float
     """When it was received: the time of its entries, however often handling it is retried."""
     is_written: bool = False
+    first_ids: list[int] = attrs.field(factory=list)
+    """Its sequences that had no token before it, noted when it is written."""
     is_timed: bool = False
     is_passed_on: bool = False
     """Its tokens were sent to the detokenizer."""
     is_shown: bool = False
     """Its gauges were set and its preemptions counted."""
-
-
-@attrs.frozen
-class CountedPrompt:
-    """A prompt's numbers as they were added to the counters."""
-
-    num_prompt_tokens: int
-    cached: Count
-
-
-@attrs.define
-class AppliedEffects:
-    """Which side effects of a request have been applied, so that none is applied twice."""
-
-    counted_prompts: dict[int, CountedPrompt] = attrs.field(factory=dict)
-    """By index."""
-    is_withdrawn: bool = False
-    """The journal had no room for it: its prompts are not counted."""
-    told: tuple[int | None, ...] = ()
-    """The numbers that its client was last sent."""
-    retry_of: str | None = None
-    engine_id: int | None = None
-    """The engine of the first admission that was counted."""
-    timed_first_token: bool = False
-    stopped: bool = False
-    is_answered: bool = False
-    """Its client was told that the deadline has passed, before the engine ended the request."""
-    counted_end: bool = False
-    is_filed: bool = False
-    """The journal has its record."""
 
 
 @attrs.define(eq=False)

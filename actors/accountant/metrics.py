@@ -137,9 +137,8 @@ class Metrics:
         `pinned` are blocks that only a pin keeps.
         """
         used = total - free - pinned
-        states = {"used": used, "pinned": pinned, "cached": cached, "free": free - cached}
-        for state, num_blocks in states.items():
-            self._kv_blocks.set(num_blocks, engine_id, state)
+        states: dict[str, float] = {"used": used, "pinned": pinned, "cached": cached, "free": free - cached}
+        self._kv_blocks.set_all(states, engine_id)
         self._kv_cache_usage.set(used / total if total else 0, engine_id)
 
     def set_step(self, report: StepReport, num_usable_blocks: int) -> None:

@@ -6,6 +6,8 @@ ValueError, after which the actor treats it as lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..messages.accountant import EngineDied, Routed, Side, StepReport
 from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.outcomes import ErrorKind, Fault, RequestError
@@ -32,26 +34,28 @@ class ReportWriter:
         self._store = store
         self._lane = lane
 
-    def write_report(self, report: StepReport, now: float) -> None:
-        """Write every entry of a report into its request's entries. Raises ValueError for a malformed report."""
-        requests = self._store.by_sequence
-        self._write_admissions(report, now)
-        for sequence_id, num_tokens in zip(report.estimated_ids, report.estimated_tokens, strict=True):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, Estimation(num_tokens))
-        for sequence_id, tier, num in zip(report.revised_ids, report.revised_tiers, report.revised_tokens, strict=True):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, Revision(tier, num))
+    def write_report(self, report: StepReport, first_ids: Sequence[int], now: float) -> None:
+        """Write every entry of a report into its request's entries. Raises ValueError for a malformed report.
+
+        `first_ids` are its sequences that had no token before. Columns that most reports leave empty are skipped
+        together: a report is written for every step of every engine.
+        """
+        requests, lane = self._store.by_sequence, self._lane
+        if report.admitted_ids or report.admitted_number:
+            self._write_admissions(report, now)
+        if report.estimated_ids or report.estimated_tokens or report.revised_ids or report.revised_tokens:
+            self._write_corrections(report)
         for sequence_id, start, end in zip(report.span_ids, report.span_starts, report.span_ends, strict=True):
             if (request := requests.get(sequence_id)) is not None:
                 request.add_span(sequence_id, start, end)
-        for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, Written(start, end))
-        for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, Pinned(end))
-        lane = self._lane
+        if (
+            report.written_ids
+            or report.written_starts
+            or report.written_ends
+            or report.pinned_ids
+            or report.pinned_ends
+        ):
+            self._write_commits(report)
         lane.note_tokens(report.token_sequence_ids, report.token_ids)
         lane.note_last_tokens(report.ended_ids)
         for scores in report.scores:
@@ -60,9 +64,31 @@ class ReportWriter:
             ):
                 lane.note_prompt_scores(sequence_id, start + num_packed(packed))
         lane.note_progress(report.span_ids, report.span_ends)
-        for sequence_id in dict.fromkeys(self.first_tokens(report)):
+        for sequence_id in dict.fromkeys(first_ids):
             if (request := requests.get(sequence_id)) is not None:
                 request.add(sequence_id, FirstToken(now))
+        if report.terminal_ids or report.terminal_errors:
+            self._write_terminals(report)
+
+    def _write_corrections(self, report: StepReport) -> None:
+        requests = self._store.by_sequence
+        for sequence_id, num_tokens in zip(report.estimated_ids, report.estimated_tokens, strict=True):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add(sequence_id, Estimation(num_tokens))
+        for sequence_id, tier, num in zip(report.revised_ids, report.revised_tiers, report.revised_tokens, strict=True):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add(sequence_id, Revision(tier, num))
+
+    def _write_commits(self, report: StepReport) -> None:
+        requests = self._store.by_sequence
+        for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add(sequence_id, Written(start, end))
+        for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add(sequence_id, Pinned(end))
+
+    def _write_terminals(self, report: StepReport) -> None:
         for sequence_id, error, kind in zip(
             report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
         ):
@@ -130,6 +156,8 @@ class ReportWriter:
         """
         requests = self._store.by_sequence
         is_idle = report.num_running == report.num_waiting == 0
+        if not (is_idle or report.terminal_ids):
+            return []
         candidates = self._lane.held_by(report.incarnation) if is_idle else report.terminal_ids
         return [i for i in candidates if i in requests and requests[i].has_gap]
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ..messages.tokenizer import Encode
 from ..shared.token_decoding import MakeDecoder
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
-from ..tokenizer.context_length import prompt_too_long
+from ..tokenizer.context_length import output_budget, prompt_too_long
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
 from ..tokenizer.message_spans import spans_of
 from ..tokenizer.outlines import outline_of, part_ends
-from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot
-from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_text_bytes
+from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
+from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_bytes_to_encode, num_text_bytes
 from ..tokenizer.segment_cache import SegmentCache
 from .lanes import InlineSlot, Lanes
 from .renderer import MAX_CHARACTERS, Renderer
@@ -75,6 +78,19 @@ class PooledEncoder:
                 return EncodedPrompt(encoded.token_ids, echo=encoded.echo)
             case ChatPrompt():
                 return await self._encode_chat(prompt, options, max_model_len)
+
+    async def encode_alone(self, request: Encode, max_model_len: int) -> EncodedPrompt | RequestError:
+        (prompt,) = request.prompts
+        slot = self.enter(request.domain, num_bytes_to_encode(request.prompts, (), echo=False))
+        try:
+            options = attrs.evolve(options_of(request), owner=None, echo=False)
+            encoded = await self.encode(prompt, options, slot, max_model_len)
+        finally:
+            slot.leave()
+        if isinstance(encoded, RequestError):
+            return encoded
+        budget = output_budget(request, len(encoded.token_ids), max_model_len)
+        return budget if isinstance(budget, RequestError) else encoded
 
     async def count(self, prompt: Prompt, options: EncodingOptions, max_model_len: int) -> int | RequestError:
         counted: int | TooManyTokens | EncodedChat

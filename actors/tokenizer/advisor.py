@@ -134,7 +134,7 @@ class Advisor:
             return AdviceCode.PER_SESSION_HEADER
         if not is_new or any(texts.values()) or len(texts) < MIN_VARIANTS:
             return None
-        named = _HEADER.match(str(chat.messages[0].get("content") or "")[:200])
+        named = _HEADER.match(str(chat.messages[0]["content"] or "")[:200])
         return AdviceCode.PER_SESSION_HEADER if named else AdviceCode.VOLATILE_PREFIX
 
     def _alternates(self, prompt: PromptDigests, memory: TenantMemory, scope: int, first: int) -> bool:

@@ -125,7 +125,7 @@ class Digester:
 
     def _add(self, made: PromptDigests, message: Mapping[str, Any], index: int, rest_json: int) -> int:
         """Add one message; return how many characters of it were read as JSON."""
-        content, role = str(message.get("content") or ""), str(message["role"])
+        content, role = str(message["content"] or ""), str(message["role"])
         reasoning = str(message.get("reasoning_content") or "")
         text = sorted_text = whole = self._of_text(content)
         may_be_json = content[:1] in ("{", "[") and len(content) <= min(MAX_JSON_CHARACTERS, rest_json)

@@ -51,7 +51,7 @@ class EncodingOptions:
     """The server's own, to be remembered with what was found out."""
 
 
-def options_of(request: Encode, *, outlines: bool = False) -> EncodingOptions:
+def options_of(request: Encode) -> EncodingOptions:
     # requests that share no blocks share no cached segments either: response times would reveal one to the other
     owner = f"{len(request.domain)}:{request.domain}{request.cache_salt}"
     return EncodingOptions(
@@ -61,7 +61,6 @@ def options_of(request: Encode, *, outlines: bool = False) -> EncodingOptions:
         echo=request.echo,
         skip_special_tokens=request.skip_special_tokens,
         owner=owner,
-        outlines=outlines,
         request_id=request.request_id,
     )
 
@@ -114,6 +113,15 @@ class PromptEncoder(Protocol):
         """Encode one prompt in `slot`; a chat enters a queue of its own.
 
         Raises TemplateError, LibraryPanic, WorkerUnavailable and QueueFull.
+        """
+        ...
+
+    async def encode_alone(self, request: Encode, max_model_len: int) -> EncodedPrompt | RequestError:
+        """Encode a request's only prompt in a slot of its own, or return why the request would be refused.
+
+        No cached segments are used or added.
+
+        Raises as `encode`.
         """
         ...
 

@@ -16,6 +16,7 @@ from bench.stalls.row_parts import (
     CHAT,
     COMPLETIONS,
     COUNT,
+    LOOKUP,
     MEBIBYTE,
     MESSAGES,
     RESPONSES,
@@ -92,6 +93,9 @@ def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Calla
     return lambda port: [RawRequest(request_of(port, body(), path), disconnect_after_s=0.3)] * times
 
 
+BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+
+
 def _marked() -> dict[str, Any]:
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     return chat([said([part | mark for part in parts(14_000, "Hi.")])])
@@ -99,6 +103,10 @@ def _marked() -> dict[str, Any]:
 
 def _same_role() -> dict[str, Any]:
     return chat([said("x" * 380) for _ in range(10_000)])
+
+
+def _looked_up(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"url": url, "body": body}
 
 
 def _stops() -> dict[str, Any]:
@@ -131,6 +139,19 @@ ROWS: Sequence[Row] = (
     Row("response of 4 MB", one(RESPONSES, lambda: response(text_of(4 * MEBIBYTE)))),
     Row("count_tokens of 4 MB", one(COUNT, lambda: chat([said(text_of(4 * MEBIBYTE))]), 4), concurrency=4),
     Row("count_tokens, left", _leaving(COUNT, lambda: chat([said(text_of(4 * MEBIBYTE))]), 8), concurrency=8),
+    Row(
+        "look-up of 4 MB", one(LOOKUP, lambda: _looked_up(CHAT, chat([said(text_of(4 * MEBIBYTE))])), 4), concurrency=4
+    ),
+    Row("look-up of 10,000 messages", one(LOOKUP, lambda: _looked_up(MESSAGES, _same_role()), 4), concurrency=4),
+    Row(
+        "look-ups, left",
+        _leaving(LOOKUP, lambda: _looked_up(RESPONSES, response(text_of(4 * MEBIBYTE))), 8),
+        concurrency=8,
+    ),
+    Row(
+        "look-up of 512 prompts", one(LOOKUP, lambda: _looked_up(COMPLETIONS, completion([text_of(4000)] * 512)), 4), 4
+    ),
+    Row("look-up of a million ids", one(LOOKUP, lambda: _looked_up(COMPLETIONS, completion([7] * 1_000_000)), 4), 4),
     Row("blanks and a letter", one(COMPLETIONS, lambda: completion(" " * (LARGEST_BODY - 200) + "a")), server="qwen"),
     Row("64 KB of blanks, 32 times", one(COMPLETIONS, lambda: completion(" " * 65_000 + "a"), 32), 8, "qwen"),
     Row("token ids, a million", one(COMPLETIONS, lambda: completion([7] * 1_000_000))),
@@ -152,6 +173,7 @@ ROWS: Sequence[Row] = (
     # ------------------------------------------------------------ conversations
     Row("10,000 messages", one(CHAT, lambda: chat([said("Hello.") for _ in range(10_000)]))),
     Row("10,000 parts", one(CHAT, lambda: chat([said(parts(10_000, "Hello. "))]))),
+    Row("10,000 breakpoints", one(CHAT, lambda: chat([said([part | BREAKPOINT for part in parts(10_000, "Hi. ")])]))),
     Row("10,000 items", one(RESPONSES, lambda: response([said("Hello.")] * 10_000))),
     Row(
         "10,000 messages of Anthropic's",

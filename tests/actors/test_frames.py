@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import socket
 import struct
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -223,3 +225,38 @@ async def test_writing_to_a_dead_peer() -> None:
     await theirs.aclose()
     with pytest.raises(PeerGone):
         await FrameWriter(ours, 1).send_all([Abort(1)])
+
+
+async def test_socket_that_ends_while_it_is_read() -> None:
+    """A reader of a socket that is waiting is told of a reset by the peer, of the end, and of its own end's closing."""
+
+    async def fault_after(end: Callable[[trio.SocketStream, trio.SocketStream], Awaitable[object]]) -> str:
+        listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+        async with listener:
+            theirs = await trio.open_tcp_stream(*listener.socket.getsockname())
+            ours = await listener.accept()
+        reader, faults = FrameReader(ours, 1), list[str]()
+        async with theirs, ours:
+            await theirs.send_all(frames_of(Abort(7))[1])
+            assert await reader.receive_all() == [Abort(7)]
+
+            async def read() -> None:
+                with pytest.raises(PeerGone) as caught:
+                    await reader.receive_all()
+                faults.append(str(caught.value))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await trio.testing.wait_all_tasks_blocked()
+                await end(ours, theirs)
+            with pytest.raises(PeerGone):
+                await reader.receive_all()
+        return faults[0]
+
+    async def reset(_: trio.SocketStream, theirs: trio.SocketStream) -> None:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await theirs.aclose()
+
+    assert await fault_after(reset) == "the stream is broken"
+    assert await fault_after(lambda _, theirs: theirs.aclose()) == "end of file"
+    assert await fault_after(lambda ours, _: ours.aclose()) == "the stream is broken"

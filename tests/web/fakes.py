@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from quipu.actors.messages.accountant import Caller
-from quipu.actors.messages.block_manager import CacheMiss
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Known
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
@@ -32,6 +32,7 @@ from quipu.actors.request_desk.interface import (
     Explain,
     Health,
     LastEngine,
+    PromptLookUp,
     ServingInfo,
     State,
     UnknownEngine,
@@ -51,6 +52,9 @@ INFO = ServingInfo(
     vocab_size=100,
     settings={"dtype": "float32"},
 )
+
+
+FOUND = PromptLookUp(40, 32, 0, CacheMiss(MissReason.NONE, 32), None)
 
 
 def record(
@@ -195,6 +199,9 @@ class FakeDesk:
     tickets: list[FakeTicket] = attrs.field(factory=list)
     num_resets: int = 0
     counted: Callable[[Prompt, str], int] = lambda prompt, param: 40
+    found: PromptLookUp = FOUND
+    """What every prompt finds in the cache."""
+    looked_up: list[Encode] = attrs.field(factory=list)
     engine_list: list[EngineStatus] = attrs.field(factory=lambda: [EngineStatus(0, 1, EngineState.READY)])
     """Its engines; those that are drained or removed stay until the test removes them."""
     explain: Explain = lambda request_id, tenant: None
@@ -206,6 +213,11 @@ class FakeDesk:
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         await trio.lowlevel.checkpoint()
         return self.counted(prompt, prompt_param)
+
+    async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
+        await trio.lowlevel.checkpoint()
+        self.looked_up.append(request)
+        return [self.found for _ in request.prompts]
 
     def new_request_id(self) -> str:
         self._num_ids += 1

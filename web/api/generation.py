@@ -78,6 +78,8 @@ class GenerationRequest:
     """What the output, after its reasoning, has to look like. None: anything."""
     thinking_budget: int | None = None
     """After this many tokens of reasoning, the model is made to close it. None: no limit."""
+    is_prewarm: bool = False
+    """Only the prompts are to be computed."""
     rules: ReplyRules = NO_RULES
     unused_fields: tuple[str, ...] = ()
     """Paths of fields that were read and have no effect on this model; the client is told."""
@@ -90,6 +92,16 @@ class GenerationRequest:
     def without_prompts(self) -> GenerationRequest:
         """Return a copy without the prompts, which may be long and need not be kept while the response is made."""
         return attrs.evolve(self, prompts=())
+
+    def prewarmed(self, param: str) -> GenerationRequest:
+        """Return a request that brings the same prompts into the cache and generates nothing.
+
+        `param` names the field that asks for it. Raises APIError for what would be the output all the same.
+        """
+        for name, is_wanted in (("echo", self.scores.echo), ("prompt_logprobs", self.scores.prompt is not None)):
+            if is_wanted:
+                raise bad_value(param, f"not allowed together with `{name}`")
+        return attrs.evolve(self, max_tokens=0, grammar=None, thinking_budget=None, is_prewarm=True)
 
     def encode(self, request_id: str, domain: str) -> Encode:
         """Return the message that starts the request."""

@@ -61,7 +61,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     prompt = await _read_counted(fields, info, options)
     if fields.get("max_tokens") is None:
         raise missing("max_tokens")
-    max_tokens = fields.integer("max_tokens", 1)
+    max_tokens = fields.integer("max_tokens", 0)
     _refuse_unknown(fields)
     affinity_key = read_affinity_key(fields.fields("metadata"), "user_id")
     sampling = read_sampling(fields, info, endpoint=ENDPOINT, max_tokens=max_tokens, max_tokens_param="max_tokens")
@@ -86,6 +86,8 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
         thinking_budget=prompt.thinking_budget,
         unused_fields=prompt.unused_fields,
     )
+    if max_tokens == 0:
+        wanted = wanted.prewarmed("max_tokens")
     return MessagesRequest(wanted, fields.flag("stream"))
 
 

@@ -31,19 +31,22 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def whole_message(
-    message_id: str, model: str, transcript: Transcript, record: UsageRecord, call_ids: CallIds
+    message_id: str, wanted: GenerationRequest, transcript: Transcript, record: UsageRecord, call_ids: CallIds
 ) -> Iterator[bytes]:
     """Yield the body of a whole response, as JSON."""
     content = transcript.content(0)
     reason, match = transcript.finish_reasons.get(0), transcript.stop_matches.get(0)
     fields = {
-        **_message(message_id, model),
+        **_message(message_id, wanted.model),
         **_ending(reason, match, has_call=content.has_complete_call),
         "usage": messages_usage(record, record.completion_tokens, record.reasoning_tokens),
     }
     del fields["content"]
     yield orjson.dumps(fields)[:-1] + b',"content":'
-    yield from whole_blocks(content, message_id, call_ids)
+    if wanted.is_prewarm:
+        yield b"[]"
+    else:
+        yield from whole_blocks(content, message_id, call_ids)
     yield b"}"
 
 
@@ -132,7 +135,8 @@ class MessageWriter(StreamWriter):
         ending = _ending(self._reason, self._stop_match, has_call=self._blocks.has_complete_call)
         delta = {**ending, "stop_details": None, "container": None}
         usage = delta_usage(record, record.completion_tokens, record.reasoning_tokens)
-        self._end(opening + self._blocks.end() + _event("message_delta", delta=delta, usage=usage) + _STOP)
+        blocks = b"" if self._wanted.is_prewarm else self._blocks.end()
+        self._end(opening + blocks + _event("message_delta", delta=delta, usage=usage) + _STOP)
 
     def _failure(self, error: APIError) -> bytes:
         return b"event: error\ndata: " + error.anthropic_body(self._request_id) + b"\n\n"

@@ -45,7 +45,7 @@ class MessageReply(Reply):
         return self._message_id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        return whole_message(self._message_id, self.wanted.model, transcript, record, self._call_ids)
+        return whole_message(self._message_id, self.wanted, transcript, record, self._call_ids)
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> MessageWriter:
         return MessageWriter(sink, self._message_id, self.wanted, self._call_ids, tally, log)

@@ -21,6 +21,7 @@ from .chat_messages import read_messages
 from .chat_tools import read_chat_tools
 from .common_fields import read_generation, read_limit
 from .logprobs import read_chat_scores
+from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .template_fields import read_documents, read_switch_and_budget, read_template_kwargs
 from .unsupported import CHAT, refuse_unsupported
 
@@ -38,11 +39,13 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     thinking = Thinking(info.output)
     thinking.read_effort(fields, "reasoning_effort")
     read_switch_and_budget(fields, thinking)
+    wishes = read_cache_wishes(fields)
+    breakpoints = PartBreakpoints(wishes)
     async with Pace() as pace:
-        read = await read_messages(fields, pace)
+        read = await read_messages(fields, breakpoints, pace)
         tools = await read_chat_tools(fields, info.output.call_form, pace)
         documents = await read_documents(fields, pace)
-    unused = [*thinking.unused, *tools.unused]
+    unused = [*thinking.unused, *tools.unused, *breakpoints.unused(read.parts)]
     if documents and "documents" not in info.output.template_variables:
         documents = ()
         unused.append("documents")
@@ -53,6 +56,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         tools=tools.shown,
         continue_final=_read_continued(fields, read.messages[-1]),
         documents=documents,
+        marks=breakpoints.marks(read.parts),
         parts=read.parts,
     )
     request = read_generation(
@@ -68,7 +72,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     )
     include_reasoning = fields.flag("include_reasoning", default=True)
     names_reasoning = include_reasoning and info.output.reasoning_parser is not None
-    return attrs.evolve(
+    request = attrs.evolve(
         request,
         output=tools.output,
         rules=attrs.evolve(tools.rules, names_reasoning=names_reasoning),
@@ -78,6 +82,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         thinking_budget=thinking.budget,
         unused_fields=tuple(unused),
     )
+    return request.prewarmed(PREWARM) if wishes.prewarm else request
 
 
 def _read_continued(fields: Fields, last_message: Any) -> bool:

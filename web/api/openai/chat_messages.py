@@ -18,6 +18,7 @@ from ...request.errors import bad_value, unsupported_parameter, unsupported_valu
 from ..fields import Fields, missing, wrong_type
 from ..pace import Pace
 from .call_arguments import read_arguments
+from .prompt_cache import PartBreakpoints, read_breakpoint
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _UNSUPPORTED = ("audio", "refusal")
@@ -35,8 +36,8 @@ class ReadMessages:
     parts: tuple[ChatPart, ...]
 
 
-async def read_messages(fields: Fields, pace: Pace) -> ReadMessages:
-    """Return `messages`. Raises APIError."""
+async def read_messages(fields: Fields, breakpoints: PartBreakpoints, pace: Pace) -> ReadMessages:
+    """Return `messages`; their breakpoints are added to `breakpoints`. Raises APIError."""
     messages = fields.get("messages")
     if messages is None:
         raise missing("messages")
@@ -45,7 +46,7 @@ async def read_messages(fields: Fields, pace: Pace) -> ReadMessages:
     if not messages:
         raise bad_value("messages", "must not be empty")
     pace.check_messages(messages, "messages")
-    reader = _Reader(pace)
+    reader = _Reader(breakpoints, pace)
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if type(message) is not dict:
@@ -55,7 +56,8 @@ async def read_messages(fields: Fields, pace: Pace) -> ReadMessages:
 
 
 class _Reader:
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, breakpoints: PartBreakpoints, pace: Pace) -> None:
+        self._breakpoints = breakpoints
         self.messages: list[Mapping[str, Any]] = []
         self.parts: list[ChatPart] = []
         self._pace = pace
@@ -156,6 +158,7 @@ class _Reader:
             texts.append(part_fields.text("text"))
             num_chars += len(texts[-1])
             self._note_part(role, index, num_chars)
+            self._breakpoints.add(read_breakpoint(part_fields), len(self.messages), num_chars)
         return "".join(texts)
 
     def _note_part(self, role: str, part: int | None, num_chars: int, call: int | None = None) -> None:

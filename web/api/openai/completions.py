@@ -34,6 +34,7 @@ from .logprobs import (
     read_completion_scores,
     slices,
 )
+from .prompt_cache import PREWARM, read_cache_wishes
 from .token_ids import id_pieces
 from .unsupported import COMPLETIONS, refuse_unsupported
 
@@ -77,7 +78,14 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
         raise bad_value(
             "best_of", "must equal `n`; other values are not supported by this server", "unsupported_parameter"
         )
-    return attrs.evolve(request, grammar=grammar, with_token_ids=fields.flag("return_token_ids"))
+    wishes = read_cache_wishes(fields)
+    request = attrs.evolve(
+        request,
+        grammar=grammar,
+        with_token_ids=fields.flag("return_token_ids"),
+        unused_fields=(*wishes.unused, *wishes.named),  # a text has no parts to keep
+    )
+    return request.prewarmed(PREWARM) if wishes.prewarm else request
 
 
 async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, pace: Pace) -> tuple[Prompt, ...]:

@@ -22,12 +22,13 @@ from ..output_grammar import read_format
 from ..pace import Pace
 from ..thinking import Thinking
 from .common_fields import TokenLimit, read_delivery, read_generation
+from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .responses_echo import read_echo
 from .responses_input import read_input
 from .responses_tools import ResponseTools
 from .template_fields import read_switch_and_budget, read_template_kwargs
 from .tool_choice import read_tool_choice
-from .unsupported import RESPONSES, RESPONSES_CACHE, refuse_unsupported
+from .unsupported import RESPONSES, refuse_unsupported
 
 ENDPOINT = "/v1/responses"
 MAX_INCLUDED = 64
@@ -56,11 +57,13 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     thinking = Thinking(info.output)
     thinking.read_effort(fields.fields("reasoning"), "effort")
     read_switch_and_budget(fields, thinking)
+    wishes = read_cache_wishes(fields)
+    breakpoints = PartBreakpoints(wishes)
     several = fields.flag("parallel_tool_calls", default=True)
     async with Pace() as pace:
         tools = ResponseTools(pace)
         await tools.read(fields)
-        read = await read_input(fields, tools, pace)
+        read = await read_input(fields, tools, breakpoints, pace)
         choice = await read_tool_choice(fields, pace)
         one_call = choice.one_call or not several
         answer = await read_format(fields.fields("text"), "format", None, pace)
@@ -69,6 +72,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         messages=read.messages,
         template_kwargs=read_template_kwargs(fields, thinking),
         tools=tools.shown,
+        marks=breakpoints.marks(read.parts),
         parts=read.parts,
     )
     wanted = read_generation(
@@ -89,8 +93,15 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         include_reasoning=fields.flag("include_reasoning", default=True),
         grammar=grammar,
         thinking_budget=thinking.budget,
-        unused_fields=(*thinking.unused, *_unused_verbosity(fields), *tools.unused),
+        unused_fields=(
+            *thinking.unused,
+            *_unused_verbosity(fields),
+            *tools.unused,
+            *breakpoints.unused(read.parts),
+        ),
     )
+    if wishes.prewarm:
+        wanted = wanted.prewarmed(PREWARM)
     fields.flag("store")  # checked, although nothing is stored
     delivery = read_delivery(fields)
     return ResponseRequest(wanted, delivery.stream, delivery.with_tiers, read_echo(fields, wanted))
@@ -101,7 +112,6 @@ def _refuse(fields: Fields) -> None:
         if fields.get(name) is not None:
             raise unknown_parameter(name, instead="max_output_tokens")
     refuse_unsupported(fields, RESPONSES)
-    refuse_unsupported(fields.fields("prompt_cache_options"), RESPONSES_CACHE)
     include = fields.get("include")
     if type(include) is list and len(include) > MAX_INCLUDED:
         raise bad_value("include", f"must have at most {MAX_INCLUDED} entries")

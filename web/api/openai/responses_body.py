@@ -33,6 +33,8 @@ class Draft:
     echo: Mapping[str, Any]
     """Fields repeated from the request."""
     with_tiers: bool = False
+    is_prewarm: bool = False
+    """No output was wanted, so that none is missing."""
 
     def body(
         self,

@@ -23,6 +23,7 @@ from ..fields import Fields, missing, wrong_type
 from ..pace import Pace
 from .call_arguments import read_arguments
 from .chat_messages import ReadMessages
+from .prompt_cache import PartBreakpoint, PartBreakpoints, read_breakpoint
 from .responses_tools import ResponseTools
 from .tool_choice import read_flat_name
 
@@ -53,15 +54,16 @@ _MAX_TYPE_CHARS = 40
 Message = dict[str, Any]
 
 
-async def read_input(fields: Fields, tools: ResponseTools, pace: Pace) -> ReadMessages:
+async def read_input(fields: Fields, tools: ResponseTools, breakpoints: PartBreakpoints, pace: Pace) -> ReadMessages:
     """Return the messages of `instructions` and `input`. Raises APIError.
 
-    Tools and items that are skipped are added to `tools`.
+    Tools and items that are skipped are added to `tools`, and breakpoints to `breakpoints`.
     """
-    reader = _Reader(tools, pace)
     instructions = fields.get("instructions")
     if instructions is not None and type(instructions) is not str:
         raise wrong_type("instructions", "a string")
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    reader = _Reader(system, tools, breakpoints, pace)
     items = fields.get("input")
     if items is None:
         raise missing("input")
@@ -75,13 +77,9 @@ async def read_input(fields: Fields, tools: ResponseTools, pace: Pace) -> ReadMe
         for index, item in enumerate(items):
             reader.item = index
             await reader.read(item, f"input[{index}]")
-    if not reader.messages:
+    if len(reader.messages) == len(system):
         reader.messages.append({"role": "user", "content": ""})  # agents send an empty input to see who answers
-    if not instructions:
-        return ReadMessages(tuple(reader.messages), tuple(reader.parts))
-    parts = [ChatPart(None, None, "system", 0, len(instructions))]
-    parts += [attrs.evolve(part, chat_message=part.chat_message + 1) for part in reader.parts]
-    return ReadMessages(({"role": "system", "content": instructions}, *reader.messages), tuple(parts))
+    return ReadMessages(tuple(reader.messages), tuple(reader.parts))
 
 
 @attrs.frozen
@@ -91,13 +89,18 @@ class _Text:
     text: str
     part_ends: tuple[int, ...] | None = None
     """Characters up to the end of each part. None: it is a string."""
+    breakpoints: tuple[PartBreakpoint | None, ...] = ()
+    """Of each part."""
 
 
 class _Reader:
-    def __init__(self, tools: ResponseTools, pace: Pace) -> None:
-        self.messages: list[Message] = []
-        self.parts: list[ChatPart] = []
-        """Where the texts and calls of the items are in them."""
+    def __init__(self, system: list[Message], tools: ResponseTools, breakpoints: PartBreakpoints, pace: Pace) -> None:
+        """`system`: the messages before the input."""
+        self.messages = [*system]
+        self.parts = [ChatPart(None, None, "system", 0, len(message["content"])) for message in system]
+        """Where the texts and calls of the items are in the messages."""
+        self._num_before = len(system)
+        self._breakpoints = breakpoints
         self.item: int | None = None
         """The item that is being read."""
         self._tools = tools
@@ -137,13 +140,15 @@ class _Reader:
         index = len(self.messages) - 1
         ends = [(None, len(text.text))] if text.part_ends is None else enumerate(text.part_ends)
         self.parts += [ChatPart(self.item, part, role, index, num_chars) for part, num_chars in ends]
+        for found, num_chars in zip(text.breakpoints, text.part_ends or (), strict=False):
+            self._breakpoints.add(found, index, num_chars)
 
     async def _read_message(self, fields: Fields) -> None:
         role = fields.text("role")
         if role not in ROLES:
             raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
         text = await self._read_text(fields, "content")
-        last = self.messages[-1] if self.messages else {}
+        last = self.messages[-1] if len(self.messages) > self._num_before else {}
         if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
             last["content"] = text.text  # the preceding reasoning belongs to this message
         else:
@@ -167,7 +172,7 @@ class _Reader:
 
     def _call(self, call_id: str, name: str, arguments: Any) -> None:
         """Add a call to the current assistant message, or begin one."""
-        if not self.messages or self.messages[-1]["role"] != "assistant":
+        if len(self.messages) == self._num_before or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         message = self.messages[-1]
@@ -191,6 +196,7 @@ class _Reader:
         if name is not None:
             text = await self._read_text(fields, name, _REASONING_PARTS[name])
             self.messages.append({"role": "assistant", "content": "", "reasoning_content": text.text})
+            self._tools.unused.extend(found.path for found in text.breakpoints if found is not None)
         elif fields.get("encrypted_content"):
             self._tools.unused.append(fields.param("encrypted_content"))
 
@@ -206,7 +212,7 @@ class _Reader:
         if not value:
             raise bad_value(param, "must not be empty")
         self._pace.check_parts(value, param)
-        texts = []
+        texts, breakpoints = [], []
         for index, part in enumerate(value):
             where = f"{param}[{index}]"
             await self._pace.tick()
@@ -219,4 +225,5 @@ class _Reader:
                 problem = f"must be {allowed}; parts of type `{named}` are not supported by this server"
                 raise unsupported_value(f"{where}.type", problem)
             texts.append(part_fields.text("text"))
-        return _Text("".join(texts), tuple(accumulate(map(len, texts))))
+            breakpoints.append(read_breakpoint(part_fields))
+        return _Text("".join(texts), tuple(accumulate(map(len, texts))), tuple(breakpoints))

@@ -6,7 +6,8 @@ Responses are not stored: the routes for an earlier one answer with an error tha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import structlog
 from quart import Response
@@ -40,6 +41,7 @@ class ResponseReply(Reply):
             created_at=int(time.time()),
             echo=asked_for.echo,
             with_tiers=asked_for.with_tiers,
+            is_prewarm=asked_for.wanted.is_prewarm,
         )
         self._call_ids = call_ids
 
@@ -48,8 +50,10 @@ class ResponseReply(Reply):
         return self._draft.response_id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH
-        output = self._items().output(transcript.content(0), is_whole=not is_cut)
+        is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH and not self.wanted.is_prewarm
+        output: Iterable[dict[str, Any]] = ()
+        if not self.wanted.is_prewarm:
+            output = self._items().output(transcript.content(0), is_whole=not is_cut)
         return with_items(self._draft.served(record, is_cut=is_cut), output)
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ResponseWriter:

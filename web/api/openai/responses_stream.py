@@ -97,8 +97,8 @@ class ResponseWriter(StreamWriter):
             self._end(first + b"".join(last))
 
     def _closing(self, record: UsageRecord) -> tuple[bytes, Iterator[bytes]]:
-        is_cut = self._finish_reason is FinishReason.LENGTH
-        first = self._opening() + self._items.end(is_whole=not is_cut)
+        is_cut = self._finish_reason is FinishReason.LENGTH and not self._draft.is_prewarm
+        first = self._opening() + (b"" if self._draft.is_prewarm else self._items.end(is_whole=not is_cut))
         name = "response.incomplete" if is_cut else "response.completed"
         return first, self._last(name, self._draft.served(record, is_cut=is_cut), is_whole=not is_cut)
 

@@ -11,6 +11,7 @@ from ..ignored_fields import Shape
 from ..output_grammar import STRUCTURED_OUTPUTS
 from ..sampling import SAMPLING_NAMES
 from . import unsupported
+from .prompt_cache import BREAKPOINT, OPTIONS, RETENTION
 
 _GENERATION = SAMPLING_NAMES | {
     "cache_salt",
@@ -21,6 +22,8 @@ _GENERATION = SAMPLING_NAMES | {
     "n",
     "priority",
     "prompt_cache_key",
+    OPTIONS,
+    RETENTION,
     "return_cached_tokens_details",
     "skip_special_tokens",
     "stop",
@@ -28,6 +31,8 @@ _GENERATION = SAMPLING_NAMES | {
     "stream_options",
     "user",
 }
+_CACHE_OPTIONS = Shape(known=frozenset({"mode", "prewarm", "ttl"}))
+_BREAKPOINT = Shape(known=frozenset({"mode", "ttl"}))
 _STREAM_OPTIONS = Shape(known=frozenset({"continuous_usage_stats", "include_obfuscation", "include_usage"}))
 """Deltas are never padded to hide their length, so `include_obfuscation` has no effect."""
 
@@ -44,10 +49,10 @@ COMPLETIONS_SHAPE = Shape(
     | _FORMATS
     | unsupported.COMPLETIONS.keys()
     | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs", "return_token_ids"},
-    objects={"stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
+    objects={OPTIONS: _CACHE_OPTIONS, "stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
 )
 
-_CHAT_PART = Shape(known=frozenset({"type", "text"}))
+_CHAT_PART = Shape(known=frozenset({BREAKPOINT, "type", "text"}), objects={BREAKPOINT: _BREAKPOINT})
 _CHAT_FUNCTION_CALL = Shape(known=frozenset({"arguments", "name"}))
 _CHAT_CALL = Shape(known=frozenset({"function", "id", "index", "type"}), objects={"function": _CHAT_FUNCTION_CALL})
 _CHAT_MESSAGE = Shape(
@@ -93,11 +98,13 @@ CHAT_SHAPE = Shape(
         "tools",
         "top_logprobs",
     },
-    objects={"stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
+    objects={OPTIONS: _CACHE_OPTIONS, "stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
     lists={"messages": _CHAT_MESSAGE},
 )
 
-_RESPONSE_PART = Shape(known=frozenset({"annotations", "logprobs", "text", "type"}))
+_RESPONSE_PART = Shape(
+    known=frozenset({BREAKPOINT, "annotations", "logprobs", "text", "type"}), objects={BREAKPOINT: _BREAKPOINT}
+)
 _RESPONSE_ITEM = Shape(
     known=frozenset(
         {
@@ -136,7 +143,6 @@ RESPONSES_SHAPE = Shape(
         "max_tool_calls",
         "metadata",
         "parallel_tool_calls",
-        "prompt_cache_options",
         "reasoning",
         "safety_identifier",
         "service_tier",
@@ -147,7 +153,7 @@ RESPONSES_SHAPE = Shape(
         "tools",
     },
     objects={
-        "prompt_cache_options": Shape(known=frozenset(unsupported.RESPONSES_CACHE)),
+        OPTIONS: _CACHE_OPTIONS,
         "reasoning": Shape(known=frozenset({"effort", "generate_summary", "summary"})),
         "stream_options": _STREAM_OPTIONS,
         "text": Shape(known=frozenset({"format", "verbosity"}), objects={"format": _SCHEMA_FORMAT}),

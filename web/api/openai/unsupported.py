@@ -115,9 +115,6 @@ RESPONSES: Mapping[str, Neutral] = {
     "verbosity": _among("medium"),
 }
 
-RESPONSES_CACHE: Mapping[str, Neutral] = {"prewarm": _empty}
-"""Fields within `prompt_cache_options`; the operator decides how long blocks are kept, and where."""
-
 
 def refuse_unsupported(fields: Fields, table: Mapping[str, Neutral]) -> None:
     """Raise APIError for the first field of `table` with a value that is not neutral."""

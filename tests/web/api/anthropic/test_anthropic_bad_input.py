@@ -113,7 +113,7 @@ IN_PROMPT: list[tuple[dict[str, Any], str]] = [
 IN_REQUEST: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "Missing required parameter: `model`"),
     ({"max_tokens": None}, "Missing required parameter: `max_tokens`"),
-    ({"max_tokens": 0}, "Invalid value for `max_tokens`: must be at least 1"),
+    ({"max_tokens": -1}, "Invalid value for `max_tokens`: must be at least 0"),
     ({"max_tokens": "5"}, "Invalid type for `max_tokens`: expected an integer"),
     ({"temperature": 1.5}, "Invalid value for `temperature`: must be between 0 and 1."),
     ({"top_p": 0}, "Invalid value for `top_p`: must be greater than 0 and at most 1."),

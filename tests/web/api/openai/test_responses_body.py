@@ -237,7 +237,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"include": ["message.output_text.logprobs"]}, "include", "logprobs"),
     ({"context_management": [{"type": "compaction"}]}, "context_management", "not supported"),
     ({"moderation": {"model": "m"}}, "moderation", "not supported"),
-    ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", "not supported"),
     ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
     ({"n": 2}, "n", "not supported"),
 ]

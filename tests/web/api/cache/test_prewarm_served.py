@@ -1,0 +1,142 @@
+"""Prompts that are only brought into the cache, over a whole runtime: what is answered, cached, pinned and recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from tests.journals import KeptJournal
+from tests.runtimes import BLOCK, small_runtime
+from tests.traps.wire import over_http, samples, settle
+from tests.web.api.anthropic.messages_api import parse_events as read_events
+from tests.web.fakes import Client as HttpClient
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+PREWARM = {"prompt_cache_options": {"prewarm": True}}
+LONG = "A quipu is a ledger of cords, and each of its knots is a number that somebody has counted. " * 3
+SAID = [{"role": "user", "content": LONG}]
+COMMON = {"model": "demo", "temperature": 0}
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {**COMMON, "messages": SAID, "max_tokens": 4},
+    COMPLETIONS: {**COMMON, "prompt": LONG, "max_tokens": 4},
+    RESPONSES: {**COMMON, "input": LONG, "max_output_tokens": 4},
+    MESSAGES: {**COMMON, "messages": SAID, "max_tokens": 4},
+}
+
+
+def prewarming(url: str) -> dict[str, Any]:
+    return {**BODIES[url], **({"max_tokens": 0} if url == MESSAGES else PREWARM)}
+
+
+def numbers(url: str, usage: dict[str, Any]) -> tuple[int, int, int]:
+    """Return the prompt's tokens, those cached, and those of the output."""
+    if url == MESSAGES:
+        cached = usage["cache_read_input_tokens"]
+        return usage["input_tokens"] + cached, cached, usage["output_tokens"]
+    if url == RESPONSES:
+        return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"], usage["output_tokens"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], usage["completion_tokens"]
+
+
+def assert_empty(url: str, answer: dict[str, Any]) -> None:
+    match url:
+        case "/v1/chat/completions":
+            (choice,) = answer["choices"]
+            assert choice["message"]["content"] in ("", None) and choice["finish_reason"] == "length"
+        case "/v1/completions":
+            (choice,) = answer["choices"]
+            assert choice["text"] == "" and choice["finish_reason"] == "length"
+        case "/v1/responses":
+            assert (answer["status"], answer["output"], answer["incomplete_details"]) == ("completed", [], None)
+        case _:
+            assert (answer["content"], answer["stop_reason"]) == ([], "max_tokens")
+
+
+@pytest.mark.parametrize("url", BODIES)
+async def test_the_prompt_is_cached_and_nothing_is_generated(url: str, autojump_clock: trio.abc.Clock) -> None:
+    """Empty output with its usage, a record of its own, no tokens counted as generated; the next request hits."""
+    journal = KeptJournal()
+    async with small_runtime(journal=journal) as client:
+        http = over_http(client)
+        exchange, answer = await http.post(url, prewarming(url))
+        assert exchange.status == 200, answer
+        assert_empty(url, answer)
+        num_prompt, cached, num_output = numbers(url, answer["usage"])
+        assert num_prompt > 2 * BLOCK and (cached, num_output) == (0, 0)
+        _, again = await http.post(url, prewarming(url))
+        full = (num_prompt - 1) // BLOCK * BLOCK
+        assert numbers(url, again["usage"]) == (num_prompt, full, 0)
+        _, served = await http.post(url, BODIES[url])
+        assert numbers(url, served["usage"]) == (num_prompt, full, 4)
+        await settle(client)
+        assert [(r.endpoint, r.prompt_tokens, r.cached_tokens, r.completion_tokens) for r in journal.closed] == [
+            (url, num_prompt, 0, 0),
+            (url, num_prompt, full, 0),
+            (url, num_prompt, full, 4),
+        ]
+        assert samples(client)["generation_tokens_total"] == 4
+
+
+async def events(http: HttpClient, url: str) -> list[dict[str, Any]]:
+    async with http.open("POST", url, {**prewarming(url), "stream": True}) as exchange:
+        return [event for event in await exchange.chunks() if isinstance(event, dict)]
+
+
+async def test_streams_end_at_once(autojump_clock: trio.abc.Clock) -> None:
+    """Each API's own first and last events, and no text between them."""
+    async with small_runtime() as client:
+        http = over_http(client)
+        for url in (CHAT, COMPLETIONS):
+            chunks = await events(http, url)
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+            choices = [chunk["choices"][0] for chunk in chunks]
+            assert not any(choice.get("text") or choice.get("delta", {}).get("content") for choice in choices)
+        async with http.open("POST", RESPONSES, {**prewarming(RESPONSES), "stream": True}) as exchange:
+            await exchange.wait_started()
+            responses = read_events(await exchange.read())
+        assert [event["type"] for event in responses] == [
+            "response.created",
+            "response.in_progress",
+            "response.completed",
+        ]
+        assert responses[-1]["response"]["output"] == []
+        async with http.open("POST", MESSAGES, {**prewarming(MESSAGES), "stream": True}) as exchange:
+            await exchange.wait_started()
+            messages = read_events(await exchange.read())
+        assert [event["type"] for event in messages] == ["message_start", "message_delta", "message_stop"]
+        await settle(client)
+
+
+async def test_breakpoints_pin(autojump_clock: trio.abc.Clock) -> None:
+    """What OpenAI's fields mark is kept for as long as `cache_control` keeps it, and given up at its end."""
+    part = {"type": "text", "text": LONG, "prompt_cache_breakpoint": {"mode": "explicit"}}
+    request = {**COMMON, "messages": [{"role": "user", "content": [part]}, *SAID], **PREWARM}
+    request["prompt_cache_options"] = {"mode": "explicit", "ttl": "12h", "prewarm": True}
+    async with small_runtime() as client:
+        http, pins = over_http(client), client.engine.block_manager.pins
+        await http.post(CHAT, request)
+        (pin,) = pins.prefixes()
+        assert pin.ttl_s == 3600 and 2 <= len(pin.blocks) < 10
+        _, answer = await http.post("/v1/cache/lookup", {"url": CHAT, "body": request})
+        assert answer["prompts"][0]["pinned_until"] is not None
+        await trio.sleep(3601)
+        _, answer = await http.post("/v1/cache/lookup", {"url": CHAT, "body": request})
+        assert answer["prompts"][0]["pinned_until"] is None and answer["prompts"][0]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("field", [{"echo": True}, {"prompt_logprobs": 1}])
+async def test_what_would_be_output_is_refused(field: dict[str, Any], autojump_clock: trio.abc.Clock) -> None:
+    async with small_runtime() as client:
+        exchange, answer = await over_http(client).post(COMPLETIONS, {**prewarming(COMPLETIONS), **field})
+        assert exchange.status == 400 and answer["error"]["param"] == "prompt_cache_options.prewarm"
+
+
+async def test_a_grammar_is_not_compiled(autojump_clock: trio.abc.Clock) -> None:
+    """A request that is sent later with tools and a format is prewarmed as it is."""
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    async with small_runtime() as client:
+        exchange, answer = await over_http(client).post(CHAT, {**prewarming(CHAT), "response_format": schema})
+        assert exchange.status == 200, answer
+        assert_empty(CHAT, answer)

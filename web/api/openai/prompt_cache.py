@@ -1,0 +1,130 @@
+"""`prompt_cache_options`, `prompt_cache_retention` and `prompt_cache_breakpoint`: what of a prompt a client wants kept.
+
+A breakpoint on a part of a message pins the prompt up to the end of that part, as `cache_control` does in the Messages
+API. With `mode: implicit`, which is the default, a ttl that the client names pins the prompt up to its last message as
+well. Everything is cached in any case, so that `mode: explicit` without breakpoints pins nothing and loses nothing.
+
+What must always hold: at most `MAX_BREAKPOINTS` marks, the last ones, in the order of the prompt; whatever else was
+asked for and has no effect is in `unused`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import attrs
+
+from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ContentMark, Mark
+
+from ...request.errors import bad_value
+from ..fields import Fields
+
+OPTIONS, RETENTION, BREAKPOINT = "prompt_cache_options", "prompt_cache_retention", "prompt_cache_breakpoint"
+PREWARM = f"{OPTIONS}.prewarm"
+MAX_BREAKPOINTS = 4
+MODES = ("implicit", "explicit")
+_RETENTIONS = {"in_memory": None, "24h": CacheTtl.ONE_HOUR}
+_TTL = re.compile(r"([1-9][0-9]{0,5})([smhd])", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SHORTEST_S, _LONGEST_S = 300, 3600
+
+
+@attrs.frozen
+class CacheWishes:
+    """What a request says of caching as a whole."""
+
+    prewarm: bool
+    is_explicit: bool
+    ttl: CacheTtl | None
+    """None: none was named."""
+    named: tuple[str, ...]
+    """Paths of the fields that only breakpoints give an effect."""
+    unused: tuple[str, ...]
+
+
+def read_cache_wishes(fields: Fields) -> CacheWishes:
+    """Read the fields of the request itself. Raises APIError."""
+    options = fields.fields(OPTIONS)
+    mode = None if options.get("mode") is None else options.text("mode")
+    if mode not in (None, *MODES):
+        raise bad_value(options.param("mode"), f"must be one of {', '.join(MODES)}")
+    ttl = read_ttl(options)
+    retention = None if fields.get(RETENTION) is None else fields.text(RETENTION)
+    if retention is not None and retention not in _RETENTIONS:
+        raise bad_value(RETENTION, f"must be one of {', '.join(_RETENTIONS)}")
+    kept = None if retention is None else _RETENTIONS[retention]
+    named = [options.param("ttl")] * (ttl is not None) + [RETENTION] * (ttl is None and kept is not None)
+    unused = [RETENTION] * (ttl is not None and kept is not None)  # the ttl replaces it
+    prewarm = options.flag("prewarm")
+    return CacheWishes(prewarm, mode == "explicit", kept if ttl is None else ttl, tuple(named), tuple(unused))
+
+
+def read_ttl(fields: Fields) -> CacheTtl | None:
+    """Return the longest ttl that there is here and that is no longer than the field `ttl`. Raises APIError."""
+    if fields.get("ttl") is None:
+        return None
+    param, found = fields.param("ttl"), _TTL.fullmatch(fields.text("ttl"))
+    if found is None:
+        raise bad_value(param, "must be a number and a unit, such as `5m`, `30m` or `1h`")
+    seconds = int(found[1]) * _SECONDS[found[2]]
+    if seconds < _SHORTEST_S:
+        raise bad_value(param, "must be at least `5m`")
+    return CacheTtl.ONE_HOUR if seconds >= _LONGEST_S else CacheTtl.FIVE_MINUTES
+
+
+@attrs.frozen
+class PartBreakpoint:
+    """A breakpoint on a part."""
+
+    path: str
+    ttl: CacheTtl | None
+
+
+def read_breakpoint(part: Fields) -> PartBreakpoint | None:
+    """Return the breakpoint of a part, None if it has none. Raises APIError."""
+    if part.get(BREAKPOINT) is None:
+        return None
+    fields = part.fields(BREAKPOINT)
+    if fields.text("mode") != "explicit":
+        raise bad_value(fields.param("mode"), "must be `explicit`")
+    return PartBreakpoint(part.param(BREAKPOINT), read_ttl(fields))
+
+
+class PartBreakpoints:
+    """Collects the breakpoints of one request, in the order of its prompt."""
+
+    def __init__(self, wishes: CacheWishes) -> None:
+        self._wishes = wishes
+        self._found: list[tuple[str, Mark]] = []
+
+    def add(self, found: PartBreakpoint | None, message: int, num_chars: int) -> None:
+        """Place a breakpoint, if there is one, behind `num_chars` characters of a message of the chat."""
+        if found is not None:
+            ttl = found.ttl or self._wishes.ttl or CacheTtl.FIVE_MINUTES
+            self._found.append((found.path, ContentMark(ttl, message, num_chars)))
+
+    def marks(self, parts: Sequence[ChatPart]) -> tuple[Mark, ...]:
+        """Return the marks, with that of the end of the last part if the client wants it."""
+        end = self._end(parts)
+        kept = [mark for _, mark in self._found[-self._num_kept(parts) :]]
+        return (*kept, *((end,) if end is not None else ()))
+
+    def unused(self, parts: Sequence[ChatPart]) -> tuple[str, ...]:
+        """Return the paths of what has no effect."""
+        dropped = [path for path, _ in self._found[: -self._num_kept(parts)]]
+        pins_nothing = not self._found and self._end(parts) is None
+        return (*self._wishes.unused, *(self._wishes.named if pins_nothing else ()), *dropped)
+
+    def _num_kept(self, parts: Sequence[ChatPart]) -> int:
+        return MAX_BREAKPOINTS - (self._end(parts) is not None)
+
+    def _end(self, parts: Sequence[ChatPart]) -> Mark | None:
+        """Return the mark at the end of the last part, which only a named ttl asks for."""
+        wishes = self._wishes
+        if wishes.is_explicit or wishes.ttl is None or not parts:
+            return None
+        last = parts[-1]
+        if last.call is not None:
+            return CallMark(wishes.ttl, last.chat_message, last.call)
+        return ContentMark(wishes.ttl, last.chat_message, last.num_chars)
