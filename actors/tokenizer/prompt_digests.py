@@ -49,6 +49,7 @@ _NAMES: Final = frozenset(
         *("november", "december", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
     )
 )
+_MASK: Final = (1 << 64) - 1
 _DIGIT = re.compile(r"\d")
 
 
@@ -100,10 +101,13 @@ class Digester:
             state.update(data)
         return int.from_bytes(state.digest(), "little")
 
+    def _of_bytes(self, data: bytes) -> int:
+        return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=self._key).digest(), "little")
+
     def _of_text(self, text: str) -> int:
         if len(text) > 2 * EDGE_CHARACTERS:
             text = f"{len(text)}:{text[:EDGE_CHARACTERS]}{text[-EDGE_CHARACTERS:]}"
-        return self.digest(text.encode("utf-8", "surrogatepass"))
+        return self._of_bytes(text.encode("utf-8", "surrogatepass"))
 
     def slices(self, chat: ChatPrompt, request_id: str) -> Iterator[PromptDigests | None]:
         """Yield None after each slice of the work, and the digests at the end."""
@@ -121,7 +125,7 @@ class Digester:
     def _of_tools(self, chat: ChatPrompt) -> tuple[tuple[int, int], ...]:
         if len(chat.tools) > MAX_TOOLS or not _is_small(chat.tools):
             return ()
-        return tuple((self.digest(_dump(tool)), self.digest(_dump(tool, is_sorted=True))) for tool in chat.tools)
+        return tuple((self._of_bytes(_dump(tool)), self._of_bytes(_dump(tool, is_sorted=True))) for tool in chat.tools)
 
     def _add(self, made: PromptDigests, message: Mapping[str, Any], index: int, rest_json: int) -> int:
         """Add one message; return how many characters of it were read as JSON."""
@@ -136,14 +140,13 @@ class Digester:
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         call_digest = sorted_calls = 0
         if calls and _is_small(calls):
-            call_digest, sorted_calls = self.digest(_dump(calls)), self.digest(_dump(calls, is_sorted=True))
-        head = role.encode()
+            call_digest, sorted_calls = self._of_bytes(_dump(calls)), self._of_bytes(_dump(calls, is_sorted=True))
         thought = self._of_text(reasoning) if reasoning else 0
-        made.whole.append(self.digest(head, whole, call_digest, thought))
-        made.ordered.append(self.digest(head, text, call_digest, thought))
-        made.sorted_keys.append(self.digest(head, sorted_text, sorted_calls, thought))
-        made.unreasoned.append(self.digest(head, whole, call_digest))
-        made.loose.append(self.digest(head, loose, sorted_calls))
+        made.whole.append(_mixed(role, whole, call_digest, thought))
+        made.ordered.append(_mixed(role, text, call_digest, thought))
+        made.sorted_keys.append(_mixed(role, sorted_text, sorted_calls, thought))
+        made.unreasoned.append(_mixed(role, whole, call_digest))
+        made.loose.append(_mixed(role, loose, sorted_calls))
         made.num_chars.append(len(content))
         made.has_reasoning.append(bool(reasoning))
         made.roles.append(role)
@@ -155,7 +158,12 @@ class Digester:
             value = orjson.loads(content)
         except (orjson.JSONDecodeError, ValueError):
             return None
-        return self.digest(_dump(value)), self.digest(_dump(value, is_sorted=True))
+        return self._of_bytes(_dump(value)), self._of_bytes(_dump(value, is_sorted=True))
+
+
+def _mixed(*digests: str | int) -> int:
+    """Return one number for several digests, which are keyed."""
+    return hash(digests) & _MASK
 
 
 def without_times(text: str) -> str:

@@ -41,12 +41,12 @@ def _unknown(times: int) -> Callable[[int], Sequence[RawRequest]]:
 
 def _json_results() -> dict[str, Any]:
     result = json.dumps([{"b": number, "a": "x"} for number in range(600)])
-    return chat([said(result) for _ in range(300)])
+    return chat([said(result) for _ in range(60)])
 
 
 EXPLAIN_ROWS: Sequence[Row] = (
     Row("explain 2,000 messages", _explained(CHAT, lambda: chat([said("Hello.") for _ in range(2_000)]), 64), 16),
     Row("explain 512 prompts", _explained(COMPLETIONS, lambda: completion([[7] * 40] * 512), 64), 16),
     Row("explain unknown ids", _unknown(200), 50, refused=True),
-    Row("300 messages of JSON", one(CHAT, _json_results, 4), 4),
+    Row("60 messages of JSON", one(CHAT, _json_results, 4), 4),
 )

@@ -10,6 +10,7 @@ names another tenant's request.
 
 from __future__ import annotations
 
+import trio
 from quart import Response
 from quart_trio import QuartTrio
 
@@ -19,16 +20,20 @@ from quipu.actors.messages.explanations import Explanation
 from quipu.actors.request_desk.interface import Desk
 
 from ...http.turns import turn
-from ...request.errors import not_found
+from ...request.errors import not_found, unavailable
 from ...request.principal import Principal
 from ...request.request_context import current_request_context
 from ..admin.usage_source import UsageSource
 from ..answer import whole_response
 from .explanation_json import Reader, explanation_pieces
 
+MAX_WAITING = 32
+"""Requests whose records are to be read."""
+
 
 def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> None:
     """Register the route. Without a source of usage records only the last requests are explained."""
+    reading = trio.Lock()  # one at a time: each takes milliseconds of processor time from the event loop
 
     @app.get("/v1/cache/explain/<request_id>")
     async def explain(request_id: str) -> Response:
@@ -39,7 +44,10 @@ def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> No
             async with turn():
                 found = desk.explain(request_id, tenant)
             if found is None and usage is not None:
-                found = await _from_record(usage, request_id, principal)
+                if reading.statistics().tasks_waiting >= MAX_WAITING:
+                    raise unavailable("Too many explanations are being read. Try again later.", "too_many_reports")
+                async with reading:
+                    found = await _from_record(usage, request_id, principal)
         if found is None:
             raise not_found("No record exists for this request id.", "request_id", "record_not_found")
         return await whole_response(explanation_pieces(found, Reader(tenant), desk.info.block_size))

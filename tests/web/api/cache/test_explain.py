@@ -9,10 +9,12 @@ from typing import Any
 from urllib.parse import quote
 
 import attrs
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quipu.actors.ledger.reading import LedgerRecord, Query
 from quipu.actors.messages.block_manager import CacheMiss, MissDetail, MissReason
 from quipu.actors.messages.explanations import (
     Advice,
@@ -26,6 +28,7 @@ from quipu.actors.messages.explanations import (
     PromptEnd,
     PromptOutline,
 )
+from quipu.web.api.cache import explain as explain_module
 from quipu.web.api.cache.explanation_json import Reader, explanation_pieces
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
@@ -165,6 +168,21 @@ def test_ten_thousand_messages_are_made_in_pieces() -> None:
 # ---------------------------------------------------------------- over HTTP
 
 
+@attrs.define
+class SlowSource(BookSource):
+    """A ledger that takes a second, and counts how many read at once."""
+
+    most: int = 0
+    _num_now: int = 0
+
+    async def record(self, query: Query) -> LedgerRecord | None:
+        self._num_now += 1
+        self.most = max(self.most, self._num_now)
+        await trio.sleep(1)
+        self._num_now -= 1
+        return await BookSource.record(self, query)
+
+
 async def get(client: Client, request_id: str, tenant: str | None) -> tuple[int, Any]:
     headers = {} if tenant is None else {"x-api-key": KEYS[tenant]}
     exchange, answer = await client.get(f"/v1/cache/explain/{request_id}", headers)
@@ -194,6 +212,22 @@ async def test_other_tenants_request_is_unknown() -> None:
             status, answer = await get(client, name, tenant)
             assert (status, answer["request_id"]) == (200, name)
     assert (await get(client, "req-1", None))[0] == 401
+
+
+async def test_records_are_read_one_at_a_time(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many requests for old explanations, one reads its record, some wait, and the others are told to come again."""
+    monkeypatch.setattr(explain_module, "MAX_WAITING", 2)
+    source, statuses = SlowSource([record_at(5, "req-2")]), []
+    client = Client(make_app(FakeDesk(), None, None, usage=source))
+
+    async def ask() -> None:
+        statuses.append((await get(client, "req-2", None))[0])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(ask)
+    assert sorted(statuses) == [200] * 3 + [503] * 3
+    assert source.most == 1
 
 
 async def test_odd_ids() -> None:
