@@ -167,7 +167,7 @@ class Accountant:
         if report.token_ids and not pending.is_timed:
             pending.is_timed = True
             self._time_tokens(report, pending.at)
-        if (report.token_ids or report.scores) and not pending.is_passed_on:
+        if (report.token_ids or report.scores or report.ended_ids) and not pending.is_passed_on:
             tokens = Tokens(
                 report.token_sequence_ids,
                 report.token_ids,

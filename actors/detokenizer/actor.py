@@ -146,6 +146,17 @@ class Detokenizer:
                 give(sequence, token_id, None if ended is None else FinishReason(ended), pending, at)
             except FAILURES as error:
                 self._fail(sequence, error)
+        if len(reasons) > len(last.keys() & reasons.keys()):
+            self._end_prompts([sequence_id for sequence_id in tokens.ended_ids if sequence_id not in last])
+
+    def _end_prompts(self, sequence_ids: list[int]) -> None:
+        """End sequences that have no output."""
+        for sequence in filter(None, map(self._store.tracked.get, sequence_ids)):
+            self._store.in_hand = sequence
+            try:
+                self._delivery.end_without_output(sequence)
+            except FAILURES as error:
+                self._fail(sequence, error)
 
     def _catch_up(self) -> None:
         """Send what waited for prompts that are complete now."""

@@ -52,9 +52,8 @@ class Delivery:
         if not sequence.is_begun:
             self._begin(sequence)
             if sequence.track.prompt_only:
-                self._send(sequence, Delta(sequence.index, "", 0, FinishReason.LENGTH))
-                sequence.reason, pending.next_token = FinishReason.LENGTH, at + 1
-                self.complete(sequence)
+                self._end_prompt(sequence)
+                pending.next_token = at + 1
                 return
         scored = pending.scored and sequence.logprobs and pending.scored.get(sequence.sequence_id)
         scores: tuple[ScoredToken, ...] = ()
@@ -89,6 +88,16 @@ class Delivery:
         if reason is not None:
             sequence.reason = reason
             self.complete(sequence)
+
+    def end_without_output(self, sequence: TrackedSequence) -> None:
+        """Send the end of a sequence that has no token. Raises OutletFailed."""
+        self._begin(sequence)
+        self._end_prompt(sequence)
+
+    def _end_prompt(self, sequence: TrackedSequence) -> None:
+        self._send(sequence, Delta(sequence.index, "", 0, FinishReason.LENGTH))
+        sequence.reason = FinishReason.LENGTH
+        self.complete(sequence)
 
     def _begin(self, sequence: TrackedSequence) -> None:
         """Send what comes before the first token; if its prompt is incomplete, both wait."""

@@ -44,7 +44,7 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     # tokens for the client, in order
     token_sequence_ids: list[int]
     token_ids: list[int]
-    # sequences that ended by themselves with their last token above
+    # sequences that ended by themselves, with their last token above unless they have none
     ended_ids: list[int]
     ended_reasons: list[str]
     # one for each Submit, after the last step that included the sequence

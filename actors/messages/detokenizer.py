@@ -35,7 +35,7 @@ class Track:
     echo: PromptText | None = None
     """The prompt, if the choice's text begins with it."""
     prompt_only: bool = False
-    """Discard the output: the engine sampled one token only because computing a prompt includes that."""
+    """There is no output; if the engine draws a token all the same, for an echo, it is discarded."""
     min_tokens: int = 0
     """Ignore stop strings that complete within the first `min_tokens` tokens."""
     output: OutputRules | None = None
@@ -51,6 +51,7 @@ class Tokens:
     sequence_ids: list[int]
     token_ids: list[int]
     ended_ids: list[int]
+    """With their last token above, or without any."""
     ended_reasons: list[str]
     scores: list[StepScores] = attrs.field(factory=list)
 

@@ -57,6 +57,8 @@ class StepCompletion:
         if done.scores is not None:
             hand_out_scores(done.scores, [sequences[row] for row in rows if row not in failed], state.report)
         self._append_tokens(sequences, rows, done)
+        if step.publishes:
+            self._end_prompts([sequences[row] for row in rows if done.row_ends[row] >= sequences[row].max_len])
         for row in failed:
             broken = row in done.broken_rows
             reason, kind = (NOT_FINITE, ErrorKind.INTERNAL) if broken else (failures[row], ErrorKind.INVALID)
@@ -107,6 +109,12 @@ class StepCompletion:
             if self._enable_prefix_caching:
                 self._key_filled_blocks(sequence, len(sequence.tokens) - 1)
             state.end(sequence)
+
+    def _end_prompts(self, sequences: list[Sequence]) -> None:
+        """End sequences that may have no output, and whose prompts are computed."""
+        for sequence in sequences:
+            self._state.report.end(sequence.id, FinishReason.LENGTH)
+            self._state.end(sequence)
 
     def _key_filled_blocks(self, sequence: Sequence, end: int) -> None:
         """Compute keys for the blocks that decoding has filled up to position `end`."""

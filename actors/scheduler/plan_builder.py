@@ -184,7 +184,7 @@ class PlanBuilder:
             rows.counts.append(count)
             rows.new_blocks.append(self._blocks_to_send(s, blocks))
             rows.token_ids.append(s.tokens[start:end])
-            rows.samples.append(end == s.prefill_end)
+            rows.samples.append(end == s.prefill_end < s.max_len)
             if s.sampling.prompt_logprobs is not None:
                 rows.to_score = add_prompt_scoring(rows.to_score, s, row, start, end)
             s.next_start = end

@@ -47,7 +47,7 @@ class Sequence:
     stop_ids: frozenset[int]
     """Tokens that end it when sampled."""
     max_len: int
-    """Upper bound on prompt and output tokens together."""
+    """Upper bound on prompt and output tokens together. The last of them is not computed, unless it is the prompt's."""
     reads_cache: bool = True
     """Whether it may use cached blocks, at any admission."""
     pins: tuple[Pin, ...] = ()

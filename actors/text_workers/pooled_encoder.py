@@ -20,7 +20,6 @@ from ..shared.token_decoding import MakeDecoder
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
 from ..tokenizer.context_length import output_budget, prompt_too_long
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
-from ..tokenizer.message_spans import spans_of
 from ..tokenizer.outlines import outline_of, part_ends
 from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
 from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_bytes_to_encode, num_text_bytes
@@ -110,10 +109,8 @@ class PooledEncoder:
     ) -> EncodedPrompt | RequestError:
         encoded = await self._render_and_encode(chat, options, max_model_len)
         if not isinstance(encoded, TooManyTokens):
-            num_tokens = len(encoded.token_ids)
-            spans = spans_of(chat, encoded.part_ends, num_tokens) if chat.locates_parts else ()
-            outline = outline_of(chat.parts, encoded.outline_ends, num_tokens)
-            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=spans, outline=outline)
+            outline = outline_of(chat.parts, encoded.outline_ends, len(encoded.token_ids))
+            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=encoded.spans, outline=outline)
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":
             # if the system message alone is too long, the error names its field
@@ -138,6 +135,7 @@ class PooledEncoder:
         if (too_long := self._encoder.too_long(rendered.text, max_tokens=max_tokens)) is not None:
             return too_long
         marks = chat.marks
+        located = attrs.evolve(chat, messages=()) if chat.locates_parts else None
         outlined = chat if options.outlines else None
         del chat
         slot = self.enter(options.tenant, num_text_bytes(rendered.text))
@@ -149,6 +147,7 @@ class PooledEncoder:
                     marks,
                     cache,
                     owner,
+                    located,
                     max_tokens=max_tokens,
                     outlined=_outlined(outlined, rendered.text, encoder),
                 )

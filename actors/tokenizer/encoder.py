@@ -18,11 +18,12 @@ from typing import Protocol
 
 import attrs
 
-from ..messages.prompts import Breakpoint, Mark, PromptText
+from ..messages.prompts import Breakpoint, ChatPrompt, Mark, PartSpan, PromptText
 from ..shared.checkpoint import CheckpointError
 from ..shared.token_decoding import TokenDecoder
 from ..shared.tokenizers_library import Library, LibraryPanic
 from .chat_template import RenderedChat
+from .message_spans import spans_of
 from .segment_cache import SegmentCache
 from .split_points import SplitPoints, find_split_points
 from .text_bound import TextBound, find_bound
@@ -62,8 +63,8 @@ class EncodedChat:
     token_ids: list[int]
     breakpoints: tuple[Breakpoint, ...]
     """One for each mark."""
-    part_ends: tuple[int, ...] = ()
-    """Tokens that begin before each end of a part."""
+    spans: tuple[PartSpan, ...] = ()
+    """Which tokens come from which part of which message, if the chat asks for it."""
     outline_ends: tuple[int, ...] = ()
     """Tokens that begin before each of the outlined positions. Empty: none are known."""
 
@@ -134,11 +135,12 @@ class TextEncoder:
         marks: Sequence[Mark] = (),
         cache: SegmentCache | None = None,
         owner: str = "",
+        outline: ChatPrompt | None = None,
         *,
         max_tokens: int = NO_LIMIT,
         outlined: Sequence[int] = (),
     ) -> EncodedChat | TooManyTokens:
-        """Encode a rendered chat.
+        """Encode a rendered chat. `outline`: the chat, whose messages are not needed, if its parts are to be located.
 
         Segments that `owner` added to `cache` in earlier turns are not tokenized again; the ids are the same.
         `outlined` are positions in the text, ascending, of which those in tokens are wanted too.
@@ -170,11 +172,12 @@ class TextEncoder:
 
         positions = map(num_tokens_before, rendered.mark_ends)
         breakpoints = tuple(Breakpoint(at, mark.ttl) for at, mark in zip(positions, marks, strict=True))
-        part_ends: tuple[int, ...] = ()
-        if rendered.part_ends:
-            part_ends = self._part_ends(text, starts, first_tokens, rendered.part_ends)
-        outline = self._outline_ends(text, starts, [*first_tokens, num_tokens], outlined) if outlined else ()
-        return EncodedChat(as_list(token_ids), breakpoints, part_ends, outline)
+        spans: tuple[PartSpan, ...] = ()
+        if outline is not None:
+            spans = spans_of(outline, self._part_ends(text, starts, first_tokens, rendered.part_ends), num_tokens)
+        edges = [*first_tokens, num_tokens]
+        outline_ends = self._outline_ends(text, starts, edges, outlined) if outlined else ()
+        return EncodedChat(as_list(token_ids), breakpoints, spans, outline_ends)
 
     def _outline_ends(
         self, text: str, starts: Sequence[int], first_tokens: Sequence[int], ends: Sequence[int]

@@ -22,7 +22,7 @@ from ..shared.block_keys import root_key
 from ..shared.breakpoints import in_whole_blocks, pins_of
 from ..shared.seeds import sequence_seed
 from .prompt_encoder import EncodedPrompt
-from .prompt_scoring import prompt_scoring
+from .prompt_scoring import prompt_scoring, reads_cache
 from .thinking_budget import sampling_after
 
 DECODER_TAIL = 8
@@ -88,6 +88,7 @@ class Submission:
         tail_length = DECODER_TAIL if request.output is None else PARSER_TAIL
         group_size = request.num_choices if self.prompts_apart else len(places)
         tokens_to_come = 0
+        least = 0 if reads_cache(request) else 1  # an echoed prompt is complete with the first token
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             encoded, budget = self.prompts[prompt], self.budgets[prompt]
             token_ids = encoded.token_ids
@@ -105,7 +106,7 @@ class Submission:
                 priority=request.priority,
                 sampling=attrs.evolve(
                     sampling_after(token_ids, sampling, self.special_token_ids),
-                    max_tokens=max(1, budget),
+                    max_tokens=max(budget, least),
                     seed=sequence_seed(sampling.seed, prompt, choice),
                     prompt_logprobs=scoring.prompt_logprobs,
                 ),

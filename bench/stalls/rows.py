@@ -144,7 +144,12 @@ ROWS: Sequence[Row] = (
     Row(
         "look-up of 4 MB", one(LOOKUP, lambda: _looked_up(CHAT, chat([said(text_of(4 * MEBIBYTE))])), 4), concurrency=4
     ),
-    Row("look-up of 10,000 messages", one(LOOKUP, lambda: _looked_up(MESSAGES, _same_role()), 4), concurrency=4),
+    Row(
+        "look-up of 10,000 messages",
+        one(LOOKUP, lambda: _looked_up(CHAT, chat([said("Hello.") for _ in range(10_000)])), 4),
+        concurrency=4,
+    ),
+    Row("look-up of messages of one role", one(LOOKUP, lambda: _looked_up(MESSAGES, _same_role()), 4), concurrency=4),
     Row(
         "look-ups, left",
         _leaving(LOOKUP, lambda: _looked_up(RESPONSES, response(text_of(4 * MEBIBYTE))), 8),

@@ -213,3 +213,29 @@ def test_nothing_is_left_of_dropped_prompts(policy: str, prompts: list[tuple[lis
     loads = routing.loads
     assert not loads.queued.any() and not loads.running.any() and not loads.blocks.any()
     assert len(routing.sent) == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_preview_is_the_choice_and_leaves_no_trace(policy: str) -> None:
+    """Whatever the policy, the slot is that of the prompt that follows, and the choices after it are the same."""
+    asked, unasked = routing_for(policy), routing_for(policy)
+    for number in range(60):
+        path = [number % 7] * (1 + number % 5)
+        client = bytes([number % 3]) if number % 2 else None
+        arguments = chain(path), BLOCK * len(path) + 1, client
+        slots = [asked.preview(*arguments) for _ in range(2)]
+        routes = asked.route(*arguments), unasked.route(*arguments)
+        assert slots == [routes[0].slot] * 2 == [routes[1].slot] * 2
+        for routing, route in zip((asked, unasked), routes, strict=True):
+            if number % 3 == 0:
+                routing.on_stored(route.slot, chain(path))
+                routing.on_first_token(route)
+            if number % 4 == 0:
+                routing.drop(route)
+
+
+def test_nothing_to_preview_without_engines() -> None:
+    routing = routing_for(num_engines=1)
+    routing.close_engine(0)
+    with pytest.raises(ValueError, match="no engine"):
+        routing.preview([], 1)

@@ -59,7 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
         sharing=st.booleans(),
         step_overhead_tokens=st.sampled_from([0, 0, 8]),
         first=st.lists(PROMPTS, min_size=1, max_size=5),
-        max_tokens=st.integers(1, 20),
+        max_tokens=st.integers(0, 20),
     )
     def start(
         self,
@@ -116,7 +116,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=PROMPTS,
-        max_tokens=st.integers(1, 20),
+        max_tokens=st.integers(0, 20),
         seed=st.sampled_from([None, None, 1, 2**63]),
         domain=st.sampled_from("aaab"),
         num_choices=st.sampled_from([1, 1, 1, 2, 3]),
@@ -145,7 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.bench.submissions)
-    @rule(data=st.data(), own=st.lists(st.integers(0, 3), max_size=3), max_tokens=st.integers(1, 8))
+    @rule(data=st.data(), own=st.lists(st.integers(0, 3), max_size=3), max_tokens=st.integers(0, 8))
     def submit_next_turn(self, data: st.DataObject, own: list[int], max_tokens: int) -> None:
         """Submit a prompt that extends an earlier answer, which hits blocks that decoding filled."""
         submission = data.draw(st.sampled_from(list(self.bench.submissions.values())))

@@ -10,7 +10,7 @@ import pytest
 from quipu.actors.messages.prompts import ChatPart, ChatPrompt, PartSpan
 from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.tokenizer.chat_template import ChatTemplate
-from quipu.actors.tokenizer.encoder import load_encoder
+from quipu.actors.tokenizer.encoder import EncodedChat, load_encoder
 from quipu.actors.tokenizer.message_spans import span_at, spans_of
 from tests.tiny import TINY
 
@@ -94,9 +94,9 @@ def test_tokens_are_those_of_the_prompt(num_messages: int) -> None:
     parts = tuple(ChatPart(i, None, "user", i, len(m["content"])) for i, m in enumerate(messages))
     chat = ChatPrompt(messages, parts=parts, locates_parts=True)
     rendered = ChatTemplate(PLAIN_TEMPLATE, {}).render(chat)
-    encoded = encoder.encode_chat(rendered)
-    assert not isinstance(encoded, int) and hasattr(encoded, "part_ends")
-    spans = spans_of(chat, encoded.part_ends, len(encoded.token_ids))
+    encoded = encoder.encode_chat(rendered, outline=attrs.evolve(chat, messages=()))
+    assert isinstance(encoded, EncodedChat)
+    spans = encoded.spans
     assert spans[-1].end == len(encoded.token_ids) and len(spans) == num_messages + 1
     for span in spans[:-1]:
         assert span.message is not None

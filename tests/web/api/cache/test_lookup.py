@@ -14,6 +14,7 @@ from quipu.actors.messages.prompts import PartSpan
 from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.auth.test_auth import A, B, bearer, closed_app
 from tests.web.fakes import FOUND, Client, FakeDesk
 
 PATH = "/v1/cache/lookup"
@@ -43,6 +44,18 @@ async def test_the_request_is_the_one_that_would_be_served(url: str) -> None:
     (asked,) = desk.looked_up
     assert asked == attrs.evolve(served.ticket.encode, request_id=asked.request_id)
     assert (asked.domain, asked.cache_salt) == ("tenant", "s") and not desk.tickets
+
+
+async def test_a_key_looks_into_its_own_tenants_cache() -> None:
+    """As any request's: no key, no answer; nothing in the body or the headers names another tenant."""
+    desk = FakeDesk()
+    client, question = Client(closed_app(desk)), {"url": CHAT, "body": {**BODIES[CHAT], "user": "b"}}
+    exchange, answer = await client.post(PATH, question)
+    assert exchange.status == 401 and answer["error"]["code"] == "invalid_api_key"
+    for key in (A, B):
+        exchange, _ = await client.post(PATH, question, bearer(key))
+        assert exchange.status == 200
+    assert [asked.domain for asked in desk.looked_up] == ["a", "b"]
 
 
 async def test_the_answer_says_where_and_why_the_prefix_ends() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import trio
 
+from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
-from tests.runtimes import BLOCK, small_runtime
+from tests.runtimes import BLOCK, kill_engine, small_runtime
 from tests.traps.wire import over_http, samples, settle
 from tests.web.api.anthropic.messages_api import parse_events as read_events
 from tests.web.fakes import Client as HttpClient
@@ -77,6 +78,50 @@ async def test_the_prompt_is_cached_and_nothing_is_generated(url: str, autojump_
             (url, num_prompt, full, 4),
         ]
         assert samples(client)["generation_tokens_total"] == 4
+
+
+async def test_no_token_is_drawn(autojump_clock: trio.abc.Clock) -> None:
+    """No engine samples one, whether a prompt is computed at once or in chunks, alone or beside others."""
+    async with small_runtime(max_num_batched_tokens=64) as client:
+        backend, drawn = client.engine.executor.backend, list[int]()
+        step = backend.step
+
+        def count(batch: Any) -> Any:
+            done = step(batch)
+            drawn.append(len(done.token_ids))
+            return done
+
+        setattr(backend, "step", count)  # noqa: B010 - mypy lets no method be assigned
+        http = over_http(client)
+        _, answer = await http.post(COMPLETIONS, {**prewarming(COMPLETIONS), "prompt": LONG * 3, "n": 2})
+        assert len(drawn) > 2 and not any(drawn)
+        assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(http.post, COMPLETIONS, {**COMMON, "prompt": LONG, "max_tokens": 30})
+            for url in BODIES:
+                nursery.start_soon(http.post, url, prewarming(url))
+        assert sum(drawn) == 30
+        await settle(client)
+
+
+async def test_the_next_engine_goes_on(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt whose engine dies half way is computed by its successor."""
+    async with small_runtime(Dials(step_seconds=1.0), max_num_batched_tokens=32) as client:
+        http, answers = over_http(client), list[Any]()
+
+        async def send() -> None:
+            answers.append((await http.post(CHAT, prewarming(CHAT)))[1])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.sleep(1.5)
+            kill_engine(client)
+        (answer,) = answers
+        assert_empty(CHAT, answer)
+        _, again = await http.post(CHAT, prewarming(CHAT))
+        num_prompt = numbers(CHAT, again["usage"])[0]
+        assert numbers(CHAT, again["usage"]) == (num_prompt, (num_prompt - 1) // BLOCK * BLOCK, 0)
+        await settle(client)
 
 
 async def events(http: HttpClient, url: str) -> list[dict[str, Any]]:
