@@ -84,6 +84,16 @@ class RuntimeConfig:
         "text",
         group="text",
     )
+    explain_requests: int = setting(
+        10_000,
+        "--explain-requests",
+        minimum=0,
+        maximum=1_000_000,
+        metavar="N",
+        help="number of the last requests for which GET /v1/cache/explain has the blocks, the messages and advice "
+        "(64 MiB at most); older ones are explained from their usage records",
+        group="log",
+    )
     report_slots: int = 16
     """Step reports that may wait for the accountant, and token batches for the detokenizer."""
     max_open_requests: int = 4096

@@ -20,10 +20,10 @@ import attrs
 import trio
 
 from .accountant.actor import Accountant
-from .accountant.cache_watch import CacheWatch
 from .accountant.entry_store import EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
+from .books import open_books
 from .channel import Channel
 from .config import RuntimeConfig
 from .kv_events.follower import CacheNews
@@ -144,8 +144,7 @@ async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal 
     """Run a server without engines until the block is left. Usage records go to `journal`; else they are not kept."""
     journal = NoJournal() if journal is None else journal
     accounts: Channel[Any] = Channel(config.report_slots)
-    watch = CacheWatch(config.stats_window_s, config.engine.block_size, clock=trio.current_time)
-    nobody, pool, store = NoEngines(), EnginePool(), EntryStore(cache=watch)
+    nobody, pool = NoEngines(), EnginePool()
     metrics = Metrics(config.model_names[0] if config.model_names else "upstream", 0)
     desk = RequestDesk(
         info,
@@ -158,8 +157,8 @@ async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal 
         trouble=lambda: journal.trouble,
         max_open_requests=config.max_open_requests,
     )
-    desk.control, desk.cache = NoControl(), watch
-    metrics.show_cache(watch)
+    desk.control = NoControl()
+    store = open_books(config, desk, metrics)
     deaths = Deaths(
         "accountant",
         max_restarts=config.max_restarts,

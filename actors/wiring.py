@@ -32,11 +32,11 @@ import attrs
 import trio
 
 from .accountant.actor import Accountant
-from .accountant.cache_watch import CacheWatch
 from .accountant.entry_store import AccountantMessage, EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .autoscaler import Autoscaler
+from .books import open_books
 from .channel import Channel
 from .cluster.ray_nodes import open_ray
 from .cluster.remote_host import open_cluster, remote_hosts
@@ -61,6 +61,7 @@ from .router.routing import Routing
 from .shared.grammar_library import load_grammars
 from .shared.tokenizers_library import load_library
 from .supervisor import EngineHost
+from .text_workers.advising_encoder import AdvisingEncoder
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses
 from .text_workers.grammar_pool import GrammarPool, WorkerSetup
@@ -69,6 +70,7 @@ from .text_workers.lanes import Lanes
 from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
 from .tokenizer.actor import TokenizerActor
+from .tokenizer.advisor import Advisor
 from .tokenizer.encoder import load_encoder
 from .tokenizer.grammar_check import GrammarChecker
 from .tokenizer.job_store import JobStore, TokenizerMessage
@@ -121,8 +123,7 @@ async def open_runtime(
     Usage records go to `journal`; without one they are not kept. `make_accountant`, `make_tokenizer` and
     `make_detokenizer` are called for each start of their actor. `encode_apart`: encode long texts, and check large
     grammars, in processes of their own instead of threads. `forget_host(engine_id)` is called when an engine has been
-    removed. Raises CheckpointError for an unusable tokenizer or chat
-    template, the latter inside exception groups.
+    removed. Raises CheckpointError for an unusable tokenizer or chat template, the latter inside exception groups.
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
@@ -158,12 +159,11 @@ async def open_runtime(
     processes = EncodeProcesses(encoder, library.source) if encode_apart else None
     lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
     segments = SegmentCache(config.token_cache_bytes)
-    prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
+    entry_store = open_books(config, desk, metrics)
+    advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
+    prompt_encoder = AdvisingEncoder(PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments), advisor)
     grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
-    watch = CacheWatch(config.stats_window_s, config.engine.block_size, clock=trio.current_time)
-    metrics.show_cache(watch)
-    desk.cache = watch
-    entry_store, text_store, job_store = EntryStore(cache=watch), TextStore(), JobStore()
+    text_store, job_store = TextStore(), JobStore()
     route_store = RouteStore(
         Routing(
             config.routing,
@@ -218,7 +218,7 @@ async def open_runtime(
 
     def show_removed(engine_id: int) -> None:
         metrics.forget_engine(engine_id)
-        watch.on_engine_gone(engine_id)
+        entry_store.cache.on_engine_gone(engine_id)
         forget_host(engine_id)
 
     metrics.engines_desired.set_function(lambda: engines.num_desired)

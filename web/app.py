@@ -24,6 +24,7 @@ from .api.admin.usage_record import install_usage_record
 from .api.admin.usage_source import UsageSource
 from .api.anthropic.routes import install_anthropic
 from .api.bodies import BodyBudget, MeteredHTTP
+from .api.cache.explain import install_explain
 from .api.cache.lookup import install_lookup
 from .api.cache.stats import install_cache_stats
 from .api.models import install_models
@@ -99,6 +100,7 @@ def make_app(
     install_admin(app, desk, keys)
     install_engines(app, desk)
     install_cache_stats(app, desk)
+    install_explain(app, desk, usage)
     if usage is not None:
         install_openai_usage(app, usage)
         install_anthropic_usage(app, usage)

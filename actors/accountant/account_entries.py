@@ -11,7 +11,6 @@ import attrs
 
 from ..messages.accountant import Side
 from ..messages.block_manager import CacheMiss
-from ..messages.counts import Count
 
 
 @attrs.frozen(kw_only=True)
@@ -35,14 +34,6 @@ class Admission:
     engine_id: int | None = None
     incarnation: int | None
     at: float
-
-
-@attrs.frozen
-class CountedPrompt:
-    """A prompt's numbers as they were added to the counters."""
-
-    num_prompt_tokens: int
-    cached: Count
 
 
 @attrs.define

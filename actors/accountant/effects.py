@@ -24,8 +24,9 @@ from ..messages.prompts import CacheTtl
 from ..messages.usage_record import UsageRecord
 from ..request_desk.desk import RequestDesk
 from .account import Account
-from .account_entries import CountedPrompt
+from .applied_effects import CountedPrompt
 from .entry_store import MAX_CRASHES, EntryStore, RequestEntries
+from .explaining import explain_request
 from .foreign_account import ForeignAccount
 from .journal import Journal
 from .metrics import Metrics
@@ -203,7 +204,21 @@ class SideEffects:
         if not request.applied.counted_end:
             request.applied.counted_end = True
             self._count_end(account, record, now)
+        if not request.applied.is_filed:
+            self._keep_explanation(request, account, record)
         self._file(request, record)
+
+    def _keep_explanation(
+        self, request: RequestEntries, account: Account | ForeignAccount, record: UsageRecord
+    ) -> None:
+        """Keep what became of the prompts. An error in that must not affect the account."""
+        explanations = self._store.explanations
+        try:
+            num_blocks = self._desk.num_usable_blocks_of(record.engine or 0)
+            explained = explain_request(request, account, record, explanations.name_of, num_blocks, is_open=False)
+            explanations.keep(explained)
+        except Exception:
+            self._log.exception("explanation.failed")
 
     def _file(self, request: RequestEntries, record: UsageRecord) -> None:
         if not request.applied.is_filed:

@@ -32,9 +32,11 @@ from ..messages.counts import UNKNOWN, Known, total
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
-from .account_entries import CountedPrompt, Ended, Entry, Gap, Span
+from .account_entries import Ended, Entry, Gap, Span
+from .applied_effects import AppliedEffects
 from .cache_stats import CacheStats
 from .cache_watch import CacheWatch
+from .explanation_store import ExplanationStore
 from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
 
 AccountantMessage = (
@@ -62,28 +64,6 @@ class Pending:
     """Its tokens were sent to the detokenizer."""
     is_shown: bool = False
     """Its gauges were set and its preemptions counted."""
-
-
-@attrs.define
-class AppliedEffects:
-    """Which side effects of a request have been applied, so that none is applied twice."""
-
-    counted_prompts: dict[int, CountedPrompt] = attrs.field(factory=dict)
-    """By index."""
-    is_withdrawn: bool = False
-    """The journal had no room for it: its prompts are not counted."""
-    told: tuple[int | None, ...] = ()
-    """The numbers that its client was last sent."""
-    retry_of: str | None = None
-    engine_id: int | None = None
-    """The engine of the first admission that was counted."""
-    timed_first_token: bool = False
-    stopped: bool = False
-    is_answered: bool = False
-    """Its client was told that the deadline has passed, before the engine ended the request."""
-    counted_end: bool = False
-    is_filed: bool = False
-    """The journal has its record."""
 
 
 @attrs.define(eq=False)
@@ -260,6 +240,7 @@ class EntryStore:
     """By engine, its last incarnation that has died."""
     stats: CacheStats = attrs.field(factory=CacheStats)
     cache: CacheWatch = attrs.field(factory=CacheWatch)
+    explanations: ExplanationStore = attrs.field(factory=ExplanationStore)
 
     @property
     def num_open_accounts(self) -> int:
@@ -273,6 +254,7 @@ class EntryStore:
         request = self.requests.get(message.request_id)
         if request is not None:
             request.prompted = message
+            self.explanations.name_sequences(message, request.opened.caller.tenant)
             for sequence_id in message.sequence_ids:
                 request.entries[sequence_id] = []
                 self.by_sequence[sequence_id] = request

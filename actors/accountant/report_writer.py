@@ -164,7 +164,7 @@ class ReportWriter:
     def _write_admissions(self, report: StepReport, now: float) -> None:
         requests = self._store.by_sequence
         num = len(report.admitted_ids)
-        for sequence_id, number, reused, read, copyable, copied, reason, token, tiers, side in zip(
+        for sequence_id, number, reused, read, copyable, copied, reason, token, detail, tiers, side in zip(
             report.admitted_ids,
             report.admitted_number,
             report.admitted_reused,
@@ -173,6 +173,7 @@ class ReportWriter:
             report.admitted_copied or [0] * num,
             report.admitted_miss_reasons,
             report.admitted_miss_tokens,
+            report.admitted_miss_details or [None] * num,
             report.admitted_tiers or [{"device": reused} for reused in report.admitted_reused],
             report.admitted_sides or [Side.PREFILL] * num,
             strict=True,
@@ -186,7 +187,7 @@ class ReportWriter:
                     read=read,
                     copyable=copyable,
                     copied=copied,
-                    miss=CacheMiss(MissReason(reason), token),
+                    miss=CacheMiss(MissReason(reason), token, detail),
                     engine_id=report.engine_id,
                     incarnation=report.incarnation,
                     at=now,

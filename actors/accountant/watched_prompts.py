@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..messages.block_manager import MissReason
 from ..messages.counts import Known
-from .account_entries import CountedPrompt
+from .applied_effects import CountedPrompt
 from .cache_watch import CacheWatch, WatchedPrompt
 from .entry_store import RequestEntries
 from .prompt_account import PromptAccount

@@ -51,7 +51,13 @@ class KeyChanges:
     # ------------------------------------------------------------ observer of the pool
 
     def on_stored(
-        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+        self,
+        keys: Sequence[bytes],
+        parent_key: bytes,
+        token_ids: list[int],
+        start: int,
+        block_index: int,
+        sequence_id: int = 0,
     ) -> None:
         if self._removed:
             self._removed, keys = _cancel(self._removed, keys)

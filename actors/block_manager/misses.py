@@ -19,7 +19,8 @@ from itertools import islice
 
 import attrs
 
-from ..messages.block_manager import CacheMiss, MissReason
+from ..messages.block_manager import CacheMiss, MissDetail, MissReason
+from .evictions import EvictionLog
 
 MAX_BRANCHES = 16
 """Continuations of one block that a prompt is compared with, newest first."""
@@ -37,6 +38,8 @@ class StoredRun:
     """The tokens of these blocks."""
     block_index: int
     """Position of the first of them in its chain."""
+    sequence_id: int
+    """Who wrote them."""
 
 
 class MissTracker:
@@ -51,30 +54,30 @@ class MissTracker:
         """Runs by the key that they follow, newest last. A run is known while its first block is cached."""
         self._beginnings: Counter[tuple[int, ...]] = Counter()
         """How many chains begin with these tokens, in whatever cache domain."""
-        self._evicted: set[bytes] = set()
-        self._evicted_before: set[bytes] = set()
-        """The previous generation of evicted keys; the two sets bound what is remembered."""
-        self._max_evicted = 2 * num_blocks
-        """Most keys in each of the two."""
+        self.evictions = EvictionLog(num_blocks, is_stored)
 
     # ------------------------------------------------------------ observer of the pool
 
     def on_stored(
-        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+        self,
+        keys: Sequence[bytes],
+        parent_key: bytes,
+        token_ids: list[int],
+        start: int,
+        block_index: int,
+        sequence_id: int = 0,
     ) -> None:
         size = self._block_size
         for first in range(0, len(keys), MAX_RUN_BLOCKS):
             part = keys[first : first + MAX_RUN_BLOCKS]
             part_start = start + first * size
             tokens = array("I", token_ids[part_start : part_start + len(part) * size])
-            run = StoredRun(part, keys[first - 1] if first else parent_key, tokens, block_index + first)
+            run = StoredRun(part, keys[first - 1] if first else parent_key, tokens, block_index + first, sequence_id)
             self._by_first_key[part[0]] = run
             self._runs_after.setdefault(run.parent_key, []).append(run)
             if run.block_index == 0:
                 self._beginnings[self._first_tokens(run)] += 1
-        if self._evicted or self._evicted_before:
-            self._evicted.difference_update(keys)
-            self._evicted_before.difference_update(keys)
+        self.evictions.on_stored(keys)
 
     def on_removed(self, keys: Sequence[bytes]) -> None:
         runs = self._by_first_key
@@ -83,9 +86,7 @@ class MissTracker:
                 run = runs.pop(key, None)
                 if run is not None:
                     self._forget(run)
-        self._evicted.update(keys)
-        if len(self._evicted) > self._max_evicted:
-            self._evicted, self._evicted_before = set(), self._evicted
+        self.evictions.on_removed(keys)
 
     def _forget(self, run: StoredRun) -> None:
         """Drop a run whose first block was evicted; the others were evicted before it."""
@@ -103,8 +104,7 @@ class MissTracker:
         self._by_first_key.clear()
         self._runs_after.clear()
         self._beginnings.clear()
-        self._evicted.clear()
-        self._evicted_before.clear()
+        self.evictions.on_cleared()
 
     # ------------------------------------------------------------ explaining a miss
 
@@ -118,16 +118,16 @@ class MissTracker:
             return CacheMiss(MissReason.TOO_SHORT, 0)
         if num_matched >= min(limit, len(keys)):
             return CacheMiss(MissReason.NONE, start)
-        missing = keys[num_matched]
-        if missing in self._evicted or missing in self._evicted_before:
-            return CacheMiss(MissReason.EVICTED, start)
-        if num_matched == 0 and tuple(token_ids[:size]) in self._beginnings:
-            return CacheMiss(MissReason.OTHER_DOMAIN, 0)
-        matched = keys[:num_matched]
-        shared = max(
-            (self._num_common(*block, token_ids, start) for block in self._next_blocks(root_key, matched)), default=0
-        )
-        return CacheMiss(MissReason.DIVERGED, start + shared)
+        if (eviction := self.evictions.find(keys[num_matched])) is not None:
+            return CacheMiss(MissReason.EVICTED, start, eviction)
+        shared, detail = 0, None
+        for run, place in self._next_blocks(root_key, keys[:num_matched]):
+            num_common = self._num_common(run, place, token_ids, start)
+            if num_common > shared or (num_matched and detail is None):
+                shared, detail = num_common, MissDetail(run.sequence_id)
+        # which tokens follow is the asker's own affair: the position is the same, whatever other domains have cached
+        is_elsewhere = num_matched == 0 and tuple(token_ids[:size]) in self._beginnings
+        return CacheMiss(MissReason.OTHER_DOMAIN if is_elsewhere else MissReason.DIVERGED, start + shared, detail)
 
     def _next_blocks(self, root_key: bytes, matched: list[bytes]) -> Iterator[tuple[StoredRun, int]]:
         """Yield the stored blocks that follow the matched ones, each as its run and its index in it."""

@@ -25,7 +25,7 @@ class Allocation:
 
     table: list[int]
     keys: list[bytes]
-    """Chain keys of the tokens known at its admission."""
+    """Chain keys of the tokens known at its admission, and of blocks that decoding has filled since."""
     num_prompt_blocks: int
     """Blocks that the prompt alone fills: only these are reported as *written*."""
     num_published: int
@@ -92,7 +92,9 @@ class Publications:
             if allocation is not None and allocation.num_published == index and allocation.epoch == self.epoch:
                 if self._pool.publish([allocation.table[index]], [key], COMMITTED):
                     for observer in self._pool.observers:
-                        observer.on_stored([key], parent_key, token_ids, 0, index)
+                        observer.on_stored([key], parent_key, token_ids, 0, index, sequence_id)
+                if len(allocation.keys) == index:
+                    allocation.keys.append(key)
                 allocation.num_published = index + 1
 
     def commit(self, steps: Iterable[int], broken_ids: Collection[int] = ()) -> WrittenColumns:
@@ -111,7 +113,7 @@ class Publications:
                 for run in pool.commit(allocation.table[first : publication.end], step):
                     begin, end = first + run.start, first + run.stop
                     if pool.observers:
-                        self._notify_stored(allocation, begin, end)
+                        self._notify_stored(publication.sequence_id, allocation, begin, end)
                     end = min(end, allocation.num_prompt_blocks)
                     if begin < end:
                         written.add(publication.sequence_id, begin * size, end * size)
@@ -133,9 +135,10 @@ class Publications:
             unpublish(block, step)
         allocation.num_published = min(allocation.num_published, publication.first)
 
-    def _notify_stored(self, allocation: Allocation, begin: int, end: int) -> None:
+    def _notify_stored(self, sequence_id: int, allocation: Allocation, begin: int, end: int) -> None:
         """Tell observers that the blocks `begin:end` of a sequence can be found."""
         keys = allocation.keys
         for observer in self._pool.observers:
             parent_key = keys[begin - 1] if begin else allocation.root_key
-            observer.on_stored(keys[begin:end], parent_key, allocation.token_ids, begin * self._block_size, begin)
+            start = begin * self._block_size
+            observer.on_stored(keys[begin:end], parent_key, allocation.token_ids, start, begin, sequence_id)

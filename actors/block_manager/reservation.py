@@ -32,6 +32,7 @@ from ..messages.handler import LookedUp
 from ..messages.scheduler import Granted
 from ..shared.block_observer import BlockObserver
 from .cached_prefix import CacheReader
+from .evictions import EvictionLog
 from .grant_columns import GrantColumns, WrittenColumns
 from .key_changes import NO_CHANGE, KeyChanges
 from .misses import MissTracker
@@ -78,18 +79,22 @@ class BlockManager:
         self._watermark_blocks = watermark_blocks
         self._publications = Publications(self.pool, block_size)
         misses: MissTracker | None = None
+        self._evictions: EvictionLog | None = None
         self.pool.observers += observers
         self._key_changes = KeyChanges() if enable_prefix_caching else None
         if self._key_changes is not None:
             self.pool.observers.append(self._key_changes)
         if explain_misses and enable_prefix_caching:
             misses = MissTracker(num_blocks, block_size, self.pool.holds)
+            self._evictions = misses.evictions
             self.pool.observers.append(misses)
         self._reader = CacheReader(self.pool, block_size, misses, is_enabled=enable_prefix_caching)
 
     def grant(self, reserve: Reserve, now: float = 0.0) -> Granted:
         """Apply everything in `reserve`, in its order. `now` is in seconds, on any monotonic clock."""
         pins, publications = self.pins, self._publications
+        if self._evictions is not None:
+            self._evictions.now = now
         if pins.is_in_use:
             pins.expire(now)
             pins.num_yielded = 0
@@ -172,9 +177,17 @@ class BlockManager:
     def _release(self, sequence_id: int) -> None:
         allocation = self.allocations.pop(sequence_id, None)
         if allocation is not None:
+            if self._evictions is not None:
+                self._evictions.on_released(allocation.keys[: allocation.num_published])
             self.pool.release(allocation.table)
             if self.pins.is_in_use:
                 self.pins.leave(sequence_id)
+
+    def _take(self, num_blocks: int, sequence_id: int) -> list[int]:
+        """Take blocks from the pool for a sequence."""
+        if self._evictions is not None:
+            self._evictions.taker = sequence_id
+        return self.pool.take(num_blocks)
 
     # ------------------------------------------------------------ rows
 
@@ -191,7 +204,7 @@ class BlockManager:
             if missing > 0:
                 if missing > pool.num_free and not self._make_room(missing, sequence_id, victims, grant, preempted):
                     continue
-                new_blocks = pool.take(missing)
+                new_blocks = self._take(missing, sequence_id)
                 table += new_blocks
             grant.add(sequence_id, start, count, new_blocks)
 
@@ -255,7 +268,7 @@ class BlockManager:
             grant.admitted_misses.append(self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read))
             start = len(shared) * size
             count = min(num_tokens - start, budget, reserve.candidate_chunk_limit)
-            table = shared + pool.take(-(-(start + count) // size) - len(shared))
+            table = shared + self._take(-(-(start + count) // size) - len(shared), sequence_id)
             self.allocations[sequence_id] = Allocation(
                 table=table,
                 keys=list(keys),  # the scheduler's list grows while the sequence decodes; see `filled_keys`

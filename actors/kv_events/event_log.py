@@ -88,7 +88,13 @@ class EventLog:
     # ------------------------------------------------------------ observer of the pool
 
     def on_stored(
-        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+        self,
+        keys: Sequence[bytes],
+        parent_key: bytes,
+        token_ids: list[int],
+        start: int,
+        block_index: int,
+        sequence_id: int = 0,
     ) -> None:
         token_ids = token_ids[start : start + len(keys) * self._block_size]
         last = self._events[-1] if self._events else None

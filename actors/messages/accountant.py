@@ -7,6 +7,8 @@ from enum import StrEnum
 import attrs
 import msgspec
 
+from .block_manager import MissDetail
+from .explanations import PromptNotes
 from .handler import Outlet
 from .outcomes import Fault, FinishReason, RequestError
 from .prompts import Breakpoint
@@ -90,6 +92,8 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """Sequences of which decoding has filled a block, once for each block..."""
     filled_keys: bytes = b""
     """...and the first 8 bytes of its key."""
+    admitted_miss_details: list[MissDetail | None] = []
+    """Parallel to `admitted_ids`: what the misses go back to. Empty: nothing is known of any."""
     engine_id: int = 0
     """Set when the report is received, as is..."""
     incarnation: int = 0
@@ -146,6 +150,8 @@ class Prompted:
     """The cache breakpoints of each sequence's prompt, in order. Empty: there are none."""
     block_keys: tuple[list[bytes], ...] = ()
     """The keys of each prompt's blocks, by the prompt's index."""
+    notes: tuple[PromptNotes, ...] = ()
+    """By prompt. Empty: nothing was noted."""
 
 
 @attrs.frozen

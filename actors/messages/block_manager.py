@@ -29,11 +29,27 @@ class MissReason(StrEnum):
     """The request asks for the scores of every prompt position (`echo`, `prompt_logprobs`), so all are computed."""
 
 
+class MissDetail(msgspec.Struct, array_like=True, frozen=True):
+    """Who and what a miss goes back to, as far as the block manager remembers it."""
+
+    sequence_id: int
+    """`diverged`: the sequence that wrote the block which continues differently; `evicted`: the one that was given the
+    evicted block's place. 0: not known."""
+    evicted_ago_s: float | None = None
+    """`evicted`: how long before the miss."""
+    idle_s: float | None = None
+    """`evicted`: how long no sequence had held the block when it was evicted. None: not known."""
+    num_evicted_since: int = 0
+    """`evicted`: blocks that were evicted from then on, this one included. With so many more it would be cached."""
+
+
 @attrs.frozen
 class CacheMiss:
     reason: MissReason
     token: int
     """Position of the first prompt token that was not found."""
+    detail: MissDetail | None = attrs.field(default=None, eq=False)
+    """Not part of usage records."""
 
 
 @attrs.frozen

@@ -26,11 +26,20 @@ from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.tokenizer import Encode, PromptQuestion
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
+from .cache_answers import Explain, PromptLookUp
 from .cache_figures import CacheView
 from .encoding import EncodingRequests
 from .engine_lane import EngineLane
 from .engine_pool import EnginePool
-from .interface import DeskClosed, DrainMode, EngineControl, EngineStatus, Health, PromptLookUp, ServingInfo, State
+from .interface import (
+    DeskClosed,
+    DrainMode,
+    EngineControl,
+    EngineStatus,
+    Health,
+    ServingInfo,
+    State,
+)
 from .mailbox import Mailbox
 from .open_requests import OpenRequest
 from .passing_on import PassingOn
@@ -68,6 +77,8 @@ class RequestDesk:
         self.upstreams: PassingOn | None = None
         """What passes requests on to other servers, if there are any."""
         self.health_of_engines: Callable[[], Health] = engines.health
+        self.explain: Explain = lambda request_id, tenant: None
+        """Set when the accountant's store is known."""
         self._accountant = accountant
         self._detokenizer = detokenizer
         self._metrics = metrics

@@ -16,13 +16,13 @@ from typing import Protocol
 import attrs
 
 from ..messages.accountant import Caller
-from ..messages.block_manager import CacheMiss
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
-from ..messages.prompts import PartSpan, Prompt
+from ..messages.prompts import Prompt
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
+from .cache_answers import Explain, PromptLookUp
 from .cache_figures import CacheView
 from .mailbox import Mailbox
 from .passing_on import PassingOn
@@ -158,22 +158,6 @@ def describe_pool(engine: EngineReady) -> dict[str, float]:
     return {"num_tokens": num_tokens, "max_concurrency": round(num_tokens / engine.max_model_len, 2)}
 
 
-@attrs.frozen
-class PromptLookUp:
-    """What a prompt would find in the cache now."""
-
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    engine_id: int
-    """The engine that it would be sent to."""
-    miss: CacheMiss
-    """Why it is not more."""
-    pinned_for_s: float | None
-    """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
-    spans: tuple[PartSpan, ...] = ()
-    """Which tokens come from which part of which message, if it is a chat."""
-
-
 class Ticket(Protocol):
     """One open request."""
 
@@ -259,6 +243,11 @@ class Desk(Protocol):
         ...
 
     def new_request_id(self) -> str: ...
+
+    @property
+    def explain(self) -> Explain:
+        """What explains requests that are open, or were the last to be closed."""
+        ...
 
     def health(self) -> Health: ...
 

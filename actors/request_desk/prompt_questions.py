@@ -17,7 +17,10 @@ from ..messages.handler import Counted, Keyed
 from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, Prompt
 from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
-from .interface import PromptLookUp, PromptRefused
+from .cache_answers import PromptLookUp
+from .interface import (
+    PromptRefused,
+)
 from .lookups import Lookups
 from .open_requests import PromptSlot
 

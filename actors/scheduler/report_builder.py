@@ -7,7 +7,7 @@ What must always hold: entries are sent in the order in which they were made, ea
 from __future__ import annotations
 
 from ..messages.accountant import StepReport
-from ..messages.block_manager import CacheMiss
+from ..messages.block_manager import CacheMiss, MissDetail
 from ..messages.outcomes import ErrorKind, FinishReason
 from ..messages.scheduler import Granted
 from ..messages.scores import StepScores
@@ -35,6 +35,7 @@ class ReportBuilder:
         self._admitted_copied: list[int] = []
         self._admitted_miss_reasons: list[str] = []
         self._admitted_miss_tokens: list[int] = []
+        self._admitted_miss_details: list[MissDetail | None] = []
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
@@ -73,6 +74,7 @@ class ReportBuilder:
         self._admitted_copied.append(copied)
         self._admitted_miss_reasons.append(miss.reason.value)
         self._admitted_miss_tokens.append(miss.token)
+        self._admitted_miss_details.append(miss.detail)
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
         self._spans.append((sequence_ids, starts, ends))
@@ -162,6 +164,7 @@ class ReportBuilder:
             is_cleared=self._is_cleared,
             filled_ids=self._filled_ids,
             filled_keys=b"".join(self._filled_keys),
+            admitted_miss_details=self._admitted_miss_details if any(self._admitted_miss_details) else [],
         )
         self._clear()
         return report

@@ -14,13 +14,19 @@ class BlockObserver(Protocol):
     """Follows the committed contents of the cache. Called synchronously; must not raise."""
 
     def on_stored(
-        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+        self,
+        keys: Sequence[bytes],
+        parent_key: bytes,
+        token_ids: list[int],
+        start: int,
+        block_index: int,
+        sequence_id: int = 0,
     ) -> None:
         """Note that a run of blocks can be found from now on.
 
         Their contents are the tokens from `start` on, one block's worth each. `block_index` is the first block's
         position in its chain; `parent_key` is a root key if that is 0. `token_ids` is never changed. It may be a whole
-        prompt, so keeping a reference to it keeps all of that in memory.
+        prompt, so keeping a reference to it keeps all of that in memory. `sequence_id` wrote the blocks; 0: not known.
         """
         ...
 

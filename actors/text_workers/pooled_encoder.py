@@ -20,6 +20,7 @@ from ..shared.token_decoding import MakeDecoder
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
 from ..tokenizer.context_length import output_budget, prompt_too_long
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
+from ..tokenizer.outlines import outline_of, part_ends
 from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
 from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_bytes_to_encode, num_text_bytes
 from ..tokenizer.segment_cache import SegmentCache
@@ -108,7 +109,8 @@ class PooledEncoder:
     ) -> EncodedPrompt | RequestError:
         encoded = await self._render_and_encode(chat, options, max_model_len)
         if not isinstance(encoded, TooManyTokens):
-            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=encoded.spans)
+            outline = outline_of(chat.parts, encoded.outline_ends, len(encoded.token_ids))
+            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=encoded.spans, outline=outline)
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":
             # if the system message alone is too long, the error names its field
@@ -133,13 +135,22 @@ class PooledEncoder:
         if (too_long := self._encoder.too_long(rendered.text, max_tokens=max_tokens)) is not None:
             return too_long
         marks = chat.marks
-        outline = attrs.evolve(chat, messages=()) if chat.locates_parts else None
+        located = attrs.evolve(chat, messages=()) if chat.locates_parts else None
+        outlined = chat if options.outlines else None
         del chat
         slot = self.enter(options.tenant, num_text_bytes(rendered.text))
         try:
             cache, owner = None if options.owner is None else self._segments, options.owner or ""
             return await slot.encode(
-                lambda encoder: encoder.encode_chat(rendered, marks, cache, owner, outline, max_tokens=max_tokens)
+                lambda encoder: encoder.encode_chat(
+                    rendered,
+                    marks,
+                    cache,
+                    owner,
+                    located,
+                    max_tokens=max_tokens,
+                    outlined=_outlined(outlined, rendered.text, encoder),
+                )
             )
         finally:
             slot.leave()
@@ -152,6 +163,11 @@ class PooledEncoder:
             return await slot.encode(lambda encoder: encoder.count(text, max_tokens=max_tokens))
         finally:
             slot.leave()
+
+
+def _outlined(chat: ChatPrompt | None, text: str, encoder: TextEncoder) -> tuple[int, ...]:
+    """Return where the parts of a chat end in its text."""
+    return () if chat is None else part_ends(chat, text, encoder.split_points.tokens_between)
 
 
 def _too_many(param: str, counted: TooManyTokens, max_model_len: int) -> RequestError:

@@ -54,6 +54,10 @@ class EncodingBackend(Protocol):
         ...
 
 
+MAX_OUTLINED_CHARACTERS = 1 << 16
+"""Of one segment: positions further from its beginning are not looked for."""
+
+
 @attrs.frozen
 class EncodedChat:
     token_ids: list[int]
@@ -61,6 +65,8 @@ class EncodedChat:
     """One for each mark."""
     spans: tuple[PartSpan, ...] = ()
     """Which tokens come from which part of which message, if the chat asks for it."""
+    outline_ends: tuple[int, ...] = ()
+    """Tokens that begin before each of the outlined positions. Empty: none are known."""
 
 
 @attrs.frozen
@@ -132,10 +138,12 @@ class TextEncoder:
         outline: ChatPrompt | None = None,
         *,
         max_tokens: int = NO_LIMIT,
+        outlined: Sequence[int] = (),
     ) -> EncodedChat | TooManyTokens:
         """Encode a rendered chat. `outline`: the chat, whose messages are not needed, if its parts are to be located.
 
         Segments that `owner` added to `cache` in earlier turns are not tokenized again; the ids are the same.
+        `outlined` are positions in the text, ascending, of which those in tokens are wanted too.
         """
         text = rendered.text
         if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
@@ -167,7 +175,37 @@ class TextEncoder:
         spans: tuple[PartSpan, ...] = ()
         if outline is not None:
             spans = spans_of(outline, self._part_ends(text, starts, first_tokens, rendered.part_ends), num_tokens)
-        return EncodedChat(as_list(token_ids), breakpoints, spans)
+        edges = [*first_tokens, num_tokens]
+        outline_ends = self._outline_ends(text, starts, edges, outlined) if outlined else ()
+        return EncodedChat(as_list(token_ids), breakpoints, spans, outline_ends)
+
+    def _outline_ends(
+        self, text: str, starts: Sequence[int], first_tokens: Sequence[int], ends: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Return how many tokens begin in the first characters of a text, for each of the ascending numbers `ends`.
+
+        The text's segments have these `starts`, and one more follows in `first_tokens`: the number of all tokens. What
+        is within a segment is near its beginning, unless the text has no split points: then it may not be known.
+        """
+        found: list[int] = []
+        edges = [*starts, len(text)]
+        at = 0
+        while at < len(ends):
+            index = bisect_right(edges, ends[at]) - 1
+            start, num_before = edges[index], first_tokens[index]
+            if ends[at] == start:
+                found.append(num_before)
+                at += 1
+                continue
+            inside = ends[at : bisect_left(ends, edges[index + 1], at)]
+            if inside[-1] - start > MAX_OUTLINED_CHARACTERS:
+                return ()
+            part = text[start : inside[-1]]
+            encoded = self.backend.encode_with_starts(part, max_tokens=NO_LIMIT, add_special_tokens=False)
+            token_starts = array("I") if isinstance(encoded, int) else encoded[1]
+            found += [num_before + bisect_left(token_starts, end - start) for end in inside]
+            at += len(inside)
+        return tuple(found)
 
     def _part_ends(
         self, text: str, starts: Sequence[int], first_tokens: Sequence[int], ends: Sequence[int]

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, TypeVarTuple
 
 import attrs
 
+from ..messages.explanations import NO_OUTLINE, Advice, PromptOutline
 from ..messages.outcomes import RequestError
 from ..messages.prompts import Breakpoint, PartSpan, Prompt, PromptText
 from ..messages.tokenizer import Encode
@@ -27,6 +28,10 @@ class EncodedPrompt:
     echo: PromptText | None = None
     spans: tuple[PartSpan, ...] = ()
     """Which tokens come from which part of which message, if the chat asks for it."""
+    outline: PromptOutline = NO_OUTLINE
+    """The same in short, if the options ask for it."""
+    advice: tuple[Advice, ...] = ()
+    """What its client could change for more of it to be cached."""
 
 
 @attrs.frozen
@@ -40,6 +45,10 @@ class EncodingOptions:
     skip_special_tokens: bool = True
     owner: str | None = None
     """Whose cached segments may be used and added; None disables the cache."""
+    outlines: bool = False
+    """Find out where the messages of a chat are in its prompt, and what could be changed in them."""
+    request_id: str = ""
+    """The server's own, to be remembered with what was found out."""
 
 
 def options_of(request: Encode) -> EncodingOptions:
@@ -52,6 +61,7 @@ def options_of(request: Encode) -> EncodingOptions:
         echo=request.echo,
         skip_special_tokens=request.skip_special_tokens,
         owner=owner,
+        request_id=request.request_id,
     )
 
 

@@ -87,6 +87,13 @@ class SplitPoints:
                 at = max(window_end, match.end())
         return starts
 
+    def tokens_between(self, text: str, start: int, end: int) -> list[str]:
+        """Return the tokens to split before that are between two positions, in order."""
+        if self._pattern is None:
+            return []
+        end = min(end, start + WINDOW_CHARACTERS)
+        return [match[0] for match in self._pattern.finditer(text, start, end) if match[0] in self._split_before]
+
 
 NO_SPLIT_POINTS = SplitPoints((), ())
 

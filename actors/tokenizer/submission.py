@@ -13,6 +13,7 @@ import attrs
 from ..config import RuntimeConfig
 from ..messages.accountant import Prompted
 from ..messages.detokenizer import Track
+from ..messages.explanations import PromptNotes
 from ..messages.handler import Outlet
 from ..messages.sampling import SamplingParams
 from ..messages.scheduler import Submit
@@ -78,6 +79,7 @@ class Submission:
             num_prompt_tokens=tuple(len(prompts[prompt].token_ids) for prompt, _ in places),
             breakpoints=tuple(in_whole_blocks(prompts[prompt].breakpoints, block_size) for prompt, _ in places),
             block_keys=tuple(self.block_keys),
+            notes=tuple(PromptNotes(prompt.outline, prompt.advice) for prompt in prompts),
         )
 
     def messages(self, sequence_ids: tuple[int, ...], outlet: Outlet) -> Iterator[tuple[Submit, Track]]:

@@ -104,7 +104,13 @@ class _Teller:
         self._tell = tell
 
     def on_stored(
-        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+        self,
+        keys: Sequence[bytes],
+        parent_key: bytes,
+        token_ids: list[int],
+        start: int,
+        block_index: int,
+        sequence_id: int = 0,
     ) -> None:
         self._tell(self._routing.on_stored, self._slot, keys)
 

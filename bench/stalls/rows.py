@@ -1,8 +1,8 @@
 """The requests that one client sends, row by row.
 
 Each row is as large as a server with default limits accepts, or slightly larger. `docs/limits.md` lists them; a new
-endpoint or a field that grows with the request gets a row here, in `tool_rows.py`, `grammar_rows.py` or
-`upstream_rows.py`.
+endpoint or a field that grows with the request gets a row here, in `tool_rows.py`, `grammar_rows.py`,
+`upstream_rows.py` or `explain_rows.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.http_load import request_of
 from bench.stalls.attack import RawRequest
+from bench.stalls.explain_rows import EXPLAIN_ROWS
 from bench.stalls.grammar_rows import GRAMMAR_ROWS
 from bench.stalls.row_parts import (
     CHAT,
@@ -193,6 +194,7 @@ ROWS: Sequence[Row] = (
     ),
     Row("marks of an hour", one(MESSAGES, _marked)),
     Row("messages of one role", one(MESSAGES, _same_role)),
+    *EXPLAIN_ROWS,
     *TOOL_ROWS,
     *GRAMMAR_ROWS,
     *UPSTREAM_ROWS,

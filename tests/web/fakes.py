@@ -25,6 +25,7 @@ from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.cache_answers import Explain, PromptLookUp
 from quipu.actors.request_desk.cache_figures import CacheView
 from quipu.actors.request_desk.interface import (
     DeskClosed,
@@ -33,7 +34,6 @@ from quipu.actors.request_desk.interface import (
     EngineStatus,
     Health,
     LastEngine,
-    PromptLookUp,
     ServingInfo,
     State,
     UnknownEngine,
@@ -206,6 +206,7 @@ class FakeDesk:
     looked_up: list[Encode] = attrs.field(factory=list)
     engine_list: list[EngineStatus] = attrs.field(factory=lambda: [EngineStatus(0, 1, EngineState.READY)])
     """Its engines; those that are drained or removed stay until the test removes them."""
+    explain: Explain = lambda request_id, tenant: None
     drains: list[tuple[int, DrainMode, float | None]] = attrs.field(factory=list)
     removals: list[tuple[int, bool]] = attrs.field(factory=list)
     """Ids, and whether by force."""

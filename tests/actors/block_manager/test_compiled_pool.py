@@ -29,7 +29,13 @@ class Listener:
         self.notified: list[object] = []
 
     def on_stored(
-        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+        self,
+        keys: Sequence[bytes],
+        parent_key: bytes,
+        token_ids: list[int],
+        start: int,
+        block_index: int,
+        sequence_id: int = 0,
     ) -> None:
         raise AssertionError("a pool reports removals only")
 

@@ -67,13 +67,12 @@ class Cache:
             assert answer == CacheMiss(MissReason.TOO_SHORT, 0)
         elif matched < limit and keys[matched] not in self.evicted:
             beginnings = [tokens for parent, tokens in self.stored.values() if parent in ROOTS]
-            if matched == 0 and token_ids[:SIZE] in beginnings:
-                assert answer == CacheMiss(MissReason.OTHER_DOMAIN, 0)
-            else:
-                last = keys[matched - 1] if matched else root
-                after = [tokens for parent, tokens in self.stored.values() if parent == last]
-                shared = max((_num_common(tokens, token_ids[matched * SIZE :]) for tokens in after), default=0)
-                assert answer == CacheMiss(MissReason.DIVERGED, matched * SIZE + shared)
+            last = keys[matched - 1] if matched else root
+            after = [tokens for parent, tokens in self.stored.values() if parent == last]
+            shared = max((_num_common(tokens, token_ids[matched * SIZE :]) for tokens in after), default=0)
+            is_elsewhere = matched == 0 and token_ids[:SIZE] in beginnings
+            reason = MissReason.OTHER_DOMAIN if is_elsewhere else MissReason.DIVERGED
+            assert answer == CacheMiss(reason, matched * SIZE + shared)
         else:
             reason = MissReason.NONE if matched >= limit else MissReason.EVICTED
             assert answer == CacheMiss(reason, matched * SIZE)

@@ -1,0 +1,40 @@
+"""Which side effects of an open request have been applied: flags and numbers that outlive a crash of the accountant.
+
+Part of the entry store; set by `effects.py`, each together with its side effect. Pure data.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ..messages.counts import Count
+
+
+@attrs.frozen
+class CountedPrompt:
+    """A prompt's numbers as they were added to the counters."""
+
+    num_prompt_tokens: int
+    cached: Count
+
+
+@attrs.define
+class AppliedEffects:
+    """Which side effects of a request have been applied, so that none is applied twice."""
+
+    counted_prompts: dict[int, CountedPrompt] = attrs.field(factory=dict)
+    """By index."""
+    is_withdrawn: bool = False
+    """The journal had no room for it: its prompts are not counted."""
+    told: tuple[int | None, ...] = ()
+    """The numbers that its client was last sent."""
+    retry_of: str | None = None
+    engine_id: int | None = None
+    """The engine of the first admission that was counted."""
+    timed_first_token: bool = False
+    stopped: bool = False
+    is_answered: bool = False
+    """Its client was told that the deadline has passed, before the engine ended the request."""
+    counted_end: bool = False
+    is_filed: bool = False
+    """The journal has its record."""

@@ -1,0 +1,172 @@
+"""From a request's account to its explanation: what of each prompt was reused, copied and computed, and why not more.
+
+Used by the explanation store. Pure. What must always hold: every number is the account's or the record's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+from ..messages.block_manager import CacheMiss, MissReason
+from ..messages.counts import billable
+from ..messages.explanations import (
+    Advice,
+    AdviceCode,
+    BlockSource,
+    BlockSpan,
+    EvictedBlock,
+    ExplainedPrompt,
+    Explanation,
+    NamedRequest,
+    PromptEnd,
+    PromptNotes,
+    PromptOutline,
+)
+from ..messages.usage_record import UsageRecord
+from .account import Account
+from .account_entries import Admission, Entry, Span
+from .entry_store import RequestEntries
+from .foreign_account import ForeignAccount
+from .prompt_account import PromptAccount
+from .sequence_account import SequenceAccount
+
+NameOf = Callable[[int], NamedRequest | None]
+"""Returns whose a sequence is or was, if that is still known."""
+
+
+def explanation_of(record: UsageRecord, prompts: Iterable[ExplainedPrompt], *, is_open: bool) -> Explanation:
+    """Return the explanation with a record's totals."""
+    return Explanation(
+        request_id=record.request_id,
+        tenant=record.tenant,
+        is_open=is_open,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        restored_tokens=record.restored_tokens,
+        recomputed_tokens=record.recomputed_tokens,
+        prompts=tuple(prompts),
+        has_reasoning=record.reasoning_tokens > 0,
+    )
+
+
+def explain_request(
+    request: RequestEntries,
+    account: Account | ForeignAccount,
+    record: UsageRecord,
+    name_of: NameOf,
+    num_usable_blocks: int,
+    *,
+    is_open: bool,
+) -> Explanation:
+    """Explain a request from its account and the record that this makes.
+
+    `num_usable_blocks` is the size of its engine's cache.
+    """
+    if isinstance(account, ForeignAccount):
+        return attrs.evolve(explain_record(record), is_open=is_open)
+    unix_offset_s = request.opened_unix_s - request.opened.received_at
+    prompts = explain_prompts(request, account, name_of, num_usable_blocks, unix_offset_s)
+    return explanation_of(record, prompts, is_open=is_open)
+
+
+def explain_record(record: UsageRecord) -> Explanation:
+    """Explain a request of which only the record is left: numbers and reasons, without blocks.
+
+    The record of a list of prompts has sums only, so their own numbers are None.
+    """
+    misses = record.cache_misses
+    if len(misses) > 1:
+        prompts = [ExplainedPrompt(None, None, None, None, ended=PromptEnd(miss)) for miss in misses]
+    elif record.prompt_tokens is None:
+        prompts = []
+    else:
+        ended = PromptEnd(misses[0]) if misses else None
+        numbers = (record.prompt_tokens, record.cached_tokens, record.restored_tokens, record.recomputed_tokens)
+        prompts = [ExplainedPrompt(*numbers, ended=ended)]
+    return explanation_of(record, prompts, is_open=False)
+
+
+def explain_prompts(
+    request: RequestEntries, account: Account, name_of: NameOf, num_usable_blocks: int, unix_offset_s: float
+) -> list[ExplainedPrompt]:
+    """Explain each prompt of a request that an engine of this server served, or is serving.
+
+    `num_usable_blocks` is the size of its engine's cache; `unix_offset_s` is added to times on the process's clock.
+    """
+    sequences: dict[int, list[SequenceAccount]] = {}
+    for sequence in account.sequences.values():
+        sequences.setdefault(sequence.prompt_index, []).append(sequence)
+    prompted = request.prompted
+    notes = () if prompted is None else prompted.notes
+    explained = []
+    for index, prompt in account.prompts.items():
+        own = sequences[index]
+        entries = next((request.entries[s.sequence_id] for s in own if s.choice_index == 0), [])
+        noted = notes[index] if index < len(notes) else PromptNotes()
+        ended = _end_of(prompt, name_of, unix_offset_s)
+        explained.append(
+            ExplainedPrompt(
+                prompt_tokens=prompt.num_prompt_tokens,
+                cached_tokens=billable(prompt.cached) if prompt.is_admitted else None,
+                restored_tokens=sum(sequence.restored_first for sequence in own),
+                recomputed_tokens=sum(sequence.recomputed for sequence in own),
+                blocks=block_spans(entries, prompt.num_prompt_tokens),
+                outline=noted.outline,
+                ended=ended,
+                advice=(*noted.advice, *_about_pool(ended, noted.outline, num_usable_blocks)),
+            )
+        )
+    return explained
+
+
+def block_spans(entries: Sequence[Entry], num_prompt_tokens: int) -> tuple[BlockSpan, ...]:
+    """Return where each prompt position was covered first, in ascending order, neighbours of one source joined."""
+    spans: list[BlockSpan] = []
+    covered = 0
+
+    def cover(start: int, end: int, source: BlockSource) -> None:
+        nonlocal covered
+        start, end = max(start, covered), min(end, num_prompt_tokens)
+        if start >= end:
+            return
+        covered = end
+        if spans and spans[-1].source is source and spans[-1].end == start:
+            start = spans.pop().start
+        spans.append(BlockSpan(start, end, source))
+
+    for entry in entries:
+        if type(entry) is Admission:
+            cover(0, entry.read, BlockSource.REUSED)
+            cover(entry.read, entry.read + entry.copied, BlockSource.COPIED)
+        elif type(entry) is Span:
+            cover(entry.start, entry.end, BlockSource.COMPUTED)
+    return tuple(spans)
+
+
+def _end_of(prompt: PromptAccount, name_of: NameOf, unix_offset_s: float) -> PromptEnd | None:
+    admission, miss = prompt.admission, prompt.miss
+    if admission is None or miss is None or not prompt.is_admitted:
+        return None
+    detail = miss.detail
+    if detail is None:
+        return PromptEnd(_bare(miss))
+    name = name_of(detail.sequence_id)
+    if miss.reason is not MissReason.EVICTED:
+        return PromptEnd(_bare(miss), diverged_from=None if name is None else name.request_id)
+    at = admission.at + unix_offset_s - (detail.evicted_ago_s or 0.0)
+    return PromptEnd(miss, evicted=EvictedBlock(at, name, detail.idle_s))
+
+
+def _bare(miss: CacheMiss) -> CacheMiss:
+    return CacheMiss(miss.reason, miss.token)
+
+
+def _about_pool(ended: PromptEnd | None, outline: PromptOutline, num_usable_blocks: int) -> tuple[Advice, ...]:
+    """Advise a larger cache where the next block would still be there if more blocks had been free."""
+    if ended is None or ended.miss.reason is not MissReason.EVICTED or ended.miss.detail is None:
+        return ()
+    needed = num_usable_blocks + ended.miss.detail.num_evicted_since
+    part = outline.part_at(ended.miss.token)
+    return (Advice(AdviceCode.POOL_TOO_SMALL, None if part is None else part.message, ended.miss.token, needed),)

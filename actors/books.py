@@ -1,0 +1,26 @@
+"""Makes the accountant's entry store of a server, with what web layer and metrics read of it.
+
+Used by `wiring.py` and `front.py`, before any actor runs.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from .accountant.cache_watch import CacheWatch
+from .accountant.entry_store import EntryStore
+from .accountant.explainer import Explainer
+from .accountant.explanation_store import ExplanationStore
+from .accountant.metrics import Metrics
+from .config import RuntimeConfig
+from .request_desk.desk import RequestDesk
+
+
+def open_books(config: RuntimeConfig, desk: RequestDesk, metrics: Metrics) -> EntryStore:
+    """Return an empty store, from which `desk` and `metrics` take how the cache is used, and `desk` explanations."""
+    watch = CacheWatch(config.stats_window_s, config.engine.block_size, clock=trio.current_time)
+    store = EntryStore(cache=watch, explanations=ExplanationStore(config.explain_requests))
+    desk.cache = watch
+    desk.explain = Explainer(store, desk.num_usable_blocks_of).explain
+    metrics.show_cache(watch)
+    return store

@@ -1,0 +1,52 @@
+"""Rows that ask for explanations of large requests, and rows whose digests are as much work as a chat can make them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.stalls.attack import RawRequest
+from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, chat, completion, one, said
+
+PATIENCE_S = 60.0
+EXPLAIN = "/v1/cache/explain"
+
+
+def _get(port: int, path: str) -> RawRequest:
+    return RawRequest(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
+
+
+def _explained(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[RawRequest]]:
+    """Send one request when the row is made, and ask so many times for its explanation."""
+
+    def make(port: int) -> Sequence[RawRequest]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        try:
+            connection.request("POST", path, json.dumps(body()), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            response.read()
+            request_id = response.headers["X-Quipu-Request-Id"]
+        finally:
+            connection.close()
+        return [_get(port, f"{EXPLAIN}/{request_id}")] * times
+
+    return make
+
+
+def _unknown(times: int) -> Callable[[int], Sequence[RawRequest]]:
+    return lambda port: [_get(port, f"{EXPLAIN}/req-{number:024x}") for number in range(times)]
+
+
+def _json_results() -> dict[str, Any]:
+    result = json.dumps([{"b": number, "a": "x"} for number in range(600)])
+    return chat([said(result) for _ in range(60)])
+
+
+EXPLAIN_ROWS: Sequence[Row] = (
+    Row("explain 2,000 messages", _explained(CHAT, lambda: chat([said("Hello.") for _ in range(2_000)]), 64), 16),
+    Row("explain 512 prompts", _explained(COMPLETIONS, lambda: completion([[7] * 40] * 512), 64), 16),
+    Row("explain unknown ids", _unknown(200), 50, refused=True),
+    Row("60 messages of JSON", one(CHAT, _json_results, 4), 4),
+)

@@ -1,0 +1,128 @@
+"""Explanations: the account's numbers, where each position came from, and what is kept of how many requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from quipu.actors.accountant.account_entries import Entry, Span
+from quipu.actors.accountant.explaining import block_spans, explain_record
+from quipu.actors.accountant.explanation_store import ExplanationStore
+from quipu.actors.messages.accountant import Prompted
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.counts import UNKNOWN, Known
+from quipu.actors.messages.explanations import BlockSource, BlockSpan, ExplainedPrompt, Explanation, NamedRequest
+from tests.actors.accountant.accounts import admission
+from tests.actors.ledger.ledgers import record_of
+
+REUSED, COPIED, COMPUTED = BlockSource.REUSED, BlockSource.COPIED, BlockSource.COMPUTED
+
+
+@pytest.mark.parametrize(
+    ("entries", "spans"),
+    [
+        ([], []),
+        ([admission(1, 0, 0), Span(0, 20), Span(20, 45)], [(0, 40, COMPUTED)]),
+        ([admission(1, 16, 16), Span(16, 40)], [(0, 16, REUSED), (16, 40, COMPUTED)]),
+        (
+            [admission(1, 16, 16, copyable=15, copied=10), Span(26, 41)],
+            [(0, 16, REUSED), (16, 26, COPIED), (26, 40, COMPUTED)],
+        ),
+        # preempted after 8 computed positions, then found more cached than it had computed
+        (
+            [admission(1, 16, 16), Span(16, 24), admission(2, 32, 32), Span(32, 50)],
+            [(0, 16, REUSED), (16, 24, COMPUTED), (24, 32, REUSED), (32, 40, COMPUTED)],
+        ),
+        # computed again after an engine died: what was covered first counts
+        ([admission(1, 0, 0), Span(0, 30), admission(1, 0, 0), Span(0, 40)], [(0, 40, COMPUTED)]),
+    ],
+)
+def test_positions_have_the_source_that_covered_them_first(
+    entries: list[Entry], spans: list[tuple[int, int, BlockSource]]
+) -> None:
+    """Of a prompt of 40 tokens, every covered position is in one span; output positions are in none."""
+    assert block_spans(entries, 40) == tuple(BlockSpan(*span) for span in spans)
+
+
+def explanation(name: str, num_prompts: int = 1, **fields: Any) -> Explanation:
+    prompt = ExplainedPrompt(40, 16, 0, 0, (BlockSpan(0, 40, COMPUTED),))
+    return Explanation(name, "acme", False, 40, 16, 0, 0, (prompt,) * num_prompts, **fields)
+
+
+def test_last_requests_are_kept() -> None:
+    """The oldest go first; one that is kept again, after a crash, is there once."""
+    store = ExplanationStore(max_requests=2)
+    for name in ("a", "b", "b", "c"):
+        store.keep(explanation(name))
+    assert [store.find(name, None) is not None for name in "abc"] == [False, True, True]
+    assert len(store) == 2
+
+
+def test_size_of_all_is_bounded() -> None:
+    """Explanations of many prompts displace more of the others; nothing larger than the limit stays."""
+    store = ExplanationStore(max_requests=1000, max_bytes=100_000)
+    for number in range(100):
+        store.keep(explanation(f"r{number}", num_prompts=10))
+        assert 0 < store.num_bytes <= 100_000
+    assert store.find("r0", None) is None and store.find("r99", None) is not None
+    store.keep(explanation("huge", num_prompts=1000))
+    assert len(store) == store.num_bytes == 0
+
+
+def test_nothing_is_kept_at_zero() -> None:
+    """`--explain-requests 0` keeps neither explanations nor names."""
+    store = ExplanationStore(max_requests=0)
+    store.keep(explanation("a"))
+    store.name_sequences(Prompted("a", (1, 2), (0, 0), (0, 1), (40, 40)), "acme")
+    assert store.find("a", None) is None and store.name_of(1) is None
+
+
+def test_only_its_tenant_finds_a_request() -> None:
+    """A request is found by its own tenant, and by who may see all."""
+    store = ExplanationStore()
+    store.keep(explanation("a"))
+    assert [store.find("a", tenant) is not None for tenant in ("acme", "b", None)] == [True, False, True]
+
+
+def test_names_of_sequences() -> None:
+    """The ids of a request lead to its name, also if requests are announced out of order, until there are too many."""
+    store = ExplanationStore(max_requests=3)
+    ids = ((1, 2, 3), (7,), (4, 5, 6))
+    for name, sequence_ids in zip("acb", ids, strict=True):
+        zeros = (0,) * len(sequence_ids)
+        store.name_sequences(Prompted(name, sequence_ids, zeros, zeros, zeros), f"tenant of {name}")
+    names = [store.name_of(sequence_id) for sequence_id in range(9)]
+    assert [name and name.request_id for name in names] == [None, *"aaabbbc", None]
+    assert names[1] == NamedRequest("a", "tenant of a")
+    for number in range(8, 20):
+        store.name_sequences(Prompted(f"r{number}", (number,), (0,), (0,), (0,)), "t")
+    assert store.name_of(1) is None and store.name_of(19) == NamedRequest("r19", "t")
+
+
+def test_record_of_one_prompt() -> None:
+    """Numbers and the reason are those of the record; blocks and messages are not in it."""
+    record = record_of("r1", cache_misses=(CacheMiss(MissReason.EVICTED, 48),), restored_tokens=3, recomputed_tokens=7)
+    explained = explain_record(record)
+    (prompt,) = explained.prompts
+    assert (prompt.prompt_tokens, prompt.cached_tokens) == (record.prompt_tokens, record.cached_tokens)
+    assert (prompt.restored_tokens, prompt.recomputed_tokens) == (3, 7)
+    assert prompt.ended is not None and prompt.ended.miss == CacheMiss(MissReason.EVICTED, 48)
+    assert not prompt.blocks and len(prompt.outline) == 0 and not explained.is_open
+
+
+def test_record_of_several_prompts() -> None:
+    """A record has only sums of several prompts: these are shown, and nothing is made up for each."""
+    misses = (CacheMiss(MissReason.NONE, 48), CacheMiss(MissReason.DIVERGED, 5))
+    explained = explain_record(record_of("r1", cache_misses=misses, prompt=Known(100), cached=Known(48)))
+    assert (explained.prompt_tokens, explained.cached_tokens) == (100, 48)
+    assert [prompt.prompt_tokens for prompt in explained.prompts] == [None, None]
+    assert [prompt.ended and prompt.ended.miss for prompt in explained.prompts] == list(misses)
+
+
+def test_record_without_admission() -> None:
+    """What was never admitted has no prompts, and no numbers."""
+    record = attrs.evolve(record_of("r1"), prompt=UNKNOWN, cached=UNKNOWN, cache_misses=())
+    explained = explain_record(record)
+    assert explained.prompts == () and explained.prompt_tokens is None

@@ -1,0 +1,59 @@
+"""`GET /v1/cache/explain/{request_id}`: what of a request's prompts was cached, why not more, and what could change it.
+
+The id is the server's own, from the response header `X-Quipu-Request-Id`. A tenant's key is shown its own requests, an
+admin key all of them. The last requests are explained from memory, older ones from their usage records, without blocks,
+messages and advice.
+
+What must always hold: another tenant's request is answered like one that does not exist, after the same work; no answer
+names another tenant's request.
+"""
+
+from __future__ import annotations
+
+import trio
+from quart import Response
+from quart_trio import QuartTrio
+
+from quipu.actors.accountant.explaining import explain_record
+from quipu.actors.ledger.reading import Query
+from quipu.actors.messages.explanations import Explanation
+from quipu.actors.request_desk.interface import Desk
+
+from ...http.turns import turn
+from ...request.errors import not_found, unavailable
+from ...request.principal import Principal
+from ...request.request_context import current_request_context
+from ..admin.usage_source import UsageSource
+from ..answer import whole_response
+from .explanation_json import Reader, explanation_pieces
+
+MAX_WAITING = 32
+"""Requests whose records are to be read."""
+
+
+def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> None:
+    """Register the route. Without a source of usage records only the last requests are explained."""
+    reading = trio.Lock()  # one at a time: each takes milliseconds of processor time from the event loop
+
+    @app.get("/v1/cache/explain/<request_id>")
+    async def explain(request_id: str) -> Response:
+        principal = current_request_context().principal
+        tenant = None if principal.is_admin else principal.tenant
+        found = None
+        if request_id.isprintable():  # others are never ids, and not every database accepts them
+            async with turn():
+                found = desk.explain(request_id, tenant)
+            if found is None and usage is not None:
+                if reading.statistics().tasks_waiting >= MAX_WAITING:
+                    raise unavailable("Too many explanations are being read. Try again later.", "too_many_reports")
+                async with reading:
+                    found = await _from_record(usage, request_id, principal)
+        if found is None:
+            raise not_found("No record exists for this request id.", "request_id", "record_not_found")
+        return await whole_response(explanation_pieces(found, Reader(tenant), desk.info.block_size))
+
+
+async def _from_record(usage: UsageSource, request_id: str, principal: Principal) -> Explanation | None:
+    tenants = () if principal.is_admin else (principal.tenant,)
+    record = await usage.record(Query(request_ids=(request_id,), tenants=tenants))
+    return None if record is None else explain_record(record.record)

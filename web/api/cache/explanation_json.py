@@ -1,0 +1,144 @@
+"""An explanation as JSON, for whoever may read it. The endpoint and `quipu explain` print what is made here.
+
+What must always hold: a reader is told of its own tenant's requests only; a piece takes about a millisecond to make,
+however long the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
+from typing import Any, TypeVar
+
+import attrs
+import orjson
+
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.explanations import (
+    EvictedBlock,
+    ExplainedPrompt,
+    Explanation,
+    OutlinedPart,
+    PromptEnd,
+    PromptOutline,
+)
+
+from ..usage import miss_for_client
+from .advice_texts import describe_advice
+
+PIECE_ITEMS = 256
+
+_T = TypeVar("_T")
+
+
+@attrs.frozen
+class Reader:
+    """Who reads an explanation."""
+
+    tenant: str | None
+    """None: an operator, who may read all."""
+
+    def sees(self, tenant: str) -> bool:
+        return self.tenant in (None, tenant)
+
+    def miss(self, miss: CacheMiss) -> CacheMiss:
+        """Return a miss as the reader may know it."""
+        return miss if self.tenant is None else miss_for_client(miss)
+
+
+def explanation_pieces(explanation: Explanation, reader: Reader, block_size: int) -> Iterator[bytes]:
+    """Yield the JSON of an explanation."""
+    yield b'{"request_id":%b,"state":"%b","usage":%b,"prompts":[' % (
+        orjson.dumps(explanation.request_id),
+        b"open" if explanation.is_open else b"closed",
+        orjson.dumps(
+            {
+                "prompt_tokens": explanation.prompt_tokens,
+                "cached_tokens": explanation.cached_tokens,
+                "restored_tokens": explanation.restored_tokens,
+                "recomputed_tokens": explanation.recomputed_tokens,
+            }
+        ),
+    )
+    for index, prompt in enumerate(explanation.prompts):
+        if index:
+            yield b","
+        yield from _prompt_pieces(prompt, reader, block_size)
+    yield b"]}"
+
+
+def _prompt_pieces(prompt: ExplainedPrompt, reader: Reader, block_size: int) -> Iterator[bytes]:
+    numbers = {
+        "prompt_tokens": prompt.prompt_tokens,
+        "cached_tokens": prompt.cached_tokens,
+        "restored_tokens": prompt.restored_tokens,
+        "recomputed_tokens": prompt.recomputed_tokens,
+        "lost_to_rounding": lost_to_rounding(prompt),
+    }
+    yield orjson.dumps(numbers)[:-1] + b',"blocks":['
+    spans = ({"start": span.start, "end": span.end, "source": span.source.value} for span in prompt.blocks)
+    yield from _list_pieces(spans)
+    yield b'],"messages":['
+    yield from _list_pieces(_messages(prompt.outline))
+    ended = None if prompt.ended is None else _ended(prompt.ended, prompt.outline, reader)
+    advice = [describe_advice(one, prompt.outline, block_size) for one in prompt.advice]
+    yield b'],"ended":%b,"advice":%b}' % (orjson.dumps(ended), orjson.dumps(advice))
+
+
+def lost_to_rounding(prompt: ExplainedPrompt) -> int | None:
+    """Return how many tokens were cached, or lie in the last block, but could not be reused because blocks are whole.
+
+    None: not known.
+    """
+    if prompt.ended is None or prompt.prompt_tokens is None or prompt.cached_tokens is None:
+        return None
+    miss = prompt.ended.miss
+    match miss.reason:
+        case MissReason.NONE | MissReason.TOO_SHORT:
+            return prompt.prompt_tokens - prompt.cached_tokens
+        case MissReason.DIVERGED | MissReason.OTHER_DOMAIN:
+            return max(0, miss.token - prompt.cached_tokens)
+        case _:
+            return 0
+
+
+def _list_pieces(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    """Yield the items of a list, without its brackets."""
+    rest = iter(values)
+    comma = b""
+    while some := list(islice(rest, PIECE_ITEMS)):
+        yield comma + orjson.dumps(some)[1:-1]
+        comma = b","
+
+
+def _messages(outline: PromptOutline) -> Iterator[dict[str, Any]]:
+    """Yield where each message lies; parts that come from no message have no index."""
+
+    def place(part: OutlinedPart) -> tuple[int | None, str]:
+        return part.message, part.role
+
+    for (message, role), parts in groupby(map(outline.__getitem__, range(len(outline))), key=place):
+        of_message = list(parts)
+        yield {"index": message, "role": role, "start": of_message[0].start, "end": of_message[-1].end}
+
+
+def _ended(ended: PromptEnd, outline: PromptOutline, reader: Reader) -> dict[str, Any]:
+    miss = reader.miss(ended.miss)
+    part = outline.part_at(miss.token)
+    return {
+        "reason": miss.reason.value,
+        "token": miss.token,
+        "message": None if part is None else part.message,
+        "part": None if part is None else part.part,
+        "diverged_from": ended.diverged_from,
+        "evicted": None if ended.evicted is None else _evicted(ended.evicted, reader),
+    }
+
+
+def _evicted(evicted: EvictedBlock, reader: Reader) -> dict[str, Any]:
+    by = evicted.by
+    return {
+        "at": round(evicted.at, 3),
+        "by": by.request_id if by is not None and reader.sees(by.tenant) else None,
+        "idle_s": None if evicted.idle_s is None else round(evicted.idle_s, 3),
+    }

@@ -1,0 +1,116 @@
+"""`quipu explain`: what of a request's prompts was cached, why not more, and what could be changed, as JSON.
+
+Asks a running server, or reads a data directory or a database like `quipu usage`, where blocks, messages and advice are
+not kept. Both answers are made by the endpoint's own function (`web/api/cache/explanation_json.py`). The result goes to
+stdout; errors go to stderr, with exit code 1 for a request that is not known, and 2 for everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+import httpx2
+import orjson
+from sqlalchemy.exc import SQLAlchemyError
+from werkzeug.urls import iri_to_uri
+
+from quipu.actors.accountant.explaining import explain_record
+from quipu.actors.ledger.database import LedgerError, reason
+from quipu.actors.ledger.reading import open_reader
+
+from ..api.cache.explanation_json import Reader, explanation_pieces
+from .bench.values import url, visible
+from .ledger import EXIT_USAGE
+from .ledger_flags import URL_VARIABLE
+
+EXIT_UNKNOWN = 1
+PATIENCE_S = 30.0
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+class ExplainError(Exception):
+    """The request cannot be explained. The message is for the user."""
+
+    def __init__(self, message: str, code: int = EXIT_USAGE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def add_explain_flags(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("request_id", metavar="REQUEST_ID", help="the server's own id, from X-Quipu-Request-Id")
+    add(
+        "--base-url",
+        type=url,
+        default="http://127.0.0.1:8000",
+        help="URL of the server, with or without /v1 (default: %(default)s)",
+    )
+    add("--api-key", type=visible, help=f"sent as a bearer token (default: ${KEY_VARIABLE})")
+    add("--data-dir", help="read this data directory instead of asking a server")
+    add("--ledger-url", metavar="URL", help=f"read this database instead; or, with --data-dir, set {URL_VARIABLE}")
+
+
+def run_explain(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Run `quipu explain`; return the exit code."""
+    try:
+        if arguments.data_dir is None and arguments.ledger_url is None:
+            key = arguments.api_key or environment.get(KEY_VARIABLE)
+            answer = _ask(arguments.base_url, arguments.request_id, key)
+        else:
+            data_dir = None if arguments.data_dir is None else Path(arguments.data_dir)
+            ledger_url = arguments.ledger_url or environment.get(URL_VARIABLE) or None
+            answer = _read(arguments.request_id, data_dir, ledger_url)
+    except ExplainError as error:
+        print(f"quipu: {error}", file=sys.stderr)
+        return error.code
+    try:
+        print(orjson.dumps(orjson.loads(answer), option=orjson.OPT_INDENT_2).decode())
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _ask(base_url: str, request_id: str, key: str | None) -> bytes:
+    """Return a server's answer. Raises ExplainError."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    target = f"{base_url}/v1/cache/explain/{iri_to_uri(request_id.replace('/', '%2F'))}"
+    try:
+        with httpx2.Client(headers=headers, timeout=PATIENCE_S, trust_env=False) as http:
+            response = http.get(target)
+            content = response.content
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise ExplainError(
+            f"no answer from {base_url}: {str(error) or type(error).__name__}; name the server with --base-url, or its "
+            "data directory with --data-dir"
+        ) from error
+    if response.status_code == HTTPStatus.OK:
+        return content
+    code = EXIT_UNKNOWN if response.status_code == HTTPStatus.NOT_FOUND else EXIT_USAGE
+    raise ExplainError(_message_of(content) or f"{base_url} answered {response.status_code}", code)
+
+
+def _message_of(content: bytes) -> str | None:
+    """Return the message of an error's body, if it has one."""
+    try:
+        message = orjson.loads(content)["error"]["message"]
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        return None
+    return "".join(char if char.isprintable() else "?" for char in str(message))
+
+
+def _read(request_id: str, data_dir: Path | None, ledger_url: str | None) -> bytes:
+    """Return what the ledger's record says. Raises ExplainError."""
+    try:
+        with open_reader(data_dir=data_dir, url=ledger_url) as reader:
+            found = reader.get(request_id)
+    except (LedgerError, SQLAlchemyError, OSError) as error:
+        raise ExplainError(str(error) if isinstance(error, LedgerError) else reason(error)) from error
+    if found is None:
+        raise ExplainError("No record exists for this request id.", EXIT_UNKNOWN)
+    return b"".join(explanation_pieces(explain_record(found.record), Reader(None), 1))
