@@ -56,6 +56,7 @@ from .request_desk.interface import ServingInfo
 from .restarts import Deaths, keep_running
 from .router.actor import Router
 from .router.dispatch import Dispatch
+from .router.held_blocks import held_blocks
 from .router.route_store import NewsInbox, RouterMessage, RouteStore
 from .router.routing import Routing
 from .shared.grammar_library import load_grammars
@@ -121,8 +122,7 @@ async def open_runtime(
     Usage records go to `journal`; without one they are not kept. `make_accountant`, `make_tokenizer` and
     `make_detokenizer` are called for each start of their actor. `encode_apart`: encode long texts, and check large
     grammars, in processes of their own instead of threads. `forget_host(engine_id)` is called when an engine has been
-    removed. Raises CheckpointError for an unusable tokenizer or chat
-    template, the latter inside exception groups.
+    removed. Raises CheckpointError for an unusable tokenizer or chat template, the latter inside exception groups.
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
@@ -187,6 +187,7 @@ async def open_runtime(
             ("accountant", lambda: entry_store.num_handled),
         )
     }
+    watch.held_by = partial(held_blocks, route_store)
     desk.actor_restarts = lambda: {actor: its.num_restarts for actor, its in deaths.items()}
 
     async def run_tokenizer(tasks: trio.Nursery) -> None:

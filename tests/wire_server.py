@@ -49,6 +49,7 @@ PATHS = (
     "/v1/organizations/usage_report/messages?starting_at=2026-01-01T00:00:00Z&limit=1",
     "/v1/admin/engines",
     "/v1/cache/stats",
+    "/v1/cache/tree",
 )
 TIMING_DEPENDENT = ("loop.", "tracing.")
 """Events that depend on the speed of the machine."""

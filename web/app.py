@@ -24,6 +24,7 @@ from .api.admin.usage_source import UsageSource
 from .api.anthropic.routes import install_anthropic
 from .api.bodies import BodyBudget, MeteredHTTP
 from .api.cache.stats import install_cache_stats
+from .api.cache.tree import install_cache_tree
 from .api.models import install_models
 from .api.openai.responses_routes import install_responses
 from .api.openai.routes import install_openai
@@ -94,6 +95,7 @@ def make_app(
     install_admin(app, desk, keys)
     install_engines(app, desk)
     install_cache_stats(app, desk)
+    install_cache_tree(app, desk)
     if usage is not None:
         install_openai_usage(app, usage)
         install_anthropic_usage(app, usage)

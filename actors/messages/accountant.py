@@ -89,7 +89,7 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     filled_ids: list[int] = []
     """Sequences of which decoding has filled a block, once for each block..."""
     filled_keys: bytes = b""
-    """...and the first 8 bytes of its key."""
+    """...and its key."""
     engine_id: int = 0
     """Set when the report is received, as is..."""
     incarnation: int = 0

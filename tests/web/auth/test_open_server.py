@@ -27,6 +27,7 @@ ADMIN = [
     ("GET", "/v1/organizations/usage_report/messages"),
     ("GET", "/v1/usage/r1"),
     ("GET", "/v1/cache/stats"),
+    ("GET", "/v1/cache/tree"),
 ]
 
 
