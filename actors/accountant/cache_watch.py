@@ -76,8 +76,9 @@ class CacheWatch:
         *,
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
+        tree: PrefixTree | None = None,
     ) -> None:
-        """`clock` is the one of the times that everything here is given."""
+        """`clock` is the one of the times that everything here is given. `tree` is fed; None: one of its own."""
         self.window_s = window_s
         self.block_size = block_size
         self._clock = clock
@@ -93,7 +94,7 @@ class CacheWatch:
         """Blocks that only pins keep, by engine."""
         self.held_by: Callable[[Sequence[bytes]], Mapping[int, int]] = lambda keys: {}
         """Returns how many of the first of these blocks each engine has."""
-        self._tree = PrefixTree()
+        self._tree = PrefixTree() if tree is None else tree
         self._pin_ttls: dict[int, int] = {}
         """Of open sequences that mark prefixes."""
         self._num_without_hit: int | None = 0

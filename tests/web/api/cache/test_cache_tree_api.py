@@ -42,9 +42,8 @@ class Cache:
         self, tenant: str, *numbers: int, ends: bool = True, advances: bool = True, **fields: Any
     ) -> list[bytes]:
         """Send a prompt of these blocks; return its keys."""
-        key, keys = tenant.encode(), []
-        for number in numbers:
-            keys.append(key := hashlib.sha256(key + b"%d" % number).digest())
+        key = tenant.encode()
+        keys = [key := hashlib.sha256(key + b"%d" % number).digest() for number in numbers]
         self._num_sequences += 1
         ids = (self._num_sequences,)
         self.watch.on_prompt(
