@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .block_manager.actor import run_block_manager
+from .block_manager.actor import answer_look_ups, run_block_manager
 from .block_manager.reservation import BlockManager
 from .channel import Channel, Sender
 from .engine_config import EngineConfig
@@ -23,8 +23,9 @@ from .executor.step_runner import Executor
 from .grammar_gate import GrammarGate, WebMessage
 from .kv_events.event_log import EventLog
 from .messages.accountant import StepReport
-from .messages.block_manager import Reserve
+from .messages.block_manager import LookUp, Reserve
 from .messages.executor import StepPlan
+from .messages.handler import LookedUp
 from .messages.scheduler import AnnounceKeys, Granted
 from .messages.supervisor import EngineReady, Heartbeat
 from .scheduler.actor import SchedulerMessage, run_scheduler
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
 PLAN_SLOTS = 4
 """Messages of one kind that may wait between two of the three actors: more than are ever in flight."""
+
+
+EngineNews = StepReport | LookedUp
+"""What the three actors send to the web side."""
 
 
 class Engine:
@@ -84,6 +89,7 @@ class Engine:
     def _begin_incarnation(self) -> None:
         """Make what knows of sequences and numbers reports. Blocks, their contents and events outlive it."""
         self.inbox: Channel[SchedulerMessage] = Channel(self._scheduler_config.max_num_seqs)
+        self._look_ups: Channel[LookUp] = Channel(1)
         self._gate = GrammarGate(self.executor.prepare, self.inbox)
         self.batcher = Batcher(self._scheduler_config, trio.current_time)
 
@@ -99,11 +105,14 @@ class Engine:
         self._begin_incarnation()
         self.inbox.post(AnnounceKeys())
 
-    async def receive(self, message: WebMessage) -> None:
+    async def receive(self, message: WebMessage | LookUp) -> None:
         """Pass on a message from the web side."""
-        await self._gate.send(message)
+        if isinstance(message, LookUp):
+            self._look_ups.post(message)  # the web side limits how many there are
+        else:
+            await self._gate.send(message)
 
-    async def run(self, reports: Sender[StepReport]) -> None:
+    async def run(self, reports: Sender[EngineNews]) -> None:
         """Run the three actors until cancelled or one of them raises."""
         reserve: Channel[Reserve] = Channel(PLAN_SLOTS)
         granted: Channel[Granted] = Channel(PLAN_SLOTS)
@@ -111,6 +120,7 @@ class Engine:
         async with trio.open_nursery() as nursery:
             flush_events = self.events.flush if self.events is not None else None
             nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events)
+            nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports)
             nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
             nursery.start_soon(run_executor, self.executor, plans, self.inbox)
 
@@ -158,7 +168,7 @@ class LoopHost:
 
     async def run(self, link: EngineLink) -> Death:
         engine = Engine(self._config, self._load(self._config))
-        reports: Channel[StepReport] = Channel(PLAN_SLOTS)
+        reports: Channel[EngineNews] = Channel(PLAN_SLOTS)
 
         async def feed() -> None:
             while True:

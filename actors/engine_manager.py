@@ -139,6 +139,7 @@ class EngineManager:
         engine_id = seat.engine_id
         log.info("engine.removed", engine_id=engine_id)
         self._router.post(EngineDown(engine_id, seat.health.incarnation))
+        self._desk.lane.lookups.on_engine_gone(engine_id)
         self._desk.pool.remove(engine_id)
         for by_engine in (self.hosts, self._scopes, self._drains):
             by_engine.pop(engine_id, None)

@@ -25,12 +25,13 @@ import orjson
 import structlog
 import trio
 
-from .engine import Engine, first_leaf
+from .engine import Engine, EngineNews, first_leaf
 from .engine_config import EngineConfig
 from .executor.loading import load_executor
 from .frames import FrameReader, FrameWriter, PeerGone
 from .kv_events.event_log import KvEventsError
 from .messages.accountant import StepReport
+from .messages.handler import LookedUp
 from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .processes.greeting import send_greeting
 from .processes.heartbeat import LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
@@ -50,7 +51,7 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
     monitor = HeartbeatMonitor(0.0, MAX_MISSED * beat_s + LATE_S)
     is_reading = False
 
-    async def send(message: EngineReady | StepReport | Heartbeat) -> None:
+    async def send(message: EngineReady | EngineNews | Heartbeat) -> None:
         try:
             writing.acquire_nowait()  # nearly always succeeds, which saves each step a checkpoint
         except trio.WouldBlock:
@@ -75,7 +76,7 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
             last = now
 
     class Reports:
-        async def send(self, report: StepReport, /) -> None:
+        async def send(self, report: EngineNews, /) -> None:
             await send(report)
 
     reason = ""
@@ -91,7 +92,7 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
                 is_reading = False
                 monitor.on_message()
                 for message in messages:
-                    if isinstance(message, EngineReady | EngineRefused | StepReport):
+                    if isinstance(message, EngineReady | EngineRefused | StepReport | LookedUp):
                         name = type(message).__name__
                         raise RuntimeError(f"the engine received {name}, which only the engine sends")
                     if not isinstance(message, Heartbeat):

@@ -26,10 +26,14 @@ import msgspec
 import trio
 
 from .messages.accountant import StepReport
+from .messages.block_manager import LookUp
+from .messages.handler import LookedUp
 from .messages.scheduler import Abort, ResetPrefixCache, Submit
 from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 
-WireMessage = Submit | Abort | ResetPrefixCache | EngineReady | EngineRefused | StepReport | Heartbeat
+WireMessage = (
+    Submit | Abort | ResetPrefixCache | LookUp | EngineReady | EngineRefused | StepReport | LookedUp | Heartbeat
+)
 
 WIRE_TYPES: dict[int, type[WireMessage]] = {
     1: Submit,
@@ -39,6 +43,8 @@ WIRE_TYPES: dict[int, type[WireMessage]] = {
     5: ResetPrefixCache,
     6: EngineRefused,
     8: Heartbeat,
+    9: LookUp,
+    10: LookedUp,
 }
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
 SUBMIT_AGAIN = 7

@@ -27,6 +27,7 @@ from .channel import Channel, EagerSender, Poster
 from .config import RuntimeConfig
 from .frames import Unreadable
 from .messages.accountant import EngineDied, StepReport
+from .messages.handler import LookedUp
 from .messages.router import EngineDown, EngineUp
 from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .request_desk.desk import RequestDesk
@@ -114,6 +115,8 @@ class EngineLink:
             match message:
                 case StepReport():
                     await self._report(message)
+                case LookedUp():
+                    self._desk.lane.lookups.answer(message, self.engine_id)
                 case EngineReady():
                     self._on_ready(message)
                 case EngineRefused(reason):
@@ -268,6 +271,7 @@ class Supervisor:
         """Have the accountant take back what a dead engine held."""
         seat, lane = self._seat, self._desk.lane
         held = lane.held_by(incarnation)
+        lane.lookups.on_engine_gone(seat.engine_id)
         seat.num_deaths += 1
         seat.note_gone()
         seat.health = Health(State.FAILED if giving_up else State.RESTARTING, incarnation, death.reason)

@@ -25,6 +25,7 @@ from bench.body_parts import (
     ID,
     JUNK,
     LAST_TOKEN,
+    LOOKUP,
     MESSAGES,
     MODEL,
     OBJECT,
@@ -321,6 +322,10 @@ LIMIT = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_t
 @st.composite
 def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     """Draw the body of one request."""
+    if endpoint == LOOKUP:
+        url = draw(st.sampled_from(list(LIMIT)))
+        told = draw(mostly(st.just(url), JUNK))
+        return b'{"url": %b, "body": %b}' % (json.dumps(told).encode(), draw(bodies(url)))
     body: dict[str, Any] = {"model": MODEL}
     if endpoint in LIMIT:
         body[LIMIT[endpoint]] = draw(MAX_TOKENS)
@@ -340,4 +345,4 @@ def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     return data
 
 
-ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT)
+ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT, LOOKUP)

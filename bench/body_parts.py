@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy as Strategy
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+MESSAGES, COUNT, LOOKUP = "/v1/messages", "/v1/messages/count_tokens", "/v1/cache/lookup"
 MODEL = "demo"
 MAX_NESTED = 1000
 

@@ -48,6 +48,8 @@ PATHS = (
     "/v1/organization/usage/completions?start_time=0&bucket_width=1d&limit=1",
     "/v1/organizations/usage_report/messages?starting_at=2026-01-01T00:00:00Z&limit=1",
     "/v1/admin/engines",
+    "/ui/session",
+    "/ui/usage?since=1",
     "/v1/cache/stats",
     "/v1/cache/tree",
 )
@@ -114,6 +116,10 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
             yield f"{path} streamed {event.get('type') or event['object']}", response.headers, event
     response = server.post("/v1/messages/count_tokens", {"model": "demo", **CHAT})
     yield "/v1/messages/count_tokens", response.headers, response.json()
+    for url in ("/v1/messages", "/v1/completions"):
+        response = server.post("/v1/cache/lookup", {"url": url, "body": {"model": "demo", **BODIES[url]}})
+        assert response.status_code == 200, response.text
+        yield "/v1/cache/lookup", response.headers, response.json()
     record = server.complete("A cord.")
     name = "req-" + record.json()["id"].partition("req-")[2]
     found = eventually(lambda: _found(server.get(f"/v1/usage/{name}")), "the record is in the ledger")

@@ -16,6 +16,7 @@ from quart_trio import QuartTrio
 from quipu.actors.request_desk.interface import Desk
 
 from .api.admin.engines import install_engines
+from .api.admin.prices import PriceList
 from .api.admin.routes import install_admin
 from .api.admin.usage_anthropic import install_anthropic_usage
 from .api.admin.usage_openai import install_openai_usage
@@ -23,6 +24,7 @@ from .api.admin.usage_record import install_usage_record
 from .api.admin.usage_source import UsageSource
 from .api.anthropic.routes import install_anthropic
 from .api.bodies import BodyBudget, MeteredHTTP
+from .api.cache.lookup import install_lookup
 from .api.cache.stats import install_cache_stats
 from .api.cache.tree import install_cache_tree
 from .api.models import install_models
@@ -37,6 +39,7 @@ from .request.errors import install_error_handlers, respond, unavailable
 from .request.request_context import current_request_context, install_request_contexts
 from .telemetry.logs import frames_of
 from .telemetry.tracing import NoTracer, Tracer
+from .ui.routes import install_ui
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Routes that are served even on connections beyond the limit."""
@@ -68,10 +71,11 @@ def make_app(
     keys: KeyStore | None = None,
     tracer: Tracer | None = None,
     usage: UsageSource | None = None,
+    prices: PriceList | None = None,
 ) -> QuipuApp:
     """Return the application that serves `desk` to holders of one of `keys`, or to everybody if there are none.
 
-    Without a `usage` source there are no usage reports.
+    Without a `usage` source there are no usage reports, and without `prices` they show no cost.
     """
     options = options or AppOptions()
     keys = KeyStore() if keys is None else keys
@@ -91,6 +95,7 @@ def make_app(
     install_openai(app, desk, options)
     install_responses(app, desk, options)
     install_anthropic(app, desk, options)
+    install_lookup(app, desk, options)
     install_models(app, desk)
     install_admin(app, desk, keys)
     install_engines(app, desk)
@@ -100,6 +105,8 @@ def make_app(
         install_openai_usage(app, usage)
         install_anthropic_usage(app, usage)
         install_usage_record(app, usage)
+    if options.serves_ui:
+        install_ui(app, keys, usage, prices, open_admin=options.open_admin)
     return app
 
 

@@ -35,6 +35,8 @@ class AppOptions:
     """From receipt to the end of the response; None is unlimited."""
     heartbeat_s: float = 15.0
     """Silence after which a stream sends a heartbeat; up to 25 % more if its chunks are written directly."""
+    serves_ui: bool = True
+    """Serve the pages at `/ui`."""
     direct_streams: bool = True
     """Write a stream's chunks directly to its client's socket if the connection allows it (`http/direct_write.py`). Off
     in tests and measurements of the generic path."""

@@ -42,6 +42,7 @@ class Metrics:
         self.prefix_cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.recomputed_tokens = counter("recomputed_tokens", "Positions computed or read again after a preemption.")
+        self.steps = counter("engine_steps", "Steps that engines have reported.")
         self.num_preemptions = counter("num_preemptions", "Sequences preempted.")
         self.pins_yielded = counter("pins_yielded", "Pinned prefixes dropped early, because blocks ran out.")
         self.stale_frames = counter("stale_frames", "Frames refused, because they came from a dead incarnation.")
@@ -144,8 +145,9 @@ class Metrics:
         self._kv_cache_usage.set(used / total if total else 0, engine_id)
 
     def set_step(self, report: StepReport, num_usable_blocks: int) -> None:
-        """Set the gauges to what a step report says, and count its preemptions and yielded pins."""
+        """Set the gauges to what a step report says; count the step, its preemptions and yielded pins."""
         engine_id = report.engine_id
+        self.steps.inc(1, engine_id)
         if engine_id in self._labels.engines:  # else it has been removed since
             self._num_pinned_blocks[engine_id] = report.num_pinned_blocks
             self.num_requests_running.set(report.num_running, engine_id)

@@ -1,6 +1,7 @@
 """The KV-block manager: decides what each step may use of the KV cache, and what of a prompt is cached.
 
-Talks to the scheduler only: one `Reserve` in and one `Granted` out per step. All decisions are in `reservation.py`.
+Talks to the scheduler: one `Reserve` in and one `Granted` out per step. All decisions are in `reservation.py`. Look-ups
+come from the web side and change nothing; they are answered one at a time, so that no step waits for more than one.
 Its grant of a cached prefix is the *reused* entry of the accounts. An exception here ends the engine: block tables that
 cannot be trusted must not serve any request. If KV events are published, each grant is followed by one batch of what it
 changed. Pins expire by this loop's clock.
@@ -14,7 +15,8 @@ import structlog
 import trio
 
 from ..channel import Receiver, Sender
-from ..messages.block_manager import Reserve
+from ..messages.block_manager import LookUp, Reserve
+from ..messages.handler import LookedUp
 from ..messages.scheduler import Granted
 from .reservation import BlockManager
 
@@ -38,3 +40,10 @@ async def run_block_manager(
                 log.info("pins.yielded", num_pins=grant.num_pins_yielded, num_pinned_blocks=grant.num_pinned_blocks)
             if flush_events is not None:
                 flush_events()
+
+
+async def answer_look_ups(block_manager: BlockManager, inbox: Receiver[LookUp], answers: Sender[LookedUp]) -> None:
+    """Answer each `LookUp` until cancelled."""
+    while True:
+        for question in await inbox.receive_all():
+            await answers.send(block_manager.look_up(question, trio.current_time()))

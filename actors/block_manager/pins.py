@@ -179,6 +179,13 @@ class Pins:
         for key in filter(self._by_key.__contains__, keys):
             self._by_key[key].refresh(now)
 
+    def time_left(self, keys: Sequence[bytes], now: float) -> float | None:
+        """Return the seconds until the last pin expires that ends with one of these blocks; None if none does."""
+        if not self._by_key:
+            return None
+        ends = [self._by_key[key].expires_at for key in filter(self._by_key.__contains__, keys)]
+        return max((end - now for end in ends if end > now), default=None)
+
     def expire(self, now: float) -> None:
         """Release pins whose time to live is over."""
         if now < self._no_expiry_before:

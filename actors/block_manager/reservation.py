@@ -27,9 +27,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ..messages.block_manager import CacheMiss, MissReason, Reserve
+from ..messages.block_manager import LookUp, Reserve
+from ..messages.handler import LookedUp
 from ..messages.scheduler import Granted
 from ..shared.block_observer import BlockObserver
+from .cached_prefix import CacheReader
 from .grant_columns import GrantColumns, WrittenColumns
 from .key_changes import NO_CHANGE, KeyChanges
 from .misses import MissTracker
@@ -75,14 +77,15 @@ class BlockManager:
         self._pending = PendingPrefixes(block_size, step_overhead_tokens) if is_sharing else None
         self._watermark_blocks = watermark_blocks
         self._publications = Publications(self.pool, block_size)
-        self._misses: MissTracker | None = None
+        misses: MissTracker | None = None
         self.pool.observers += observers
         self._key_changes = KeyChanges() if enable_prefix_caching else None
         if self._key_changes is not None:
             self.pool.observers.append(self._key_changes)
         if explain_misses and enable_prefix_caching:
-            self._misses = MissTracker(num_blocks, block_size, self.pool.holds)
-            self.pool.observers.append(self._misses)
+            misses = MissTracker(num_blocks, block_size, self.pool.holds)
+            self.pool.observers.append(misses)
+        self._reader = CacheReader(self.pool, block_size, misses, is_enabled=enable_prefix_caching)
 
     def grant(self, reserve: Reserve, now: float = 0.0) -> Granted:
         """Apply everything in `reserve`, in its order. `now` is in seconds, on any monotonic clock."""
@@ -141,6 +144,10 @@ class BlockManager:
             removed_keys=key_change.removed,
             is_cleared=key_change.is_cleared,
         )
+
+    def look_up(self, question: LookUp, now: float = 0.0) -> LookedUp:
+        """Return what a sequence would find that was admitted now. Changes nothing. `now` is as for `grant`."""
+        return self._reader.look_up(question, self.pins, now)
 
     def drop_sequences(self) -> None:
         """Release the blocks of every sequence, and withdraw what their steps have not committed.
@@ -229,11 +236,10 @@ class BlockManager:
         ):
             if budget <= 0:
                 break
-            may_read = self._enable_prefix_caching and sequence_id not in reserve.unread_ids
-            limit = min((num_tokens - 1) // size, len(keys)) if may_read else 0
-            found = pool.match(keys, min(limit + 1, len(keys)) if may_read else 0)
-            shared, beyond = found[:limit], found[limit:]
-            if pending is not None and pending.is_awaited(reserve, index, len(shared), limit, budget):
+            may_read = sequence_id not in reserve.unread_ids
+            prefix = self._reader.find(keys, num_tokens, may_read=may_read)
+            shared, beyond = prefix.blocks, prefix.beyond
+            if pending is not None and pending.is_awaited(reserve, index, len(shared), prefix.limit, budget):
                 continue
             watermark = self._watermark_blocks if self.allocations else 0
             pool.share(shared)
@@ -245,6 +251,8 @@ class BlockManager:
                 self.pins.refresh(keys[: len(shared)], now)
                 if pool.num_free < num_wanted:
                     self.pins.give_way(num_wanted)
+            # before blocks are taken, which may evict what the prompt has in common with others
+            grant.admitted_misses.append(self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read))
             start = len(shared) * size
             count = min(num_tokens - start, budget, reserve.candidate_chunk_limit)
             table = shared + pool.take(-(-(start + count) // size) - len(shared))
@@ -267,14 +275,6 @@ class BlockManager:
             grant.admitted_reused.append(start)
             # not held: the pass copies it before it writes anything, whoever owns the block by then
             grant.admitted_copy_sources.append(beyond[0] if beyond and start + count == num_tokens else NULL_BLOCK)
-            if not may_read:
-                reason = MissReason.NEEDS_PROMPT_LOGPROBS if self._enable_prefix_caching else MissReason.DISABLED
-                miss = CacheMiss(reason, 0)
-            elif self._misses is not None:
-                miss = self._misses.explain(root_key, keys, token_ids, len(shared), limit)
-            else:
-                miss = CacheMiss(MissReason.NONE, 0)
-            grant.admitted_misses.append(miss)
 
     def _announce_rows(self, pending: PendingPrefixes, reserve: Reserve, grant: GrantColumns) -> None:
         """Announce what the running rows write in this step, which can be found from the next step on."""

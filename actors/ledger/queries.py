@@ -38,6 +38,7 @@ class Query:
     models: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+    disputed_only: bool = False
 
     def matches(self, record: UsageRecord) -> bool:
         return (
@@ -49,6 +50,7 @@ class Query:
             and (not self.models or record.model in self.models)
             and (not self.endpoints or record.endpoint in self.endpoints)
             and (not self.outcomes or record.outcome in self.outcomes)
+            and (record.disputed or not self.disputed_only)
         )
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
@@ -67,6 +69,8 @@ class Query:
             (c.outcome, tuple(outcome.value for outcome in self.outcomes)),
         )
         wanted += [column.in_(values) for column, values in named if values]
+        if self.disputed_only:
+            wanted.append(c.disputed)
         return wanted
 
 

@@ -36,6 +36,20 @@ class CacheMiss:
     """Position of the first prompt token that was not found."""
 
 
+@attrs.frozen
+class LookUp:
+    """Tell what a sequence with this prompt would find in the cache. Changes nothing. Answered by `LookedUp`."""
+
+    number: int
+    """Which question it is, for the answer."""
+    prompt_token_ids: list[int]
+    root_key: bytes
+    block_keys: list[bytes]
+    reads_cache: bool = True
+    affinity: bytes = b""
+    """Stands for the client, for the router: the engine is asked that a sequence would be sent to."""
+
+
 class Reserve(msgspec.Struct, frozen=True, gc=False):
     """What the scheduler asks for one step, and what it has to say about earlier ones. Answered by `Granted`.
 

@@ -8,8 +8,10 @@ from typing import Protocol
 import attrs
 import msgspec
 
+from .block_manager import CacheMiss
 from .outcomes import FinishReason, RequestError
 from .output import OutputEvent
+from .prompts import PartSpan
 from .scores import ScoredToken, TokenScores
 from .usage_record import UsageRecord
 
@@ -19,10 +21,35 @@ class Counted:
     num_tokens: int
 
 
-class CountOutlet(Protocol):
-    """Where the answer to a `CountTokens` goes. No method blocks or raises."""
+@attrs.frozen
+class Keyed:
+    """A prompt as a request with it would be submitted."""
 
-    def put(self, answer: Counted | RequestError, /) -> None: ...
+    token_ids: list[int]
+    root_key: bytes
+    block_keys: list[bytes]
+    """Empty without prefix caching."""
+    reads_cache: bool
+    spans: tuple[PartSpan, ...]
+    """Which tokens come from which part of which message; empty for prompts that are no chats."""
+
+
+@attrs.frozen
+class LookedUp:
+    """An engine's answer to a `LookUp`."""
+
+    number: int
+    num_cached_tokens: int
+    miss: CacheMiss
+    """Why it is not more."""
+    pinned_for_s: float | None = None
+    """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
+
+
+class PromptOutlet(Protocol):
+    """Where the answer to a question about a prompt goes. No method blocks or raises."""
+
+    def put(self, answer: Counted | Keyed | RequestError, /) -> None: ...
 
     def when_left(self, call: Callable[[], object], /) -> None:
         """Call `call` when nobody waits for the answer any more; at once if that is so already."""

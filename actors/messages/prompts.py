@@ -57,6 +57,35 @@ Mark = ToolMark | ContentMark | CallMark
 
 
 @attrs.frozen
+class ChatPart:
+    """A part of a client's message, and where it ends in the chat that is made of the messages."""
+
+    message: int | None
+    """Its index in the client's list. None: it was in a field of its own, as a system prompt may be."""
+    part: int | None
+    """Its index in the message's content. None: the content is not a list."""
+    role: str
+    chat_message: int
+    """The message of the chat that contains it."""
+    num_chars: int
+    """Characters of that message's content up to its end."""
+    call: int | None = None
+    """It is this tool call of that message, not a part of its content."""
+
+
+@attrs.frozen
+class PartSpan:
+    """The positions of a prompt, in tokens, that come from one part of a client's message."""
+
+    message: int | None
+    """None: from no message, but from the system prompt's own field, the tools, or the template."""
+    part: int | None
+    role: str
+    start: int
+    end: int
+
+
+@attrs.frozen
 class ChatPrompt:
     """Messages to be rendered by the checkpoint's chat template, in this order.
 
@@ -74,6 +103,10 @@ class ChatPrompt:
     """Cache breakpoints, in the order of the prompt."""
     documents: tuple[Mapping[str, str], ...] = ()
     """Texts for templates that show documents."""
+    parts: tuple[ChatPart, ...] = attrs.field(default=(), eq=False)
+    """Where the client's messages are in these ones, in order."""
+    locates_parts: bool = False
+    """Find out which tokens come from which of the parts, which takes another rendering."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from .grammar import GrammarSpec
-from .handler import CountOutlet
+from .handler import PromptOutlet
 from .output import OutputRules
 from .prompts import Prompt
 from .sampling import SamplingParams
@@ -59,6 +59,22 @@ class CountTokens:
 
     prompt: Prompt
     prompt_param: str
-    outlet: CountOutlet
+    outlet: PromptOutlet
     tenant: str = ""
     """The client's tenant, for queues that are fair among tenants."""
+
+
+@attrs.frozen
+class KeyPrompt:
+    """Encode a request's only prompt and compute its block keys, as for a sequence that is not submitted."""
+
+    request: Encode
+    outlet: PromptOutlet
+
+    @property
+    def prompt_param(self) -> str:
+        return self.request.prompt_param
+
+
+PromptQuestion = CountTokens | KeyPrompt
+"""What the tokenizer answers by itself."""

@@ -20,21 +20,21 @@ import trio
 from ..channel import Poster, Sender
 from ..messages.accountant import Caller, Left, OpenAccount, Refused
 from ..messages.detokenizer import Forget, Track
-from ..messages.handler import Counted
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import Prompt
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
-from ..messages.tokenizer import CountTokens, Encode
+from ..messages.tokenizer import Encode, PromptQuestion
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
 from .cache_figures import CacheView
 from .encoding import EncodingRequests
 from .engine_lane import EngineLane
 from .engine_pool import EnginePool
-from .interface import DeskClosed, DrainMode, EngineControl, EngineStatus, Health, PromptRefused, ServingInfo, State
+from .interface import DeskClosed, DrainMode, EngineControl, EngineStatus, Health, PromptLookUp, ServingInfo, State
 from .mailbox import Mailbox
-from .open_requests import CountSlot, OpenRequest
+from .open_requests import OpenRequest
 from .passing_on import PassingOn
+from .prompt_questions import PromptQuestions
 from .ticket import RequestTicket
 
 ANONYMOUS = Caller()
@@ -49,7 +49,7 @@ class RequestDesk:
         self,
         info: ServingInfo,
         *,
-        encoder: Sender[Encode | CountTokens],
+        encoder: Sender[Encode | PromptQuestion],
         lane: EngineLane,
         engines: EnginePool,
         accountant: Poster[OpenAccount | Left | Refused],
@@ -59,7 +59,6 @@ class RequestDesk:
         max_open_requests: int,
     ) -> None:
         self.info = info
-        self._encoder = encoder
         self.lane = lane
         self.pool = engines
         self.control: EngineControl
@@ -77,8 +76,7 @@ class RequestDesk:
         self._max_open_requests = max_open_requests
         self._open: dict[str, OpenRequest] = {}
         self._encoding = EncodingRequests(encoder)
-        self._num_counts = 0
-        """Calls of `count_tokens` in progress."""
+        self._questions = PromptQuestions(encoder, lane.lookups, self._check_room)
         self.is_draining = False
         self._idle = trio.Event()
         self._idle.set()
@@ -102,27 +100,14 @@ class RequestDesk:
         return RequestTicket(self, request, mailbox)
 
     def _check_room(self) -> None:
-        if (num_open := len(self._open) + self._num_counts) >= self._max_open_requests:
+        if (num_open := len(self._open) + self._questions.num_open) >= self._max_open_requests:
             raise DeskClosed(f"Too many requests are open ({num_open}). Please try again later.")
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
-        self._check_room()
-        slot = CountSlot()
-        request = CountTokens(prompt, prompt_param, slot, tenant)
-        del prompt
-        self._num_counts += 1
-        try:
-            await self._encoder.send(request)
-            del request
-            answer = await slot.wait()
-        finally:
-            self._num_counts -= 1
-            slot.leave()
-        match answer:
-            case Counted(num_tokens):
-                return num_tokens
-            case RequestError() as error:
-                raise PromptRefused(error)
+        return await self._questions.count_tokens(prompt, prompt_param, tenant)
+
+    async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
+        return await self._questions.look_up(request)
 
     async def hand_over(self, request: Encode) -> None:
         """Implement `Ticket.start`."""

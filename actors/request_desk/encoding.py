@@ -8,12 +8,12 @@ from __future__ import annotations
 import trio
 
 from ..channel import Sender
-from ..messages.tokenizer import CountTokens, Encode
+from ..messages.tokenizer import Encode, PromptQuestion
 from .open_requests import OpenRequest
 
 
 class EncodingRequests:
-    def __init__(self, encoder: Sender[Encode | CountTokens]) -> None:
+    def __init__(self, encoder: Sender[Encode | PromptQuestion]) -> None:
         self._encoder = encoder
         self._requests: dict[str, OpenRequest] = {}
 

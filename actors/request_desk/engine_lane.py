@@ -21,10 +21,12 @@ from typing import Protocol
 import attrs
 import trio
 
+from ..messages.block_manager import LookUp
 from ..messages.router import SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from .engine_pool import EngineMessage, EngineSeat
 from .live_sequences import LiveSequence, TakenBack, submit_again
+from .lookups import Lookups
 from .open_requests import OpenRequest
 from .suspects import Suspects
 
@@ -47,6 +49,8 @@ class EngineLane:
         self._suspects = Suspects()
         self._waiting: dict[int, Submit] = {}
         """Sequences that wait for a search to end, in order."""
+        self.lookups = Lookups(channel.post)
+        """Questions that go the same way."""
         self._taken_back = trio.Event()
         self._next_sequence_id = 1
         self._released = trio.Event()
@@ -216,7 +220,11 @@ class EngineLane:
         messages = await seat.queue.receive_all()
         numerics = "" if seat.ready is None else seat.ready.numerics
         resumed: dict[str, bool] = {}
+        wanted: list[EngineMessage] = []
         for message in messages:
+            if isinstance(message, LookUp) and not self.lookups.take(message, seat.engine_id):
+                continue
+            wanted.append(message)
             if isinstance(message, Submit) and (live := self._live.get(message.sequence_id)) is not None:
                 self._free_slot(live)
                 if message.is_resumed:
@@ -224,7 +232,7 @@ class EngineLane:
                 live.incarnation, live.engine_id, live.numerics = incarnation, seat.engine_id, numerics
         for is_same in resumed.values():
             self.on_resumed(1, is_same)
-        return messages
+        return wanted
 
     def held_by(self, incarnation: int) -> tuple[int, ...]:
         """Return the sequences that an engine was given and has not ended."""

@@ -16,11 +16,12 @@ import attrs
 
 from ..channel import Channel
 from ..messages.accountant import StepReport
+from ..messages.block_manager import LookUp
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.supervisor import EngineReady
 from .interface import EngineState, EngineStatus, Health, State, UnknownEngine
 
-EngineMessage = Submit | Abort | ResetPrefixCache
+EngineMessage = Submit | Abort | ResetPrefixCache | LookUp
 
 
 @attrs.define(eq=False)

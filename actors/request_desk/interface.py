@@ -16,9 +16,10 @@ from typing import Protocol
 import attrs
 
 from ..messages.accountant import Caller
+from ..messages.block_manager import CacheMiss
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
-from ..messages.prompts import Prompt
+from ..messages.prompts import PartSpan, Prompt
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
@@ -155,6 +156,22 @@ def describe_pool(engine: EngineReady) -> dict[str, float]:
     return {"num_tokens": num_tokens, "max_concurrency": round(num_tokens / engine.max_model_len, 2)}
 
 
+@attrs.frozen
+class PromptLookUp:
+    """What a prompt would find in the cache now."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    engine_id: int
+    """The engine that it would be sent to."""
+    miss: CacheMiss
+    """Why it is not more."""
+    pinned_for_s: float | None
+    """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
+    spans: tuple[PartSpan, ...] = ()
+    """Which tokens come from which part of which message, if it is a chat."""
+
+
 class Ticket(Protocol):
     """One open request."""
 
@@ -228,6 +245,14 @@ class Desk(Protocol):
 
         `prompt_param` names the prompt's field in errors. Counts as an open request while it waits for the tokenizer.
         Raises PromptRefused, also if the prompt exceeds the context length, and DeskClosed.
+        """
+        ...
+
+    async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
+        """Return what each prompt of a request would find in the cache now. Opens no account and changes nothing.
+
+        Counts as an open request until it is answered. Raises PromptRefused for what would be refused as a request, or
+        if no engine can answer, and DeskClosed.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What the request desk keeps about each open request and each awaited token count. Used by `desk.py`."""
+"""What the request desk keeps about each open request and each question about a prompt. Used by `desk.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import attrs
 import trio
 
-from ..messages.handler import Counted
+from ..messages.handler import Counted, Keyed
 from ..messages.outcomes import RequestError
 from ..messages.scheduler import Submit
 from .mailbox import Mailbox
@@ -61,20 +61,20 @@ class OpenRequest:
             call()
 
 
-class CountSlot:
-    """Where the tokenizer puts the answer to one `CountTokens`."""
+class PromptSlot:
+    """Where the tokenizer puts the answer to one question about a prompt."""
 
     def __init__(self) -> None:
-        self._answer: Counted | RequestError | None = None
+        self._answer: Counted | Keyed | RequestError | None = None
         self._answered = trio.Event()
         self._has_left = False
         self._on_left: Callable[[], object] | None = None
 
-    def put(self, answer: Counted | RequestError, /) -> None:
+    def put(self, answer: Counted | Keyed | RequestError, /) -> None:
         self._answer = answer
         self._answered.set()
 
-    async def wait(self) -> Counted | RequestError:
+    async def wait(self) -> Counted | Keyed | RequestError:
         await self._answered.wait()
         assert self._answer is not None
         return self._answer

@@ -15,11 +15,12 @@ import attrs
 
 from ..channel import Poster
 from ..messages.accountant import Refused, Routed, StepReport
+from ..messages.block_manager import LookUp
 from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..request_desk.engine_lane import EngineLane
-from ..request_desk.engine_pool import EnginePool
+from ..request_desk.engine_pool import EngineMessage, EnginePool
 from .key_index import DIGEST_BYTES
 from .route_store import EngineNews, Group, ReadyEngine, RoutedSequence, RouteStore
 from .routing import Route
@@ -92,12 +93,14 @@ class Dispatch:
     def _take_back_queue(self, engine: ReadyEngine) -> None:
         """Route again what an engine has not taken. It is told to expect nothing more."""
         engine_id, queue, store = engine.engine_id, engine.queue, self._store
-        again: list[Submit | Abort] = []
+        again: list[Submit | Abort | LookUp] = []
         for message in queue.take_nowait():
             if isinstance(message, ResetPrefixCache):
                 queue.post(message)
             elif isinstance(message, Submit):
                 self._drop(message.sequence_id)
+                again.append(message)
+            elif isinstance(message, LookUp):
                 again.append(message)
             elif message.sequence_id in store.sequences:
                 queue.post(message)
@@ -154,18 +157,29 @@ class Dispatch:
 
     # ------------------------------------------------------------ prompts
 
-    def handle_prompt(self, message: Submit | Abort | ResetPrefixCache) -> None:
+    def handle_prompt(self, message: EngineMessage) -> None:
         """Send a message to the engine that it is for, or keep it until one is ready."""
         match message:
             case ResetPrefixCache():
                 for seat in self._pool:
                     seat.queue.post(message)
+            case LookUp():
+                self._look_up(message)
             case Abort():
                 self._abort(message)
             case Submit():
                 if not self._submit(message):
                     waiting = self._store.unrouted_resumed if message.is_resumed else self._store.unrouted
                     waiting[message.sequence_id] = message
+
+    def _look_up(self, question: LookUp) -> None:
+        """Ask the engine that a sequence with this prompt would be sent to. Nothing is noted."""
+        store, keys = self._store, question.block_keys if question.reads_cache else []
+        if not self._routing.has_engines or store.is_to_be_careful:
+            self._lane.lookups.refuse(question)
+            return
+        slot = self._routing.preview(keys, len(question.prompt_token_ids), question.affinity or None)
+        store.by_slot[slot].queue.post(question)
 
     def _abort(self, abort: Abort) -> None:
         store, sequence_id = self._store, abort.sequence_id

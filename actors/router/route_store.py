@@ -18,6 +18,7 @@ import attrs
 
 from ..channel import Channel, Poster
 from ..messages.accountant import StepReport
+from ..messages.block_manager import LookUp
 from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..request_desk.engine_pool import EngineMessage
@@ -27,7 +28,7 @@ MAX_DEATHS = 2
 """Deaths of one message after which it is handled in the simplest way."""
 
 EngineNews = StepReport | EngineUp | EngineDown | EngineClosing | SequenceEnded
-RouterMessage = Submit | Abort | ResetPrefixCache | EngineNews
+RouterMessage = EngineMessage | EngineNews
 
 
 @attrs.define(eq=False, repr=False)
@@ -72,7 +73,7 @@ class ReadyEngine:
 class RouteStore:
     routing: Routing
     reports: deque[EngineNews] = attrs.field(factory=deque)
-    prompts: deque[Submit | Abort | ResetPrefixCache] = attrs.field(factory=deque)
+    prompts: deque[EngineMessage] = attrs.field(factory=deque)
     unrouted: dict[int, Submit] = attrs.field(factory=dict)
     """Sequences that wait for an engine, in order."""
     unrouted_resumed: dict[int, Submit] = attrs.field(factory=dict)
@@ -92,7 +93,7 @@ class RouteStore:
     def add(self, messages: Iterable[RouterMessage]) -> None:
         """Note messages that are to be handled: news of engines before prompts, each in order."""
         for message in messages:
-            if isinstance(message, Submit | Abort | ResetPrefixCache):
+            if isinstance(message, Submit | Abort | ResetPrefixCache | LookUp):
                 self.prompts.append(message)
             else:
                 self.reports.append(message)

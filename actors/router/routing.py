@@ -131,6 +131,34 @@ class Routing:
         `affinity`: stands for the client, within its tenant. `slots`: choose one of these engines; None: of all that
         prompts may be sent to. Raises ValueError if there is no engine.
         """
+        slot, overlap = self._pick(keys, num_tokens, affinity, slots, self._rng)
+        self._num_routed += 1
+        if affinity is not None:
+            self._remember(affinity, slot)
+        loads = self.loads
+        num_overlapping = int(overlap[slot])
+        num_queued, num_blocks = num_tokens - num_overlapping, -(-num_tokens // self._block_size)
+        loads.queued[slot] += num_queued
+        loads.blocks[slot] += num_blocks
+        loads.place(slot, num_queued)
+        sent = self.sent.add(slot, keys) if keys and self._looks_at_caches else None
+        return Route(slot, num_overlapping, num_queued, num_blocks, sent)
+
+    def preview(self, keys: Sequence[bytes], num_tokens: int, affinity: bytes | None = None) -> int:
+        """Return the slot that `route` would choose, and note nothing. Raises ValueError if there is no engine."""
+        rng = random.Random()  # noqa: S311 - draws what the next prompt will, and guards nothing
+        rng.setstate(self._rng.getstate())
+        return self._pick(keys, num_tokens, affinity, None, rng)[0]
+
+    def _pick(
+        self,
+        keys: Sequence[bytes],
+        num_tokens: int,
+        affinity: bytes | None,
+        slots: Sequence[int] | None,
+        rng: random.Random,
+    ) -> tuple[int, Column]:
+        """Return an engine's slot for a prompt, and how many tokens of it each engine holds."""
         loads, size = self.loads, self._block_size
         in_use = loads.in_use if slots is None else loads.only(slots)
         if not in_use.any():
@@ -147,20 +175,11 @@ class Routing:
         preferred = None if affinity is None else self._affinities.get(affinity)
         slot = self._choose(
             Choice(
-                num_tokens, overlap, loads, in_use, size, self._prefill_budget, self._num_routed, self._rng, preferred,
+                num_tokens, overlap, loads, in_use, size, self._prefill_budget, self._num_routed, rng, preferred,
                 self._affinity_tokens,
             )
         )  # fmt: skip
-        self._num_routed += 1
-        if affinity is not None:
-            self._remember(affinity, slot)
-        num_overlapping = int(overlap[slot])
-        num_queued, num_blocks = num_tokens - num_overlapping, -(-num_tokens // size)
-        loads.queued[slot] += num_queued
-        loads.blocks[slot] += num_blocks
-        loads.place(slot, num_queued)
-        sent = self.sent.add(slot, keys) if keys and self._looks_at_caches else None
-        return Route(slot, num_overlapping, num_queued, num_blocks, sent)
+        return slot, overlap
 
     def follow(self, slot: int, num_tokens: int) -> Route:
         """Send a sequence to an engine without a choice: its prompt is there, or on its way, for another one."""

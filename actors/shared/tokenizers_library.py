@@ -76,8 +76,10 @@ class Library:
         encoding = self._encode(self.tokenizer.encode_batch_fast, text, add_special_tokens)
         return len(encoding) if len(encoding) > max_tokens else array("I", encoding.ids)
 
-    def encode_with_starts(self, text: str, *, max_tokens: int) -> tuple[array[int], array[int]] | int:
-        encoding = self._encode(self.tokenizer.encode_batch, text, add_special_tokens=True)
+    def encode_with_starts(
+        self, text: str, *, max_tokens: int, add_special_tokens: bool = True
+    ) -> tuple[array[int], array[int]] | int:
+        encoding = self._encode(self.tokenizer.encode_batch, text, add_special_tokens)
         if len(encoding) > max_tokens:
             return len(encoding)
         starts, before = array("I"), 0

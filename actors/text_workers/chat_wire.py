@@ -6,7 +6,8 @@ frames, each made in a few milliseconds. Workers answer with numbers and UTF-8 o
 interpreted as anything but text.
 
     frame   length of what follows (4 bytes); a value
-    answer  kind (1 byte); number of marks (4 bytes); bytes of text (8 bytes); 8 bytes per mark; the text
+    answer  kind (1 byte); number of marks, and of parts (4 bytes each); bytes of text (8 bytes); 8 bytes per mark and
+            part; the text
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from ..messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, Mark, ToolMark
+from ..messages.prompts import CacheTtl, CallMark, ChatPart, ChatPrompt, ContentMark, Mark, ToolMark
 from ..processes.child import Read
 from ..tokenizer.chat_template import MAX_REASON_CHARACTERS, ChatTooLong, RenderedChat, TemplateError
 from ..tokenizer.template_source import TemplateSource
@@ -30,7 +31,7 @@ PIECE_ITEMS = 512
 """Messages or tools per frame."""
 
 _LENGTH = struct.Struct("<I")
-ANSWER = struct.Struct("<BIQ")
+ANSWER = struct.Struct("<BIIQ")
 _MARK_BYTES = 8
 _MARKS: dict[str, Callable[..., Mark]] = {"tool": ToolMark, "content": ContentMark, "call": CallMark}
 
@@ -53,12 +54,13 @@ class AnswerHead:
 
     kind: ChatAnswer
     num_marks: int
+    num_parts: int
     num_bytes: int
 
     @property
     def num_mark_bytes(self) -> int:
-        """Bytes of the positions of the marks, which precede the text."""
-        return self.num_marks * _MARK_BYTES
+        """Bytes of the positions of marks and parts, which precede the text."""
+        return (self.num_marks + self.num_parts) * _MARK_BYTES
 
 
 # ---------------------------------------------------------------- to a worker
@@ -76,7 +78,8 @@ def pack_source(template: TemplateSource, timeout_s: float) -> bytes:
 def pack_chat(chat: ChatPrompt, max_characters: int) -> Iterator[bytes]:
     """Yield the frames of a chat. Raises ValueError if it contains non-JSON values or is nested too deeply."""
     marks = [(_name_of(mark), mark.ttl.value, *attrs.astuple(mark)[1:]) for mark in chat.marks]
-    head = (chat.add_generation_prompt, dict(chat.template_kwargs), chat.continue_final, marks)
+    parts = [attrs.astuple(part) for part in chat.parts] if chat.locates_parts else None
+    head = (chat.add_generation_prompt, dict(chat.template_kwargs), chat.continue_final, marks, parts)
     frames = _frame("head", max_characters, head)
     batch: list[dict[str, Any]] = []
     num_characters = 0
@@ -131,7 +134,7 @@ def read_source(read: Read) -> tuple[TemplateSource, float]:
 
 def read_chat(read: Read) -> tuple[ChatPrompt, int]:
     """Read a chat and its `max_characters`. Raises EOFError."""
-    _, max_characters, (add_generation_prompt, template_kwargs, continue_final, marks) = _read_frame(read)
+    _, max_characters, (add_generation_prompt, template_kwargs, continue_final, marks, places) = _read_frame(read)
     messages: list[dict[str, Any]] = []
     pieces: dict[int, list[str]] = {}
     """Content that was sent in pieces, by message."""
@@ -159,21 +162,26 @@ def read_chat(read: Read) -> tuple[ChatPrompt, int]:
         continue_final=continue_final,
         marks=tuple(_MARKS[name](CacheTtl(ttl), *place) for name, ttl, *place in marks),
         documents=tuple(documents),
+        parts=tuple(ChatPart(*part) for part in places or ()),
+        locates_parts=places is not None,
     )
     return chat, max_characters
 
 
-def pack_answer(kind: ChatAnswer, text: str = "", mark_ends: tuple[int, ...] = ()) -> bytes:
+def pack_answer(
+    kind: ChatAnswer, text: str = "", mark_ends: tuple[int, ...] = (), part_ends: tuple[int, ...] = ()
+) -> bytes:
     utf8 = text.encode("utf-8", "strict" if kind is ChatAnswer.RENDERED else "replace")
-    return ANSWER.pack(kind, len(mark_ends), len(utf8)) + struct.pack(f"<{len(mark_ends)}Q", *mark_ends) + utf8
+    ends = struct.pack(f"<{len(mark_ends) + len(part_ends)}Q", *mark_ends, *part_ends)
+    return ANSWER.pack(kind, len(mark_ends), len(part_ends), len(utf8)) + ends + utf8
 
 
 # ---------------------------------------------------------------- from a worker
 
 
 def read_head(data: bytes | bytearray) -> AnswerHead:
-    kind, num_marks, num_bytes = ANSWER.unpack(data)
-    return AnswerHead(ChatAnswer(kind), num_marks, num_bytes)
+    kind, num_marks, num_parts, num_bytes = ANSWER.unpack(data)
+    return AnswerHead(ChatAnswer(kind), num_marks, num_parts, num_bytes)
 
 
 def read_answer(head: AnswerHead, marks: bytes, text: str) -> RenderedChat:
@@ -182,4 +190,5 @@ def read_answer(head: AnswerHead, marks: bytes, text: str) -> RenderedChat:
         raise TemplateError(text[:MAX_REASON_CHARACTERS])
     if head.kind is ChatAnswer.TOO_LONG:
         raise ChatTooLong(int(text))
-    return RenderedChat(text, struct.unpack(f"<{head.num_marks}Q", marks))
+    ends = struct.unpack(f"<{head.num_marks + head.num_parts}Q", marks)
+    return RenderedChat(text, ends[: head.num_marks], ends[head.num_marks :])

@@ -50,7 +50,7 @@ def main() -> None:
 def _render(template: ChatTemplate, chat: ChatPrompt, max_characters: int) -> bytes:
     try:
         rendered = template.render(chat, max_characters)
-        return pack_answer(ChatAnswer.RENDERED, rendered.text, rendered.mark_ends)
+        return pack_answer(ChatAnswer.RENDERED, rendered.text, rendered.mark_ends, rendered.part_ends)
     except TemplateError as error:
         return pack_answer(ChatAnswer.REFUSED, str(error))
     except ChatTooLong as error:

@@ -88,8 +88,12 @@ class EncodeProcess:
         )
         return number if kind is AnswerKind.NUMBER else self._receive_ids(number)
 
-    def encode_with_starts(self, text: str, *, max_tokens: int) -> tuple[array[int], array[int]] | int:
-        kind, number = self._request(Operation.ENCODE_WITH_STARTS, text, max_tokens=max_tokens)
+    def encode_with_starts(
+        self, text: str, *, max_tokens: int, add_special_tokens: bool = True
+    ) -> tuple[array[int], array[int]] | int:
+        kind, number = self._request(
+            Operation.ENCODE_WITH_STARTS, text, max_tokens=max_tokens, add_special_tokens=add_special_tokens
+        )
         return number if kind is AnswerKind.NUMBER else (self._receive_ids(number), self._receive_ids(number))
 
     def num_tokens_before(self, text: str, end: int) -> int:

@@ -83,7 +83,7 @@ def _answer(
                     return (_pack(AnswerKind.NUMBER, encoded),)
                 return _pack(AnswerKind.IDS, len(encoded)), encoded
             case Operation.ENCODE_WITH_STARTS:
-                found = library.encode_with_starts(text, max_tokens=max_tokens)
+                found = library.encode_with_starts(text, max_tokens=max_tokens, add_special_tokens=add_special_tokens)
                 if isinstance(found, int):
                     return (_pack(AnswerKind.NUMBER, found),)
                 return _pack(AnswerKind.IDS_AND_STARTS, len(found[0])), *found

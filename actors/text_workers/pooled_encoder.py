@@ -11,14 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ..messages.tokenizer import Encode
 from ..shared.token_decoding import MakeDecoder
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
-from ..tokenizer.context_length import prompt_too_long
+from ..tokenizer.context_length import output_budget, prompt_too_long
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
-from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot
-from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_text_bytes
+from ..tokenizer.message_spans import spans_of
+from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
+from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_bytes_to_encode, num_text_bytes
 from ..tokenizer.segment_cache import SegmentCache
 from .lanes import InlineSlot, Lanes
 from .renderer import MAX_CHARACTERS, Renderer
@@ -74,6 +78,19 @@ class PooledEncoder:
             case ChatPrompt():
                 return await self._encode_chat(prompt, options, max_model_len)
 
+    async def encode_alone(self, request: Encode, max_model_len: int) -> EncodedPrompt | RequestError:
+        (prompt,) = request.prompts
+        slot = self.enter(request.domain, num_bytes_to_encode(request.prompts, (), echo=False))
+        try:
+            options = attrs.evolve(options_of(request), owner=None, echo=False)
+            encoded = await self.encode(prompt, options, slot, max_model_len)
+        finally:
+            slot.leave()
+        if isinstance(encoded, RequestError):
+            return encoded
+        budget = output_budget(request, len(encoded.token_ids), max_model_len)
+        return budget if isinstance(budget, RequestError) else encoded
+
     async def count(self, prompt: Prompt, options: EncodingOptions, max_model_len: int) -> int | RequestError:
         counted: int | TooManyTokens | EncodedChat
         match prompt:
@@ -92,7 +109,9 @@ class PooledEncoder:
     ) -> EncodedPrompt | RequestError:
         encoded = await self._render_and_encode(chat, options, max_model_len)
         if not isinstance(encoded, TooManyTokens):
-            return EncodedPrompt(encoded.token_ids, encoded.breakpoints)
+            num_tokens = len(encoded.token_ids)
+            spans = spans_of(chat, encoded.part_ends, num_tokens) if chat.locates_parts else ()
+            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=spans)
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":
             # if the system message alone is too long, the error names its field

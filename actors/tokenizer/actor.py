@@ -2,7 +2,7 @@
 
 Receives `Encode` from request handlers. For each request it tells the accountant the lengths of the prompts
 (`Prompted`), then submits one sequence per (prompt, choice) through the request desk; or it tells the accountant why
-the request cannot be served (`Refused`). It answers `CountTokens` by itself.
+the request cannot be served (`Refused`). It answers `CountTokens` and `KeyPrompt` by itself.
 
 A short request is served at once, in order of arrival. Any other is served in a task of its own, which waits for its
 turn in a queue (`text_workers/`), outlives this actor, and is cancelled when its client leaves. Turns of a chat that
@@ -28,10 +28,10 @@ from ..channel import Poster, Receiver
 from ..config import RuntimeConfig
 from ..messages.accountant import Prompted, Refused
 from ..messages.grammar import GrammarSpec
-from ..messages.handler import Counted
+from ..messages.handler import Counted, Keyed
 from ..messages.outcomes import RequestError
 from ..messages.sampling import SamplingParams
-from ..messages.tokenizer import CountTokens, Encode
+from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
 from ..request_desk.desk import RequestDesk
 from ..shared.block_keys import chain_keys
 from ..shared.tokenizers_library import catching_panics
@@ -40,7 +40,7 @@ from .encoding_errors import OVERLOADED, TOKENIZER_FAILED, QueueFull, client_err
 from .grammar_check import GrammarChecks
 from .job_store import MAX_DEATHS, Job, JobStore, TokenizerMessage
 from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, PromptEncoder
-from .prompt_scoring import too_many_scores
+from .prompt_scoring import reads_cache, too_many_scores
 from .prompt_sizes import exceeds_context, is_short, num_bytes_to_encode
 from .sampling_completion import SamplingCompleter
 from .submission import Submission, root_key_of
@@ -89,13 +89,13 @@ class TokenizerActor:
                 store.take_off()
             pending.extend(await inbox.receive_all())
 
-    async def _handle(self, first: Encode | CountTokens | Job | None) -> None:
+    async def _handle(self, first: TokenizerMessage | Job | None) -> None:
         """Handle the first pending message, from where it was left."""
         store = self._store
         if first is not None and store.is_first_culprit:
             self._give_up(first)
-        elif isinstance(first, CountTokens):
-            self._tasks.start_soon(self._count, first)
+        elif isinstance(first, CountTokens | KeyPrompt):
+            self._tasks.start_soon(self._answer, first)
             store.pending[0] = None
         elif first is not None:
             if isinstance(first, Encode):
@@ -137,29 +137,36 @@ class TokenizerActor:
     def _max_model_len(self) -> int:
         return self._desk.info.max_model_len
 
-    # ------------------------------------------------------------ counting
+    # ------------------------------------------------------------ questions
 
-    async def _count(self, request: CountTokens) -> None:
-        """Count one prompt's tokens."""
-        outlet, param = request.outlet, request.prompt_param
-        options = EncodingOptions(request.tenant, param)
-        self._store.num_counts += 1
-        name = f"count-{self._store.num_counts}"
-        answer: Counted | RequestError | None = None
-        num_deaths = 0
+    async def _answer(self, question: PromptQuestion) -> None:
+        """Answer a question about one prompt."""
+        self._store.num_questions += 1
+        name = f"question-{self._store.num_questions}"
+        answer, num_deaths = None, 0
         with trio.CancelScope() as scope:
-            outlet.when_left(scope.cancel)
+            question.outlet.when_left(scope.cancel)
             while answer is None and num_deaths < MAX_DEATHS:
                 try:
                     with catching_panics():
-                        counted = await self._encoder.count(request.prompt, options, self._max_model_len)
-                    answer = counted if isinstance(counted, RequestError) else Counted(counted)
+                        answer = await self._look_at(question)
                 except Exception as error:
-                    answer = client_error(error, param)
-                    if answer is None:
+                    if (answer := client_error(error, question.prompt_param)) is None:
                         num_deaths += 1
                         self._on_death(error, name)
-        outlet.put(TOKENIZER_FAILED if answer is None else answer)
+        question.outlet.put(TOKENIZER_FAILED if answer is None else answer)
+
+    async def _look_at(self, question: PromptQuestion) -> Counted | Keyed | RequestError:
+        if isinstance(question, CountTokens):
+            options = EncodingOptions(question.tenant, question.prompt_param)
+            counted = await self._encoder.count(question.prompt, options, self._max_model_len)
+            return counted if isinstance(counted, RequestError) else Counted(counted)
+        request = question.request
+        encoded = await self._encoder.encode_alone(request, self._max_model_len)
+        if isinstance(encoded, RequestError):
+            return encoded
+        root = root_key_of(request, self._config)
+        return Keyed(encoded.token_ids, root, await self._keys(root, encoded), reads_cache(request), encoded.spans)
 
     # ------------------------------------------------------------ serving
 
@@ -200,9 +207,9 @@ class TokenizerActor:
         self._accountant.post(Refused(job.request_id, error))
         self._end(job)
 
-    def _give_up(self, culprit: Encode | CountTokens | Job) -> None:
+    def _give_up(self, culprit: TokenizerMessage | Job) -> None:
         """Refuse a request that kills the tokenizer."""
-        if isinstance(culprit, CountTokens):
+        if isinstance(culprit, CountTokens | KeyPrompt):
             culprit.outlet.put(TOKENIZER_FAILED)
             return
         log.error("tokenizer.failed", request_id=culprit.request_id)
@@ -247,11 +254,10 @@ class TokenizerActor:
         return None
 
     async def _check_grammar(self, spec: GrammarSpec, job: Job, slot: EncodingSlot) -> str | RequestError:
-        result = self._grammars.known(spec)
-        if result is None:
-            slot.rest()
-            result = await self._grammars.check(spec, job.options.tenant)
-        return result
+        if (result := self._grammars.known(spec)) is not None:
+            return result
+        slot.rest()
+        return await self._grammars.check(spec, job.options.tenant)
 
     async def _submit(self, job: Job, sampling: SamplingParams) -> None:
         """Submit the sequences of a request that were not submitted yet, until its client leaves."""
@@ -260,7 +266,7 @@ class TokenizerActor:
             root = root_key_of(request, config)
             num_hashed = 0
             for encoded in islice(job.encoded, len(job.block_keys), None):
-                job.block_keys.append(await self._keys(root, encoded) if config.engine.enable_prefix_caching else [])
+                job.block_keys.append(await self._keys(root, encoded))
                 num_hashed += len(job.block_keys[-1])
                 if num_hashed >= HASHED_BLOCKS:
                     num_hashed = 0
@@ -282,7 +288,9 @@ class TokenizerActor:
             job.num_submitted += 1
 
     async def _keys(self, root: bytes, prompt: EncodedPrompt) -> list[bytes]:
-        """Return the keys of a prompt's blocks, computed a few milliseconds at a time."""
+        """Return the keys of a prompt's blocks, computed a few milliseconds at a time; none without prefix caching."""
+        if not self._config.engine.enable_prefix_caching:
+            return []
         block_size = self._config.engine.block_size
         stride = HASHED_BLOCKS * block_size
         keys = chain_keys(root, prompt.token_ids[:stride], block_size)

@@ -26,8 +26,9 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-from ..messages.prompts import CallMark, ChatPrompt, ContentMark, Mark, ToolMark
+from ..messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, Mark, ToolMark
 from ..shared.template_names import names_in
+from .message_spans import find_part_ends
 from .plain_chat import (
     ONLY_SINGLE_CALLS,
     as_json,
@@ -67,6 +68,8 @@ class RenderedChat:
     text: str
     mark_ends: tuple[int, ...]
     """Characters before each mark, in the order of the marks; 0 if the template does not show the marked block."""
+    part_ends: tuple[int, ...] = ()
+    """What `message_spans.find_part_ends` has returned, if the chat asks for it."""
 
 
 class ChatTemplate:
@@ -85,6 +88,23 @@ class ChatTemplate:
 
         Where a template refuses a chat that has system messages after its beginning, they are merged into one first.
         """
+        rendered = self._render_any(chat, max_characters)
+        if not chat.locates_parts:
+            return rendered
+        limit = 2 * max_characters
+        last_tool = (ToolMark(CacheTtl.FIVE_MINUTES, len(chat.tools) - 1),) if chat.tools else ()
+        with_tools = self._render_any(attrs.evolve(chat, marks=last_tool), limit) if last_tool else None
+
+        def render(other: ChatPrompt) -> str | None:
+            try:
+                return self._render_any(other, limit).text
+            except (TemplateError, ChatTooLong):
+                return None
+
+        tools_end = 0 if with_tools is None else with_tools.mark_ends[0]
+        return attrs.evolve(rendered, part_ends=find_part_ends(chat, rendered.text, render, tools_end))
+
+    def _render_any(self, chat: ChatPrompt, max_characters: int) -> RenderedChat:
         if "developer" not in self._names:
             chat = without_developer(chat)
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
@@ -42,7 +42,9 @@ class EncodingBackend(Protocol):
         """Return the ids of `text` (type code "I"), or only their number if there are more than `max_tokens`."""
         ...
 
-    def encode_with_starts(self, text: str, *, max_tokens: int) -> tuple[array[int], array[int]] | int:
+    def encode_with_starts(
+        self, text: str, *, max_tokens: int, add_special_tokens: bool = True
+    ) -> tuple[array[int], array[int]] | int:
         """As `encode`, with the position of each token's first character; the positions never decrease."""
         ...
 
@@ -56,6 +58,8 @@ class EncodedChat:
     token_ids: list[int]
     breakpoints: tuple[Breakpoint, ...]
     """One for each mark."""
+    part_ends: tuple[int, ...] = ()
+    """Tokens that begin before each end of a part."""
 
 
 @attrs.frozen
@@ -158,7 +162,30 @@ class TextEncoder:
 
         positions = map(num_tokens_before, rendered.mark_ends)
         breakpoints = tuple(Breakpoint(at, mark.ttl) for at, mark in zip(positions, marks, strict=True))
-        return EncodedChat(as_list(token_ids), breakpoints)
+        part_ends: tuple[int, ...] = ()
+        if rendered.part_ends:
+            part_ends = self._part_ends(text, starts, first_tokens, rendered.part_ends)
+        return EncodedChat(as_list(token_ids), breakpoints, part_ends)
+
+    def _part_ends(
+        self, text: str, starts: Sequence[int], first_tokens: Sequence[int], ends: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Return how many tokens begin in the first characters of a text, for each of the numbers `ends`.
+
+        The text's segments have these `starts`, in characters and in tokens. Each is tokenized once more at most.
+        """
+        of_tokens: dict[int, array[int]] = {}
+        """By segment: where its tokens begin."""
+        num_tokens = []
+        for end in ends:
+            index = max(0, bisect_left(starts, end) - 1)
+            segment_starts = of_tokens.get(index)
+            if segment_starts is None:
+                segment = text[starts[index] : starts[index + 1]] if index + 1 < len(starts) else text[starts[index] :]
+                found = self.backend.encode_with_starts(segment, max_tokens=NO_LIMIT, add_special_tokens=False)
+                segment_starts = of_tokens[index] = array("I") if isinstance(found, int) else found[1]
+            num_tokens.append(first_tokens[index] + bisect_left(segment_starts, end - starts[index]) if end else 0)
+        return tuple(num_tokens)
 
     def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
         """Return the ids of a short word at the beginning of a text, and after a space."""

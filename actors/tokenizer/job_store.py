@@ -19,12 +19,12 @@ import attrs
 from ..messages.outcomes import RequestError
 from ..messages.prompts import Prompt
 from ..messages.sampling import SamplingParams
-from ..messages.tokenizer import CountTokens, Encode
+from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
 from .context_length import output_budget
 from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
 from .submission import Submission
 
-TokenizerMessage = Encode | CountTokens
+TokenizerMessage = Encode | PromptQuestion
 
 MAX_DEATHS = 2
 """A request with which the tokenizer dies this often is refused."""
@@ -81,14 +81,14 @@ class Job:
 
 @attrs.define(eq=False)
 class JobStore:
-    pending: deque[Encode | CountTokens | Job | None] = attrs.field(factory=deque)
+    pending: deque[TokenizerMessage | Job | None] = attrs.field(factory=deque)
     """Messages; a request that has been looked at is a `Job`. None: it was handled, or a task has it."""
     num_deaths: int = 0
     """Deaths with the first of them in hand."""
     num_handled: int = 0
     """Messages that were taken off without being refused for killing the tokenizer."""
-    num_counts: int = 0
-    """Prompts of which the tokens were to be counted. They have no request id: deaths name them by this number."""
+    num_questions: int = 0
+    """Questions about prompts. They have no request id: deaths name them by this number."""
 
     @property
     def is_first_culprit(self) -> bool:
@@ -107,4 +107,4 @@ class JobStore:
         if first is None:
             return None
         self.num_deaths += 1
-        return None if isinstance(first, CountTokens) else first.request_id
+        return None if isinstance(first, CountTokens | KeyPrompt) else first.request_id

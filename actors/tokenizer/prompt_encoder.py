@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar, TypeVarTuple
 import attrs
 
 from ..messages.outcomes import RequestError
-from ..messages.prompts import Breakpoint, Prompt, PromptText
+from ..messages.prompts import Breakpoint, PartSpan, Prompt, PromptText
 from ..messages.tokenizer import Encode
 from .encoder import TextEncoder
 
@@ -25,6 +25,8 @@ class EncodedPrompt:
     token_ids: list[int]
     breakpoints: tuple[Breakpoint, ...] = ()
     echo: PromptText | None = None
+    spans: tuple[PartSpan, ...] = ()
+    """Which tokens come from which part of which message, if the chat asks for it."""
 
 
 @attrs.frozen
@@ -101,6 +103,15 @@ class PromptEncoder(Protocol):
         """Encode one prompt in `slot`; a chat enters a queue of its own.
 
         Raises TemplateError, LibraryPanic, WorkerUnavailable and QueueFull.
+        """
+        ...
+
+    async def encode_alone(self, request: Encode, max_model_len: int) -> EncodedPrompt | RequestError:
+        """Encode a request's only prompt in a slot of its own, or return why the request would be refused.
+
+        No cached segments are used or added.
+
+        Raises as `encode`.
         """
         ...
 

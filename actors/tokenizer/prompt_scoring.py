@@ -32,13 +32,18 @@ class PromptScoring:
     num_prompt_scores: int
 
 
+def reads_cache(request: Encode) -> bool:
+    """Return whether a prompt's first choice may read it from the cache."""
+    return not (request.echo or request.sampling.prompt_logprobs is not None)
+
+
 def prompt_scoring(
     request: Encode, sampling: SamplingParams, sequence_id: int, choice: int, num_prompt_tokens: int
 ) -> PromptScoring:
     """Return how one choice takes part. The choices of a prompt have consecutive sequence ids."""
     is_scored = sampling.prompt_logprobs is not None
     return PromptScoring(
-        reads_cache=choice > 0 or not (request.echo or is_scored),
+        reads_cache=choice > 0 or reads_cache(request),
         prompt_logprobs=sampling.prompt_logprobs if choice == 0 else None,
         scores_from=sequence_id - choice if is_scored else None,
         num_prompt_scores=num_prompt_tokens - 1 if is_scored else 0,

@@ -13,7 +13,7 @@ from bench.stalls.attack import RawRequest
 MEBIBYTE = 1 << 20
 ALLOWED_MS = 50.0
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+MESSAGES, COUNT, LOOKUP = "/v1/messages", "/v1/messages/count_tokens", "/v1/cache/lookup"
 WORDS = "A quipu is a ledger of knotted cords, and what is tied into it stays. "
 
 

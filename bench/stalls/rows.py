@@ -16,6 +16,7 @@ from bench.stalls.row_parts import (
     CHAT,
     COMPLETIONS,
     COUNT,
+    LOOKUP,
     MEBIBYTE,
     MESSAGES,
     RESPONSES,
@@ -88,10 +89,9 @@ def _connecting(times: int) -> Callable[[int], Sequence[RawRequest]]:
     return lambda port: [RawRequest(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")] * times
 
 
-def _asking(path: str, times: int) -> Callable[[int], Sequence[RawRequest]]:
-    return lambda port: (
-        [RawRequest(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())] * times
-    )
+def _getting(path: str, times: int) -> Callable[[int], Sequence[RawRequest]]:
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    return lambda port: [RawRequest(head)] * times
 
 
 def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[RawRequest]]:
@@ -105,6 +105,10 @@ def _marked() -> dict[str, Any]:
 
 def _same_role() -> dict[str, Any]:
     return chat([said("x" * 380) for _ in range(10_000)])
+
+
+def _looked_up(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"url": url, "body": body}
 
 
 def _stops() -> dict[str, Any]:
@@ -137,6 +141,19 @@ ROWS: Sequence[Row] = (
     Row("response of 4 MB", one(RESPONSES, lambda: response(text_of(4 * MEBIBYTE)))),
     Row("count_tokens of 4 MB", one(COUNT, lambda: chat([said(text_of(4 * MEBIBYTE))]), 4), concurrency=4),
     Row("count_tokens, left", _leaving(COUNT, lambda: chat([said(text_of(4 * MEBIBYTE))]), 8), concurrency=8),
+    Row(
+        "look-up of 4 MB", one(LOOKUP, lambda: _looked_up(CHAT, chat([said(text_of(4 * MEBIBYTE))])), 4), concurrency=4
+    ),
+    Row("look-up of 10,000 messages", one(LOOKUP, lambda: _looked_up(MESSAGES, _same_role()), 4), concurrency=4),
+    Row(
+        "look-ups, left",
+        _leaving(LOOKUP, lambda: _looked_up(RESPONSES, response(text_of(4 * MEBIBYTE))), 8),
+        concurrency=8,
+    ),
+    Row(
+        "look-up of 512 prompts", one(LOOKUP, lambda: _looked_up(COMPLETIONS, completion([text_of(4000)] * 512)), 4), 4
+    ),
+    Row("look-up of a million ids", one(LOOKUP, lambda: _looked_up(COMPLETIONS, completion([7] * 1_000_000)), 4), 4),
     Row("blanks and a letter", one(COMPLETIONS, lambda: completion(" " * (LARGEST_BODY - 200) + "a")), server="qwen"),
     Row("64 KB of blanks, 32 times", one(COMPLETIONS, lambda: completion(" " * 65_000 + "a"), 32), 8, "qwen"),
     Row("token ids, a million", one(COMPLETIONS, lambda: completion([7] * 1_000_000))),
@@ -184,12 +201,20 @@ ROWS: Sequence[Row] = (
     Row("template that loops", one(CHAT, lambda: chat([said("Hi.")]), 4), concurrency=4, server="looping"),
     Row("template that writes", one(CHAT, lambda: chat([said("Hi.")]), 4), concurrency=4, server="writing"),
     Row("template that recurses", one(CHAT, lambda: chat([said("Hi.")]), 4), concurrency=4, server="recursing"),
+    # ------------------------------------------------------------ pages
+    Row("500 page files", _getting("/ui/static/vendor/preact.js", 500), concurrency=50),
+    Row(
+        "50 usage tables",
+        _getting("/ui/usage?since=1700000000&until=1703000000&bucket=1h&by=model&by=api_key&by=tenant", 50),
+        concurrency=50,
+        refused=True,
+    ),
     # ------------------------------------------------------------ connections
     Row("400 slow posts, 256 descriptors", _slow_posts(400), concurrency=400, server="few_files", refused=True),
     Row("body in chunks of one byte", _chunked(100_000), concurrency=4),
     Row("16 KB of headers", _headed(100), concurrency=8),
-    Row("cache statistics, 200 times", _asking("/v1/cache/stats?limit=1024", 200), concurrency=8),
-    Row("cache tree, 100 times", _asking("/v1/cache/tree?limit=2000&depth=1000", 100), concurrency=8),
+    Row("cache statistics, 200 times", _getting("/v1/cache/stats?limit=1024", 200), concurrency=8),
+    Row("cache tree, 100 times", _getting("/v1/cache/tree?limit=2000&depth=1000", 100), concurrency=8),
     Row("1,000 connections", _connecting(1000), concurrency=50),
     Row("200 requests at once", one(COMPLETIONS, lambda: completion("Hi.", max_tokens=8), 200), concurrency=200),
 )

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from tests.browsers import browser, one_browser
 from tests.e2e.servers import Server, serving
+
+__all__ = ["browser", "one_browser"]
 
 TIGHT_BLOCKS = 25
 """24 usable ones: a context of 384 tokens, far less than several requests need together."""

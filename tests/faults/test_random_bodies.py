@@ -1,7 +1,7 @@
 """Random bodies made of each endpoint's own fields: nothing breaks, nothing leaks, everything is accounted for.
 
 `bench/bodies.py` makes the bodies; `python -m bench.stalls --fuzz` sends the same ones to a real server. 20 runtimes
-get 10 bodies each for each of five endpoints: 1,000 in all (50,000 with `--hypothesis-profile long`).
+get 10 bodies each for each of six endpoints: 1,200 in all (50,000 with `--hypothesis-profile long`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import trio
 
 from quipu.actors.accountant.cache_watch import CacheWatch
 from quipu.actors.messages.accountant import Caller
-from quipu.actors.messages.block_manager import CacheMiss
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Known
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
@@ -33,6 +33,7 @@ from quipu.actors.request_desk.interface import (
     EngineStatus,
     Health,
     LastEngine,
+    PromptLookUp,
     ServingInfo,
     State,
     UnknownEngine,
@@ -52,6 +53,9 @@ INFO = ServingInfo(
     vocab_size=100,
     settings={"dtype": "float32"},
 )
+
+
+FOUND = PromptLookUp(40, 32, 0, CacheMiss(MissReason.NONE, 32), None)
 
 
 def record(
@@ -197,6 +201,9 @@ class FakeDesk:
     tickets: list[FakeTicket] = attrs.field(factory=list)
     num_resets: int = 0
     counted: Callable[[Prompt, str], int] = lambda prompt, param: 40
+    found: PromptLookUp = FOUND
+    """What every prompt finds in the cache."""
+    looked_up: list[Encode] = attrs.field(factory=list)
     engine_list: list[EngineStatus] = attrs.field(factory=lambda: [EngineStatus(0, 1, EngineState.READY)])
     """Its engines; those that are drained or removed stay until the test removes them."""
     drains: list[tuple[int, DrainMode, float | None]] = attrs.field(factory=list)
@@ -207,6 +214,11 @@ class FakeDesk:
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         await trio.lowlevel.checkpoint()
         return self.counted(prompt, prompt_param)
+
+    async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
+        await trio.lowlevel.checkpoint()
+        self.looked_up.append(request)
+        return [self.found for _ in request.prompts]
 
     def new_request_id(self) -> str:
         self._num_ids += 1

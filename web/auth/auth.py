@@ -19,14 +19,16 @@ from ..request.request_context import current_request_context
 from .keys import KeyStore, runtime_principal
 from .local_clients import is_from_this_machine
 
-OPEN_ROUTES = frozenset({"/health", "/ready"})
-"""Routes for probes, which have no key."""
+PAGE_ROUTES = frozenset({"/ui", "/ui/", "/ui/static/<path:name>"})
+"""The page of `web/ui/` and its files: the same for everybody. The page asks for a key, and for data with that key."""
+OPEN_ROUTES = frozenset({"/health", "/ready"}) | PAGE_ROUTES
+"""Routes for probes, which have no key, and for what a browser loads before it has one."""
 ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
 """Routes that show or change what all tenants share."""
 ADMIN_TREES = ("/v1/admin", "/v1/organization", "/v1/organizations")
 """Prefixes of routes that need an admin key as well."""
 
-RECORD_ROUTES = frozenset({"/v1/usage/<request_id>", "/v1/cache/stats", "/v1/cache/tree"})
+RECORD_ROUTES = frozenset({"/v1/usage/<request_id>", "/v1/cache/stats", "/v1/cache/tree", "/ui/usage"})
 """Routes that, if there are keys, show each tenant its own records and numbers."""
 SHOWN_ROUTES = frozenset({"/metrics", "/server_info"})
 """Routes that change nothing and reveal no request: without keys everybody may read them, such as Prometheus."""

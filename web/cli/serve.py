@@ -31,6 +31,7 @@ from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.wiring import front, split
 
+from ..api.admin.prices import PriceError, PriceList, read_prices
 from ..api.admin.usage_source import LedgerUsage
 from ..app import make_app
 from ..auth.browser_rules import BrowserRules
@@ -80,22 +81,25 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         keys = key_store(arguments, os.environ)
         ledger = ledger_config(arguments, os.environ)
         tracing = tracing_config(arguments.otlp_traces_endpoint, os.environ)
+        prices = None if arguments.prices is None else read_prices(arguments.prices)
         config, info = resolve_config(arguments, read_upstreams(arguments, os.environ))
         raise_file_limit()
         max_connections = arguments.max_connections or default_max_connections()
         resolved = ledger_settings(ledger) | {
             "max_connections": max_connections,
             "open_admin": arguments.open_admin,
+            "serves_ui": not arguments.no_ui,
             "allowed_hosts": sorted(arguments.allowed_hosts),
             "allowed_origins": sorted(arguments.allowed_origins),
         }
         info = attrs.evolve(info, settings=info.settings | resolved)
-    except (CheckpointError, KeyFileError, LedgerError, TracingError, UpstreamError) as error:
+    except (CheckpointError, KeyFileError, LedgerError, PriceError, TracingError, UpstreamError) as error:
         log_writer.say(str(error))
         return EXIT_USAGE
     warn_where_open(arguments.host, keys)
     options = AppOptions(
         open_admin=arguments.open_admin,
+        serves_ui=not arguments.no_ui,
         browsers=browser_rules(arguments, has_keys=not keys.is_open),
         allow_client_priority=arguments.allow_client_priority,
         always_include_usage=arguments.always_include_usage,
@@ -119,6 +123,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
                 keys,
                 ledger,
                 tracing,
+                prices,
                 log_writer,
                 manager,
                 host=arguments.host,
@@ -168,6 +173,7 @@ async def run_server(
     keys: KeyStore,
     ledger_config: LedgerConfig,
     tracing: TracingConfig | None,
+    prices: PriceList | None,
     log_writer: LogWriter,
     manager: Manager | None,
     *,
@@ -202,6 +208,7 @@ async def run_server(
                             keys,
                             tracer,
                             usage=LedgerUsage(ledger_config.data_dir, ledger_config.url),
+                            prices=prices,
                         ),
                         host=host,
                         port=port,

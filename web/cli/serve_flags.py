@@ -6,6 +6,7 @@ Those of the engine are made from its settings (`setting_flags.py`); those of th
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from quipu.actors.declarations import Bounds
 
@@ -78,6 +79,8 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--allowed-hosts", type=parse_hosts, action="extend", default=[], metavar="HOST,...", help=hosts_help)
     origins_help = "list of sites whose pages may send requests, such as '[\"https://site.example\"]' (default: none)"
     add("--allowed-origins", type=parse_origins, default=frozenset(), metavar="JSON", help=origins_help)
+    add("--no-ui", action="store_true", help="serve no pages at /ui (docs/ui.md)")
+    add("--prices", type=Path, metavar="FILE", help="prices of tokens, for the usage page (docs/usage-reports.md#cost)")
     add(
         "--request-timeout",
         type=number(Bounds(above=0)),

@@ -16,13 +16,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import attrs
 import orjson
 from sqlalchemy.exc import SQLAlchemyError
 
 from quipu.actors.ledger.database import LedgerError, reason
-from quipu.actors.ledger.reading import GroupColumn, Query, Sum, open_reader
+from quipu.actors.ledger.reading import GroupColumn, Query, open_reader
 
+from ..api.admin.cost_report import NUMBERS, CostLine, columns, price_parts, split, total
+from ..api.admin.prices import PriceError, read_prices
 from ..api.admin.usage_buckets import WIDTHS
 from ..api.admin.usage_params import LATEST
 from ..api.admin.usage_report import COUNTED, RETRIES
@@ -47,6 +48,7 @@ def add_usage_flags(command: argparse.ArgumentParser) -> None:
     add("--bucket", choices=list(WIDTHS), help="group by minute, hour or day (UTC)")
     add("--retries", choices=RETRIES, default="count", help="`collapse`: a request and its retries count once")
     add("--tenant", action="append", default=[], metavar="NAME", help="only this tenant; may be repeated")
+    add("--prices", type=Path, metavar="FILE", help="prices of tokens: adds what they cost")
     add("--data-dir", help="the server's data directory (default: data, unless --ledger-url is given)")
     add("--ledger-url", metavar="URL", help=f"URL of the database; or set {URL_VARIABLE}")
     add("--json", action="store_true", help="print JSON")
@@ -67,71 +69,91 @@ def run_usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
         if arguments.until is not None and arguments.until <= arguments.since:
             raise LedgerError("--until must be later than --since")
         with open_reader(data_dir=None if data_dir is None else Path(data_dir), url=url) as reader:
+            prices = None if arguments.prices is None else read_prices(arguments.prices)
+            group_by = [GROUPS[name] for name in by]
             bucket_s = None if arguments.bucket is None else WIDTHS[arguments.bucket].width_s
-            sums = reader.sums(
-                query,
-                group_by=[GROUPS[name] for name in by],
-                bucket_s=bucket_s,
-                collapse_retries=arguments.retries == "collapse",
-            )
-    except (LedgerError, SQLAlchemyError, OSError) as error:
-        print(f"quipu: {error if isinstance(error, LedgerError) else reason(error)}", file=sys.stderr)
+            parts = [
+                (
+                    part,
+                    reader.sums(
+                        part,
+                        group_by=columns(group_by, prices),
+                        bucket_s=bucket_s,
+                        collapse_retries=arguments.retries == "collapse",
+                    ),
+                )
+                for part in split(query, prices)
+            ]
+            lines = price_parts(parts, group_by, prices)
+    except (LedgerError, PriceError, SQLAlchemyError, OSError) as error:
+        print(f"quipu: {reason(error) if isinstance(error, SQLAlchemyError | OSError) else error}", file=sys.stderr)
         return EXIT_USAGE
     try:
         if arguments.json:
-            print(orjson.dumps({"since": query.since, "until": query.until, "rows": _rows(sums, by)}).decode())
+            print(
+                orjson.dumps(
+                    {
+                        "since": query.since,
+                        "until": query.until,
+                        "rows": _rows(lines, by, has_prices=prices is not None),
+                    }
+                ).decode()
+            )
         else:
-            _print_table(sums, by, with_bucket=bucket_s is not None)
+            _print_table(lines, by, with_bucket=bucket_s is not None)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _rows(sums: Sequence[Sum], by: Sequence[str]) -> list[dict[str, object]]:
-    """Return every sum under the ledger's names."""
+def _rows(lines: Sequence[CostLine], by: Sequence[str], *, has_prices: bool) -> list[dict[str, object]]:
+    """Return every sum under the ledger's names, with prices also its cost by currency."""
     rows = []
-    for one in sums:
-        numbers = attrs.asdict(one, filter=lambda field, _: field.name not in ("bucket", "group"))
-        groups = {name: one.group[GROUPS[name]] for name in by}
-        rows.append({"bucket": one.bucket, **groups, **numbers})
+    for line in lines:
+        groups = {name: line.sum.group[GROUPS[name]] for name in by}
+        numbers = {name: getattr(line.sum, name) for name in NUMBERS}
+        cost = {"cost": line.cost, "unpriced_models": line.unpriced_models} if has_prices else {}
+        rows.append({"bucket": line.sum.bucket, **groups, **numbers, **cost})
     return rows
 
 
-def _print_table(sums: Sequence[Sum], by: Sequence[str], *, with_bucket: bool) -> None:
+def _print_table(lines: Sequence[CostLine], by: Sequence[str], *, with_bucket: bool) -> None:
     named = [*(["from"] if with_bucket else []), *by]
-    lines = [[*named, *_NUMBERS]]
-    for one in sums:
-        start = [_time(one.bucket)] if one.bucket is not None else []
-        lines.append([*start, *(_shown(one.group[GROUPS[name]]) for name in by), *_numbers(one)])
-    total = _total(sums)
-    if len(sums) != 1:
-        lines.append(["total", *[""] * (len(named) - 1), *_numbers(total)] if named else _numbers(total))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    whole = total(lines)
+    currencies = sorted(whole.amounts)
+    table = [[*named, *_NUMBERS, *(_shown(currency) for currency in currencies)]]
     for line in lines:
+        start = [_time(line.sum.bucket)] if line.sum.bucket is not None else []
+        names = (_shown(line.sum.group[GROUPS[name]]) for name in by)
+        table.append([*start, *names, *_numbers(line, currencies)])
+    if len(lines) != 1:
+        table.append([*["total", *[""] * len(named)][: len(named)], *_numbers(whole, currencies)])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
         cells = [
             cell.ljust(width) if place < len(named) else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
-    if total.estimated_cached_tokens:
-        print(f"({total.estimated_cached_tokens:,} tokens more were estimated to be cached: not billed as cached)")
-    if total.num_faulted:
+    if whole.sum.estimated_cached_tokens:
+        print(f"({whole.sum.estimated_cached_tokens:,} tokens more were estimated to be cached: not billed as cached)")
+    if whole.sum.num_faulted:
         print(
-            f"({total.num_faulted:,} of the requests failed through the server's own fault: their tokens do not count)"
+            f"({whole.sum.num_faulted:,} of the requests failed through the server's own fault: their tokens do not "
+            "count)"
         )
+    if whole.unpriced_models:
+        print(f"(no price, and so no cost: {', '.join(map(_shown, whole.unpriced_models))})")
 
 
-def _numbers(one: Sum) -> list[str]:
+def _numbers(line: CostLine, currencies: Sequence[str]) -> list[str]:
+    one = line.sum
     rate = f"{one.cached_tokens / one.prompt_tokens:.1%}" if one.prompt_tokens else "-"
     counts = (one.num_requests, one.prompt_tokens, one.cached_tokens, one.cache_write_tokens, one.completion_tokens)
     requests, prompt, cached, written, output = (f"{count:,}" for count in counts)
-    return [requests, prompt, cached, rate, written, output]
-
-
-def _total(sums: Sequence[Sum]) -> Sum:
-    names = [field.name for field in attrs.fields(Sum) if field.name not in ("bucket", "group")]
-    return Sum(**{name: sum(getattr(one, name) for one in sums) for name in names})
+    cost = line.cost
+    return [requests, prompt, cached, rate, written, output, *(cost.get(currency, "-") for currency in currencies)]
 
 
 def _shown(value: str | None) -> str:

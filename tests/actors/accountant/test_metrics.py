@@ -135,6 +135,19 @@ async def test_histograms_match_the_records(autojump_clock: trio.abc.Clock) -> N
     assert found["inter_token_latency_seconds_sum"] == pytest.approx(0.01 * (4 + 2 + 2 * 3))
 
 
+async def test_steps_are_counted(autojump_clock: trio.abc.Clock) -> None:
+    """Each step is counted once, however many requests it serves: a prompt in one chunk takes one step per token."""
+    async with small_runtime(Dials(step_seconds=0.01)) as client:
+        before = samples(client)["engine_steps_total"]
+        await client.ask(prompt_of(20), max_tokens=5)
+        await settle(client)
+        one = samples(client)["engine_steps_total"] - before
+        await client.ask(prompt_of(20, 1), max_tokens=5, n=2)
+        await settle(client)
+        two = samples(client)["engine_steps_total"] - before - one
+    assert 5 <= one <= 7 and 5 <= two <= 8  # with steps that only free blocks
+
+
 async def test_counters_of_unsuccessful_requests(autojump_clock: trio.abc.Clock) -> None:
     """Rejected, left and failed requests are counted by outcome; never-admitted ones are in no sum and no ratio."""
     dials, journal = Dials(step_seconds=0.01), KeptJournal()

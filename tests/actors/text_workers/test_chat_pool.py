@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import trio
 
-from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
+from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ChatPrompt, ContentMark, ToolMark
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.text_workers import chat_pool
 from quipu.actors.text_workers.chat_pool import MAX_WORKERS_PER_TENANT, ChatPool
@@ -41,6 +41,7 @@ SHOWN = (
     "{% for d in documents or [] %}{{ d | tojson }}{% endfor %}{{ flavour }}{{ bos_token }}"
 )
 SHORT = CacheTtl.FIVE_MINUTES
+PARTS = (ChatPart(0, None, "system", 0, 11), ChatPart(1, 0, "user", 1, 9), ChatPart(2, None, "user", 1, 99))
 
 
 def chat(content: str, **fields: Any) -> ChatPrompt:
@@ -98,11 +99,14 @@ async def test_same_result_as_in_this_process() -> None:
         chat("Hello", template_kwargs={"flavour": [1, {"a": "b"}]}),
         chat("Hello", documents=({"title": "t", "text": "x"}, {"text": "y"})),
         ChatPrompt(messages, tools=(tool("a"), tool("b")), marks=marks),
+        ChatPrompt(messages, tools=(tool("a"),), marks=marks[:1], parts=PARTS, locates_parts=True),
     ]
     async with pool_of(SHOWN) as pool:
         inline = InlineRenderer(TemplateSource("here", SHOWN, {"bos_token": "<s>"}))
         for prompt in chats:
-            assert await render(pool, prompt) == await inline.render(prompt, "", 10**7)
+            rendered = await render(pool, prompt)
+            assert rendered == await inline.render(prompt, "", 10**7)
+            assert bool(rendered.part_ends) is prompt.locates_parts
         with pytest.raises(ChatTooLong) as raised:
             await render(pool, chat("x" * 1000), max_characters=1000)
         assert raised.value.num_characters > 1000

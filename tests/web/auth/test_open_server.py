@@ -26,6 +26,7 @@ ADMIN = [
     ("GET", "/v1/organization/usage/completions"),
     ("GET", "/v1/organizations/usage_report/messages"),
     ("GET", "/v1/usage/r1"),
+    ("GET", "/ui/usage"),
     ("GET", "/v1/cache/stats"),
     ("GET", "/v1/cache/tree"),
 ]
@@ -38,6 +39,9 @@ class NoUsage:
         return None
 
     async def sums(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []
+
+    async def disputed(self, *args: Any) -> list[Any]:
         return []
 
 

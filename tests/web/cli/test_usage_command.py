@@ -183,3 +183,41 @@ def test_unreadable_ledger(tmp_path: Path, data_dir: Path, capsys: pytest.Captur
     (data_dir / "ledger.sqlite3").write_bytes(b"this is no database" * 500)
     assert usage("--data-dir", str(data_dir)) == 2
     assert "database" in capsys.readouterr().err
+
+
+PRICES = """
+[[prices]]
+model = "demo"
+currency = "EUR"
+input = 0.5
+cached_input = 0.05
+output = 1.5
+"""
+
+
+def test_cost(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With prices the table has a column for each currency and names models without one; so does the JSON."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text(PRICES)
+    where = (*SINCE, "--data-dir", keep(data_dir, RECORDS), "--prices", str(prices))
+    assert usage(*where, "--by", "model") == 0
+    lines = capsys.readouterr().out.splitlines()
+    # 400 prompt tokens, 144 of them cached, and 40 completion tokens
+    assert [line.split() for line in lines[:4]] == [
+        ["model", "requests", "input", "cached", "hit", "rate", "written", "output", "EUR"],
+        ["big", "1", "100", "48", "48.0%", "48", "1,000", "-"],
+        ["demo", "5", "400", "144", "36.0%", "192", "40", "0.000195"],
+        ["total", "6", "500", "192", "38.4%", "240", "1,040", "0.000195"],
+    ]
+    assert lines[-1] == "(no price, and so no cost: big)"
+    assert usage(*where, "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["cost"], row["unpriced_models"]) == ({"EUR": "0.000195"}, ["big"])
+
+
+def test_wrong_prices(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A price list that cannot be used is an error, not a report without cost."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text(PRICES.replace("output", "outputs"))
+    assert usage("--data-dir", keep(data_dir, RECORDS), "--prices", str(prices)) == 2
+    assert "prices[0]: `output` is required" in capsys.readouterr().err

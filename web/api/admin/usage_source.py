@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import attrs
 import structlog
 import trio
 from sqlalchemy.exc import SQLAlchemyError
@@ -33,16 +35,20 @@ _T = TypeVar("_T")
 
 
 class UsageSource(Protocol):
-    """A source of usage data. Both methods raise APIError (503) if the ledger cannot be read."""
+    """A source of usage data. Its methods raise APIError (503) if the ledger cannot be read."""
 
     async def sums(
-        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int, *, collapse_retries: bool = False
+        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int | None, *, collapse_retries: bool = False
     ) -> list[Sum]:
         """Return sums as `LedgerReader.sums` does."""
         ...
 
     async def record(self, query: Query) -> LedgerRecord | None:
         """Return the first record that matches."""
+        ...
+
+    async def disputed(self, query: Query, limit: int) -> list[LedgerRecord]:
+        """Return the newest matching records of disputed accounts."""
         ...
 
 
@@ -65,7 +71,7 @@ class LedgerUsage:
         self._read_s = read_s
 
     async def sums(
-        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int, *, collapse_retries: bool = False
+        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int | None, *, collapse_retries: bool = False
     ) -> list[Sum]:
         return await self._read(
             lambda reader: reader.sums(query, group_by=group_by, bucket_s=bucket_s, collapse_retries=collapse_retries)
@@ -73,6 +79,10 @@ class LedgerUsage:
 
     async def record(self, query: Query) -> LedgerRecord | None:
         return await self._read(lambda reader: next(reader.records(query), None))
+
+    async def disputed(self, query: Query, limit: int) -> list[LedgerRecord]:
+        only = attrs.evolve(query, disputed_only=True)
+        return await self._read(lambda reader: list(islice(reader.records(only, newest_first=True), limit)))
 
     async def _read(self, look: Callable[[LedgerReader], _T]) -> _T:
         if self._limiter.statistics().tasks_waiting >= self._max_waiting:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from quipu.actors.messages.prompts import CacheTtl, CallMark, ContentMark
+from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ContentMark
 
 from ...request.errors import APIError, bad_value, unsupported_value
 from ..fields import Fields, wrong_type
@@ -31,6 +31,10 @@ class Conversation:
         self.pace = pace
         self.pending_calls: set[str] = set()
         """Ids of tool calls that have no result yet."""
+        self.parts: list[ChatPart] = []
+        """The ends of the client's parts so far."""
+        self.message: int | None = None
+        """The client's message that is being read; None: the system prompt."""
         self._messages: list[dict[str, Any]] = []
         self._said: list[str] = []
         self._num_chars = 0
@@ -64,6 +68,13 @@ class Conversation:
     def place(self) -> partial[ContentMark]:
         """Return the end of the content so far."""
         return partial(_content_mark, len(self._messages) - 1, self._num_chars)
+
+    def end_part(self, part: int | None, role: str, *, is_call: bool = False) -> None:
+        """Note the end of a part of the client's message."""
+        if self._messages:
+            call = len(self._messages[-1]["tool_calls"]) - 1 if is_call else None
+            place = len(self._messages) - 1, self._num_chars, call
+            self.parts.append(ChatPart(self.message, part, role, *place))
 
     @property
     def has_calls(self) -> bool:
@@ -99,21 +110,22 @@ def _call_mark(message: int, call: int, ttl: CacheTtl) -> CallMark:
 
 async def read_user(blocks: list[Fields], conversation: Conversation) -> None:
     begun = False
-    for block in blocks:
+    for index, block in enumerate(blocks):
         await conversation.pace.tick()
         if block.get("type") == "tool_result":
             await _read_result(block, conversation)
             begun = False
-            continue
-        if not begun:
-            conversation.begin("user")
-            begun = True
-        say_text(block, conversation)
+        else:
+            if not begun:
+                conversation.begin("user")
+                begun = True
+            say_text(block, conversation)
+        conversation.end_part(index, "user")
 
 
 async def read_assistant(blocks: list[Fields], conversation: Conversation) -> None:
     conversation.begin("assistant")
-    for block in blocks:
+    for index, block in enumerate(blocks):
         await conversation.pace.tick()
         match block.get("type"):
             case "thinking":
@@ -125,8 +137,10 @@ async def read_assistant(blocks: list[Fields], conversation: Conversation) -> No
                 conversation.think(REDACTED)
             case "tool_use":
                 _read_call(block, conversation)
+                conversation.end_part(index, "assistant", is_call=True)
             case _:
                 say_text(block, conversation)
+                conversation.end_part(index, "assistant")
 
 
 def _read_call(block: Fields, conversation: Conversation) -> None:

@@ -68,6 +68,7 @@ async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header
         continue_final=continue_final,
         marks=breakpoints.marks(),
         template_kwargs=thinking.variables,
+        parts=tuple(conversation.parts),
     )
     return AskedPrompt(
         chat, tools.rules(choice.names, one_call=one_call), grammar, thinking.budget, (*thinking.unused, *tools.unused)
@@ -88,6 +89,7 @@ async def _read_system(fields: Fields, conversation: Conversation, keep_billing_
             conversation.begin("system")
             conversation.say(system)
             conversation.breakpoints.text(conversation.place())
+            conversation.end_part(None, "system")
         return
     blocks = blocks_of(system, "system", conversation.pace)
     if not keep_billing_header and type(system[0].get("text")) is str and system[0]["text"].startswith(BILLING_HEADER):
@@ -95,9 +97,10 @@ async def _read_system(fields: Fields, conversation: Conversation, keep_billing_
         conversation.breakpoints.block(blocks.pop(0), None)
     if blocks:
         conversation.begin("system")
-    for block in blocks:
+    for index, block in enumerate(blocks, len(system) - len(blocks)):
         await conversation.pace.tick()
         say_text(block, conversation)
+        conversation.end_part(index, "system")
 
 
 # ---------------------------------------------------------------- messages
@@ -118,6 +121,7 @@ async def _read_messages(fields: Fields, conversation: Conversation) -> bool:
         where = f"messages.{index}"
         if type(message) is not dict:
             raise wrong_type(where, "an object")
+        conversation.message = index
         await _read_message(Fields(message, where), conversation, is_last=index == len(messages) - 1)
     return _check_end(messages, conversation)
 
@@ -136,6 +140,7 @@ async def _read_message(fields: Fields, conversation: Conversation, *, is_last: 
         conversation.say(content)
         if content:
             conversation.breakpoints.text(conversation.place())
+            conversation.end_part(None, role)
         _check_results(param, role, conversation)
         return
     blocks = blocks_of(content, param, conversation.pace)
@@ -145,9 +150,10 @@ async def _read_message(fields: Fields, conversation: Conversation, *, is_last: 
         await read_assistant(blocks, conversation)
     else:
         conversation.begin(role)
-        for block in blocks:
+        for index, block in enumerate(blocks):
             await conversation.pace.tick()
             say_text(block, conversation)
+            conversation.end_part(index, role)
     _check_results(param, role, conversation)
 
 

@@ -1,1 +1,1 @@
-"""Endpoints that explain the prefix cache, `/v1/cache/…`."""
+"""What a client may ask about the prefix cache: `/v1/cache/…`."""

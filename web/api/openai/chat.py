@@ -39,7 +39,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     thinking.read_effort(fields, "reasoning_effort")
     read_switch_and_budget(fields, thinking)
     async with Pace() as pace:
-        messages = await read_messages(fields, pace)
+        read = await read_messages(fields, pace)
         tools = await read_chat_tools(fields, info.output.call_form, pace)
         documents = await read_documents(fields, pace)
     unused = [*thinking.unused, *tools.unused]
@@ -47,12 +47,13 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         documents = ()
         unused.append("documents")
     prompt = ChatPrompt(
-        messages=messages,
+        messages=read.messages,
         add_generation_prompt=fields.flag("add_generation_prompt", default=True),
         template_kwargs=read_template_kwargs(fields, thinking),
         tools=tools.shown,
-        continue_final=_read_continued(fields, messages[-1]),
+        continue_final=_read_continued(fields, read.messages[-1]),
         documents=documents,
+        parts=read.parts,
     )
     request = read_generation(
         fields,

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
+from quipu.actors.messages.prompts import ChatPart
+
 from ...request.errors import bad_value, unsupported_parameter, unsupported_value
 from ..fields import Fields, missing, wrong_type
 from ..pace import Pace
@@ -23,7 +27,15 @@ _MAY_BE_EMPTY = ("assistant", "function")
 _MAX_TYPE_CHARS = 40
 
 
-async def read_messages(fields: Fields, pace: Pace) -> tuple[Mapping[str, Any], ...]:
+@attrs.frozen
+class ReadMessages:
+    """The messages of a chat, and where the client's are in them."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    parts: tuple[ChatPart, ...]
+
+
+async def read_messages(fields: Fields, pace: Pace) -> ReadMessages:
     """Return `messages`. Raises APIError."""
     messages = fields.get("messages")
     if messages is None:
@@ -39,12 +51,13 @@ async def read_messages(fields: Fields, pace: Pace) -> tuple[Mapping[str, Any], 
         if type(message) is not dict:
             raise wrong_type(where, "an object")
         await reader.read(Fields(message, where))
-    return tuple(reader.messages)
+    return ReadMessages(tuple(reader.messages), tuple(reader.parts))
 
 
 class _Reader:
     def __init__(self, pace: Pace) -> None:
         self.messages: list[Mapping[str, Any]] = []
+        self.parts: list[ChatPart] = []
         self._pace = pace
         self._num_function_calls = 0
 
@@ -59,7 +72,7 @@ class _Reader:
         for name in _CALLS:
             if role != "assistant" and fields.get(name):
                 raise bad_value(fields.param(name), "only allowed in messages of the role `assistant`")
-        message: dict[str, Any] = {"role": role, "content": await _read_content(fields, role, self._pace)}
+        message: dict[str, Any] = {"role": role, "content": await self._read_content(fields, role)}
         if fields.get("name") is not None:
             message["name"] = fields.text("name")
         match role:
@@ -82,6 +95,8 @@ class _Reader:
             calls.append(await self._read_call(fields.fields("function_call"), self._function_call_id))
         if calls:
             message["tool_calls"] = calls
+            for index in range(len(calls)):
+                self._note_part("assistant", None, len(message["content"]), index)
 
     @property
     def _function_call_id(self) -> str:
@@ -112,29 +127,38 @@ class _Reader:
         arguments = await read_arguments(function, self._pace)
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
+    async def _read_content(self, fields: Fields, role: str) -> str:
+        content, param = fields.get("content"), fields.param("content")
+        if role in _MAY_BE_EMPTY and (content is None or content == []):
+            return ""
+        if type(content) is not list:
+            if content is not None and type(content) is not str:
+                raise wrong_type(param, "a string or a list of text parts")
+            text = fields.text("content")
+            self._note_part(role, None, len(text))
+            return text
+        if not content:
+            raise bad_value(param, "must not be empty")
+        self._pace.check_parts(content, param)
+        texts = []
+        num_chars = 0
+        for index, part in enumerate(content):
+            where = f"{param}[{index}]"
+            await self._pace.tick()
+            if type(part) is not dict:
+                raise wrong_type(where, "an object")
+            part_fields = Fields(part, where)
+            part_type = part_fields.text("type")
+            if part_type != "text":
+                named = part_type[:_MAX_TYPE_CHARS]
+                problem = f"must be `text`; parts of type `{named}` are not supported by this server"
+                raise unsupported_value(f"{where}.type", problem)
+            texts.append(part_fields.text("text"))
+            num_chars += len(texts[-1])
+            self._note_part(role, index, num_chars)
+        return "".join(texts)
 
-async def _read_content(fields: Fields, role: str, pace: Pace) -> str:
-    content, param = fields.get("content"), fields.param("content")
-    if role in _MAY_BE_EMPTY and (content is None or content == []):
-        return ""
-    if type(content) is not list:
-        if content is not None and type(content) is not str:
-            raise wrong_type(param, "a string or a list of text parts")
-        return fields.text("content")
-    if not content:
-        raise bad_value(param, "must not be empty")
-    pace.check_parts(content, param)
-    texts = []
-    for index, part in enumerate(content):
-        where = f"{param}[{index}]"
-        await pace.tick()
-        if type(part) is not dict:
-            raise wrong_type(where, "an object")
-        part_fields = Fields(part, where)
-        part_type = part_fields.text("type")
-        if part_type != "text":
-            named = part_type[:_MAX_TYPE_CHARS]
-            problem = f"must be `text`; parts of type `{named}` are not supported by this server"
-            raise unsupported_value(f"{where}.type", problem)
-        texts.append(part_fields.text("text"))
-    return "".join(texts)
+    def _note_part(self, role: str, part: int | None, num_chars: int, call: int | None = None) -> None:
+        """Note the end of a part of the message that is being read, whose index is the same in the chat."""
+        index = len(self.messages)
+        self.parts.append(ChatPart(index, part, role, index, num_chars, call))

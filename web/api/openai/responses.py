@@ -60,12 +60,17 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     async with Pace() as pace:
         tools = ResponseTools(pace)
         await tools.read(fields)
-        messages = await read_input(fields, tools, pace)
+        read = await read_input(fields, tools, pace)
         choice = await read_tool_choice(fields, pace)
         one_call = choice.one_call or not several
         answer = await read_format(fields.fields("text"), "format", None, pace)
         grammar = await tools.grammar(choice, answer, info.output.call_form, one_call=one_call)
-    prompt = ChatPrompt(messages=messages, template_kwargs=read_template_kwargs(fields, thinking), tools=tools.shown)
+    prompt = ChatPrompt(
+        messages=read.messages,
+        template_kwargs=read_template_kwargs(fields, thinking),
+        tools=tools.shown,
+        parts=read.parts,
+    )
     wanted = read_generation(
         fields,
         info,

@@ -11,12 +11,18 @@ Items are flat where chat messages are nested: calls and reasoning next to an as
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import accumulate
 from typing import Any
+
+import attrs
+
+from quipu.actors.messages.prompts import ChatPart
 
 from ...request.errors import bad_value, unsupported_value
 from ..fields import Fields, missing, wrong_type
 from ..pace import Pace
 from .call_arguments import read_arguments
+from .chat_messages import ReadMessages
 from .responses_tools import ResponseTools
 from .tool_choice import read_flat_name
 
@@ -47,7 +53,7 @@ _MAX_TYPE_CHARS = 40
 Message = dict[str, Any]
 
 
-async def read_input(fields: Fields, tools: ResponseTools, pace: Pace) -> tuple[Mapping[str, Any], ...]:
+async def read_input(fields: Fields, tools: ResponseTools, pace: Pace) -> ReadMessages:
     """Return the messages of `instructions` and `input`. Raises APIError.
 
     Tools and items that are skipped are added to `tools`.
@@ -61,21 +67,39 @@ async def read_input(fields: Fields, tools: ResponseTools, pace: Pace) -> tuple[
         raise missing("input")
     if type(items) is str:
         reader.messages.append({"role": "user", "content": items})
+        reader.end_parts("user", _Text(items))
     elif type(items) is not list:
         raise wrong_type("input", "a string or a list of items")
     else:
         pace.check_messages(items, "input")
         for index, item in enumerate(items):
+            reader.item = index
             await reader.read(item, f"input[{index}]")
     if not reader.messages:
         reader.messages.append({"role": "user", "content": ""})  # agents send an empty input to see who answers
-    system = [{"role": "system", "content": instructions}] if instructions else []
-    return (*system, *reader.messages)
+    if not instructions:
+        return ReadMessages(tuple(reader.messages), tuple(reader.parts))
+    parts = [ChatPart(None, None, "system", 0, len(instructions))]
+    parts += [attrs.evolve(part, chat_message=part.chat_message + 1) for part in reader.parts]
+    return ReadMessages(({"role": "system", "content": instructions}, *reader.messages), tuple(parts))
+
+
+@attrs.frozen
+class _Text:
+    """A string, or the joined texts of a list of parts."""
+
+    text: str
+    part_ends: tuple[int, ...] | None = None
+    """Characters up to the end of each part. None: it is a string."""
 
 
 class _Reader:
     def __init__(self, tools: ResponseTools, pace: Pace) -> None:
         self.messages: list[Message] = []
+        self.parts: list[ChatPart] = []
+        """Where the texts and calls of the items are in them."""
+        self.item: int | None = None
+        """The item that is being read."""
         self._tools = tools
         self._pace = pace
         self._readers: Mapping[str, Callable[[Fields], Awaitable[None]]] = {
@@ -108,6 +132,12 @@ class _Reader:
             raise unsupported_value(fields.param("type"), f"items of type `{named}` are not supported by this server")
         await read(fields)
 
+    def end_parts(self, role: str, text: _Text) -> None:
+        """Note the ends of the parts that are the content of the last message."""
+        index = len(self.messages) - 1
+        ends = [(None, len(text.text))] if text.part_ends is None else enumerate(text.part_ends)
+        self.parts += [ChatPart(self.item, part, role, index, num_chars) for part, num_chars in ends]
+
     async def _read_message(self, fields: Fields) -> None:
         role = fields.text("role")
         if role not in ROLES:
@@ -115,9 +145,10 @@ class _Reader:
         text = await self._read_text(fields, "content")
         last = self.messages[-1] if self.messages else {}
         if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
-            last["content"] = text  # the preceding reasoning belongs to this message
+            last["content"] = text.text  # the preceding reasoning belongs to this message
         else:
-            self.messages.append({"role": role, "content": text})
+            self.messages.append({"role": role, "content": text.text})
+        self.end_parts(role, text)
 
     async def _read_tools(self, fields: Fields) -> None:
         await self._tools.read(fields, skip_known=True)
@@ -139,32 +170,37 @@ class _Reader:
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self.messages[-1].setdefault("tool_calls", []).append(call)
+        message = self.messages[-1]
+        calls = message.setdefault("tool_calls", [])
+        calls.append(call)
+        place = len(self.messages) - 1, len(message["content"]), len(calls) - 1
+        self.parts.append(ChatPart(self.item, None, "assistant", *place))
 
     async def _read_call_output(self, fields: Fields) -> None:
-        content = "" if fields.get("output") == [] else await self._read_text(fields, "output")
-        message = {"role": "tool", "content": content}
+        content = _Text("") if fields.get("output") == [] else await self._read_text(fields, "output")
+        message = {"role": "tool", "content": content.text}
         for name, key in (("call_id", "tool_call_id"), ("name", "name")):
             if fields.get(name) is not None:
                 message[key] = fields.text(name)
         self.messages.append(message)
+        self.end_parts("tool", content)
 
     async def _read_reasoning(self, fields: Fields) -> None:
         """Read the text of the reasoning, or else its summary. What is encrypted only its issuer can read."""
         name = next((name for name in _REASONING_PARTS if fields.get(name)), None)
         if name is not None:
             text = await self._read_text(fields, name, _REASONING_PARTS[name])
-            self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+            self.messages.append({"role": "assistant", "content": "", "reasoning_content": text.text})
         elif fields.get("encrypted_content"):
             self._tools.unused.append(fields.param("encrypted_content"))
 
-    async def _read_text(self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS) -> str:
+    async def _read_text(self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS) -> _Text:
         """Return a string, or the joined texts of a list of parts."""
         value, param = fields.get(name), fields.param(name)
         if value is None:
             raise missing(param)
         if type(value) is str:
-            return value
+            return _Text(value)
         if type(value) is not list:
             raise wrong_type(param, "a string or a list of text parts")
         if not value:
@@ -183,4 +219,4 @@ class _Reader:
                 problem = f"must be {allowed}; parts of type `{named}` are not supported by this server"
                 raise unsupported_value(f"{where}.type", problem)
             texts.append(part_fields.text("text"))
-        return "".join(texts)
+        return _Text("".join(texts), tuple(accumulate(map(len, texts))))

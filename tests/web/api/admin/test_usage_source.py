@@ -251,3 +251,13 @@ async def test_client_disconnects(template: Path, monkeypatch: pytest.MonkeyPatc
     assert turnstile.num_inside == 1
     turnstile.opened.set()
     await wait_until(lambda: turnstile.num_inside == 0)
+
+
+async def test_disputed_records(template: Path, tmp_path: Path) -> None:
+    """Disputed accounts are returned newest first, as many as wanted, and only those that match."""
+    records = [record_at(number, f"r{number}", disputed=number % 2 == 1) for number in range(8)]
+    records.append(record_at(9, "of-b", tenant="b", disputed=True))
+    source = LedgerUsage(copy_database(template, tmp_path / "data", records))
+    query = Query(since=MIDNIGHT + 2, tenants=("acme",))
+    assert [found.record.request_id for found in await source.disputed(query, 5)] == ["r7", "r5", "r3"]
+    assert [found.record.request_id for found in await source.disputed(query, 2)] == ["r7", "r5"]

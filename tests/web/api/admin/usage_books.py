@@ -47,7 +47,7 @@ class BookSource:
     seen_queries: list[Query] = attrs.field(factory=list)
 
     async def sums(
-        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int, *, collapse_retries: bool = False
+        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int | None, *, collapse_retries: bool = False
     ) -> list[Sum]:
         await self._ask(query)
         builder = SumBuilder(tuple(group_by), bucket_s)
@@ -63,6 +63,11 @@ class BookSource:
             if query.matches(record):
                 return LedgerRecord(record, "srv-1", number, "hash", recovered=False)
         return None
+
+    async def disputed(self, query: Query, limit: int) -> list[LedgerRecord]:
+        await self._ask(query)
+        found = [record for record in reversed(self.records) if record.disputed and query.matches(record)]
+        return [LedgerRecord(one, "srv-1", number, "hash", recovered=False) for number, one in enumerate(found)][:limit]
 
     async def _ask(self, query: Query) -> None:
         await trio.lowlevel.checkpoint()

@@ -1,0 +1,86 @@
+"""Questions about prompts that are not to be served: how many tokens they have, and what of them is cached.
+
+Used by `desk.py`. The tokenizer reads the prompts (`CountTokens`, `KeyPrompt`), engines look into their caches
+(`lookups.py`). Neither opens an account.
+
+What must always hold: when the asker leaves, so does its question; a question counts as an open request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from ..channel import Sender
+from ..messages.handler import Counted, Keyed
+from ..messages.outcomes import RequestError
+from ..messages.prompts import ChatPrompt, Prompt
+from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
+from .interface import PromptLookUp, PromptRefused
+from .lookups import Lookups
+from .open_requests import PromptSlot
+
+
+class PromptQuestions:
+    def __init__(
+        self, encoder: Sender[Encode | PromptQuestion], lookups: Lookups, check_room: Callable[[], None]
+    ) -> None:
+        """`check_room` raises DeskClosed if nothing more may be asked now."""
+        self._encoder = encoder
+        self._lookups = lookups
+        self._check_room = check_room
+        self.num_open = 0
+        """Calls in progress."""
+
+    async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str) -> int:
+        """Implement `Desk.count_tokens`."""
+        self._check_room()
+        self.num_open += 1
+        try:
+            counted = await self._ask(lambda slot: CountTokens(prompt, prompt_param, slot, tenant))
+        finally:
+            self.num_open -= 1
+        assert isinstance(counted, Counted)
+        return counted.num_tokens
+
+    async def look_up(self, request: Encode) -> list[PromptLookUp]:
+        """Implement `Desk.look_up`."""
+        self._check_room()
+        self.num_open += 1
+        try:
+            return [await self._look_up(attrs.evolve(request, prompts=(p,))) for p in request.prompts]
+        finally:
+            self.num_open -= 1
+
+    async def _look_up(self, request: Encode) -> PromptLookUp:
+        """Look up the only prompt of `request`."""
+        (prompt,) = request.prompts
+        if isinstance(prompt, ChatPrompt):
+            request = attrs.evolve(request, prompts=(attrs.evolve(prompt, locates_parts=True),))
+        keyed = await self._ask(lambda slot: KeyPrompt(request, slot))
+        assert isinstance(keyed, Keyed)
+        answer = await self._lookups.ask(keyed, request.affinity)
+        if isinstance(answer, RequestError):
+            raise PromptRefused(answer)
+        looked_up = answer.looked_up
+        return PromptLookUp(
+            num_prompt_tokens=len(keyed.token_ids),
+            num_cached_tokens=looked_up.num_cached_tokens,
+            engine_id=answer.engine_id,
+            miss=looked_up.miss,
+            pinned_for_s=looked_up.pinned_for_s,
+            spans=keyed.spans,
+        )
+
+    async def _ask(self, question: Callable[[PromptSlot], PromptQuestion]) -> Counted | Keyed:
+        """Return the tokenizer's answer. Raises PromptRefused."""
+        slot = PromptSlot()
+        try:
+            await self._encoder.send(question(slot))
+            answer = await slot.wait()
+        finally:
+            slot.leave()
+        if isinstance(answer, RequestError):
+            raise PromptRefused(answer)
+        return answer

@@ -1,0 +1,207 @@
+"""The pages at `/ui` in a real browser, on a server of the demo model: by mouse and keyboard, on phone and desktop."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browsers import DESKTOP, PHONE, Browser, Keys
+from tests.e2e.servers import Server
+from tests.e2e.ui_pictures import MAX_BYTES, SYSTEM, ask, demo_with_history, take_all
+
+PAGES = ("playground", "live", "usage")
+
+
+@pytest.fixture(scope="module")
+def demo(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model; not started without a browser."""
+    with demo_with_history(tmp_path_factory.mktemp("demo")) as server:
+        yield server
+
+
+def fact(browser: Browser, pattern: str) -> list[int]:
+    """Return the numbers of the last answer's bar."""
+    found = re.search(pattern, browser.all(".promptbar .facts")[-1].text)
+    assert found, browser.all(".promptbar .facts")[-1].text
+    return [int(number.replace(",", "")) for number in found.groups()]
+
+
+def test_playground(demo: Server, browser: Browser) -> None:
+    """A chat is streamed; the bar has the numbers of the usage record; "why not more?" answers in words."""
+    browser.open(demo.url)
+    browser.find(".settings textarea").send_keys(SYSTEM)
+    ask(browser, "Where does Mira live?")
+    browser.wait_text(".turn.assistant .text", "Mira lives in Ashford.")
+    ask(browser, "What does Otto keep?")
+    browser.wait_text(".turn.assistant .text", "Otto keeps an owl.")
+    (prompt, cached, computed) = fact(browser, r"([\d,]+) prompt tokens\s+([\d,]+) from cache.*?\s([\d,]+) computed")
+    assert cached > 0 and cached + computed == prompt
+    assert "to first token" in browser.all(".facts")[-1].text
+    record = demo.events("request.done")[-1]
+    assert (record["prompt_tokens"], record["cached_tokens"]) == (prompt, cached)
+    bar = browser.all(".strip.sources")[-1]
+    widths = [span.size["width"] for span in bar.find_elements("css selector", "span")]
+    assert widths[0] / sum(widths) == pytest.approx(cached / prompt, abs=0.01)
+    browser.button("why not more?")
+    browser.all("button[aria-expanded]")[-1].click()
+    browser.wait_text(".why", f"at token {cached}")
+
+
+def test_edit_and_branches(demo: Server, browser: Browser) -> None:
+    """An edited message and a second answer are branches; the earlier ones stay, and what is sent is what is shown."""
+    browser.open(demo.url)
+    ask(browser, "What is a quipu?")
+    ask(browser, "What are you?")
+    browser.all(".turn.user button.link")[0].click()
+    editor = browser.find(".editor textarea")
+    assert editor.get_attribute("value") == "What is a quipu?"
+    editor.send_keys(Keys.END, " Say it again.")
+    browser.button("Send as a branch").click()
+    browser.until(lambda: len(browser.all(".promptbar")) == 1 and len(browser.all(".turn")) == 2, "a new branch")
+    browser.wait_text(".turn.user .text", "What is a quipu? Say it again.")
+    browser.find("button[aria-label='Previous branch']").click()
+    browser.until(lambda: len(browser.all(".turn")) == 4, "the first branch with both questions")
+    texts = [turn.text for turn in browser.all(".turn.user .text")]
+    assert texts == ["What is a quipu?", "What are you?"]
+    browser.button("answer again").click()
+    browser.wait_text(".branches", "2 of 2")
+    browser.until(lambda: len(browser.all(".turn")) == 2, "the second answer is chosen")
+
+
+def test_keyboard(demo: Server, browser: Browser) -> None:
+    """Everything is reached and done by keyboard: a chat, the explanation, an edit, colours, pages."""
+    browser.open(demo.url)
+    browser.find("#draft")
+    browser.tab_to("e.classList.contains('skip')")
+    browser.press(Keys.ENTER)
+    assert browser.run("return document.activeElement.id") == "main"
+    browser.tab_to("e.id === 'draft'")
+    browser.press("What is", Keys.SHIFT, Keys.ENTER, Keys.SHIFT, "a quipu?")
+    assert browser.find("#draft").get_attribute("value") == "What is\na quipu?"
+    browser.press(Keys.ENTER)
+    browser.until(lambda: browser.all(".promptbar"), "the answer")
+    browser.tab_to("e.textContent === 'why not more?'")
+    browser.press(Keys.ENTER)
+    browser.find(".why")
+    browser.tab_to("e.textContent === 'edit'")
+    browser.press(Keys.ENTER)
+    browser.tab_to("e.getAttribute('aria-label') === 'Edited message'")
+    browser.press("!")
+    browser.tab_to("e.textContent === 'Send as a branch'")
+    browser.press(Keys.SPACE)
+    browser.wait_text(".branches", "2 of 2")
+    browser.until(lambda: browser.all(".promptbar"), "the second answer")
+    browser.tab_to("e.classList.contains('theme')")
+    browser.press(Keys.ENTER)
+    assert browser.run("return document.documentElement.dataset.theme") == "light"
+    for page in ("live", "usage"):
+        browser.tab_to(f"e.getAttribute('href') === '#{page}'")
+        browser.press(Keys.ENTER)
+        browser.wait_text("h1", page.capitalize())
+    browser.tab_to("e.type === 'checkbox'")
+    browser.press(Keys.SPACE)
+    browser.wait_text("h2", "All together")
+
+
+def test_live(demo: Server, browser: Browser) -> None:
+    """The live page has the server's own numbers: requests, queue, pool, steps, engines, event-loop lag."""
+    browser.open(demo.url, "live")
+    ended = int(demo.metrics()['requests_total{outcome="finished"}'])
+    browser.wait_text("dl div", f"requests finished\n{ended}")
+    titles = [title.text for title in browser.all("h2")]
+    assert {"Waiting in the queue", "Steps per second", "Event-loop lag", "Pool of KV blocks", "Engines"} <= set(titles)
+    demo.complete("A cord.").raise_for_status()
+    browser.wait_text("dl div", f"requests finished\n{ended + 1}")
+    row = browser.find("table tbody tr").text.split()
+    assert row[:2] == ["0", "ready"]
+    free = int(demo.metrics()['kv_blocks{state="free"}'])
+    browser.wait_text(".facts span", f"free {free:,}")
+
+
+def test_usage(demo: Server, browser: Browser) -> None:
+    """The usage page has the ledger's sums, their cost and the export, by what is chosen."""
+    browser.open(demo.url, "usage")
+    browser.find("[data-figure=Requests]")
+    shown = demo.get("/ui/usage?by=model").json()["total"]
+    assert browser.find("[data-figure='Prompt tokens'] .big").text == f"{shown['prompt_tokens']:,}"
+    assert browser.find("[data-figure=Cost] .big").text == f"{shown['cost']['EUR']} EUR"
+    browser.find("fieldset label:last-of-type input").click()
+    browser.wait_text("h2", "By model, tenant")
+    tenants = {row.text.split()[1] for row in browser.all(".card table tbody tr") if row.is_displayed()}
+    assert {"acme", "bolt", "default"} == tenants
+    assert len([bar for bar in browser.all(".bars rect.is-reused") if bar.size["height"]]) >= 20
+    browser.run(
+        "window.files = []; const make = URL.createObjectURL; "
+        "URL.createObjectURL = (blob) => { blob.text().then((text) => files.push(text)); return make(blob); }"
+    )
+    browser.button("Export CSV").click()
+    exported = browser.until(lambda: browser.run("return window.files[0]"), "the export").splitlines()
+    assert exported[0].startswith("start,model,tenant,requests,prompt_tokens,cached_tokens")
+    assert exported[0].endswith(",cost_EUR")
+    assert sum(int(line.split(",")[3]) for line in exported[1:]) == shown["requests"]
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_widths_and_colours(demo: Server, browser: Browser, size: tuple[int, int]) -> None:
+    """No page is wider than its window, and each follows the system's colours until others are chosen."""
+    grounds = set()
+    for scheme in ("light", "dark"):
+        browser.look(size=size, scheme=scheme)
+        for page in PAGES:
+            browser.open(demo.url, page)
+            browser.find({"playground": "#draft", "live": ".spark", "usage": ".bars"}[page])
+            width = "return [document.documentElement.scrollWidth, window.innerWidth]"
+            assert browser.run(width) == [size[0], size[0]], page
+        grounds.add(browser.run("return getComputedStyle(document.body).backgroundColor"))
+    assert len(grounds) == 2
+    browser.find("button.theme").click()  # from the system's, which is dark, to light
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") in grounds
+    assert browser.find("button.theme").get_attribute("aria-label") == "Colours: light. Change to dark"
+
+
+def test_nothing_inline_runs(demo: Server, browser: Browser) -> None:
+    """The policy is in force: a script, a style or markup that got into a page would do nothing."""
+    browser.open(demo.url)
+    browser.find("#draft")
+    refusals = browser.run(
+        """
+        const attempts = [
+            () => (document.createElement("script").textContent = "window.owned = 1"),
+            () => (document.body.innerHTML = "<b>x</b>"),
+            () => document.createElement("img").setAttribute("onerror", "window.owned = 1"),
+        ];
+        const style = document.createElement("style");
+        style.textContent = "body { display: none }";
+        document.head.append(style);
+        return attempts.map((attempt) => { try { attempt(); return null } catch (error) { return error.name } });
+        """
+    )
+    assert refusals == ["TypeError"] * 3
+    assert browser.run("return getComputedStyle(document.body).display") == "block"
+    assert browser.run("return window.owned") is None
+    assert any("Content Security Policy" in line for line in browser.complaints())
+
+
+def test_pictures(demo: Server, browser: Browser, tmp_path: Path) -> None:
+    """The README's pictures can be taken anew, and are small; those that are there are, too."""
+    fresh = take_all(browser, demo, tmp_path / "pictures")
+    kept = sorted(Path(__file__).resolve().parents[2].joinpath("docs", "pictures").iterdir())
+    assert sorted(path.name for path in fresh) == [path.name for path in kept]
+    assert all(0 < path.stat().st_size <= MAX_BYTES for path in [*fresh, *kept])
+
+
+def test_pages_say_what_went_wrong(demo: Server, browser: Browser) -> None:
+    """A refused request is shown under its message, with the server's reason, and the chat goes on."""
+    browser.open(demo.url)
+    browser.find("input[name=top_p]").send_keys("7")
+    browser.find("#draft").send_keys("What are you?", Keys.ENTER)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "top_p": 7}
+    reason = json.loads(demo.post("/v1/chat/completions", body).text)["error"]["message"]
+    browser.wait_text(".turn.assistant .error", reason)
+    browser.find("input[name=top_p]").send_keys(Keys.BACKSPACE)
+    browser.button("answer again").click()
+    browser.until(lambda: browser.all(".promptbar"), "an answer")

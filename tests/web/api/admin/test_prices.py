@@ -1,0 +1,148 @@
+"""Price lists: what may stand in one, and that money is exact until it is shown."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.ledger.reading import Sum
+from quipu.web.api.admin.prices import (
+    MAX_CHANGES,
+    Price,
+    PriceError,
+    PriceList,
+    add_amounts,
+    read_prices,
+    rounded,
+)
+
+ENTRY = 'model = "demo"\ncurrency = "EUR"\ninput = 0.1\noutput = 0.3\n'
+
+
+def read(folder: Path, *entries: str) -> PriceList:
+    path = folder / "prices.toml"
+    path.write_text("".join(f"[[prices]]\n{entry}\n" for entry in entries))
+    return read_prices(path)
+
+
+def price_of(prices: PriceList, moment: float = 0, model: str = "demo") -> Price:
+    price = prices.at(model, moment)
+    assert price is not None
+    return price
+
+
+def test_defaults_and_decimals(tmp_path: Path) -> None:
+    """A price is the decimal number that was written; cached and written tokens without one cost as input."""
+    price = price_of(read(tmp_path, ENTRY + "cached_input = 0.01\n"))
+    assert (price.input, price.cached_input, price.output) == (Decimal("0.1"), Decimal("0.01"), Decimal("0.3"))
+    assert price.cache_write_5m == price.cache_write_1h == price.input
+
+
+def test_each_kind_of_token_has_its_price(tmp_path: Path) -> None:
+    """Every prompt token is priced once: cached, written for five minutes, for an hour, or neither."""
+    entry = 'model = "demo"\ncurrency = "EUR"\ninput = 1\ncached_input = 10\ncache_write_5m = 100\n'
+    price = price_of(read(tmp_path, entry + "cache_write_1h = 1000\noutput = 10000\n"))
+    one = Sum(
+        prompt_tokens=31,
+        cached_tokens=5,
+        created_5m_tokens=7,
+        created_1h_tokens=11,
+        cache_write_tokens=20,
+        completion_tokens=13,
+    )
+    assert price.cost(one) == Decimal(8 * 1 + 5 * 10 + 7 * 100 + 11 * 1000 + 13 * 10_000) / 1_000_000
+
+
+def test_prices_change(tmp_path: Path) -> None:
+    """A later entry holds from its moment on, and a range is asked for in parts within which nothing changes."""
+    later = ENTRY.replace("0.1", "0.2") + "from = 1970-01-02\n"
+    latest = ENTRY.replace("0.1", "0.4") + "from = 1970-01-03T01:00:00+01:00\n"
+    prices = read(tmp_path, later, ENTRY, latest)
+    found = [str(price_of(prices, moment).input) for moment in (0, 86_399, 86_400, 172_799, 172_800)]
+    assert found == ["0.1", "0.1", "0.2", "0.2", "0.4"]
+    assert prices.periods(0, 200_000) == [(0, 86_400.0), (86_400.0, 172_800.0), (172_800.0, 200_000)]
+    assert prices.periods(86_400, 172_800) == [(86_400, 172_800)]
+    assert prices.periods(100_000, None) == [(100_000, 172_800.0), (172_800.0, None)]
+    assert prices.at("another", 0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "at least one entry"),
+        ("[[price]]\nmodel = 1", "unknown field `price`"),
+        ("prices = 3", "at least one entry"),
+        ("prices = [3]", "prices[0] must be a table"),
+        ("[[prices]]\nmodel = 'demo'", "prices[0]: `currency` is required"),
+        (f"[[prices]]\n{ENTRY}inputs = 3", "prices[0]: unknown field `inputs`"),
+        (f"[[prices]]\n{ENTRY.replace('0.1', '-1')}", "prices[0]: `input` must be between 0"),
+        (f"[[prices]]\n{ENTRY.replace('0.1', 'nan')}", "prices[0]: `input` must be between 0"),
+        (f"[[prices]]\n{ENTRY.replace('0.1', 'true')}", "prices[0]: `input` must be a number"),
+        (f"[[prices]]\n{ENTRY.replace('0.1', '1e-30')}", "prices[0]: `input` must have at most"),
+        (f"[[prices]]\n{ENTRY.replace('0.1', '1e9999999999999999999')}", "prices"),
+        (f"[[prices]]\n{ENTRY.replace('demo', '')}", "prices[0]: `model` must be 1 to"),
+        (f"[[prices]]\n{ENTRY}from = 3", "prices[0]: `from` must be a date"),
+        (f"[[prices]]\n{ENTRY}[[prices]]\n{ENTRY}", "two prices of model 'demo' have the same `from`"),
+        ("[[prices", "prices.toml"),
+    ],
+)
+def test_wrong_lists(tmp_path: Path, text: str, message: str) -> None:
+    """What is wrong with a list is said, with the entry and the field."""
+    path = tmp_path / "prices.toml"
+    path.write_text(text)
+    with pytest.raises(PriceError) as refused:
+        read_prices(path)
+    assert message in str(refused.value)
+
+
+def test_unreadable_list(tmp_path: Path) -> None:
+    """A file that is missing or not text is named."""
+    with pytest.raises(PriceError, match="cannot be read"):
+        read_prices(tmp_path / "none.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(PriceError, match="not UTF-8"):
+        read_prices(tmp_path / "binary.toml")
+
+
+def test_number_of_changes_is_bounded(tmp_path: Path) -> None:
+    """Reports ask the ledger once for each change of prices, so there are not too many."""
+    entries = [f"{ENTRY}from = 2026-01-01T00:00:00.{number:03}Z" for number in range(MAX_CHANGES + 1)]
+    assert len(read(tmp_path, *entries[1:]).periods(None, None)) == MAX_CHANGES + 1
+    with pytest.raises(PriceError, match="different times"):
+        read(tmp_path, *entries)
+
+
+DECIMALS = st.decimals(0, 10**6, places=6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**12), DECIMALS), max_size=20))
+def test_sums_are_exact(parts: list[tuple[int, Decimal]]) -> None:
+    """Amounts add up as fractions do: however many, only what is shown is rounded."""
+    amounts, expected = [], 0
+    for tokens, per_million in parts:
+        prices = dict.fromkeys(("input", "cached_input", "cache_write_5m", "cache_write_1h"), per_million)
+        price = Price(model="m", currency="EUR", output=Decimal(0), **prices)
+        amounts.append({"EUR": price.cost(Sum(prompt_tokens=tokens))})
+        expected += tokens * int(per_million.scaleb(6))
+    assert add_amounts(amounts).get("EUR", Decimal(0)) * 10**12 == expected
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [
+        ("0", "0.00"),
+        ("1", "1.00"),
+        ("0.1", "0.10"),
+        ("0.123456", "0.123456"),
+        ("0.0000005", "0.00"),
+        ("0.0000015", "0.000002"),
+        ("1234567890123456789.1234567", "1234567890123456789.123457"),
+    ],
+)
+def test_rounding(amount: str, shown: str) -> None:
+    """Shown are six places at most and two at least, halves to even."""
+    assert rounded(Decimal(amount)) == shown

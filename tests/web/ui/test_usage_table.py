@@ -1,0 +1,147 @@
+"""`GET /ui/usage`: who sees what, the numbers and their cost, the export, and its bounds."""
+
+from __future__ import annotations
+
+import csv
+import io
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from quipu.actors.messages.outcomes import Outcome
+from quipu.web.api.admin.prices import PriceList, read_prices
+from quipu.web.app import make_app
+from quipu.web.auth.keys import KeyStore
+from quipu.web.ui import usage_table
+from tests.web.api.admin.usage_books import DAY, MIDNIGHT, BookSource, record_at
+from tests.web.fakes import Client, Exchange, FakeDesk
+from tests.web.ui.test_page_files import KEYS, keyed
+
+RANGE = {"since": MIDNIGHT, "until": MIDNIGHT + 2 * DAY}
+RECORDS = [
+    record_at(60, "r1"),
+    record_at(3700, "r2", model="=big", key_id=None, completion_tokens=1000),
+    record_at(3800, "r3", tenant="ops", disputed=True),
+    record_at(DAY + 1, "r4", disputed=True),
+    record_at(DAY + 2, "r5", outcome=Outcome.REJECTED),
+    record_at(3 * DAY, "r6"),
+]
+PRICES = """
+[[prices]]
+model = "demo"
+currency = "EUR"
+input = 0.5
+cached_input = 0.05
+output = 1.5
+
+[[prices]]
+model = "demo"
+currency = "USD"
+input = 1
+output = 2
+from = 2025-06-02
+"""
+
+
+def client_of(*, keys: KeyStore | None = None, prices: PriceList | None = None, source: Any = None) -> Client:
+    return Client(make_app(FakeDesk(), None, keys, usage=source or BookSource(RECORDS), prices=prices))
+
+
+def prices_in(folder: Path) -> PriceList:
+    path = folder / "prices.toml"
+    path.write_text(PRICES)
+    return read_prices(path)
+
+
+async def get(client: Client, key: str | None = None, **parameters: Any) -> tuple[Exchange, Any]:
+    query = urlencode({**RANGE, **parameters}, doseq=True)
+    return await client.get(f"/ui/usage?{query}", {} if key is None else {"x-api-key": key})
+
+
+async def test_groups_and_total() -> None:
+    """Rows are the ledger's sums by group; the total is theirs; rejected requests are in neither."""
+    _, answer = await get(client_of(), by=["tenant", "model"])
+    rows = [(row["tenant"], row["model"], row["requests"], row["prompt_tokens"]) for row in answer["rows"]]
+    assert rows == [("acme", "=big", 1, 100), ("acme", "demo", 2, 200), ("ops", "demo", 1, 100)]
+    total = answer["total"]
+    assert (total["requests"], total["prompt_tokens"], total["cached_tokens"]) == (4, 400, 192)
+    assert (total["completion_tokens"], total["disputed"]) == (1030, 2)
+    assert [found["request_id"] for found in answer["disputed"]] == ["r4", "r3"]
+    assert answer["has_prices"] is False and total["cost"] == {}
+
+
+async def test_buckets() -> None:
+    """Buckets are those in which something ended, oldest first."""
+    _, answer = await get(client_of(), bucket="1h")
+    assert [(row["start"] - MIDNIGHT, row["requests"]) for row in answer["rows"]] == [(0, 1), (3600, 2), (DAY, 1)]
+
+
+async def test_tenant_sees_its_own() -> None:
+    """A tenant's key sees its tenant, whatever it asks for, disputed accounts included; an admin sees all."""
+    client = client_of(keys=keyed())
+    for extra in ({}, {"tenant": "ops"}, {"project_ids": "ops"}, {"tenants[]": "ops"}):
+        _, answer = await get(client, KEYS["acme"], by=["tenant"], **extra)
+        assert [(row["tenant"], row["requests"]) for row in answer["rows"]] == [("acme", 3)]
+        assert answer["total"]["requests"] == 3
+        assert [found["request_id"] for found in answer["disputed"]] == ["r4"]
+    _, answer = await get(client, KEYS["ops"], by=["tenant"])
+    assert [(row["tenant"], row["requests"]) for row in answer["rows"]] == [("acme", 3), ("ops", 1)]
+
+
+async def test_cost(tmp_path: Path) -> None:
+    """Each request costs what its model cost when it ended; a model without a price is named and costs nothing."""
+    _, answer = await get(client_of(prices=prices_in(tmp_path)), by=["tenant"])
+    # 52 uncached, 48 cached and 10 completion tokens
+    old = (52 * Decimal("0.5") + 48 * Decimal("0.05") + 10 * Decimal("1.5")) / 1_000_000
+    new = (100 + 10 * Decimal(2)) / 1_000_000
+    assert answer["rows"][0]["cost"] == {"EUR": f"{round(old, 6)}", "USD": f"{new}"}
+    assert answer["rows"][0]["unpriced_models"] == ["=big"]
+    assert answer["rows"][0]["requests"] == 3
+    # rounded once: twice 0.0000434 is 0.000087, not twice 0.000043
+    assert (answer["rows"][1]["cost"], answer["total"]["cost"]["EUR"]) == ({"EUR": "0.000043"}, "0.000087")
+    assert answer["has_prices"]
+
+
+async def test_export(tmp_path: Path) -> None:
+    """The export has the same rows, a column for each currency, and no cell that a spreadsheet would compute."""
+    client = client_of(prices=prices_in(tmp_path))
+    query = urlencode({**RANGE, "by": ["model"], "bucket": "1d", "format": "csv"}, doseq=True)
+    async with client.open("GET", f"/ui/usage?{query}") as exchange:
+        await exchange.wait_started()
+        rows = list(csv.DictReader(io.StringIO((await exchange.read()).decode())))
+    assert exchange.headers["content-type"] == "text/csv; charset=utf-8"
+    assert [(row["start"], row["model"], row["requests"]) for row in rows] == [
+        ("2025-06-01T00:00:00Z", "'=big", "1"),
+        ("2025-06-01T00:00:00Z", "demo", "2"),
+        ("2025-06-02T00:00:00Z", "demo", "1"),
+    ]
+    assert [(row["cost_EUR"], row["cost_USD"]) for row in rows] == [("", ""), ("0.000087", ""), ("", "0.00012")]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"since": "yesterday"}, "since"),
+        ({"until": MIDNIGHT}, "until"),
+        ({"by": "key_id"}, "by"),
+        ({"bucket": "1s"}, "bucket"),
+        ({"bucket": "1m"}, "bucket"),
+        ({"format": "xml"}, "format"),
+    ],
+)
+async def test_refusals(parameters: dict[str, Any], param: str) -> None:
+    """A wrong parameter is named, and so is a bucket too narrow for the range."""
+    exchange, answer = await get(client_of(), **parameters)
+    assert (exchange.status, answer["error"]["param"]) == (400, param)
+
+
+async def test_number_of_rows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer with too many rows is refused, with a hint."""
+    monkeypatch.setattr(usage_table, "MAX_LINES", 2)
+    exchange, answer = await get(client_of(), bucket="1h")
+    assert (exchange.status, answer["error"]["code"], answer["error"]["param"]) == (400, "too_many_rows", "bucket")
+    exchange, _ = await get(client_of(), bucket="1d")
+    assert exchange.status == 200

@@ -1,0 +1,97 @@
+"""Usage with its cost: the ledger's sums by group and bucket, priced by what was in force when each request closed.
+
+    parts = [(period, reader.sums(...)) for period in split(query, prices)]
+    lines = price_parts(parts, by, prices)
+
+`quipu usage` and the pages ask the ledger; nothing here does.
+
+What must always hold: without prices a line's numbers are those of the ledger; with prices they are the same numbers,
+since the parts of a range are disjoint and complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Final
+
+import attrs
+
+from quipu.actors.ledger.reading import GroupColumn, Query, Sum
+
+from .prices import ALWAYS, Amounts, PriceList, add_amounts, rounded
+
+NUMBERS: Final = tuple(field.name for field in attrs.fields(Sum) if field.name not in ("bucket", "group"))
+
+
+@attrs.frozen
+class CostLine:
+    """The sum of one group in one bucket, and what it costs."""
+
+    sum: Sum
+    amounts: Amounts
+    """Empty without prices, and for models that have none."""
+    unpriced_models: tuple[str, ...] = ()
+    """Models with tokens and without a price. Empty without prices."""
+
+    @property
+    def cost(self) -> dict[str, str]:
+        """Return the cost by currency, rounded."""
+        return {currency: rounded(amount) for currency, amount in sorted(self.amounts.items())}
+
+
+def split(query: Query, prices: PriceList | None) -> list[Query]:
+    """Return a query for each part of its range in which no price changes."""
+    if prices is None:
+        return [query]
+    return [attrs.evolve(query, since=since, until=until) for since, until in prices.periods(query.since, query.until)]
+
+
+def columns(by: Sequence[GroupColumn], prices: PriceList | None) -> list[GroupColumn]:
+    """Return the columns by which the ledger has to group."""
+    return [*by] if prices is None or "model" in by else [*by, "model"]
+
+
+def price_parts(
+    parts: Sequence[tuple[Query, Sequence[Sum]]], by: Sequence[GroupColumn], prices: PriceList | None
+) -> list[CostLine]:
+    """Return a line for each bucket and group of `by`, oldest first.
+
+    `parts` has, for each query of `split`, the ledger's sums over `columns`.
+    """
+    lines: dict[tuple[object, ...], list[CostLine]] = {}
+    for query, sums in parts:
+        for one in sums:
+            line = _priced(one, query, prices)
+            kept = attrs.evolve(one, group={name: one.group[name] for name in by})
+            key = (one.bucket, *kept.group.values())
+            lines.setdefault(key, []).append(attrs.evolve(line, sum=kept))
+    joined = [total(of_key) for of_key in lines.values()]
+    return sorted(joined, key=_order)
+
+
+def total(lines: Sequence[CostLine]) -> CostLine:
+    """Return the sum of lines, with the bucket and group of the first."""
+    summed = {name: sum(getattr(line.sum, name) for line in lines) for name in NUMBERS}
+    first = lines[0].sum if lines else Sum()
+    return CostLine(
+        Sum(bucket=first.bucket, group=first.group, **summed),
+        add_amounts([line.amounts for line in lines]),
+        tuple(sorted({model for line in lines for model in line.unpriced_models})),
+    )
+
+
+def _priced(one: Sum, query: Query, prices: PriceList | None) -> CostLine:
+    if prices is None or not (one.prompt_tokens or one.completion_tokens):
+        return CostLine(one, {})
+    model = one.group["model"] or ""
+    price = prices.at(model, ALWAYS if query.since is None else query.since)
+    if price is None:
+        return CostLine(one, {}, (model,))
+    cost: Decimal = price.cost(one)
+    return CostLine(one, {price.currency: cost})
+
+
+def _order(line: CostLine) -> tuple[float, list[tuple[bool, str]]]:
+    names = [(value is not None, str(value)) for value in line.sum.group.values()]
+    return (0.0 if line.sum.bucket is None else line.sum.bucket, names)

@@ -1,0 +1,147 @@
+"""`POST /v1/cache/lookup`: what of a request's prompts is cached now, and where that ends.
+
+The request is written as a line of a batch file: `url` and `body`. The body is read by the reader of its endpoint, and
+its prompts are rendered, encoded and keyed as they would be to be served; then the engine is asked that they would be
+sent to. No account is opened, nothing is counted, and no cache is changed.
+
+What must always hold: a client learns of its own tenant's cache only, and of the salt that it names; the numbers are
+those that the request would report if it were admitted now.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import orjson
+from quart import Response
+from quart_trio import QuartTrio
+
+from quipu.actors.messages.block_manager import MissReason
+from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptLookUp, PromptRefused
+from quipu.actors.tokenizer.message_spans import span_at
+
+from ...options import AppOptions
+from ...request.errors import bad_value, from_request_error, unavailable, unknown_parameter
+from ...request.request_context import current_request_context
+from ..answer import ParsedRequest, Reader, whole_response
+from ..anthropic.body import ENDPOINT as MESSAGES
+from ..anthropic.routes import read_message
+from ..anthropic.shapes import MESSAGES_SHAPE
+from ..bodies import take_body
+from ..fields import Fields, missing, parse_object, wrong_type
+from ..generation import check_priority
+from ..ignored_fields import Shape, ignored_fields
+from ..json_structure import MAX_CHAT_VALUES, MAX_VALUES
+from ..openai.chat import ENDPOINT as CHAT
+from ..openai.completions import ENDPOINT as COMPLETIONS
+from ..openai.responses import ENDPOINT as RESPONSES
+from ..openai.responses_routes import read as read_response
+from ..openai.routes import read_chat, read_completion
+from ..openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
+from ..usage import miss_for_client
+
+ENDPOINT = "/v1/cache/lookup"
+NO_TIERS: Mapping[str, int] = dict.fromkeys(("device", "host", "disk", "remote", "unattributed"), 0)
+BATCH_FIELDS = frozenset({"body", "custom_id", "method", "url"})
+"""Those of a line of a batch file."""
+_BEGINS_WITH_COMPLETIONS = re.compile(rb'\s*\{\s*"url"\s*:\s*"/v1/completions"\s*,')
+
+
+@attrs.frozen
+class _Endpoint:
+    read: Reader
+    shape: Shape
+
+
+_ENDPOINTS: Mapping[str, _Endpoint] = {
+    CHAT: _Endpoint(read_chat, CHAT_SHAPE),
+    COMPLETIONS: _Endpoint(read_completion, COMPLETIONS_SHAPE),
+    RESPONSES: _Endpoint(read_response, RESPONSES_SHAPE),
+    MESSAGES: _Endpoint(read_message, MESSAGES_SHAPE),
+}
+
+
+def install_lookup(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
+    """Register the endpoint."""
+
+    @app.post(ENDPOINT)
+    async def look_up() -> Response:
+        request = await _read(desk, options)
+        try:
+            found = await desk.look_up(request)
+        except PromptRefused as refused:
+            raise from_request_error(refused.error) from None
+        except DeskClosed as closed:
+            raise unavailable(str(closed)) from None
+        del request
+        return await whole_response(_pieces(found, time.time()))
+
+
+async def _read(desk: Desk, options: AppOptions) -> Encode:
+    """Return the current request as the endpoint that it names would serve it. Raises APIError."""
+    data, share = await take_body()
+    # only a completion may have as many values as a prompt has token ids
+    has_ids = _BEGINS_WITH_COMPLETIONS.match(data) is not None
+    parsed = await parse_object(data, share.grow, MAX_VALUES if has_ids else MAX_CHAT_VALUES)
+    del data
+    fields = Fields(parsed)
+    url = fields.text("url")
+    endpoint = _ENDPOINTS.get(url)
+    if endpoint is None:
+        raise bad_value("url", f"must be one of {', '.join(_ENDPOINTS)}")
+    if has_ids and url != COMPLETIONS:
+        raise bad_value("url", "must be given once")
+    if fields.get("method") not in (None, "POST"):
+        raise bad_value("method", "must be `POST`")
+    for name in parsed.keys() - BATCH_FIELDS:
+        raise unknown_parameter(name[:64])
+    body = parsed.get("body")
+    if body is None:
+        raise missing("body")
+    if type(body) is not dict:
+        raise wrong_type("body", "an object")
+    del parsed, fields
+    context = current_request_context()
+    reply = await endpoint.read(ParsedRequest(body, context.request_id, desk.info, options))
+    wanted = reply.wanted
+    context.ignored_fields = await ignored_fields(body, endpoint.shape, wanted.unused_fields)
+    check_priority(wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
+    return wanted.encode(context.request_id, context.principal.tenant)
+
+
+def _pieces(found: Sequence[PromptLookUp], now: float) -> Iterator[bytes]:
+    """Yield the answer as JSON. `now` is in Unix seconds."""
+    yield b'{"prompts":['
+    for index, prompt in enumerate(found):
+        yield (b"," if index else b"") + orjson.dumps(_described(prompt, now))
+    yield b"]}"
+
+
+def _described(found: PromptLookUp, now: float) -> dict[str, Any]:
+    return {
+        "prompt_tokens": found.num_prompt_tokens,
+        "cached_tokens": found.num_cached_tokens,
+        "cached_tokens_by_tier": {**NO_TIERS, "device": found.num_cached_tokens},
+        "engine": found.engine_id,
+        "pinned_until": None if found.pinned_for_s is None else int(now + found.pinned_for_s),
+        "ends_at": _end(found),
+    }
+
+
+def _end(found: PromptLookUp) -> dict[str, Any] | None:
+    """Return where the cached prefix ends, and why; None if all that may be reused is cached."""
+    miss = miss_for_client(found.miss)
+    if miss.reason is MissReason.NONE:
+        return None
+    span = span_at(found.spans, miss.token)
+    return {
+        "token": miss.token,
+        "message": None if span is None else span.message,
+        "part": None if span is None else span.part,
+        "reason": miss.reason.value,
+    }

@@ -1,0 +1,83 @@
+// Why a prompt was not cached further, in words; and the parts of its bar. Pure functions of the server's answers.
+import { count } from "./format.js";
+
+const REASONS = {
+  none: "Every block that could come from the cache did. The last token of a prompt is always computed, and only full blocks are kept.",
+  disabled: "Prefix caching is turned off on this server.",
+  shorter_than_a_block: "The prompt is too short: it does not fill one block of the cache.",
+  evicted: "What follows was cached and has been evicted, because its blocks were needed for other prompts.",
+  other_domain: "The same tokens are cached for another tenant or salt. Caches are never shared between them.",
+  diverged: "From here on the prompt differs from every prompt that is cached.",
+  needs_prompt_logprobs: "The request asks for scores of its prompt, so all of it is computed.",
+};
+
+/** Return sentences about the end of the cached prefix, and advice. `prompt` is explain's, or null. */
+export function explainInWords(usage, prompt) {
+  const words = [];
+  const details = usage.prompt_tokens_details ?? {};
+  const ended = prompt?.ended ?? details.cache_misses?.[0] ?? null;
+  if (ended) {
+    words.push(`${REASONS[ended.reason] ?? `Reason: ${ended.reason}.`}`);
+    if (ended.reason !== "none") words.push(`The cached part ends ${whereOf(ended, prompt)}.`);
+    if (ended.diverged_from) words.push(`It diverges from ${asText(ended.diverged_from)}.`);
+    if (ended.evicted) words.push(...evictionOf(ended.evicted));
+  } else if (details.cached_tokens === undefined) {
+    words.push("The server that answered does not say how much of the prompt was cached.");
+  } else if (prompt) {
+    words.push(REASONS.none);
+  }
+  if (prompt?.recomputed_tokens) words.push(`${count(prompt.recomputed_tokens)} tokens were computed twice, after a preemption.`);
+  if (prompt?.lost_to_rounding) {
+    words.push(`${count(prompt.lost_to_rounding)} more tokens were the same, but do not fill a block.`);
+  }
+  const advice = (prompt?.advice ?? []).map(({ code, text, message }) => ({
+    code,
+    text: message === null || message === undefined ? text : `${text} (message ${message + 1})`,
+  }));
+  return { words, advice };
+}
+
+function whereOf({ token, message, part }, prompt) {
+  const role = prompt?.messages?.find(({ index }) => index === message)?.role;
+  const within = message === null || message === undefined ? "" : `, in message ${message + 1}${role ? ` (${role})` : ""}`;
+  return `at token ${count(token)}${within}${part ? `: ${asText(part)}` : ""}`;
+}
+
+function evictionOf({ by, idle_s: idle }) {
+  const words = [];
+  if (by) words.push(`It was evicted by ${asText(by)}.`);
+  if (Number.isFinite(idle)) words.push(`It had not been used for ${idle.toFixed(0)} s.`);
+  return words;
+}
+
+const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+/** Return the parts of a prompt, in order, as {start, end, source}: from its blocks, or else from its usage. */
+export function partsOf(usage, prompt) {
+  const all = usage.prompt_tokens ?? 0;
+  const parts = [];
+  if (prompt?.blocks?.length) {
+    for (const { start, end, source } of prompt.blocks) append(parts, start, Math.min(end, all), source);
+  } else {
+    append(parts, 0, usage.prompt_tokens_details?.cached_tokens ?? 0, "reused");
+  }
+  append(parts, parts.at(-1)?.end ?? 0, all, "computed");
+  return parts;
+}
+
+function append(parts, start, end, source) {
+  if (end <= start) return;
+  const last = parts.at(-1);
+  if (last?.source === source && last.end === start) last.end = end;
+  else parts.push({ start, end, source });
+}
+
+/** Return how many tokens of each source lie in a message. */
+export function sourcesIn(parts, { start, end }) {
+  const found = {};
+  for (const part of parts) {
+    const overlap = Math.min(end, part.end) - Math.max(start, part.start);
+    if (overlap > 0) found[part.source] = (found[part.source] ?? 0) + overlap;
+  }
+  return found;
+}
