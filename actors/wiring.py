@@ -56,6 +56,7 @@ from .request_desk.interface import ServingInfo
 from .restarts import Deaths, keep_running
 from .router.actor import Router
 from .router.dispatch import Dispatch
+from .router.held_blocks import held_blocks
 from .router.route_store import NewsInbox, RouterMessage, RouteStore
 from .router.routing import Routing
 from .shared.grammar_library import load_grammars
@@ -187,6 +188,7 @@ async def open_runtime(
             ("accountant", lambda: entry_store.num_handled),
         )
     }
+    entry_store.cache.held_by = partial(held_blocks, route_store)
     desk.actor_restarts = lambda: {actor: its.num_restarts for actor, its in deaths.items()}
 
     async def run_tokenizer(tasks: trio.Nursery) -> None:

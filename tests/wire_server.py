@@ -51,6 +51,7 @@ PATHS = (
     "/ui/session",
     "/ui/usage?since=1",
     "/v1/cache/stats",
+    "/v1/cache/tree",
 )
 TIMING_DEPENDENT = ("loop.", "tracing.")
 """Events that depend on the speed of the machine."""

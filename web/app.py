@@ -27,6 +27,7 @@ from .api.bodies import BodyBudget, MeteredHTTP
 from .api.cache.explain import install_explain
 from .api.cache.lookup import install_lookup
 from .api.cache.stats import install_cache_stats
+from .api.cache.tree import install_cache_tree
 from .api.models import install_models
 from .api.openai.responses_routes import install_responses
 from .api.openai.routes import install_openai
@@ -101,6 +102,7 @@ def make_app(
     install_engines(app, desk)
     install_cache_stats(app, desk)
     install_explain(app, desk, usage)
+    install_cache_tree(app, desk)
     if usage is not None:
         install_openai_usage(app, usage)
         install_anthropic_usage(app, usage)

@@ -14,18 +14,20 @@ here runs in an engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import attrs
 
 from ..messages.accountant import StepReport
-from ..request_desk.cache_figures import CacheFigures, PinnedNow
-from ..shared.block_keys import KEY_PREFIX_BYTES
+from ..request_desk.cache_figures import CacheFigures, PinnedNow, TreeNode
+from ..shared.block_keys import KEY_BYTES, KEY_PREFIX_BYTES
 from ..shared.native import IS_COMPILED
 from .cache_rows import CacheRow
+from .prefix_tree import PrefixTree
 from .reuse_sketch import Sketch, make_sketch
 from .reuse_window import ReuseWindow
+from .tree_view import nodes_of, tops_of
 
 MAX_ROWS = 1024
 """Tenants and models; then those that were used least recently are forgotten."""
@@ -58,6 +60,10 @@ class WatchedPrompt:
     """Of its request."""
     is_first_hit: bool = False
     """The first of its request with cached tokens."""
+    sequence_ids: tuple[int, ...] = ()
+    """That hold its blocks."""
+    pin_ttl_s: int = 0
+    """For how long what it marks is pinned after each use."""
 
 
 class CacheWatch:
@@ -70,8 +76,9 @@ class CacheWatch:
         *,
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
+        tree: PrefixTree | None = None,
     ) -> None:
-        """`clock` is the one of the times that everything here is given."""
+        """`clock` is the one of the times that everything here is given. `tree` is fed; None: one of its own."""
         self.window_s = window_s
         self.block_size = block_size
         self._clock = clock
@@ -85,6 +92,11 @@ class CacheWatch:
         self._num_rows_made = 0
         self.num_pinned: dict[int, int] = {}
         """Blocks that only pins keep, by engine."""
+        self.held_by: Callable[[Sequence[bytes]], Mapping[int, int]] = lambda keys: {}
+        """Returns how many of the first of these blocks each engine has."""
+        self._tree = PrefixTree() if tree is None else tree
+        self._pin_ttls: dict[int, int] = {}
+        """Of open sequences that mark prefixes."""
         self._num_without_hit: int | None = 0
         """Requests so far; None after the first hit, and once it was said that there is none."""
 
@@ -104,19 +116,24 @@ class CacheWatch:
         num_found = num_cached // self.block_size
         for reuse in self._followed_by(row, now):
             reuse.add(prompt.keys, num_found, num_matchable, num_tokens, now, row.number)
+        self._tree.begin(prompt.tenant, prompt.sequence_ids, prompt.keys, now)
+        if prompt.pin_ttl_s:
+            self._pin_ttls |= dict.fromkeys(prompt.sequence_ids, prompt.pin_ttl_s)
 
     def on_report(self, report: StepReport, tenants: Mapping[int, tuple[str, str]], now: float) -> None:
         """Follow what a step has changed. `tenants`: tenant and model of its sequences, as far as they are known."""
         for at, sequence_id in enumerate(report.filled_ids):
             if sequence_id in tenants:
                 row = self._row(*tenants[sequence_id], now)
-                prefix = report.filled_keys[at * KEY_PREFIX_BYTES : (at + 1) * KEY_PREFIX_BYTES]
+                key = report.filled_keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
                 for reuse in self._followed_by(row, now):
-                    reuse.touch(prefix, now, row.number)
+                    reuse.touch(key[:KEY_PREFIX_BYTES], now, row.number)
+                self._tree.fill(sequence_id, key, now)
         for sequence_id, num_tokens in zip(report.pinned_ids, report.pinned_ends, strict=False):
             if sequence_id in tenants:
                 for row in (self._row(*tenants[sequence_id], now), self._all):
                     row.count_pinned(num_tokens, now)
+                self._tree.pin(sequence_id, num_tokens // self.block_size, self._pin_ttls.get(sequence_id, 0))
         if report.removed_keys and self._all.reuse is not None:
             for number, idle_s in self._all.reuse.sketch.idle(report.removed_keys, int(now)):
                 self._all.count_evicted(max(0, idle_s), now)
@@ -124,6 +141,12 @@ class CacheWatch:
                     owner.count_evicted(max(0, idle_s), now)
         if report.num_pins_yielded:
             self._all.slice_at(now).num_yielded += report.num_pins_yielded
+
+    def on_end(self, sequence_ids: Iterable[int], now: float) -> None:
+        """Note that sequences hold no blocks any more."""
+        for sequence_id in sequence_ids:
+            self._tree.end(sequence_id, now)
+            self._pin_ttls.pop(sequence_id, None)
 
     def on_engine_gone(self, engine_id: int) -> None:
         """Forget what an engine had pinned."""
@@ -147,6 +170,14 @@ class CacheWatch:
                 row = self._rows.get((its_tenant, its_model))
                 if row is not None:
                     yield row.figures(self._clock(), self._unix_time(), self.block_size)
+
+    def tree(
+        self, tenant: str | None = None, branch_id: str | None = None, depth: int = 1
+    ) -> Iterator[TreeNode | None]:
+        roots = tops_of(self._tree, tenant, branch_id)
+        return nodes_of(
+            roots, depth, self.held_by, block_size=self.block_size, now=self._clock(), unix_s=self._unix_time()
+        )
 
     def pinned(self) -> PinnedNow:
         return PinnedNow(sum(self.num_pinned.values()), self._all.num_yielded(self._clock()))

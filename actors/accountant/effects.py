@@ -206,7 +206,7 @@ class SideEffects:
             self._count_end(account, record, now)
         if not request.applied.is_filed:
             self._keep_explanation(request, account, record)
-        self._file(request, record)
+        self._file(request, record, now)
 
     def _keep_explanation(
         self, request: RequestEntries, account: Account | ForeignAccount, record: UsageRecord
@@ -220,7 +220,7 @@ class SideEffects:
         except Exception:
             self._log.exception("explanation.failed")
 
-    def _file(self, request: RequestEntries, record: UsageRecord) -> None:
+    def _file(self, request: RequestEntries, record: UsageRecord, now: float) -> None:
         if not request.applied.is_filed:
             release = partial(self._release, request.opened.outlet, Closed(record, request.error))
             self._journal.close(record, release)
@@ -228,6 +228,7 @@ class SideEffects:
         if request.has_gap:
             for sequence_id in request.entries:
                 self._desk.lane.mark_ended(sequence_id)  # its own Terminal may be lost
+        self._store.cache.on_end(request.entries, now)
         self._store.close(request)
         self._metrics.open_accounts.set(self._store.num_open_accounts)
 
@@ -252,7 +253,7 @@ class SideEffects:
             self._metrics.usage_disputed.inc(1, record.engine)
             self._metrics.requests.inc(1, record.engine, record.outcome)
             self._metrics.generation_tokens.inc(record.completion_tokens, record.engine)
-        self._file(request, record)
+        self._file(request, record, now)
 
     def _count_end(self, account: Account | ForeignAccount, record: UsageRecord, now: float) -> None:
         metrics, log, engine_id = self._metrics, self._log, record.engine

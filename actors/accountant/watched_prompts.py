@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ..messages.block_manager import MissReason
 from ..messages.counts import Known
+from ..shared.breakpoints import TTL_S
 from .applied_effects import CountedPrompt
 from .cache_watch import CacheWatch, WatchedPrompt
 from .entry_store import RequestEntries
@@ -39,6 +40,12 @@ def watch_prompt(
         reads_cache=admission.miss is None or admission.miss.reason is not MissReason.NEEDS_PROMPT_LOGPROBS,
         is_first=not counted,
         is_first_hit=prompt.cached.n > 0 and not had_hit,
+        sequence_ids=tuple(
+            i
+            for i, its_prompt in zip(prompted.sequence_ids, prompted.prompt_indexes, strict=True)
+            if its_prompt == index
+        ),
+        pin_ttl_s=max((TTL_S[mark.ttl] for mark in prompt.breakpoints), default=0),
     )
     watch.on_prompt(watched, admission.at)
 

@@ -91,7 +91,7 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     filled_ids: list[int] = []
     """Sequences of which decoding has filled a block, once for each block..."""
     filled_keys: bytes = b""
-    """...and the first 8 bytes of its key."""
+    """...and its key."""
     admitted_miss_details: list[MissDetail | None] = []
     """Parallel to `admitted_ids`: what the misses go back to. Empty: nothing is known of any."""
     engine_id: int = 0

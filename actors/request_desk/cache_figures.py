@@ -92,6 +92,39 @@ class CacheFigures:
         return self.cached_tokens / max(1, self.prompt_tokens)
 
 
+class UnknownBranch(Exception):
+    """There is no such branch in the tree, or none of this tenant."""
+
+
+@attrs.frozen
+class TreeNode:
+    """A branch of the prefix tree: blocks that the same prompts have, up to a knot where some part or end."""
+
+    branch_id: str
+    """The beginning of its first block's key, as hexadecimal digits."""
+    parent_id: str | None
+    """None: it begins a prompt."""
+    tenant: str
+    start: int
+    """Tokens before it."""
+    num_tokens: int
+    engines: Mapping[int, int]
+    """Tokens from its start on that each engine has cached."""
+    num_requests: int
+    """Prompts with all of it, since it was made."""
+    num_children: int
+    made_s: float
+    """Seconds since the Unix epoch, as are..."""
+    used_s: float
+    """...its last use..."""
+    pinned_until_s: float | None
+    """...and when its pin expires, unless it is used before. None: it is not pinned."""
+    is_held: bool
+    """Running requests use it, so that it cannot be evicted."""
+    last_release: int
+    """A larger number than that of another one: it was let go later, and is evicted later."""
+
+
 @attrs.frozen
 class PinnedNow:
     num_blocks: int
@@ -115,6 +148,16 @@ class CacheView(Protocol):
 
         Making one may take a millisecond, so the caller may wait between two. What has been forgotten meanwhile is left
         out.
+        """
+        ...
+
+    def tree(
+        self, tenant: str | None = None, branch_id: str | None = None, depth: int = 1
+    ) -> Iterator[TreeNode | None]:
+        """Yield the cached branches of a tenant, or of all, or those below a branch, in `depth` levels, top first.
+
+        Yields None between two, too, and the caller may wait after each: it gets branches as they are when they are
+        made. Raises UnknownBranch.
         """
         ...
 

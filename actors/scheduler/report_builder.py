@@ -11,7 +11,6 @@ from ..messages.block_manager import CacheMiss, MissDetail
 from ..messages.outcomes import ErrorKind, FinishReason
 from ..messages.scheduler import Granted
 from ..messages.scores import StepScores
-from ..shared.block_keys import KEY_PREFIX_BYTES
 
 Columns = tuple[list[int], ...]
 
@@ -108,7 +107,7 @@ class ReportBuilder:
     def fill(self, sequence_ids: list[int], keys: list[bytes]) -> None:
         """Add blocks that decoding has filled, to be told with the next report that has other news."""
         self._filled_ids += sequence_ids
-        self._filled_keys += [key[:KEY_PREFIX_BYTES] for key in keys]
+        self._filled_keys += keys
 
     def flush(
         self,

@@ -228,6 +228,7 @@ ROWS: Sequence[Row] = (
     Row("body in chunks of one byte", _chunked(100_000), concurrency=4),
     Row("16 KB of headers", _headed(100), concurrency=8),
     Row("cache statistics, 200 times", _getting("/v1/cache/stats?limit=1024", 200), concurrency=8),
+    Row("cache tree, 100 times", _getting("/v1/cache/tree?limit=2000&depth=1000", 100), concurrency=8),
     Row("1,000 connections", _connecting(1000), concurrency=50),
     Row("200 requests at once", one(COMPLETIONS, lambda: completion("Hi.", max_tokens=8), 200), concurrency=200),
 )

@@ -35,6 +35,7 @@ COMMANDS = {
     "bench.accounting": (),
     "bench.commits": ("--jobs", "engine_core"),
     "bench.cache_stats": (),
+    "bench.cache_tree": (),
     "bench.chat_tokens": (),
     "bench.demo_model": (),
     "bench.sse": (),

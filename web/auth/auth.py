@@ -28,7 +28,15 @@ ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
 ADMIN_TREES = ("/v1/admin", "/v1/organization", "/v1/organizations")
 """Prefixes of routes that need an admin key as well."""
 
-RECORD_ROUTES = frozenset({"/v1/usage/<request_id>", "/v1/cache/explain/<request_id>", "/v1/cache/stats", "/ui/usage"})
+RECORD_ROUTES = frozenset(
+    {
+        "/v1/usage/<request_id>",
+        "/v1/cache/explain/<request_id>",
+        "/v1/cache/stats",
+        "/v1/cache/tree",
+        "/ui/usage",
+    }
+)
 """Routes that, if there are keys, show each tenant its own records and numbers."""
 SHOWN_ROUTES = frozenset({"/metrics", "/server_info"})
 """Routes that change nothing and reveal no request: without keys everybody may read them, such as Prometheus."""

@@ -6,15 +6,14 @@ import hashlib
 from typing import Any
 
 import attrs
-import msgspec
 import pytest
 
 from quipu.actors.accountant import cache_watch
 from quipu.actors.accountant.cache_watch import MAX_FOLLOWED, MAX_ROWS, NO_HITS_AFTER, CacheWatch, WatchedPrompt
 from quipu.actors.accountant.reuse_sketch import ReuseSketch, make_sketch
 from quipu.actors.accountant.reuse_window import NUM_SLICES, WINDOWS
-from quipu.actors.messages.accountant import StepReport
 from quipu.actors.request_desk.cache_figures import CacheFigures
+from tests.step_reports import report
 
 WINDOW_S = 1200.0
 SLICE_S = WINDOW_S / NUM_SLICES
@@ -43,12 +42,6 @@ def prompt(tenant: str, *numbers: int, found: int = 0, **fields: Any) -> Watched
     return WatchedPrompt(
         tenant, fields.pop("model", "m"), len(numbers) * BLOCK + 1, found * BLOCK, keys(*numbers, of=of), **fields
     )
-
-
-def report(**columns: Any) -> StepReport:
-    required = msgspec.structs.fields(StepReport)
-    values: dict[str, Any] = {field.name: 0 if field.type is int else [] for field in required if field.required}
-    return StepReport(**{**values, **columns})
 
 
 def watch_of(clock: Clock) -> CacheWatch:
@@ -121,7 +114,7 @@ def test_filled_blocks_count_as_used() -> None:
     clock = Clock()
     watch = watch_of(clock)
     watch.on_prompt(prompt("a", 1), 0.0)
-    watch.on_report(report(filled_ids=[7, 8], filled_keys=cut(2, of="a") + cut(3, of="a")), {7: ("a", "m")}, 1.0)
+    watch.on_report(report(filled_ids=[7, 8], filled_keys=b"".join(keys(2, 3, of="a"))), {7: ("a", "m")}, 1.0)
     watch.on_prompt(prompt("a", 1, 2, 3), 2.0)
     reuse = only(watch).reuse
     assert reuse is not None and (reuse.query_blocks, reuse.hit_blocks) == (4, 2), "8 is nobody's"

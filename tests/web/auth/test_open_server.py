@@ -28,6 +28,7 @@ ADMIN = [
     ("GET", "/v1/usage/r1"),
     ("GET", "/ui/usage"),
     ("GET", "/v1/cache/stats"),
+    ("GET", "/v1/cache/tree"),
 ]
 
 

@@ -1,0 +1,139 @@
+"""The prefix tree: branches and knots as prompts make them, whatever the order, and within bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.accountant import prefix_tree
+from quipu.actors.accountant.prefix_tree import Branch, PrefixTree
+
+
+def chain(*numbers: int, of: str = "a") -> list[bytes]:
+    """Return chained keys of blocks with these contents."""
+    key, keys = of.encode(), []
+    for number in numbers:
+        key = hashlib.sha256(key + number.to_bytes(4, "little")).digest()
+        keys.append(key)
+    return keys
+
+
+def shape(tree: PrefixTree, tenant: str = "a") -> Any:
+    """Return nested tuples of each branch: blocks, requests, and its children in order of size."""
+
+    def of(branch: Branch) -> Any:
+        below = sorted(map(of, branch.children.values()), key=str)
+        return (len(branch.keys), branch.num_requests, *below)
+
+    return of(tree.roots[tenant])
+
+
+def test_prompts_part_at_knots() -> None:
+    """Each prompt goes along what it shares, and a branch is cut where one parts or ends."""
+    tree = PrefixTree()
+    tree.begin("a", [1], chain(1, 2, 3, 4), 0.0)
+    assert shape(tree) == (0, 0, (4, 1))
+    tree.begin("a", [2], chain(1, 2, 5), 1.0)
+    assert shape(tree) == (0, 0, (2, 2, (1, 1), (2, 1)))
+    tree.begin("a", [3], chain(1), 2.0)
+    assert shape(tree) == (0, 0, (1, 3, (1, 2, (1, 1), (2, 1))))
+    tree.begin("a", [4], chain(9), 3.0)
+    tree.begin("b", [5], chain(1, of="b"), 3.0)
+    assert shape(tree) == (0, 0, (1, 1), (1, 3, (1, 2, (1, 1), (2, 1))))
+    tree.check()
+
+
+def test_filled_blocks_continue_their_sequence() -> None:
+    """What decoding fills hangs behind the prompt, apart for each sequence; the next turn goes along it."""
+    tree = PrefixTree()
+    prompt = chain(1, 2)
+    tree.begin("a", [1, 2], prompt, 0.0)
+    for sequence_id, numbers in ((1, (1, 2, 3, 4)), (2, (1, 2, 7))):
+        for key in chain(*numbers)[2:]:
+            tree.fill(sequence_id, key, 1.0)
+    assert shape(tree) == (0, 0, (2, 1, (1, 1), (2, 1)))
+    tree.begin("a", [3], chain(1, 2, 3, 4, 5), 2.0)
+    assert shape(tree) == (0, 0, (2, 2, (1, 1), (2, 2, (1, 1))))
+    tree.fill(9, prompt[0], 2.0)
+    tree.check()
+
+
+def test_ends_of_sequences() -> None:
+    """A branch is held by the open sequences that use it, also after it was cut, and knows its last release."""
+    tree = PrefixTree()
+    tree.begin("a", [1], chain(1, 2, 3), 0.0)
+    tree.begin("a", [2], chain(1, 2, 4), 1.0)
+    (top,) = tree.roots["a"].children.values()
+    first, second = top.children.values()
+    assert (top.num_open, first.num_open, second.num_open) == (2, 1, 1)
+    tree.end(2, 5.0)
+    tree.end(2, 9.0)
+    assert (top.num_open, first.num_open, second.num_open) == (1, 1, 0)
+    assert (top.used_at, first.used_at, second.used_at) == (5.0, 0.0, 5.0)
+    tree.end(1, 6.0)
+    assert top.last_release == first.last_release > second.last_release
+    tree.check()
+
+
+def test_pinned_part_is_a_branch() -> None:
+    """A branch is cut where what is pinned ends."""
+    tree = PrefixTree()
+    tree.begin("a", [1], chain(1, 2, 3, 4), 0.0)
+    tree.pin(1, 3, 300)
+    (top,) = tree.roots["a"].children.values()
+    (rest,) = top.children.values()
+    assert (len(top.keys), top.pin_ttl_s, len(rest.keys), rest.pin_ttl_s) == (3, 300, 1, 0)
+    tree.begin("a", [2], chain(1), 1.0)
+    (top,) = tree.roots["a"].children.values()
+    assert (len(top.keys), top.pin_ttl_s) == (1, 300)
+    tree.check()
+
+
+def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves that were used longest ago are dropped, but not those of open sequences."""
+    monkeypatch.setattr(prefix_tree, "MAX_BLOCKS", 10)
+    monkeypatch.setattr(prefix_tree, "MAX_BRANCHES", 4)
+    tree = PrefixTree()
+    tree.begin("open", [0], chain(1, 2, of="open"), 0.0)
+    for number in range(1, 40):
+        tree.begin("a", [number], chain(1, number), 0.0)
+        tree.end(number, 0.0)
+        tree.check()
+    assert tree.num_blocks <= 10 and tree.num_branches <= 4 and "open" in tree.roots
+    tree.begin("b", [99], chain(*range(30), of="b"), 0.0)
+    assert "a" not in tree.roots and shape(tree, "b") == (0, 0, (30, 1)), "it is open"
+    tree.end(99, 0.0)
+    tree.begin("c", [100], chain(1, of="c"), 0.0)
+    assert set(tree.roots) == {"open", "c"}
+    tree.check()
+
+
+@given(st.integers(0, 1 << 32))
+def test_any_order(seed: int) -> None:
+    """After any prompts, each block that was used is in the tree once, with as many prompts as contained it."""
+    rng = random.Random(seed)
+    tree, uses = PrefixTree(), dict[bytes, int]()
+    open_ids: list[int] = []
+    for sequence_id in range(30):
+        keys = chain(*(rng.randrange(2) for _ in range(rng.randrange(1, 7))))
+        tree.begin("a", [sequence_id], keys, 0.0)
+        open_ids.append(sequence_id)
+        for key in keys:
+            uses[key] = uses.get(key, 0) + 1
+        if rng.random() < 0.2:
+            tree.pin(rng.choice(open_ids), rng.randrange(1, 5), 60)
+        if rng.random() < 0.4:
+            tree.end(open_ids.pop(rng.randrange(len(open_ids))), 1.0)
+        tree.check()
+    found: dict[bytes, int] = {}
+    pending = list(tree.roots["a"].children.values())
+    while pending:
+        branch = pending.pop()
+        found |= dict.fromkeys(branch.keys, branch.num_requests)
+        pending += branch.children.values()
+    assert found == uses

@@ -1,0 +1,108 @@
+"""The prefix tree of whole requests, through every actor, on the KV-reading fake executor: what the pools hold."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import trio
+
+from quipu.actors.request_desk.cache_figures import TreeNode
+from quipu.actors.shared.block_keys import chain_keys
+from quipu.actors.tokenizer.submission import root_key_of
+from quipu.kernels.fake import continuation
+from quipu.web.api.cache.tree import eviction_order
+from tests.prompts import prompt_of
+from tests.runtimes import BLOCK, Client, small_runtime
+from tests.several_engines import engines, parametrize
+from tests.traps.wire import over_http
+from tests.web.api.anthropic.messages_api import PATH
+
+__all__ = ["engines"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    parametrize(metafunc, set())
+
+
+def nodes_of(client: Client) -> list[TreeNode]:
+    return [node for node in client.runtime.desk.cache.tree(depth=1000) if node is not None]
+
+
+async def test_prompts_and_their_outputs(autojump_clock: trio.abc.Clock) -> None:
+    """A conversation and a prompt that leaves it make three branches, whichever engines have them."""
+    prompt = prompt_of(4 * BLOCK)
+    turn = prompt + continuation(prompt, 2 * BLOCK) + prompt_of(BLOCK, seed=1)
+    other = prompt[: 3 * BLOCK] + prompt_of(3 * BLOCK + 2, seed=2)
+    async with small_runtime() as client:
+        await client.ask(prompt, max_tokens=2 * BLOCK)
+        await client.ask(turn, max_tokens=1)
+        await client.ask(other, max_tokens=1)
+        top, *below = nodes_of(client)
+        client.assert_at_rest()
+    assert (top.start, top.num_tokens, top.num_requests, top.num_children) == (0, 3 * BLOCK, 3, 2)
+    assert top.parent_id is None and max(top.engines.values()) == top.num_tokens
+    assert sorted((node.start, node.num_tokens, node.num_requests) for node in below if node.start == 3 * BLOCK) == [
+        (3 * BLOCK, 2 * BLOCK, 2),
+        (3 * BLOCK, 3 * BLOCK, 1),
+    ]
+    assert not any(node.is_held or node.pinned_until_s for node in (top, *below))
+    ids = {node.branch_id for node in (top, *below)}
+    assert all(node.parent_id in ids for node in below)
+
+
+async def test_tree_is_what_the_pool_holds(autojump_clock: trio.abc.Clock) -> None:
+    """After random prompts and evictions the branches are what of the pool can be found, in its order of eviction."""
+    rng = random.Random(5)
+    texts: list[list[int]] = []
+    async with small_runtime(num_engines=1, num_blocks=40) as client:
+        for number in range(60):
+            seed = rng.randrange(6)
+            prompt = prompt_of(3 * BLOCK, seed=seed) + prompt_of(rng.randrange(1, 4) * BLOCK, seed=100 + number % 9)
+            num_outputs = rng.choice([1, BLOCK + 2])
+            await client.ask(prompt, max_tokens=num_outputs)
+            texts.append(prompt + continuation(prompt, num_outputs))
+        pool = client.engine.block_manager.pool.state()
+        nodes = nodes_of(client)
+        held = {key[:8].hex() for key in pool.keys if key is not None}
+        place = {key[:8].hex(): pool.queue[::-1].index(block) for block, key in enumerate(pool.keys) if key is not None}
+        root_key = root_key_of(client.encode([1]), client.config)
+        client.assert_at_rest()
+    found: set[str] = set()
+    for text in texts:
+        chain = [key[:8].hex() for key in chain_keys(root_key, text, BLOCK)]
+        found |= set(itertools.takewhile(held.__contains__, chain))
+    assert sum(max(node.engines.values()) for node in nodes) == len(found) * BLOCK
+    assert {node.branch_id for node in nodes} <= found
+    order = eviction_order(nodes)
+    assert len(order) == len(nodes) > 5
+    assert order == sorted(order, key=lambda branch_id: -place[branch_id])
+
+
+async def test_running_and_pinned(autojump_clock: trio.abc.Clock) -> None:
+    """What a running request uses is held; what is pinned says until when, and both have no place in the order."""
+    system = {"type": "text", "text": "The cords are counted. " * 20, "cache_control": {"type": "ephemeral"}}
+    messages = [{"role": "user", "content": "what? " * 40}]
+    async with small_runtime() as client:
+        _, answer = await over_http(client).post(
+            PATH, {"model": "demo", "max_tokens": 2, "system": [system], "messages": messages}
+        )
+        top, rest = nodes_of(client)
+        ticket = client.open(prompt_of(5 * BLOCK), max_tokens=400)
+        await ticket.start()
+        nodes = nodes_of(client)
+        while not any(node.is_held for node in nodes):
+            await trio.sleep(0.01)
+            nodes = nodes_of(client)
+        ticket.leave()
+        await trio.sleep(1)
+        later = nodes_of(client)
+        client.runtime.desk.reset_prefix_cache()
+        await client.ask(prompt_of(5), max_tokens=1)
+        assert nodes_of(client) == []
+    assert top.num_tokens == answer["usage"]["cache_creation_input_tokens"]
+    assert top.pinned_until_s is not None and 290 < top.pinned_until_s - top.used_s <= 300
+    assert rest.pinned_until_s is None and rest.parent_id == top.branch_id
+    assert top.branch_id not in eviction_order(nodes) and rest.branch_id in eviction_order(nodes)
+    assert not any(node.is_held for node in later)

@@ -1,0 +1,125 @@
+"""`GET /v1/cache/tree`: the prefix tree of the cached blocks, as branches with token counts and knots where they part.
+
+`tenant` chooses a tenant (an admin key sees all), `from` a branch whose children are wanted, `depth` the levels below
+it, `limit` the nodes. A node is a branch: blocks that the same prompts have. No text and no token ids are in it.
+
+What must always hold: at most `MAX_NODES` nodes and `MAX_BYTES` bytes are answered; other tasks run every few nodes,
+and no engine is asked; another tenant's branch is answered like one that does not exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import attrs
+import orjson
+import trio
+from quart import Response, request
+from quart_trio import QuartTrio
+
+from quipu.actors.request_desk.cache_figures import TreeNode, UnknownBranch
+from quipu.actors.request_desk.interface import Desk
+
+from ...request.errors import bad_value, not_found
+from ...request.request_context import current_request_context
+from ..admin.usage_params import Parameters
+
+MAX_NODES: Final = 2000
+MAX_BYTES: Final = 1 << 20
+DEFAULT_NODES: Final = 500
+DEFAULT_DEPTH: Final = 4
+MAX_DEPTH: Final = 1000
+NODES_AT_A_TIME: Final = 32
+NO_TENANT: Final = ""
+"""The name of no tenant."""
+_BRANCH_ID = re.compile(r"[0-9a-f]{16}")
+_BYTES_AROUND: Final = 4096
+"""For what is not a node."""
+_BYTES_OF_ORDER: Final = 20
+"""That a node takes beside itself: its place in the order of eviction, and a comma."""
+
+
+@attrs.define
+class Found:
+    nodes: list[TreeNode] = attrs.field(factory=list)
+    fragments: list[orjson.Fragment] = attrs.field(factory=list)
+    """The same as JSON."""
+    has_more: bool = False
+
+
+def install_cache_tree(app: QuartTrio, desk: Desk) -> None:
+    """Register the route."""
+
+    @app.get("/v1/cache/tree")
+    async def cache_tree() -> Response:
+        principal, parameters = current_request_context().principal, Parameters(request.args)
+        tenant, branch_id = parameters.text("tenant"), parameters.text("from")
+        depth = parameters.whole("depth", 1, MAX_DEPTH) or DEFAULT_DEPTH
+        limit = parameters.whole("limit", 1, MAX_NODES) or DEFAULT_NODES
+        if branch_id is not None and not _BRANCH_ID.fullmatch(branch_id):
+            raise bad_value("from", "must be the id of a node")
+        if not principal.is_admin:
+            is_theirs = tenant in (None, principal.tenant)
+            tenant = principal.tenant if is_theirs else NO_TENANT
+        try:
+            nodes = desk.cache.tree(tenant, branch_id, depth)
+        except UnknownBranch:
+            raise not_found("There is no such branch in the cache.", "from", "branch_not_found") from None
+        found = await _take(nodes, limit)
+        described = {
+            "object": "cache.tree",
+            "block_size": desk.cache.block_size,
+            "nodes": found.fragments,
+            "eviction_order": eviction_order(found.nodes),
+            "has_more": found.has_more,
+        }
+        return Response(orjson.dumps(described), content_type="application/json")
+
+
+def eviction_order(nodes: Sequence[TreeNode]) -> list[str]:
+    """Return the ids of nodes in the order of their eviction, without those that are held or pinned."""
+    free = [node for node in nodes if not node.is_held and node.pinned_until_s is None]
+    # a sequence lets go of its blocks last to first
+    free.sort(key=lambda node: (node.last_release, -node.start))
+    return [node.branch_id for node in free]
+
+
+def describe(node: TreeNode) -> dict[str, Any]:
+    """Return a node."""
+    return {
+        "id": node.branch_id,
+        "parent": node.parent_id,
+        "tenant": node.tenant,
+        "start": node.start,
+        "tokens": node.num_tokens,
+        "cached_tokens": max(node.engines.values(), default=0),
+        "engines": {str(engine_id): tokens for engine_id, tokens in node.engines.items()},
+        "tier": "device",
+        "requests": node.num_requests,
+        "children": node.num_children,
+        "created_at": round(node.made_s, 3),
+        "last_used_at": round(node.used_s, 3),
+        "pinned_until": None if node.pinned_until_s is None else round(node.pinned_until_s, 3),
+        "in_use": node.is_held,
+    }
+
+
+async def _take(nodes: Iterator[TreeNode | None], limit: int) -> Found:
+    """Return as many nodes as may be answered."""
+    found = Found()
+    num_bytes = _BYTES_AROUND
+    for count, node in enumerate(nodes, 1):
+        if count % NODES_AT_A_TIME == 0:
+            await trio.lowlevel.checkpoint()
+        if node is None:
+            continue
+        data = orjson.dumps(describe(node))
+        num_bytes += len(data) + _BYTES_OF_ORDER
+        if len(found.nodes) == limit or num_bytes > MAX_BYTES:
+            found.has_more = True
+            break
+        found.nodes.append(node)
+        found.fragments.append(orjson.Fragment(data))
+    return found
