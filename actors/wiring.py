@@ -59,21 +59,18 @@ from .router.dispatch import Dispatch
 from .router.held_blocks import held_blocks
 from .router.route_store import NewsInbox, RouterMessage, RouteStore
 from .router.routing import Routing
-from .shared.grammar_library import load_grammars
 from .shared.tokenizers_library import load_library
 from .supervisor import EngineHost
 from .text_workers.advising_encoder import AdvisingEncoder
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses
-from .text_workers.grammar_pool import GrammarPool, WorkerSetup
-from .text_workers.grammar_worker import WorkerSettings
+from .text_workers.grammar_pool import make_grammar_pool
 from .text_workers.lanes import Lanes
 from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
 from .tokenizer.actor import TokenizerActor
 from .tokenizer.advisor import Advisor
 from .tokenizer.encoder import load_encoder
-from .tokenizer.grammar_check import GrammarChecker
 from .tokenizer.job_store import JobStore, TokenizerMessage
 from .tokenizer.segment_cache import SegmentCache
 from .tokenizer.template_source import read_template
@@ -163,7 +160,7 @@ async def open_runtime(
     entry_store = open_books(config, desk, metrics)
     advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
     prompt_encoder = AdvisingEncoder(PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments), advisor)
-    grammars = _make_grammar_pool(library.source, config, check_apart=encode_apart)
+    grammars = make_grammar_pool(library.source, config, check_apart=encode_apart)
     text_store, job_store = TextStore(), JobStore()
     route_store = RouteStore(
         Routing(
@@ -256,13 +253,6 @@ async def open_runtime(
         else:
             yield runtime
         nursery.cancel_scope.cancel()
-
-
-def _make_grammar_pool(tokenizer_json: bytes, config: RuntimeConfig, *, check_apart: bool) -> GrammarPool:
-    grammars = load_grammars(tokenizer_json, config.engine.eos_token_ids)
-    settings = WorkerSettings(config.engine.eos_token_ids, config.max_grammar_bytes, config.grammar_timeout_s)
-    setup = WorkerSetup(tokenizer_json, settings) if check_apart and grammars is not None else None
-    return GrammarPool(GrammarChecker(grammars, config.max_grammar_bytes, config.grammar_timeout_s), setup)
 
 
 def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callable[..., Any] | None = None) -> Any:

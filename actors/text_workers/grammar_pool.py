@@ -15,8 +15,10 @@ import attrs
 import structlog
 import trio
 
+from ..config import RuntimeConfig
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
+from ..shared.grammar_library import load_grammars
 from ..tokenizer.grammar_check import GrammarChecker
 from .fair_queue import FairQueue
 from .grammar_process import GrammarProcess, ProcessGone
@@ -185,3 +187,11 @@ class GrammarPool:
 
 def _told(result: str | RequestError | ProcessGone, spec: GrammarSpec) -> str | RequestError:
     return result if not isinstance(result, ProcessGone) else result.verdict(spec) or UNAVAILABLE
+
+
+def make_grammar_pool(tokenizer_json: bytes, config: RuntimeConfig, *, check_apart: bool) -> GrammarPool:
+    """Return a server's pool. `check_apart`: check large grammars in processes of their own instead of threads."""
+    grammars = load_grammars(tokenizer_json, config.engine.eos_token_ids)
+    settings = WorkerSettings(config.engine.eos_token_ids, config.max_grammar_bytes, config.grammar_timeout_s)
+    setup = WorkerSetup(tokenizer_json, settings) if check_apart and grammars is not None else None
+    return GrammarPool(GrammarChecker(grammars, config.max_grammar_bytes, config.grammar_timeout_s), setup)
