@@ -29,6 +29,7 @@ PARTS = {
     "bench.timed_server": "bench.request_budget",
     "bench.peers.thin_server": "bench.peers",
     "bench.peers.vllm_engine": "bench.engine_core",
+    "bench.stalls.upstream": "bench.stalls",
 }
 """Modules that are started by a command, and that command."""
 COMMANDS = {

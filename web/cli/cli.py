@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import quipu
 
-from .explain_command import add_explain_flags, run_explain
 from .keys import add_key_actions, run_keys
 from .ledger import add_ledger_actions, run_ledger
 from .serve_flags import add_serve_flags
@@ -27,14 +26,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .chat.chat_command import main as chat
 
         return chat(argv[1:])
+    if argv[:1] == ["explain"]:
+        from .explain_command import main as explain
+
+        return explain(argv[1:])
     arguments = make_parser().parse_args(argv)
     match arguments.command:
         case "keys":
             return run_keys(arguments)
         case "ledger":
             return run_ledger(arguments, os.environ)
-        case "explain":
-            return run_explain(arguments, os.environ)
         case "usage":
             return run_usage(arguments, os.environ)
         case _:
@@ -53,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands.add_parser("chat", help="talk to a served model: `quipu chat --help`")
     add_ledger_actions(commands.add_parser("ledger", help="verify, export or reconcile the usage ledger"))
     add_usage_flags(commands.add_parser("usage", help="show usage by model, key or tenant"))
-    add_explain_flags(commands.add_parser("explain", help="explain what of a request's prompts was cached"))
+    commands.add_parser("explain", help="explain what of a request's prompts was cached: `quipu explain --help`")
     add_key_actions(commands.add_parser("keys", help="create API keys for a key file"))
     return parser
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -41,8 +41,17 @@ class ExplainError(Exception):
         self.code = code
 
 
-def add_explain_flags(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
+def main(argv: Sequence[str]) -> int:
+    """Run the command; `argv` is without `explain`. Returns the exit code."""
+    return run_explain(make_parser().parse_args(argv), os.environ)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's flags."""
+    parser = argparse.ArgumentParser(
+        prog="quipu explain", description="Explain what of a request's prompts was cached."
+    )
+    add = parser.add_argument
     add("request_id", metavar="REQUEST_ID", help="the server's own id, from X-Quipu-Request-Id")
     add(
         "--base-url",
@@ -53,6 +62,7 @@ def add_explain_flags(command: argparse.ArgumentParser) -> None:
     add("--api-key", type=visible, help=f"sent as a bearer token (default: ${KEY_VARIABLE})")
     add("--data-dir", help="read this data directory instead of asking a server")
     add("--ledger-url", metavar="URL", help=f"read this database instead; or, with --data-dir, set {URL_VARIABLE}")
+    return parser
 
 
 def run_explain(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -1,0 +1,75 @@
+"""Quantized matrices, as checkpoints hold them: integer codes of 4 or 8 bits, and numbers that groups of them share.
+
+The readers of checkpoints make `QuantizedRows`, a few rows at a time; `cpu/packing.py` packs them for the kernels, and
+backends without quantized kernels dequantize them.
+
+What must always hold: a matrix is `scale * (code - zero) + offset`, each operation rounded to float32. That is exactly
+what the formats' own libraries compute, so a reader loses nothing.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+BITS = (4, 8)
+
+
+@attrs.frozen
+class QuantizedLayout:
+    """How a matrix is quantized: the same for all of its rows."""
+
+    bits: int
+    """4 or 8."""
+    group_size: int
+    """Consecutive inputs of a row that share a scale; the width of a row if all of it shares one."""
+    has_offsets: bool
+    """Whether groups have a zero point or an offset beside the scale."""
+
+
+@attrs.frozen(eq=False)
+class QuantizedRows:
+    """Rows of a quantized matrix. I inputs in G groups, O rows."""
+
+    codes_OI: torch.Tensor
+    """int8: -8 to 7 if they have 4 bits, else -128 to 127."""
+    scales_OG: torch.Tensor
+    """float32."""
+    zeros_OG: torch.Tensor | None = None
+    """int8: the code that stands for `offset`; None: 0 everywhere."""
+    offsets_OG: torch.Tensor | None = None
+    """float32; None: 0 everywhere."""
+
+    @property
+    def group_size(self) -> int:
+        return self.codes_OI.shape[1] // self.scales_OG.shape[1]
+
+    def dequantized(self) -> torch.Tensor:
+        """Return the rows in float32: w_OI."""
+        codes_OGS = self.codes_OI.unflatten(1, (self.scales_OG.shape[1], self.group_size)).float()
+        if self.zeros_OG is not None:
+            codes_OGS = codes_OGS - self.zeros_OG.float().unsqueeze(2)
+        weights_OGS = codes_OGS * self.scales_OG.unsqueeze(2)
+        if self.offsets_OG is not None:
+            weights_OGS = weights_OGS + self.offsets_OG.unsqueeze(2)
+        return weights_OGS.flatten(1)
+
+
+def quantize(weight_OI: torch.Tensor, layout: QuantizedLayout) -> QuantizedRows:
+    """Quantize rows symmetrically: each group's scale maps its largest magnitude to the largest code.
+
+    Scales are rounded to float16 where that does not change a code by more than the rounding itself: they take half the
+    memory then. Raises ValueError for a layout with offsets, or groups that do not divide a row.
+    """
+    rows, width = weight_OI.shape
+    if layout.has_offsets or width % layout.group_size:
+        raise ValueError(f"rows of {width} cannot be quantized symmetrically in groups of {layout.group_size}")
+    top = 2 ** (layout.bits - 1) - 1
+    weight_OGS = weight_OI.float().unflatten(1, (width // layout.group_size, layout.group_size))
+    scales_OG = weight_OGS.abs().amax(2) / top
+    halves_OG = scales_OG.half().float()
+    # too small or too large for float16: left as they are
+    scales_OG = torch.where((halves_OG - scales_OG).abs() <= scales_OG * 2**-10, halves_OG, scales_OG)
+    inverse_OG = torch.where(scales_OG > 0, 1 / scales_OG, 0.0)
+    codes_OGS = (weight_OGS * inverse_OG.unsqueeze(2)).round_().clamp_(-top, top)
+    return QuantizedRows(codes_OGS.to(torch.int8).view(rows, width), scales_OG)
