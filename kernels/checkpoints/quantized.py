@@ -46,13 +46,13 @@ class QuantizedRows:
 
     def dequantized(self) -> torch.Tensor:
         """Return the rows in float32: w_OI."""
-        codes_OGS = self.codes_OI.unflatten(1, (self.scales_OG.shape[1], self.group_size)).float()
+        codes_OGS = self.codes_OI.view(*self.scales_OG.shape, self.group_size).float()
         if self.zeros_OG is not None:
             codes_OGS = codes_OGS - self.zeros_OG.float().unsqueeze(2)
         weights_OGS = codes_OGS * self.scales_OG.unsqueeze(2)
         if self.offsets_OG is not None:
             weights_OGS = weights_OGS + self.offsets_OG.unsqueeze(2)
-        return weights_OGS.flatten(1)
+        return weights_OGS.view(self.codes_OI.shape)
 
 
 def quantize(weight_OI: torch.Tensor, layout: QuantizedLayout) -> QuantizedRows:
@@ -65,7 +65,7 @@ def quantize(weight_OI: torch.Tensor, layout: QuantizedLayout) -> QuantizedRows:
     if layout.has_offsets or width % layout.group_size:
         raise ValueError(f"rows of {width} cannot be quantized symmetrically in groups of {layout.group_size}")
     top = 2 ** (layout.bits - 1) - 1
-    weight_OGS = weight_OI.float().unflatten(1, (width // layout.group_size, layout.group_size))
+    weight_OGS = weight_OI.float().view(rows, -1, layout.group_size)
     scales_OG = weight_OGS.abs().amax(2) / top
     halves_OG = scales_OG.half().float()
     # too small or too large for float16: left as they are
