@@ -90,6 +90,10 @@ def open_library(path: Path) -> ctypes.CDLL:
         raise CannotBuild(f"{path} cannot be loaded: {error}") from None
     library.quipu_pack.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32]
     library.quipu_pack.restype = None
+    library.quipu_pack_quantized.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    library.quipu_pack_quantized.restype = None
+    library.quipu_panel.argtypes = []
+    library.quipu_panel.restype = ctypes.c_int32
     library.quipu_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.quipu_run.restype = None
     library.quipu_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]

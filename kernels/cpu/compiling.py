@@ -27,7 +27,7 @@ from .instruction_sets import CannotBuild, InstructionSet
 SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("g++", "c++", "clang++")
 
-_PRODUCTS = "_bf16.cpp"
+_PRODUCTS = ("_bf16.cpp", "_quantized.cpp", "_bytes.cpp")
 
 _COMMON_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",

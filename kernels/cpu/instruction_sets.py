@@ -17,8 +17,13 @@ from pathlib import Path
 FORCED = "QUIPU_CPU_ISA"
 """Environment variable that forces a set, for comparisons and tests; see docs/kernels.md."""
 
-_AVX512 = ("-DQUIPU_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")
-_AVX512_NEEDS = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX2_NEEDS = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = ("-DQUIPU_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2)
+_AVX512_NEEDS = _AVX2_NEEDS | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_BF16 = ("-DQUIPU_PAIRS", "-mavx512bf16", "-mavx512vbmi", "-DQUIPU_VNNI", "-mavx512vnni")
+_BF16_NEEDS = _AVX512_NEEDS | {"avx512_bf16", "avx512vbmi", "avx512_vnni"}
+_VNNI = ("-DQUIPU_VNNI", "-mavx512vnni")
 
 # Linux on x86-64: request permission for a component of a thread's state that is off by default.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
@@ -37,7 +42,7 @@ class InstructionSet:
     """Processor features, as /proc/cpuinfo spells them."""
     flags: tuple[str, ...]
     product_flags: tuple[str, ...] = ()
-    """Additional flags for *_bf16.cpp; objects of other sources are shared among sets with the same flags."""
+    """Additional flags for products (`_PRODUCTS` in compiling.py); objects of other sources are shared among sets with the same flags."""
     headers: tuple[Path, ...] = ()
     """Headers included by the flags, besides those among the sources."""
 
@@ -45,13 +50,14 @@ class InstructionSet:
 INSTRUCTION_SETS = (
     InstructionSet(
         "amx_bf16",
-        _AVX512_NEEDS | {"amx_tile", "amx_bf16"},
+        _BF16_NEEDS | {"amx_tile", "amx_bf16"},
         _AVX512,
-        ("-DQUIPU_PAIRS", "-DQUIPU_AMX", "-mamx-tile", "-mamx-bf16"),
+        ("-DQUIPU_AMX", "-mamx-tile", "-mamx-bf16", *_BF16),
     ),
-    InstructionSet("avx512_bf16", _AVX512_NEEDS | {"avx512_bf16"}, _AVX512, ("-DQUIPU_PAIRS", "-mavx512bf16")),
+    InstructionSet("avx512_bf16", _BF16_NEEDS, _AVX512, _BF16),
+    InstructionSet("avx512_vnni", _AVX512_NEEDS | {"avx512_vnni"}, _AVX512, _VNNI),
     InstructionSet("avx512", _AVX512_NEEDS, _AVX512),
-    InstructionSet("avx2", frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
+    InstructionSet("avx2", _AVX2_NEEDS, _AVX2),
 )
 """Best first."""
 

@@ -12,8 +12,8 @@ import torch
 
 from ..batch import StepBatch
 from . import program
-from .packing import PackedMatrix, pack
-from .program import STORED, Bounds, Op, Pass
+from .packing import Packed, pack
+from .program import Bounds, Op, Pass
 
 
 def product(library: ctypes.CDLL, *, rows: int, width: int, columns: int) -> Callable[[], None]:
@@ -26,7 +26,7 @@ def product(library: ctypes.CDLL, *, rows: int, width: int, columns: int) -> Cal
 def one_linear(
     library: ctypes.CDLL,
     x_NI: torch.Tensor,
-    matrix: PackedMatrix,
+    matrix: Packed,
     y_NO: torch.Tensor,
     *,
     bias_O: torch.Tensor | None = None,
@@ -38,7 +38,7 @@ def one_linear(
     rows, width = x_NI.shape
     op = Op(
         kind=program.LINEAR,
-        stored=STORED[matrix.dtype],
+        stored=matrix.stored,
         width=width,
         out_width=matrix.rows,
         x_stride=x_NI.stride(0),
@@ -48,7 +48,7 @@ def one_linear(
         y=y_NO.data_ptr(),
         z=None if z_NO is None else z_NO.data_ptr(),
         bias=None if bias_O is None else bias_O.data_ptr(),
-        weight=matrix.data.data_ptr(),
+        weight=matrix.address,
     )
     ops = (Op * 1)(op)
     bounds = Bounds(num_tokens=rows, num_logits=1, num_blocks=2, num_positions=rows, vocab_size=1)

@@ -15,8 +15,10 @@ import ctypes
 import attrs
 import torch
 
+from ..checkpoints.quantized import QuantizedLayout
 from ..checkpoints.weights import PieceByPiece, Shape
 from .program import STORED
+from .quantized_packing import PackedQuantized, QuantizedPacker
 
 PANEL = 32
 """Rows are packed in groups of this size: the rows of one panel of csrc/micro.h, or of two."""
@@ -31,15 +33,32 @@ class PackedMatrix:
     width: int
     dtype: torch.dtype
 
+    @property
+    def stored(self) -> int:
+        return STORED[self.dtype]
+
+    @property
+    def address(self) -> int:
+        return self.data.data_ptr()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes
+
+
+Packed = PackedMatrix | PackedQuantized
+
 
 class PackedWeights:
     """Implements `quipu.kernels.checkpoints.weights.Weights` on top of another source."""
 
-    def __init__(self, source: PieceByPiece, library: ctypes.CDLL) -> None:
+    def __init__(self, source: PieceByPiece, library: ctypes.CDLL, *, byte_products: bool = False) -> None:
+        """Pack what `source` yields; quantized matrices for activations in 8 bits if `byte_products`."""
         self._source = source
+        self._byte_products = byte_products
         self._library = library
         self._num_bytes = 0
-        self._matrices: dict[int, tuple[torch.Tensor, PackedMatrix]] = {}
+        self._matrices: dict[int, tuple[torch.Tensor, Packed]] = {}
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
         return self.fused([(name, shape)])
@@ -50,16 +69,31 @@ class PackedWeights:
             self._num_bytes += vector.nbytes
             return vector
         rows, width = sum(shape[0] for _, shape in parts), parts[0][1][1]
+        layout = self._source.quantized(parts)
+        matrix = self._plain(parts, rows, width) if layout is None else self._quantized(parts, rows, width, layout)
+        self._num_bytes += matrix.num_bytes
+        placeholder = torch.empty((rows, width), dtype=self._source.held_in, device="meta")
+        # the placeholder is kept as well: an id is unique only while the object lives
+        self._matrices[id(placeholder)] = (placeholder, matrix)
+        return placeholder
+
+    def _plain(self, parts: list[tuple[str, Shape]], rows: int, width: int) -> PackedMatrix:
         matrix = make_packed(rows, width, self._source.held_in, self._library)
         first = 0
         for piece_OI in self._source.pieces(parts, multiple=PANEL):
             pack_into(matrix, first, piece_OI, self._library)
             first += len(piece_OI)
-        self._num_bytes += matrix.data.nbytes
-        placeholder = torch.empty((rows, width), dtype=matrix.dtype, device="meta")
-        # the placeholder is kept as well: an id is unique only while the object lives
-        self._matrices[id(placeholder)] = (placeholder, matrix)
-        return placeholder
+        return matrix
+
+    def _quantized(
+        self, parts: list[tuple[str, Shape]], rows: int, width: int, layout: QuantizedLayout
+    ) -> PackedQuantized:
+        packer = QuantizedPacker(layout, rows, width, byte_products=self._byte_products, library=self._library)
+        first = 0
+        for piece in self._source.quantized_pieces(parts, multiple=PANEL):
+            packer.add(first, piece)
+            first += len(piece.codes_OI)
+        return packer.packed()
 
     @property
     def num_bytes(self) -> int:
@@ -68,7 +102,7 @@ class PackedWeights:
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
         self._source.check_all_used(ignore=ignore)
 
-    def matrix(self, placeholder: torch.Tensor) -> PackedMatrix:
+    def matrix(self, placeholder: torch.Tensor) -> Packed:
         """Return the packed matrix of a placeholder. Raises ValueError for any other tensor."""
         found = self._matrices.get(id(placeholder))
         if found is None:

@@ -21,6 +21,8 @@ from ..batch import StepBatch
 
 STORED = {torch.float32: 0, torch.bfloat16: 1}
 """Supported dtypes of weights and caches."""
+QUANTIZED = 2
+"""`Op.stored` of a weight that is a `QuantizedMatrix`."""
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
 GELU_MUL, SOFT_CAP, ROUTE, DISPATCH, EXPERT_LINEAR, EXPERT_SILU_MUL, COMBINE = range(9, 16)
@@ -42,6 +44,16 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("normalise", "activation", "fused_rope")),
         *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
         *((name, ctypes.c_void_p) for name in ("matrices", "dispatch", "norm", "key_norm", "v", "scratch", "raw")),
+    )
+
+
+class QuantizedMatrix(ctypes.Structure):
+    """A quantized matrix; csrc/quantized.h documents the fields."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("width", "group_size", "num_groups")),
+        *((name, ctypes.c_int32) for name in ("bits", "halves", "byte_products", "has_lowest")),
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "offsets")),
     )
 
 
@@ -155,7 +167,9 @@ def fields_of(struct: type[ctypes.Structure]) -> list[Field]:
     return [*(Field(name, place.offset, place.size) for name, place in places), Field("", ctypes.sizeof(struct), 0)]
 
 
-def check_layout(library: ctypes.CDLL, structs: Sequence[type[ctypes.Structure]] = (Op, _Pass)) -> None:
+def check_layout(
+    library: ctypes.CDLL, structs: Sequence[type[ctypes.Structure]] = (Op, _Pass, QuantizedMatrix)
+) -> None:
     """Raises RuntimeError naming the first field that differs between these structs and the compiled ones."""
     for which, struct in enumerate(structs):
         for ours, theirs in zip_longest(fields_of(struct), _compiled_fields(library, which)):

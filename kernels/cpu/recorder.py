@@ -23,7 +23,7 @@ from ..ops import Experts, RopeTable
 from . import program
 from .fusing import fuse
 from .layout import compile_op, lay_out, remove_barriers
-from .packing import PackedWeights
+from .packing import Packed, PackedWeights
 from .program import STORED, Bounds, Op
 from .recorded import Place, RecordedOp
 
@@ -41,7 +41,7 @@ class Program:
     whole: ctypes.Array[Op]
     """Both."""
     logits_MV: torch.Tensor
-    memory: list[torch.Tensor]
+    memory: list[torch.Tensor | Packed]
     """All memory that pointers of operations refer to."""
     workspace: list[torch.Tensor]
     """The part of it that passes write."""
@@ -57,7 +57,7 @@ class Recorder:
         self.recorded: list[RecordedOp] = []
         self.widths: list[int] = []
         self.on_logits_rows: list[bool] = []
-        self.memory: list[torch.Tensor] = []
+        self.memory: list[torch.Tensor | Packed] = []
         self._values: dict[int, tuple[int, torch.Tensor]] = {}  # by address of the small tensor
         self._dispatch_memories: dict[int, torch.Tensor] = {}  # by size
         self._head = False
@@ -215,8 +215,8 @@ class Recorder:
 
     def _matrix(self, placeholder: torch.Tensor) -> dict[str, int]:
         matrix = self._weights.matrix(placeholder)
-        self.memory.append(matrix.data)
-        return {"weight": matrix.data.data_ptr(), "stored": STORED[matrix.dtype]}
+        self.memory.append(matrix)
+        return {"weight": matrix.address, "stored": matrix.stored}
 
     def _matrices(self, placeholders: list[torch.Tensor]) -> dict[str, int]:
         matrices = [self._matrix(placeholder) for placeholder in placeholders]

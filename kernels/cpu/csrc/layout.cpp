@@ -2,6 +2,7 @@
 #include <cstddef>
 
 #include "program.h"
+#include "quantized.h"
 
 namespace {
 
@@ -16,6 +17,7 @@ struct Field {
 #define FIELD(type, name) {#name, offsetof(type, name), sizeof(type::name)}
 #define OP(name) FIELD(Op, name)
 #define PASS(name) FIELD(Pass, name)
+#define MATRIX(name) FIELD(QuantizedMatrix, name)
 
 static const Field kOp[] = {
     OP(kind), OP(on_logits_rows), OP(stored), OP(no_barrier), OP(width), OP(out_width), OP(num_heads), OP(num_kv_heads),
@@ -31,4 +33,9 @@ static const Field kPass[] = {
     {nullptr, sizeof(Pass), 0},
 };
 
-extern "C" const void* quipu_layout(int32_t which) { return which ? kPass : kOp; }
+static const Field kMatrix[] = {
+    MATRIX(width), MATRIX(group_size), MATRIX(num_groups), MATRIX(bits), MATRIX(halves), MATRIX(byte_products),
+    MATRIX(has_lowest), MATRIX(codes), MATRIX(scales), MATRIX(offsets), {nullptr, sizeof(QuantizedMatrix), 0},
+};
+
+extern "C" const void* quipu_layout(int32_t which) { return which == 2 ? kMatrix : which ? kPass : kOp; }

@@ -155,9 +155,11 @@ void linear(const Op& original, const Pass& pass, const Worker& worker) {
     bool pairs = linear_bf16 && op.stored == kBfloat16;
     if (op.norm) norm_rows(op, n, worker);
     // what it cannot do in registers follows
-    bool later = op.activation && (pairs || op.out_width / 2 % kPanel);
+    bool quantized = op.stored == kQuantized;
+    bool later = op.activation && (pairs || quantized || op.out_width / 2 % kPanel);
     if (later) op.activation = 0, op.y = op.raw, op.y_stride = op.out_width;
-    if (pairs) linear_bf16(op, n, worker);
+    if (quantized) linear_quantized(op, n, worker);
+    else if (pairs) linear_bf16(op, n, worker);
     else if (op.stored == kBfloat16) linear_of<bf16>(op, n, worker);
     else linear_of<float>(op, n, worker);
     if (!later) return;
@@ -173,7 +175,9 @@ void embed(const Op& op, const Pass& pass, const Worker& worker) {
     for (int64_t i = n * worker.thread / worker.num_threads; i < n * (worker.thread + 1) / worker.num_threads; i++) {
         int64_t id = pass.token_ids[i], lane = id % kPanel;
         float* y = op.y + i * op.y_stride;
-        if (op.stored == kBfloat16) {
+        if (op.stored == kQuantized) {
+            embed_quantized(op, id, y);
+        } else if (op.stored == kBfloat16) {
             const bf16* p = right_hand(op, id / kPanel, (bf16*)nullptr).p;
             for (int64_t k = 0; k < op.width; k++) y[k] = widen(p[k / 2 * 2 * kPanel + lane * 2 + k % 2]) * op.scale;
         } else {

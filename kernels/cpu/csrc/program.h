@@ -25,8 +25,8 @@ enum Kind : int32_t {
     kCombine = 15,
 };
 
-// The dtype of a weight or a cache.
-enum Stored : int32_t { kFloat32 = 0, kBfloat16 = 1 };
+// The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
+enum Stored : int32_t { kFloat32 = 0, kBfloat16 = 1, kQuantized = 2 };
 
 // Activations are float32, row-major; pointers are to row 0. An operation uses the fields that its kernel reads.
 struct Op {
@@ -119,6 +119,9 @@ inline int64_t num_rows(const Op& op, const Pass& pass) { return op.on_logits_ro
 void embed(const Op&, const Pass&, const Worker&);
 void gather(const Op&, const Pass&, const Worker&);
 void linear(const Op&, const Pass&, const Worker&);
+void linear_quantized(const Op&, int64_t num_rows, const Worker&);  // parts of linear and embed
+void linear_bytes(const Op&, int64_t num_rows, const Worker&);
+void embed_quantized(const Op&, int64_t token_id, float* y);
 void rms_norm(const Op&, const Pass&, const Worker&);
 void rope(const Op&, const Pass&, const Worker&);
 void write_kv(const Op&, const Pass&, const Worker&);

@@ -1,7 +1,7 @@
 // The vector type of all kernels: `Vec`, as many float32 lanes as the instruction set has, and loads of bfloat16.
 //
-// vec_avx2.h and vec_avx512.h define the same names for 8 and for 16 lanes, and no other file (except the bf16 products,
-// pairs_*.h and attention_bf16.cpp, and 8 x 8 transposes) uses intrinsics: a kernel is written once, with load, store,
+// vec_avx2.h and vec_avx512.h define the same names for 8 and for 16 lanes, and no other file (except products of other types,
+// pairs_*.h, codes_*.h, quantized*.h and attention_bf16.cpp, and 8 x 8 transposes) uses intrinsics: a kernel is written once, with load, store,
 // splat, fma, larger, smaller, sum_lanes, first_lanes and the operators + - * /. The compiler must not contract (-ffp-contract=off): fused
 // operations are written explicitly, so an expression rounds alike wherever it is inlined.
 #pragma once
@@ -19,6 +19,7 @@ typedef uint16_t bf16;
 
 // Prefetches a cache line into the second-level cache: the first has too few fill buffers.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+inline void prefetch_first(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 inline float widen(float x) { return x; }
 inline float widen(bf16 x) {

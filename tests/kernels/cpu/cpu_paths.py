@@ -65,8 +65,8 @@ CASES = [
     (path, dtype)
     for path in PATHS
     for dtype in ("float32", "bfloat16")
-    # for float32 the bfloat16 instruction sets run the same code as AVX-512
-    if dtype == "bfloat16" or not (path.is_emulated and path.rounds_activations)
+    # for float32 the bfloat16 instruction sets run the same code as AVX-512; VNNI matters to quantized weights only
+    if path.name != "avx512_vnni" and (dtype == "bfloat16" or not (path.is_emulated and path.rounds_activations))
 ]
 OTHER_CASES = [case for case in CASES if case[0] != next(path for path in PATHS if not path.is_emulated)]
 """The cases of all instruction sets except the one that is chosen on this machine."""
@@ -126,6 +126,7 @@ def _emulated(native: InstructionSet) -> InstructionSet:
             *definitions(native.flags),
             "-mavx2",
             "-mfma",
+            "-mf16c",
             "-O1",  # with the next line: the shortest time to compile and run together
             "-DUNROLL=",
             "-Wno-psabi",

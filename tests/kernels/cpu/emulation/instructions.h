@@ -5,19 +5,33 @@
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512/add.h>
 #include <simde/x86/avx512/and.h>
+#include <simde/x86/avx512/blend.h>
 #include <simde/x86/avx512/cast.h>
 #include <simde/x86/avx512/cmp.h>
+#include <simde/x86/avx512/cmpeq.h>
+#include <simde/x86/avx512/cvt.h>
+#include <simde/x86/avx512/dpbusd.h>
 #include <simde/x86/avx512/extract.h>
 #include <simde/x86/avx512/fmadd.h>
 #include <simde/x86/avx512/fnmadd.h>
 #include <simde/x86/avx512/loadu.h>
+#include <simde/x86/avx512/madd.h>
 #include <simde/x86/avx512/max.h>
 #include <simde/x86/avx512/min.h>
 #include <simde/x86/avx512/mov.h>
+#include <simde/x86/avx512/permutex2var.h>
+#include <simde/x86/avx512/permutexvar.h>
 #include <simde/x86/avx512/roundscale.h>
 #include <simde/x86/avx512/set1.h>
+#include <simde/x86/avx512/setr.h>
 #include <simde/x86/avx512/slli.h>
+#include <simde/x86/avx512/srai.h>
+#include <simde/x86/avx512/srli.h>
 #include <simde/x86/avx512/storeu.h>
+#include <simde/x86/avx512/sub.h>
+#include <simde/x86/avx512/ternarylogic.h>
+#include <simde/x86/avx512/unpackhi.h>
+#include <simde/x86/avx512/unpacklo.h>
 
 #include <cmath>
 #include <cstdint>
@@ -69,4 +83,5 @@ __attribute__((noinline)) inline void masked_store(float* p, unsigned mask, __m5
 #define _mm512_mask_storeu_ps(p, mask, v) emulation::masked_store(p, mask, v)
 
 #include "bf16.h"
+#include "bytes.h"
 #include "tiles.h"

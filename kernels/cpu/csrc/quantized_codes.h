@@ -1,0 +1,189 @@
+// How quantized matrices are multiplied, and the formats of their codes: one class for each. See quantized.h for the layout.
+#pragma once
+#include "quantized.h"
+
+#ifdef QUIPU_AVX512
+#include "codes_avx512.h"
+#else
+#include "codes_avx2.h"
+#endif
+
+// How units are multiplied. `kInputs` inputs of x are one 32-bit word.
+
+struct FloatProduct {
+    static constexpr int kInputs = 1;
+    typedef Vec Sum;
+    typedef Vec Left;
+    typedef Vec Right;
+    static Sum zero() { return splat(0); }
+    static Left left(const uint32_t* unit) { return splat_from(reinterpret_cast<const float*>(unit)); }
+    static Sum add(Sum sum, Left x, Right codes) { return accumulate(sum, x, codes); }
+    static Vec value(Sum sum, float, int) { return sum; }
+    static Vec sum_of_x(float sum) { return splat(sum); }
+    static void keep(float* p, Sum sum) { store(p, sum); }
+    static Sum kept(const float* p) { return load(p); }
+};
+
+#ifdef QUIPU_PAIRS
+struct PairProduct : FloatProduct {
+    static constexpr int kInputs = 2;
+    typedef Ints Left;
+    typedef Ints Right;
+    static Left left(const uint32_t* unit) { return splat_int(static_cast<int32_t>(*unit)); }
+    static Sum add(Sum sum, Left x, Right codes) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)codes); }
+};
+#endif
+
+struct ByteProduct {
+    static constexpr int kInputs = 4;
+    typedef Ints Sum;
+    typedef FourBytes Left;
+    typedef Ints Right;
+    static Sum zero() { return splat_int(0); }
+    static Left left(const uint32_t* unit) { return four_bytes(static_cast<int32_t>(*unit)); }
+    static Sum add(Sum sum, const Left& x, Right codes) { return add_bytes(sum, x, codes); }
+    // codes have `bias` added to them
+    static Vec value(Sum sum, float sum_of_x, int bias) { return to_float(subtract(sum, splat_int(bias * bits_of(sum_of_x)))); }
+    static Vec sum_of_x(float sum) { return to_float(splat_int(bits_of(sum))); }
+    static void keep(float* p, Sum sum) { store_ints(p, sum); }
+    static Sum kept(const float* p) { return load_ints(p); }
+
+private:
+    static int32_t bits_of(float x) {
+        int32_t bits;
+        memcpy(&bits, &x, 4);
+        return bits;
+    }
+};
+
+// Formats of codes: `load` reads a block of a panel, kUnits units of its two halves, and `get` returns one of them.
+
+struct Floats2 {
+    Vec low, high;
+};
+struct Ints2 {
+    Ints low, high;
+};
+
+struct ExpandedFloats {  // by `expand`, below
+    typedef FloatProduct Product;
+    static constexpr int kUnits = 1, kBytes = 4 * kLanes;
+    struct Loader {
+        Floats2 load(const uint8_t* p) const {
+            return {::load(reinterpret_cast<const float*>(p)), ::load(reinterpret_cast<const float*>(p + kBytes))};
+        }
+        template <int>
+        void get(const Floats2& raw, Vec& low, Vec& high) const { low = raw.low, high = raw.high; }
+    };
+};
+struct FloatCodes8 {
+    typedef FloatProduct Product;
+    typedef ExpandedFloats Wide;
+    static constexpr int kUnits = 1, kBytes = kLanes;
+    struct Loader {
+        Floats2 load(const uint8_t* p) const { return {bytes_to_floats(p), bytes_to_floats(p + kBytes)}; }
+        template <int>
+        void get(const Floats2& raw, Vec& low, Vec& high) const { low = raw.low, high = raw.high; }
+    };
+};
+// Two vectors of 32-bit words.
+struct WordLoader {
+    Ints2 load(const uint8_t* p) const { return {load_ints(p), load_ints(p + 4 * kLanes)}; }
+};
+struct FloatCodes4 {
+    typedef FloatProduct Product;
+    typedef ExpandedFloats Wide;
+    static constexpr int kUnits = 8, kBytes = 4 * kLanes;
+    struct Loader : WordLoader {
+        Vec table = nibble_table();
+        template <int i>
+        void get(const Ints2& raw, Vec& low, Vec& high) const {
+            low = nibbles_to_floats<i>(raw.low, table), high = nibbles_to_floats<i>(raw.high, table);
+        }
+    };
+};
+
+#ifdef QUIPU_PAIRS
+struct ExpandedPairs {
+    typedef PairProduct Product;
+    static constexpr int kUnits = 1, kBytes = 4 * kLanes;
+    struct Loader : WordLoader {
+        template <int>
+        void get(const Ints2& raw, Ints& low, Ints& high) const { low = raw.low, high = raw.high; }
+    };
+};
+// bfloat16 of the integers 0 to 127, as low and high bytes.
+struct SmallIntegers {
+    uint8_t low[128], high[128];
+    constexpr SmallIntegers() : low(), high() {
+        for (int i = 1; i < 128; i++) {
+            int exponent = 0;
+            while (2 << exponent <= i) exponent++;
+            int bits = (127 + exponent) << 7 | ((i << (7 - exponent)) & 127);
+            low[i] = static_cast<uint8_t>(bits & 255), high[i] = static_cast<uint8_t>(bits >> 8);
+        }
+    }
+};
+// A byte is the sign and the magnitude of a code; -0 stands for -128, which a matrix rarely has (`kWhole`). Of each 16 bytes
+// the first eight are of the low half: then interleaving the two bytes of results gives both halves.
+template <bool kWhole>
+struct PairCodes8Of {
+    typedef PairProduct Product;
+    typedef ExpandedPairs Wide;
+    static constexpr int kUnits = 1, kBytes = 2 * kLanes;
+    static constexpr SmallIntegers kTable{};
+    struct Loader {
+        Ints low0 = load_ints(kTable.low), low1 = load_ints(kTable.low + 64);
+        Ints high0 = load_ints(kTable.high), high1 = load_ints(kTable.high + 64);
+        Ints load(const uint8_t* p) const { return load_ints(p); }
+        template <int>
+        void get(Ints codes, Ints& low, Ints& high) const {
+            Ints sign = splat_int(static_cast<int>(0x80808080u));
+            Ints l = _mm512_permutex2var_epi8(low0, codes, low1), h = _mm512_permutex2var_epi8(high0, codes, high1);
+            h = _mm512_ternarylogic_epi32(h, codes, sign, 0xf8);  // h | (codes & sign)
+            if (kWhole) h = _mm512_mask_blend_epi8(_mm512_cmpeq_epi8_mask(codes, sign), h, splat_int(static_cast<int>(0xc3c3c3c3u)));
+            low = _mm512_unpacklo_epi8(l, h), high = _mm512_unpackhi_epi8(l, h);
+        }
+    };
+};
+typedef PairCodes8Of<false> PairCodes8;
+typedef PairCodes8Of<true> WholePairCodes8;
+struct PairCodes4 {
+    typedef PairProduct Product;
+    typedef ExpandedPairs Wide;
+    static constexpr int kUnits = 4, kBytes = 4 * kLanes;
+    struct Loader : WordLoader {
+        // the permutation takes the low five bits of an index: the table is there twice, so that the fifth does not matter
+        Ints table = load_ints(kTable);
+        template <int i>
+        void get(const Ints2& raw, Ints& low, Ints& high) const {
+            low = _mm512_permutexvar_epi16(_mm512_srli_epi32(raw.low, 4 * i), table);
+            high = _mm512_permutexvar_epi16(_mm512_srli_epi32(raw.high, 4 * i), table);
+        }
+    };
+    // 0 to 7, then -8 to -1
+    static constexpr bf16 kTable[32] = {
+        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+    };
+};
+#endif
+
+struct ByteCodes8 {
+    typedef ByteProduct Product;
+    static constexpr int kUnits = 1, kBytes = 4 * kLanes;
+    struct Loader : WordLoader {
+        template <int>
+        void get(const Ints2& raw, Ints& low, Ints& high) const { low = raw.low, high = raw.high; }
+    };
+};
+struct ByteCodes4 {
+    typedef ByteProduct Product;
+    static constexpr int kUnits = 2, kBytes = 4 * kLanes;
+    struct Loader : WordLoader {
+        template <int i>
+        void get(const Ints2& raw, Ints& low, Ints& high) const {
+            low = i ? high_nibbles(raw.low) : low_nibbles(raw.low), high = i ? high_nibbles(raw.high) : low_nibbles(raw.high);
+        }
+    };
+};

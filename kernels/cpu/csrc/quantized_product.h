@@ -1,0 +1,116 @@
+// The matrix product with quantized columns: prepared rows of x times the codes of a panel, group by group.
+//
+// What must always hold: a result is one chain: for each group, ascending, total = fma(scale, sum, total), then
+// total = fma(offset, sum of x, total) if there are offsets. A group's sum is a chain of its units, ascending, from 0. How
+// many rows and panels a call holds in registers, and where it is interrupted, affects speed only.
+#pragma once
+#include "quantized_codes.h"
+
+// Rows of x, as words of a product's units and then the sum of each group's inputs (of bytes: as an integer).
+struct PreparedRows {
+    const uint32_t* p;
+    int64_t stride;      // words
+    int64_t sums_at;
+    const float* sums(int64_t row) const { return reinterpret_cast<const float*>(p + row * stride + sums_at); }
+};
+
+// Panels of codes: those of the matrix, or expanded ones.
+struct Columns {
+    const QuantizedMatrix* matrix;
+    int64_t panel;        // the first one, for its scales
+    const uint8_t* codes; // from unit 0 on
+    int64_t stride;       // bytes from panel to panel
+};
+
+// What a call has of each row: `totals` of groups that are complete, and the sum of one that is not (`partial`, which is null
+// where groups are never interrupted).
+struct Sums {
+    float* totals;
+    float* partial;
+    int64_t stride;
+};
+
+constexpr int64_t kCodesAhead = 4096;  // bytes of codes to prefetch ahead
+
+// Calls go with each index below N, known to the compiler.
+template <int N, class F, int i = 0>
+inline __attribute__((always_inline)) void for_each_unit(F go) {
+    if constexpr (i < N) {
+        go(std::integral_constant<int, i>{});
+        for_each_unit<N, F, i + 1>(go);
+    }
+}
+
+// MR rows by NP panels, units from `first` to `last`.
+template <class C, int MR, int NP>
+__attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const Columns& columns, int64_t first, int64_t last,
+                                                    const Sums& sums) {
+    typedef typename C::Product P;
+    constexpr int NV = 2 * NP;
+    const QuantizedMatrix& matrix = *columns.matrix;
+    const typename C::Loader codes;
+    int64_t num_units = matrix.padded_width() / P::kInputs;
+    int64_t group_units = matrix.num_groups == 1 ? num_units : matrix.group_size / P::kInputs;
+    int bias = stored_bias(matrix);
+    for (int64_t unit = first, end; unit < last; unit = end) {
+        int64_t group = unit / group_units;
+        end = std::min(last, (group + 1) * group_units);
+        bool fresh = unit == group * group_units;
+        typename P::Sum sum[MR][NV];
+        UNROLL for (int m = 0; m < MR; m++)
+            UNROLL for (int v = 0; v < NV; v++)
+                sum[m][v] = fresh ? P::zero() : P::kept(sums.partial + m * sums.stride + v * kLanes);
+        const uint8_t* at = columns.codes + unit / C::kUnits * 2 * C::kBytes;
+        const uint32_t* row = x.p + unit;
+        for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, row += C::kUnits) {
+            decltype(codes.load(at)) raw[NP];
+            UNROLL for (int n = 0; n < NP; n++) {
+                const uint8_t* p = at + n * columns.stride;
+                for (int line = 0; line < 2 * C::kBytes; line += 64) prefetch_first(p + kCodesAhead + line);
+                raw[n] = codes.load(p);
+            }
+            for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {
+                typename P::Right right[NV];
+                UNROLL for (int n = 0; n < NP; n++) codes.template get<i.value>(raw[n], right[2 * n], right[2 * n + 1]);
+                UNROLL for (int m = 0; m < MR; m++) {
+                    typename P::Left left = P::left(row + m * x.stride + i.value);
+                    UNROLL for (int v = 0; v < NV; v++) sum[m][v] = P::add(sum[m][v], left, right[v]);
+                }
+            });
+        }
+        if (end < (group + 1) * group_units) {
+            UNROLL for (int m = 0; m < MR; m++)
+                UNROLL for (int v = 0; v < NV; v++) P::keep(sums.partial + m * sums.stride + v * kLanes, sum[m][v]);
+            return;
+        }
+        UNROLL for (int v = 0; v < NV; v++) {
+            Vec scale = load_shared(matrix, matrix.scales, columns.panel + v / 2, group, v % 2);
+            UNROLL for (int m = 0; m < MR; m++) {
+                float* total = sums.totals + m * sums.stride + v * kLanes;
+                float sum_of_x = x.sums(m)[group];
+                Vec y = group == 0 ? splat(0) : load(total);
+                y = fma(scale, P::value(sum[m][v], sum_of_x, bias), y);
+                if (matrix.offsets)
+                    y = fma(load_shared(matrix, matrix.offsets, columns.panel + v / 2, group, v % 2), P::sum_of_x(sum_of_x), y);
+                store(total, y);
+            }
+        }
+    }
+}
+
+// Writes units of a panel as `C::Wide` has them.
+template <class C>
+static void expand(const uint8_t* panel, int64_t first, int64_t last, uint8_t* to) {
+    const typename C::Loader codes;
+    for (int64_t unit = first; unit < last; unit += C::kUnits) {
+        const uint8_t* at = panel + unit / C::kUnits * 2 * C::kBytes;
+        auto raw = codes.load(at);
+        for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {
+            typename C::Product::Right l, h;
+            codes.template get<i.value>(raw, l, h);
+            memcpy(to, &l, sizeof l);
+            memcpy(to + sizeof l, &h, sizeof h);
+            to += 2 * sizeof l;
+        });
+    }
+}

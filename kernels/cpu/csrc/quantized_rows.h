@@ -1,0 +1,125 @@
+// What the products with quantized matrices share: preparing rows of x, dividing the work among threads, and storing results.
+#pragma once
+#include <vector>
+
+#include "program.h"
+#include "quantized_product.h"
+
+// Words of a row beyond its width that are 0, so that a tile may read past a group.
+constexpr int64_t kZeroWords = 16;
+
+// Prepares all rows of x by `prepare(row, words, sums)`, once; a row's factor, if it has one, is the number before its sums. Every thread of the team calls this, and gets a shared copy or
+// its own.
+template <class F>
+static PreparedRows prepare_rows(const QuantizedMatrix& m, int64_t num_rows, int inputs_of_word, const Worker& worker, F prepare) {
+    static thread_local std::vector<uint32_t> kept;
+    int64_t words = m.padded_width() / inputs_of_word + kZeroWords;
+    int64_t stride = (words + m.num_groups + 1 + kLanes - 1) / kLanes * kLanes;
+    size_t size = num_rows * stride;
+    auto fill = [&](uint32_t* to, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; row++) {
+            uint32_t* at = to + row * stride;
+            std::fill(at + words - kZeroWords - 8 / inputs_of_word, at + words, 0);  // before the last inputs are written
+            prepare(row, at, reinterpret_cast<float*>(at + words + 1));
+        }
+    };
+    if (num_rows <= kOwnRows) {  // each thread prepares all of them, which is faster than a barrier
+        kept.resize(std::max(kept.size(), size));
+        fill(kept.data(), 0, num_rows);
+        return {kept.data(), stride, words + 1};
+    }
+    uint32_t* shared;
+#pragma omp single copyprivate(shared)
+    {
+        kept.resize(std::max(kept.size(), size));
+        shared = kept.data();
+    }
+    fill(shared, num_rows * worker.thread / worker.num_threads, num_rows * (worker.thread + 1) / worker.num_threads);
+#pragma omp barrier
+    return {shared, stride, words + 1};
+}
+
+// Multiplies `rows` rows, at most kRowsAtOnce<NP>, with NP panels.
+template <int NP>
+constexpr int kRowsAtOnce = kLanes == 16 ? (NP == 4 ? 2 : NP == 2 ? 4 : 8) : (NP == 4 ? 1 : NP == 2 ? 2 : 4);
+
+template <class C, int NP>
+static void multiply_some(int64_t rows, const PreparedRows& x, const Columns& columns, int64_t first, int64_t last, const Sums& sums) {
+    constexpr int most = kRowsAtOnce<NP>;
+    switch (rows) {
+        case 1: return multiply_rows<C, 1, NP>(x, columns, first, last, sums);
+        case 2: if constexpr (most >= 2) return multiply_rows<C, 2, NP>(x, columns, first, last, sums); break;
+        case 3: if constexpr (most >= 4) return multiply_rows<C, 3, NP>(x, columns, first, last, sums); break;
+        case 4: if constexpr (most >= 4) return multiply_rows<C, 4, NP>(x, columns, first, last, sums); break;
+        case 5: if constexpr (most >= 8) return multiply_rows<C, 5, NP>(x, columns, first, last, sums); break;
+        case 6: if constexpr (most >= 8) return multiply_rows<C, 6, NP>(x, columns, first, last, sums); break;
+        case 7: if constexpr (most >= 8) return multiply_rows<C, 7, NP>(x, columns, first, last, sums); break;
+        case 8: if constexpr (most >= 8) return multiply_rows<C, 8, NP>(x, columns, first, last, sums); break;
+    }
+}
+
+// Any number of rows, divided evenly.
+template <class C, int NP>
+static void multiply_all(int64_t rows, const PreparedRows& x, const Columns& columns, int64_t first, int64_t last, const Sums& sums) {
+    int64_t parts = (rows + kRowsAtOnce<NP> - 1) / kRowsAtOnce<NP>;
+    for (int64_t part = 0; part < parts; part++) {
+        int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
+        float* partial = sums.partial ? sums.partial + row * sums.stride : nullptr;
+        PreparedRows some{x.p + row * x.stride, x.stride, x.sums_at};
+        multiply_some<C, NP>(count, some, columns, first, last, Sums{sums.totals + row * sums.stride, partial, sums.stride});
+    }
+}
+
+// Adds what follows a sum, and stores it; `factors` of rows are null if they are all 1.
+static void finish_panel(const Op& op, int64_t row, int64_t num_rows, int64_t panel, const float* totals, int64_t stride,
+                         const PreparedRows* factors) {
+    int64_t n = panel * kPanel;
+    for (int v = 0; v < 2; v++, n += kLanes) {
+        if (n >= op.out_width) break;
+        Mask mask = first_lanes(op.out_width - n);
+        for (int64_t m = 0; m < num_rows; m++) {
+            Vec y = load(totals + m * stride + v * kLanes);
+            if (factors) y = y * splat(*(factors->sums(m) - 1));
+            if (op.bias) y = y + load(op.bias + n, mask);
+            if (op.z) y = load(op.z + (row + m) * op.z_stride + n, mask) + y;
+            store(op.y + (row + m) * op.y_stride + n, mask, y);
+        }
+    }
+}
+
+// Divides a product among threads: pieces of up to kMostPanels panels by up to kRowsPerChunk rows.
+// `go(row, rows, panel, panels)` computes one.
+constexpr int64_t kRowsPerChunk = 128, kMostPanels = 4;
+template <class F>
+static void for_each_piece(const Op& op, int64_t num_rows, const Worker& worker, F go) {
+    int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
+    int64_t chunks = (num_rows + kRowsPerChunk - 1) / kRowsPerChunk;
+    int64_t group = std::max<int64_t>(1, std::min(kMostPanels, num_panels * chunks / (4 * worker.num_threads)));
+    int64_t groups = (num_panels + group - 1) / group;
+    for (int64_t item; (item = worker.next()) < groups * chunks;) {
+        // consecutive pieces share their weights
+        int64_t chunk = item % chunks, first = item / chunks * group;
+        int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
+        go(row, rows, first, std::min(group, num_panels - first));
+    }
+}
+
+// Few rows by several panels, from the codes themselves: memory is what takes time.
+template <class C>
+static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
+                         int64_t panels, bool factors) {
+    alignas(64) float totals[8 * kMostPanels * kPanel];
+    constexpr int64_t stride = kMostPanels * kPanel;
+    int64_t units = m.padded_width() / C::Product::kInputs;
+    PreparedRows some{x.p + row * x.stride, x.stride, x.sums_at};
+    for (int64_t done = 0, count; done < panels; done += count) {
+        count = panels - done >= 4 ? 4 : panels - done >= 2 ? 2 : 1;
+        if (rows > kRowsAtOnce<4>) count = std::min<int64_t>(count, rows > kRowsAtOnce<2> ? 1 : 2);
+        Columns columns{&m, panel + done, m.codes + (panel + done) * m.panel_bytes(), m.panel_bytes()};
+        Sums sums{totals + done * kPanel, nullptr, stride};
+        if (count == 4) multiply_all<C, 4>(rows, some, columns, 0, units, sums);
+        else if (count == 2) multiply_all<C, 2>(rows, some, columns, 0, units, sums);
+        else multiply_all<C, 1>(rows, some, columns, 0, units, sums);
+    }
+    for (int64_t i = 0; i < panels; i++) finish_panel(op, row, rows, panel + i, totals + i * kPanel, stride, factors ? &some : nullptr);
+}
