@@ -67,7 +67,7 @@ def test_refused_by_name(copy: Callable[..., Path], changes: dict[str, Any], nam
         make_backend(copy("llama", **changes))
 
 
-@pytest.mark.parametrize(("changes", "named"), [({"dtype": "int8"}, "int8"), ({"load_format": "gguf"}, "gguf")])
+@pytest.mark.parametrize(("changes", "named"), [({"dtype": "int8"}, "int8"), ({"load_format": "pickle"}, "pickle")])
 def test_unknown_settings(checkpoints: dict[str, Path], changes: dict[str, str], named: str) -> None:
     """Refuse an unknown dtype and an unknown load format."""
     with pytest.raises(ValueError, match=named):
