@@ -22,6 +22,7 @@ import torch
 
 from .dummy import DummySource
 from .files import STORED_DTYPES, StoredTensor, find_tensors
+from .formats import Matrices, find_matrices
 from .fused_rows import common_layout, concatenate
 from .quantized import QuantizedLayout, QuantizedRows
 from .quantizing import Quantization, QuantizingSource, is_linear
@@ -88,19 +89,23 @@ def open_weights(
         raise ValueError(f"dtype {name!r} is not supported: choose {', '.join(DTYPES)}")
     rounded = DTYPES[name]
     source: Source
+    matrices = Matrices()
     if stored is None:
         source = DummySource(rounded, wanted)
     else:
-        source = StoredSource(stored, rounded)
+        matrices = find_matrices(config_json, stored, name)
+        source = StoredSource(stored, rounded, matrices.by_name)
         if wanted is not None:
             source = QuantizingSource(source, wanted, rounded)
-    return PieceByPiece(source, held_in or rounded), rounded
+    return PieceByPiece(source, held_in or rounded, activations=matrices.activations), rounded
 
 
 class PieceByPiece:
     """Implements `Weights`, a few rows at a time."""
 
-    def __init__(self, source: Source, held_in: torch.dtype) -> None:
+    def __init__(self, source: Source, held_in: torch.dtype, *, activations: str | None = None) -> None:
+        """`activations` is the type that quantized matrices were made to be multiplied with, if not float."""
+        self.activations = activations
         self._source = source
         self._held_in = held_in
         self._num_bytes = 0
