@@ -151,6 +151,7 @@ class Engine:
             kv_cache_bytes=pool.num_blocks * pool.block_bytes,
             workspace_bytes=pool.workspace_bytes,
             numerics=numerics_of(capabilities),
+            weights=capabilities.weights,
         )
 
 

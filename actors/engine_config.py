@@ -47,7 +47,24 @@ class EngineConfig:
         help="data type of weights and KV cache; `auto`: the checkpoint's",
     )
     load_format: str = setting(
-        "auto", "--load-format", choices=("auto", "dummy"), help="`dummy`: random weights in the checkpoint's shapes"
+        "auto",
+        "--load-format",
+        choices=("auto", "gguf", "dummy"),
+        help="`dummy`: random weights in the checkpoint's shapes; `gguf`: the same as `auto`, which finds the format",
+    )
+    quantization: str | None = setting(
+        None,
+        "--quantization",
+        choices=("int8", "int4", "int4-g32", "int4-g128"),
+        help="quantize weights while loading: one scale a row, or one for each group of 32 (`int4`) or 128 inputs; "
+        "embedding and output head as int8 (docs/models.md)",
+    )
+    activations: str = setting(
+        "auto",
+        "--activations",
+        choices=("auto", "float", "int8"),
+        help="what quantized weights are multiplied with; `auto`: int8 if the checkpoint was made for it, else "
+        "`float`, the data type",
     )
     block_size: int = setting(16, "--block-size", minimum=1, help="tokens in a KV block")
     kv_cache_bytes: int | None = setting(

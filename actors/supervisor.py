@@ -175,7 +175,8 @@ class EngineLink:
 
 
 def _arithmetic(seat: EngineSeat, ready: EngineReady) -> str:
-    parts = (ready.backend, ready.dtype, ready.instruction_set, ready.determinism)
+    weights = ready.weights and f"weights {ready.weights}"
+    parts = (ready.backend, ready.dtype, weights, ready.instruction_set, ready.determinism)
     return f"engine {seat.engine_id} has numerics {ready.numerics} ({', '.join(part for part in parts if part)})"
 
 

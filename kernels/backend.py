@@ -27,9 +27,12 @@ class Capabilities:
     name: str
     """As `/server_info` and the logs show it: `cpu`, `triton`, `reference`, `fake`."""
     dtype: str
-    """Dtype of weights and KV: `bfloat16`, `float16`, `float32`."""
+    """Dtype of KV, and of weights that are not quantized: `bfloat16`, `float16`, `float32`."""
     invariant: bool
     """Whether a row's results are bit-identical whatever the batch, as this backend is configured."""
+    weights: str = "none"
+    """Format of most of the linear weights, of the checkpoint or `--quantization`: `bfloat16`, `int8`, `int4-g32`,
+    `q4_k`. A backend without kernels for it holds them dequantized."""
     instruction_set: str | None = None
     """What the kernels were compiled for, if known: `avx2`."""
     strict_is_free: bool = True
@@ -78,7 +81,7 @@ class BackendConfig:
     dtype: str
     """`auto`: the checkpoint's own."""
     load_format: str
-    """`auto` (safetensors), or `dummy`: random weights with the shapes of config.json."""
+    """`auto` (`gguf` means the same): what the folder has; `dummy`: random weights with the shapes of config.json."""
     block_size: int
     num_blocks: int | None
     """Physical blocks, including the null block; None: as many as `kv_memory` allows."""
@@ -95,6 +98,11 @@ class BackendConfig:
     """Bytes of the host's memory that this process may hold in all, if it computes there; None: what is free."""
     determinism: str = "auto"
     """`strict`, `fast`, or `auto`: strict if that costs nothing."""
+    quantization: str | None = None
+    """How weights are quantized while loading, if the checkpoint has not quantized them: `int8`, `int4`, `int4-g32`,
+    `int4-g128`."""
+    activations: str = "auto"
+    """What quantized matrices are multiplied with: `int8`, `float`, or `auto`: what the checkpoint was made for."""
 
 
 class Backend(Protocol):
@@ -120,3 +128,11 @@ def wants_strict(determinism: str, *, strict_is_free: bool) -> bool:
     if determinism not in ("auto", "strict", "fast"):
         raise ValueError(f"unknown determinism {determinism!r}: choose 'strict', 'fast' or 'auto'")
     return determinism == "strict" or (determinism == "auto" and strict_is_free)
+
+
+def refuse_int8_activations(activations: str, executor: str) -> None:
+    """Raises ValueError if activations are to be int8, for a backend that has no such kernels, or are unknown."""
+    if activations not in ("auto", "float", "int8"):
+        raise ValueError(f"unknown activations {activations!r}: choose 'auto', 'float' or 'int8'")
+    if activations == "int8":
+        raise ValueError(f"the {executor} executor has no kernels for int8 activations: --activations must not be int8")

@@ -33,6 +33,8 @@ def load_executor(config: EngineConfig) -> Executor:
         num_sharing=config.num_sharing,
         memory_share=config.memory_share,
         determinism=config.determinism,
+        quantization=config.quantization,
+        activations=config.activations,
     )
     backend = load_backend(config.executor, backend_config)
     if isinstance(backend, FakeBackend):
@@ -49,10 +51,12 @@ def load_executor(config: EngineConfig) -> Executor:
 def numerics_of(capabilities: Capabilities) -> str:
     """Return a digest of all that determines the bits of a result: equal for engines that draw the same tokens.
 
-    The KV cache has the dtype of the weights. What the bits depend on within one build stands in its version.
+    The KV cache has the dtype of weights that are not quantized. What the bits depend on within one build stands in its
+    version.
     """
     builds = [f"{package} {version(package)}" for package in ("quipu-llm", "torch")]
-    parts = (capabilities.name, capabilities.instruction_set, capabilities.dtype, capabilities.determinism, *builds)
+    c = capabilities
+    parts = (c.name, c.instruction_set, c.dtype, c.weights, c.determinism, *builds)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

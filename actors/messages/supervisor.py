@@ -27,6 +27,8 @@ class EngineReady:
     numerics: str = ""
     """Digest of all that determines the bits of a result. Engines with the same one draw the same tokens if they are
     strict."""
+    weights: str = ""
+    """Format of most of the linear weights: `bfloat16`, `int8`, `q4_k`."""
 
 
 @attrs.frozen

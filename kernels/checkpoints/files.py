@@ -19,12 +19,20 @@ import attrs
 import torch
 
 STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-"""Supported dtypes of stored tensors, by their name in headers."""
+"""Supported dtypes of plain tensors, by their name in headers."""
+READ_DTYPES = STORED_DTYPES | {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+"""Dtypes of all tensors that can be read, as parts of quantized ones too."""
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the format."""
-_BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_BYTES = {"F64": 8, "U64": 8, "U32": 4, "I16": 2, "U16": 2, "BOOL": 1}
 
 
 @attrs.frozen
@@ -121,7 +129,7 @@ def _describe(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
             raise ValueError
     except (KeyError, TypeError, ValueError, RecursionError):
         raise ValueError(f"{path.name} cannot be read: invalid header entry for tensor {name}") from None
-    itemsize = STORED_DTYPES[dtype].itemsize if dtype in STORED_DTYPES else _BYTES.get(dtype)
+    itemsize = READ_DTYPES[dtype].itemsize if dtype in READ_DTYPES else _BYTES.get(dtype)
     # unknown dtypes cannot be checked here; they are refused when the tensor is requested
     if end < start or (itemsize is not None and end - start != math.prod(shape) * itemsize):
         raise ValueError(
@@ -149,7 +157,7 @@ class MappedFiles:
 
     def view(self, tensor: StoredTensor, first: int, count: int) -> torch.Tensor:
         """Return `count` elements from `first` on, flat. The caller must neither write to them nor keep them."""
-        dtype = STORED_DTYPES[tensor.dtype]
+        dtype = READ_DTYPES[tensor.dtype]
         start = tensor.start + first * dtype.itemsize
         data = self._map(tensor.path)
         if start % dtype.itemsize:  # the format allows unaligned tensors
@@ -158,10 +166,15 @@ class MappedFiles:
 
     def drop(self, tensor: StoredTensor, first: int, count: int) -> None:
         """Release the pages of these elements."""
-        itemsize = STORED_DTYPES[tensor.dtype].itemsize
+        itemsize = READ_DTYPES[tensor.dtype].itemsize
         start = (tensor.start + first * itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
         data = self._map(tensor.path)
         data.madvise(mmap.MADV_DONTNEED, start, tensor.start + (first + count) * itemsize - start)
+
+    def rows(self, tensor: StoredTensor, first: int, count: int) -> torch.Tensor:
+        """Return rows of a matrix from `first` on. The caller must neither write to them nor keep them."""
+        width = math.prod(tensor.shape[1:])
+        return self.view(tensor, first * width, count * width).view(count, *tensor.shape[1:])
 
     def close(self) -> None:
         """Unmap all files; a later read maps them again."""

@@ -1,29 +1,24 @@
 """Sources of tensors' elements, by name: read from a checkpoint's files, a piece at a time.
 
-`weights.py` assembles tensors from a `Source`; `dummy.py` has another implementation.
+`weights.py` assembles tensors from a `Source`; `dummy.py` and `quantizing.py` have other implementations. Tensors that
+are not stored as plain numbers are decoded by the reader of their format (`stored_matrices.py`).
 
-What must always hold: every element returned is finite in the model's dtype.
+What must always hold: every element returned is finite in the model's dtype, and so are scales and offsets.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 
 from .files import STORED_DTYPES, MappedFiles, StoredTensor
 from .progress import LoadProgress
-
-# Masks of the exponent, which is all ones for infinities and NaN. Tested on integers, several times faster than
-# torch's isfinite.
-_EXPONENTS = {
-    torch.bfloat16: (torch.int16, 0x7F80),
-    torch.float16: (torch.int16, 0x7C00),
-    torch.float32: (torch.int32, 0x7F800000),
-}
-
-_SCRATCH_BYTES = 4 << 20  # at least, so that it rarely grows
+from .quantized import QuantizedLayout, QuantizedRows
+from .scratch import Scratch, is_finite
+from .stored_matrices import StoredMatrix
 
 Shape = tuple[int, ...]
 
@@ -32,62 +27,118 @@ class Source(Protocol):
     """Elements of tensors by name, from which `PieceByPiece` assembles tensors."""
 
     def check(self, name: str, shape: Shape) -> None:
-        """Raises ValueError naming a tensor that is missing or has another shape."""
+        """Raises ValueError naming a tensor that is missing or has another shape. Called before all others."""
         ...
 
     def copy(self, name: str, first: int, out: torch.Tensor) -> None:
-        """Fill `out`, which is flat, with elements from `first` on. Raises ValueError if one is not finite."""
+        """Fill `out`, which is flat, with elements from `first` on; of a matrix, whole rows, dequantized if necessary.
+
+        Raises ValueError if one is not finite.
+        """
+        ...
+
+    def layout(self, name: str) -> QuantizedLayout | None:
+        """Return how a tensor is quantized; None: it is plain."""
+        ...
+
+    def rows(self, name: str, first: int, count: int) -> QuantizedRows:
+        """Return rows of a quantized tensor. The next call may overwrite them."""
+        ...
+
+    def format(self, name: str) -> str:
+        """Return the name of the format of a tensor, as `/server_info` shows it."""
         ...
 
     def check_all_used(self, ignore: frozenset[str]) -> None: ...
 
     @property
-    def num_elements(self) -> int:
-        """Number of elements in total; 0 if it is not known in advance."""
+    def shapes(self) -> Mapping[str, Shape]:
+        """The shape of every tensor by name; empty if they are not known in advance."""
         ...
 
 
-class SafetensorsSource:
+class StoredSource:
     """The tensors of one checkpoint, in one or several files."""
 
-    def __init__(self, stored: dict[str, StoredTensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        stored: Mapping[str, StoredTensor],
+        dtype: torch.dtype,
+        matrices: Mapping[str, StoredMatrix] | None = None,
+        *,
+        plain: frozenset[str] | None = None,
+    ) -> None:
+        """`matrices` are decoded from stored tensors; `plain` names the tensors that are read as they are stored.
+
+        `plain` None: all that no matrix is decoded from.
+        """
         self._stored = stored
         self._dtype = dtype
+        self._matrices = matrices or {}
         self._files = MappedFiles()
         self._used: set[str] = set()
         self._rounded, self._bits = Scratch(), Scratch()
         self._progress = LoadProgress(sum(tensor.end - tensor.start for tensor in stored.values()))
+        parts = {part.name for matrix in self._matrices.values() for part in matrix.stored}
+        self._plain = stored.keys() - parts if plain is None else plain
 
     def check(self, name: str, shape: Shape) -> None:
-        tensor = self._stored.get(name)
-        if tensor is None:
+        matrix = self._matrices.get(name)
+        tensor = self._stored[name] if name in self._plain else None
+        found = matrix or tensor
+        if found is None:
             raise self._error(f"checkpoint lacks tensor {name}")
-        if tensor.shape != shape:
-            raise self._error(f"tensor {name} has shape {tensor.shape}, config.json says {shape}")
-        if tensor.dtype not in STORED_DTYPES:
+        if found.shape != shape:
+            raise self._error(f"tensor {name} has shape {found.shape}, config.json says {shape}")
+        if tensor is not None and tensor.dtype not in STORED_DTYPES:
             raise self._error(unsupported_dtype(tensor))
-        self._used.add(name)
+        self._used |= {name} if matrix is None else {part.name for part in matrix.stored}
 
     def copy(self, name: str, first: int, out: torch.Tensor) -> None:
-        tensor, count = self._stored[name], len(out)
-        read = self._files.view(tensor, first, count)
+        matrix, count = self._matrices.get(name), len(out)
+        if matrix is None:
+            tensor = self._stored[name]
+            read, shape = self._files.view(tensor, first, count), tensor.shape
+        else:
+            read, shape = self._decode(name, matrix, first, count), matrix.shape
         rounded = out if out.dtype == self._dtype else self._rounded.take(count, self._dtype)
         rounded.copy_(read)
         if not is_finite(rounded, self._bits):
             at = int(rounded.isfinite().logical_not().nonzero()[0])
-            index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first + at), tensor.shape))
+            index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first + at), shape))
             as_read = "" if read[at].isinf() or read[at].isnan() else f" as {str(self._dtype).removeprefix('torch.')}"
             raise self._error(
                 f"tensor {name} has a value that is not finite{as_read}: {float(read[at]):.6g} at {index}"
             )
         if rounded is not out:
             out.copy_(rounded)
-        self._files.drop(tensor, first, count)
-        self._progress.advance(count * read.itemsize)
+        if matrix is None:
+            self._files.drop(tensor, first, count)
+            self._progress.advance(count * read.itemsize)
+
+    def layout(self, name: str) -> QuantizedLayout | None:
+        matrix = self._matrices.get(name)
+        return None if matrix is None else matrix.layout
+
+    def rows(self, name: str, first: int, count: int) -> QuantizedRows:
+        rows = self._rows(name, self._matrices[name], first, count)
+        assert isinstance(rows, QuantizedRows), "a matrix with a layout has quantized rows"
+        for kind, numbers_OG in (("scale", rows.scales_OG), ("offset", rows.offsets_OG)):
+            if numbers_OG is not None and not is_finite(numbers_OG.contiguous().view(-1), self._bits):
+                row, group = numbers_OG.isfinite().logical_not().nonzero()[0].tolist()
+                raise self._error(f"tensor {name} has a {kind} that is not finite at {(first + row, group)}")
+        return rows
+
+    def format(self, name: str) -> str:
+        matrix = self._matrices.get(name)
+        return str(self._dtype).removeprefix("torch.") if matrix is None else matrix.format
 
     def check_all_used(self, ignore: frozenset[str]) -> None:
+        ignored = set(ignore).union(
+            part.name for name in ignore & self._matrices.keys() for part in self._matrices[name].stored
+        )
         # Some older checkpoints contain rotary frequencies, which follow from the config.
-        unused = sorted(n for n in self._stored.keys() - self._used - ignore if not n.endswith("rotary_emb.inv_freq"))
+        unused = sorted(n for n in self._stored.keys() - self._used - ignored if not n.endswith("rotary_emb.inv_freq"))
         if unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             raise self._error(f"checkpoint has tensors that the model does not use: {', '.join(unused[:3])}{more}")
@@ -96,34 +147,29 @@ class SafetensorsSource:
         self._rounded, self._bits = Scratch(), Scratch()
 
     @property
-    def num_elements(self) -> int:
-        return sum(math.prod(tensor.shape) for tensor in self._stored.values())
+    def shapes(self) -> Mapping[str, Shape]:
+        return {name: self._stored[name].shape for name in self._plain} | {
+            name: matrix.shape for name, matrix in self._matrices.items()
+        }
+
+    def _decode(self, name: str, matrix: StoredMatrix, first: int, count: int) -> torch.Tensor:
+        """Return elements of a decoded tensor, flat."""
+        width = math.prod(matrix.shape[1:])
+        rows = self._rows(name, matrix, first // width, count // width)
+        return (rows.dequantized() if isinstance(rows, QuantizedRows) else rows).view(-1)
+
+    def _rows(self, name: str, matrix: StoredMatrix, first: int, count: int) -> QuantizedRows | torch.Tensor:
+        try:
+            rows = matrix.rows(self._files, first, count)
+        except ValueError as error:
+            raise self._error(f"tensor {name}: {error}") from None
+        num_bytes = sum(part.end - part.start for part in matrix.stored)
+        self._progress.advance(num_bytes * (first + count) // matrix.shape[0] - num_bytes * first // matrix.shape[0])
+        return rows
 
     def _error(self, message: str) -> ValueError:
         self._progress.abandon()
         return ValueError(message)
-
-
-class Scratch:
-    """A reused buffer. Temporary allocations between permanent tensors would leave holes in the heap that nothing fits
-    into (measured: a third of the weights)."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat view of `count` elements. The next call reuses the same memory."""
-        if len(self._memory) < count * dtype.itemsize:
-            self._memory = torch.empty(max(count * dtype.itemsize, _SCRATCH_BYTES), dtype=torch.uint8)
-        return self._memory[: count * dtype.itemsize].view(dtype)
-
-
-def is_finite(numbers: torch.Tensor, scratch: Scratch) -> bool:
-    """Return whether all elements are finite."""
-    integer, exponent = _EXPONENTS[numbers.dtype]
-    bits = scratch.take(len(numbers), integer)
-    torch.bitwise_and(numbers.view(integer), exponent, out=bits)
-    return len(bits) == 0 or int(bits.max()) < exponent
 
 
 def unsupported_dtype(tensor: StoredTensor) -> str:

@@ -1,9 +1,10 @@
-"""A model's tensors, from a folder of safetensors files or as random numbers of their shapes.
+"""A model's tensors, from a checkpoint's files or as random numbers of their shapes.
 
 A family's constructor requests its tensors by name and shape; the backend opens the source and finally calls
 `check_all_used`. A tensor is read a few rows at a time: from the mapped file, rounded, checked, written to its final
 place (the parts of a fused tensor next to each other), and its pages released. So no tensor exists twice, and the peak
-of loading is the weights themselves.
+of loading is the weights themselves. A backend with kernels for quantized matrices asks for their codes; for others
+they are dequantized.
 
 What must always hold: a tensor has the requested shape, is rounded to the source's dtype, held in the dtype that the
 backend computes in, and finite, or a ValueError names it; and no tensor of a checkpoint is silently ignored.
@@ -12,6 +13,7 @@ backend computes in, and finite, or a ValueError names it; and no tensor of a ch
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,13 +22,20 @@ import torch
 
 from .dummy import DummySource
 from .files import STORED_DTYPES, StoredTensor, find_tensors
-from .sources import SafetensorsSource, Scratch, Shape, Source, unsupported_dtype
+from .formats import Matrices, find_matrices
+from .fused_rows import common_layout, concatenate
+from .quantized import QuantizedLayout, QuantizedRows
+from .quantizing import Quantization, QuantizingSource, is_linear
+from .scratch import Scratch
+from .sources import Shape, Source, StoredSource, unsupported_dtype
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """Supported dtypes of weights and KV, by their name in configurations."""
 
 PIECE_BYTES = 4 << 20
 """Bytes read at a time: small beside any model, and mostly still in the CPU's cache when checked."""
+QUANTIZED_PIECE = 1 << 18
+"""Quantized elements read at a time: decoding them takes several times as many bytes."""
 
 __all__ = ["DTYPES", "PieceByPiece", "Shape", "Weights", "open_weights"]
 
@@ -53,16 +62,24 @@ class Weights(Protocol):
 
 
 def open_weights(
-    model_path: Path, config_json: dict[str, Any], *, load_format: str, dtype: str, held_in: torch.dtype | None = None
+    model_path: Path,
+    config_json: dict[str, Any],
+    *,
+    load_format: str,
+    dtype: str,
+    held_in: torch.dtype | None = None,
+    quantization: str | None = None,
 ) -> tuple[PieceByPiece, torch.dtype]:
     """Open a checkpoint; return the source and the dtype to which all its tensors are rounded.
 
     `dtype` `auto` is that of config.json (`dtype`, formerly `torch_dtype`), else that of the first stored tensor
     (float32 for a dummy). `held_in` is a wider dtype to return tensors in, for backends that do not compute in the
-    model's own. Raises ValueError for an unknown dtype or load format, and for a folder without readable weights.
+    model's own. `quantization` is one of `quantizing.QUANTIZATIONS`, for what is not quantized yet. Raises ValueError
+    for an unknown dtype, load format or quantization, and for a folder without readable weights.
     """
-    if load_format not in ("auto", "dummy"):
+    if load_format not in ("auto", "gguf", "dummy"):
         raise ValueError(f"unknown load_format {load_format!r}: choose 'auto' or 'dummy'")
+    wanted = None if quantization is None else Quantization.parse(quantization)
     stored = None if load_format == "dummy" else find_tensors(model_path)
     name = dtype if dtype != "auto" else config_json.get("dtype") or config_json.get("torch_dtype")
     if name is None:
@@ -71,18 +88,31 @@ def open_weights(
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not supported: choose {', '.join(DTYPES)}")
     rounded = DTYPES[name]
-    source = DummySource(rounded) if stored is None else SafetensorsSource(stored, rounded)
-    return PieceByPiece(source, held_in or rounded), rounded
+    source: Source
+    matrices = Matrices()
+    if stored is None:
+        source = DummySource(rounded, wanted)
+    else:
+        matrices = find_matrices(config_json, stored, name)
+        source = StoredSource(stored, rounded, matrices.by_name)
+        if wanted is not None:
+            source = QuantizingSource(source, wanted, rounded)
+    return PieceByPiece(source, held_in or rounded, activations=matrices.activations), rounded
 
 
 class PieceByPiece:
     """Implements `Weights`, a few rows at a time."""
 
-    def __init__(self, source: Source, held_in: torch.dtype) -> None:
+    def __init__(self, source: Source, held_in: torch.dtype, *, activations: str | None = None) -> None:
+        """`activations` is the type that quantized matrices were made to be multiplied with, if not float."""
+        self.activations = activations
         self._source = source
         self._held_in = held_in
         self._num_bytes = 0
         self._pieces = Scratch()
+        self._formats: Counter[str] = Counter()
+        """Elements by format."""
+        self._counted: set[str] = set()
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
         return self.fused([(name, shape)])
@@ -110,6 +140,30 @@ class PieceByPiece:
             self._fill(parts, first, some.view(-1), width)
             yield some
 
+    def quantized(self, parts: list[tuple[str, Shape]]) -> QuantizedLayout | None:
+        """Return how the fused matrix of these parts is quantized; None: it is plain, at least in part."""
+        self._check(parts)
+        return common_layout([self._source.layout(name) for name, _ in parts])
+
+    def quantized_pieces(self, parts: list[tuple[str, Shape]], *, multiple: int) -> Iterator[QuantizedRows]:
+        """Yield the fused matrix, which is quantized, in pieces of rows in the layout that `quantized` returns.
+
+        A multiple of `multiple` rows each except for the last. Each piece may be overwritten by the next. Zeros and
+        offsets of a piece are None where none of its rows has them.
+        """
+        layout = self.quantized(parts)
+        assert layout is not None, "quantized() has said that the matrix is quantized"
+        rows, width = self._check(parts), parts[0][1][1]
+        step = max(1, QUANTIZED_PIECE // (width * multiple)) * multiple
+        for first in range(0, rows, step):
+            found, at = [], 0
+            for name, shape in parts:
+                start, stop = max(first, at), min(first + step, at + shape[0])
+                if start < stop:
+                    found.append(self._source.rows(name, start - at, stop - start))
+                at += shape[0]
+            yield concatenate(found, layout)
+
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
@@ -120,8 +174,18 @@ class PieceByPiece:
 
     @property
     def expected_bytes(self) -> int:
-        """Bytes of all tensors as they will be held; 0 if unknown."""
-        return self._source.num_elements * self._held_in.itemsize
+        """Bytes of all tensors if quantized ones are dequantized; 0 if unknown."""
+        return sum(math.prod(shape) for shape in self._source.shapes.values()) * self._held_in.itemsize
+
+    @property
+    def expected_quantized_bytes(self) -> int:
+        """Bytes of all tensors if quantized ones are held with scales of two bytes; 0 if unknown."""
+        return sum(self._expect(name, shape) for name, shape in self._source.shapes.items())
+
+    @property
+    def format(self) -> str:
+        """The format of most of the linear weights requested so far, as `/server_info` shows it."""
+        return self._formats.most_common(1)[0][0] if self._formats else str(self._held_in).removeprefix("torch.")
 
     @property
     def held_in(self) -> torch.dtype:
@@ -131,7 +195,17 @@ class PieceByPiece:
         """Check the parts; return how many rows they have in total."""
         for name, shape in parts:
             self._source.check(name, shape)
+            if is_linear(name) and name not in self._counted:
+                self._counted.add(name)
+                self._formats[self._source.format(name)] += math.prod(shape)
         return sum(shape[0] for _, shape in parts)
+
+    def _expect(self, name: str, shape: Shape) -> int:
+        layout, count = self._source.layout(name), math.prod(shape)
+        if layout is None:
+            return count * self._held_in.itemsize
+        per_group = 6 if layout.has_offsets else 2
+        return count * layout.bits // 8 + count // layout.group_size * per_group
 
     def _fill(self, parts: list[tuple[str, Shape]], first: int, out: torch.Tensor, width: int) -> None:
         """Fill `out` with rows of the fused tensor from `first` on, each from the part that it belongs to."""

@@ -66,7 +66,11 @@ class CpuBackend:
         check_layout(self._library)
         with torch.inference_mode():
             source, dtype = open_weights(
-                config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
+                config.model_path,
+                config_json,
+                load_format=config.load_format,
+                dtype=config.dtype,
+                quantization=config.quantization,
             )
             _check_supported(model_config, dtype)
             share = config.memory_share
@@ -135,6 +139,7 @@ class CpuBackend:
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
             invariant=True,
+            weights=source.format,
             instruction_set=kernels.instruction_set,
             num_threads=self.num_threads,
         )

@@ -22,7 +22,6 @@ _NOTHING: tuple[Any, ...] = (None, False, 0, 0.0, (), [], {}, "")
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
     # other numbers or other matrices
-    "quantization_config": _NOTHING,
     "compression_config": _NOTHING,
     "attention_bias": _NOTHING,
     "mlp_bias": _NOTHING,
@@ -105,10 +104,11 @@ _NEUTRAL = _words(
     output_attentions output_hidden_states output_router_logits router_aux_loss_coef return_dict torchscript
     use_bfloat16 use_cache cache_implementation gradient_checkpointing is_decoder tie_encoder_decoder tokenizer_class
     finetuning_task chunk_size_feed_forward pretraining_tp attn_implementation _attn_implementation
-    _attn_implementation_autoset
+    _attn_implementation_autoset quantization_config
     """
 )
-"""Entries about training, tokens, memory or speed: they do not change what is computed."""
+"""Entries about training, tokens, memory or speed, which do not change what is computed, and `quantization_config`,
+which `checkpoints/formats.py` reads or refuses."""
 
 _COMMON = _words(
     """

@@ -16,7 +16,7 @@ from functools import partial
 import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, refuse_int8_activations, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache
@@ -46,6 +46,7 @@ class ReferenceBackend:
         positions, and for a cache that does not fit.
         """
         wants_strict(config.determinism, strict_is_free=True)  # only validates it: there is one mode
+        refuse_int8_activations(config.activations, "reference")
         config_json = read_config(config.model_path)
         family = find_family(config_json)
         model_config = family.parse(config_json)
@@ -57,6 +58,7 @@ class ReferenceBackend:
                 load_format=config.load_format,
                 dtype=config.dtype,
                 held_in=torch.float32,
+                quantization=config.quantization,
             )
             share = config.memory_share
             check_weights_fit(weights.expected_bytes, memory(), num_sharing=config.num_sharing, share=share)
@@ -92,6 +94,7 @@ class ReferenceBackend:
             name="reference",
             dtype=str(dtype).removeprefix("torch."),
             invariant=True,
+            weights=weights.format,
             num_threads=1 if self.one_thread else torch.get_num_threads(),
         )
 

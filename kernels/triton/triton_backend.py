@@ -16,7 +16,7 @@ import logging
 import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, refuse_int8_activations, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache
@@ -61,6 +61,7 @@ class TritonBackend:
             allow_cublas = request_strict_cublas() if strict else True
             check_capability()
             device = CudaDevice()
+        refuse_int8_activations(config.activations, "triton")
         config_json = read_config(config.model_path)
         family = find_family(config_json)
         model_config = family.parse(config_json)
@@ -72,7 +73,11 @@ class TritonBackend:
         self._linear: Linear = LibraryLinear()
         with torch.inference_mode():
             source, dtype = open_weights(
-                config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
+                config.model_path,
+                config_json,
+                load_format=config.load_format,
+                dtype=config.dtype,
+                quantization=config.quantization,
             )
             if config.num_sharing > 1:
                 memory = device.memory()
@@ -119,6 +124,7 @@ class TritonBackend:
             name="triton",
             dtype=str(dtype).removeprefix("torch."),
             invariant=strict,
+            weights=source.format,
             instruction_set=device.name,
             strict_is_free=False,
         )

@@ -39,7 +39,7 @@ def copy(checkpoints: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
     [
         ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
         ({"architectures": None}, "architecture"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.*awq"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn' requires factor"),
         ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "requires low_freq_factor"),
@@ -67,7 +67,7 @@ def test_refused_by_name(copy: Callable[..., Path], changes: dict[str, Any], nam
         make_backend(copy("llama", **changes))
 
 
-@pytest.mark.parametrize(("changes", "named"), [({"dtype": "int8"}, "int8"), ({"load_format": "gguf"}, "gguf")])
+@pytest.mark.parametrize(("changes", "named"), [({"dtype": "int8"}, "int8"), ({"load_format": "pickle"}, "pickle")])
 def test_unknown_settings(checkpoints: dict[str, Path], changes: dict[str, str], named: str) -> None:
     """Refuse an unknown dtype and an unknown load format."""
     with pytest.raises(ValueError, match=named):

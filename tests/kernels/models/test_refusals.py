@@ -57,7 +57,6 @@ def test_every_family_has_a_checkpoint() -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # numbers and matrices
-    ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config fp8"),
     ("llama", {"mlp_bias": True}, "mlp_bias True"),
     ("qwen2", {"attention_bias": True}, "attention_bias True"),
     ("mistral", {"attention_bias": True}, "attention_bias True"),

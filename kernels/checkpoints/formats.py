@@ -1,0 +1,60 @@
+"""Which format a folder of safetensors files has, by the config's `quantization_config`.
+
+`weights.py` calls `find_matrices`. A format is added here, with a reader of its own beside it.
+
+What must always hold: a checkpoint that says that it is quantized is read by the reader of that format or refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from .awq import read_awq
+from .compressed_tensors import read_compressed_tensors
+from .files import StoredTensor
+from .fp8 import read_fp8
+from .stored_matrices import StoredMatrix
+
+METHODS = ("compressed-tensors", "awq", "fp8")
+
+_log = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class Matrices:
+    """What of a checkpoint is not stored as plain numbers."""
+
+    by_name: Mapping[str, StoredMatrix] = attrs.field(factory=dict)
+    activations: str | None = None
+    """`int8` if it was made for activations of that type."""
+
+
+def find_matrices(config_json: Mapping[str, Any], stored: Mapping[str, StoredTensor], dtype: str) -> Matrices:
+    """Return the quantized matrices of a checkpoint, none if it is not quantized.
+
+    `dtype` is the one that it is read as. Raises ValueError naming a format, or an entry of it, that is not supported.
+    """
+    config = config_json.get("quantization_config")
+    if not config:
+        return Matrices()
+    method = config.get("quant_method") if isinstance(config, dict) else config
+    if not isinstance(config, dict) or method not in METHODS:
+        known = ", ".join(METHODS)
+        raise ValueError(f"config.json: quantization_config: quant_method {method!r} is not supported, only {known}")
+    if method == "compressed-tensors":
+        found, activations = read_compressed_tensors(config, stored)
+        return Matrices(found, activations)
+    if method == "awq":
+        return Matrices(read_awq(config, stored))
+    matrices = read_fp8(config, stored, dtype)
+    count = sum(math.prod(matrix.shape) for matrix in matrices.values())
+    _log.info(
+        "%d matrices in FP8 (%.2f GiB) are read as %s and take %.2f GiB, or %.2f GiB with --quantization int8",
+        *(len(matrices), count / 2**30, dtype, count * (4 if dtype == "float32" else 2) / 2**30, count / 2**30),
+    )
+    return Matrices(matrices)
