@@ -33,6 +33,8 @@ class Capabilities:
     weights: str = "none"
     """Format of most of the linear weights, of the checkpoint or `--quantization`: `bfloat16`, `int8`, `int4-g32`,
     `q4_k`. A backend without kernels for it holds them dequantized."""
+    activations: str = "float"
+    """What quantized matrices are multiplied with: `float`, or `int8`."""
     instruction_set: str | None = None
     """What the kernels were compiled for, if known: `avx2`."""
     strict_is_free: bool = True

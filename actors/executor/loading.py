@@ -56,7 +56,7 @@ def numerics_of(capabilities: Capabilities) -> str:
     """
     builds = [f"{package} {version(package)}" for package in ("quipu-llm", "torch")]
     c = capabilities
-    parts = (c.name, c.instruction_set, c.dtype, c.weights, c.determinism, *builds)
+    parts = (c.name, c.instruction_set, c.dtype, c.weights, c.activations, c.determinism, *builds)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

@@ -74,13 +74,16 @@ class CpuBackend:
             )
             _check_supported(model_config, dtype)
             share = config.memory_share
-            check_weights_fit(source.expected_bytes, memory(), num_sharing=config.num_sharing, share=share)
-            weights = PackedWeights(source, self._library)
+            check_weights_fit(source.expected_quantized_bytes, memory(), num_sharing=config.num_sharing, share=share)
+            activations = source.activations if config.activations == "auto" else config.activations
+            weights = PackedWeights(source, self._library, byte_products=activations == "int8")
             model = family.build(model_config, weights, config.max_model_len)
             # A tied head may be stored nevertheless; it equals the embedding.
             weights.check_all_used(
                 ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
             )
+            if config.activations == "int8" and not weights.is_quantized:
+                raise ValueError("--activations int8 needs quantized weights: add --quantization int8, or int4")
         self.num_threads = 1 if model_config.hidden_size < _ONE_THREAD_BELOW else torch.get_num_threads()
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
         block = BlockShape(
@@ -140,6 +143,7 @@ class CpuBackend:
             dtype=str(dtype).removeprefix("torch."),
             invariant=True,
             weights=source.format,
+            activations="int8" if weights.is_quantized and activations == "int8" else "float",
             instruction_set=kernels.instruction_set,
             num_threads=self.num_threads,
         )

@@ -42,7 +42,7 @@ class InstructionSet:
     """Processor features, as /proc/cpuinfo spells them."""
     flags: tuple[str, ...]
     product_flags: tuple[str, ...] = ()
-    """Additional flags for products (`_PRODUCTS` in compiling.py); objects of other sources are shared among sets with the same flags."""
+    """Additional flags for products (`_PRODUCTS` in compiling.py). Objects of other sources are shared among sets."""
     headers: tuple[Path, ...] = ()
     """Headers included by the flags, besides those among the sources."""
 

@@ -99,6 +99,11 @@ class PackedWeights:
     def num_bytes(self) -> int:
         return self._num_bytes
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a matrix returned so far is quantized."""
+        return any(isinstance(matrix, PackedQuantized) for _, matrix in self._matrices.values())
+
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
         self._source.check_all_used(ignore=ignore)
 

@@ -1,7 +1,7 @@
 """Products with quantized matrices in each instruction set: correct, and a row's bits do not depend on the other rows.
 
-The counterpart of `test_products.py`. Sizes include depths and numbers of columns that no vector length divides, groups of
-every size, offsets, and rows of several pieces of work.
+The counterpart of `test_products.py`. Sizes include depths and numbers of columns that no vector length divides, groups
+of every size, offsets, and rows of several pieces of work.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class Case:
         if not self.has_offsets:
             return rows
         draw = torch.Generator().manual_seed(3)
-        rows.codes_OI[self.columns // 2, 5] = -(
-            2 ** (self.bits - 1)
-        )  # the lowest code, which symmetric ones never have
+        rows.codes_OI[self.columns // 2, 5] = -(2 ** (self.bits - 1))  # the lowest code
         zeros_OG = torch.randint(-7, 8, rows.scales_OG.shape, generator=draw, dtype=torch.int8)
         return attrs.evolve(rows, zeros_OG=zeros_OG, offsets_OG=torch.randn(zeros_OG.shape, generator=draw))
 
