@@ -27,9 +27,11 @@ class Capabilities:
     name: str
     """As `/server_info` and the logs show it: `cpu`, `triton`, `reference`, `fake`."""
     dtype: str
-    """Dtype of weights and KV: `bfloat16`, `float16`, `float32`."""
+    """Dtype of weights: `bfloat16`, `float16`, `float32`."""
     invariant: bool
     """Whether a row's results are bit-identical whatever the batch, as this backend is configured."""
+    kv_cache_dtype: str
+    """Dtype of the KV cache, likewise, or `int8`: with a scale for each token and head."""
     instruction_set: str | None = None
     """What the kernels were compiled for, if known: `avx2`."""
     strict_is_free: bool = True
@@ -93,6 +95,8 @@ class BackendConfig:
     """Engines that share the device's memory, this one included: each sizes itself as one of so many."""
     memory_share: int | None = None
     """Bytes of the host's memory that this process may hold in all, if it computes there; None: what is free."""
+    kv_cache_dtype: str = "auto"
+    """A dtype (see `Capabilities`), or `auto`: that of the weights."""
     determinism: str = "auto"
     """`strict`, `fast`, or `auto`: strict if that costs nothing."""
 

@@ -19,7 +19,7 @@ import torch
 from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
-from ..kv_cache import BlockShape, KVCache
+from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
@@ -74,6 +74,7 @@ class TritonBackend:
             source, dtype = open_weights(
                 config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
             )
+            _check_kv_dtype(config.kv_cache_dtype, dtype)
             if config.num_sharing > 1:
                 memory = device.memory()
                 share = memory.total // config.num_sharing
@@ -119,6 +120,7 @@ class TritonBackend:
             name="triton",
             dtype=str(dtype).removeprefix("torch."),
             invariant=strict,
+            kv_cache_dtype=str(dtype).removeprefix("torch."),
             instruction_set=device.name,
             strict_is_free=False,
         )
@@ -218,6 +220,12 @@ class TritonBackend:
 
 def _heads(config: DecoderConfig) -> Heads:
     return Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+
+
+def _check_kv_dtype(name: str, dtype: torch.dtype) -> None:
+    if choose_kv_dtype(name, dtype) != dtype:
+        ours = str(dtype).removeprefix("torch.")
+        raise ValueError(f"--kv-cache-dtype {name}: the triton executor keeps the KV cache in the weights' {ours} only")
 
 
 def _score_prompts(scoring: Scoring, finished: Finished) -> Scores:

@@ -33,7 +33,7 @@ def ops() -> ReferenceOps:
     plan = StepPlan(
         spans=[], token_ids_N=NO_TOKENS, positions_N=NO_TOKENS, blocks_n=NO_TOKENS, offsets_n=NO_TOKENS
     )  # fmt: skip
-    return ReferenceOps(plan, small_cache())
+    return ReferenceOps(plan, small_cache(), torch.float32)
 
 
 @pytest.fixture(params=[1, 2, 3], autouse=True)
