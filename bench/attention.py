@@ -91,12 +91,17 @@ def measure(contexts: list[int], rows: list[int], rounds: int, num_threads: int,
             layers = max(1, -(-read_bytes // kept))
             jobs = {
                 name: attention(
-                    kernels.library, name, context=context, num_layers=layers, num_rows=num_rows, num_threads=num_threads
+                    kernels.library,
+                    name,
+                    context=context,
+                    num_layers=layers,
+                    num_rows=num_rows,
+                    num_threads=num_threads,
                 )
                 for name in ("bfloat16", "int8")
             }
             seconds: dict[str, list[float]] = {name: [] for name in jobs}
-            for name, job in jobs.items():  # touch all memory
+            for job in jobs.values():  # touch all memory
                 job()
             for _ in range(rounds):
                 for name, job in jobs.items():

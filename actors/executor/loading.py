@@ -32,6 +32,7 @@ def load_executor(config: EngineConfig) -> Executor:
         may_shorten=config.may_shorten,
         num_sharing=config.num_sharing,
         memory_share=config.memory_share,
+        kv_cache_dtype=config.kv_cache_dtype,
         determinism=config.determinism,
     )
     backend = load_backend(config.executor, backend_config)
@@ -49,10 +50,11 @@ def load_executor(config: EngineConfig) -> Executor:
 def numerics_of(capabilities: Capabilities) -> str:
     """Return a digest of all that determines the bits of a result: equal for engines that draw the same tokens.
 
-    The KV cache has the dtype of the weights. What the bits depend on within one build stands in its version.
+    What the bits depend on within one build stands in its version.
     """
     builds = [f"{package} {version(package)}" for package in ("quipu-llm", "torch")]
-    parts = (capabilities.name, capabilities.instruction_set, capabilities.dtype, capabilities.determinism, *builds)
+    dtypes = (capabilities.dtype, capabilities.kv_cache_dtype)
+    parts = (capabilities.name, capabilities.instruction_set, *dtypes, capabilities.determinism, *builds)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

@@ -31,9 +31,7 @@ class Scores:
     soft_cap: float | None
 
 
-def attend_span(
-    q_nHE: torch.Tensor, k_slots: Slots, v_slots: Slots, span: Span, scores: Scores
-) -> torch.Tensor:
+def attend_span(q_nHE: torch.Tensor, k_slots: Slots, v_slots: Slots, span: Span, scores: Scores) -> torch.Tensor:
     """Compute attention of one row's queries to its sequence, whose KV has been written: o_nHE."""
     num_kv_heads, head_dim = k_slots.num_kv_heads, q_nHE.shape[2]
     context = span.position + span.length

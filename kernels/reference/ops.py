@@ -5,7 +5,8 @@ on neighbouring rows say how they avoid it; additions, multiplications and roots
 need no care.
 
 Weights and activations are float32: weights are widened from the checkpoint's dtype once, at load, and only the KV
-cache is kept in it, or in the dtype that the operator chose. So every dtype uses the same code path of the matrix library on every CPU.
+cache is kept in it, or in the dtype that the operator chose. So every dtype uses the same code path of the matrix
+library on every CPU.
 
 What must always hold: row n of a result is a function of row n alone (in `attend`: and of its sequence's KV).
 """

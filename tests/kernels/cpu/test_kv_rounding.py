@@ -1,6 +1,11 @@
-"""What the CPU kernels store in a KV cache of 8 bits: on every instruction set the bits that the reference stores."""
+"""What the CPU kernels store in a KV cache of 8 bits: on every instruction set the bits that the reference stores.
+
+What they compute with it is compared in `test_paths.py` and `test_invariance.py`.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +15,9 @@ from quipu.kernels.cpu import program
 from quipu.kernels.cpu.program import STORED_KV, Bounds, Op, Pass
 from quipu.kernels.kv_cache import BlockShape, KVCache
 from quipu.kernels.reference.kv_slots import slots_of
+from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of
+from tests.kernels.kernel_checkpoints import FORMATS, make_batch, prompt
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 
@@ -30,10 +37,28 @@ def heads() -> torch.Tensor:
     return x_NKE
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["key", "value"])
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_broken_slot_fails_its_sequence(checkpoints: dict[str, Path], path: CpuPath, which: int) -> None:
+    """Draw no token from a sequence that sees a key or value of infinity or NaN; another one draws as without it."""
+    backend = make_cpu_backend(checkpoints["qwen3-odd"], kernels=kernels_of(path), **FORMATS["int8-kv"])
+    rows = [
+        {"slot": n, "token_ids": prompt(20, seed=n), "position": 0, "blocks": [5 + 2 * n, 6 + 2 * n]} for n in (0, 1)
+    ]
+    healthy = backend.step(make_batch(*rows))
+    assert healthy.broken_rows == []
+    with torch.inference_mode():
+        backend.cache.scaled(1)[which].scales_BKS[5, 1, 3] = float("nan")
+    more = [{**row, "token_ids": [7], "position": 20} for row in rows]
+    together, alone = backend.step(make_batch(*more)), backend.step(make_batch(more[1]))
+    assert together.broken_rows == [0]
+    assert together.token_ids[1] == alone.token_ids[0]
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 48])
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_stored_bits(path: CpuPath, block_size: int) -> None:
-    """Store the codes and scales that the reference stores, keys in panels of 16 slots where blocks consist of these."""
+    """Store the codes and scales that the reference stores, keys in panels of 16 slots if blocks consist of these."""
     num_blocks = 1 + -(-TOKENS // block_size)
     block = BlockShape(num_layers=1, num_kv_heads=HEADS, block_size=block_size, head_dim=WIDTH, dtype=torch.int8)
     ours, theirs = KVCache(num_blocks, block), KVCache(num_blocks, block)

@@ -31,7 +31,9 @@ def test_zeros() -> None:
         codes_nKE, scales_nK = round_heads(torch.full((1, 1, 16), value))
         assert (codes_nKE == 0).all()
         assert scales_nK.item() == 0
-    codes_nKE, _ = round_heads(torch.tensor([[[190 * 2.0**-149, 1.0 * 2.0**-149]]]))  # a step rounded down to 1 from 1.496
+    codes_nKE, _ = round_heads(
+        torch.tensor([[[190 * 2.0**-149, 1.0 * 2.0**-149]]])
+    )  # a step rounded down to 1 from 1.496
     assert codes_nKE.flatten().tolist() == [127, 1]
 
 
@@ -61,7 +63,7 @@ def test_scales_are_in_the_block() -> None:
     block = BlockShape(num_layers=2, num_kv_heads=2, block_size=3, head_dim=5, dtype=torch.int8)
     cache = KVCache(4, block)
     assert block.num_bytes == 2 * 2 * 2 * (16 + 12)
-    assert sum(tensor.nbytes for pair in cache for tensor in pair) == 4 * block.num_bytes
+    assert sum(tensor.nbytes for layer in range(2) for tensor in cache[layer]) == 4 * block.num_bytes
     cache.fill(0.0)
     with torch.inference_mode():
         slots_of(cache, 1)[0].write(torch.tensor([1]), torch.tensor([2]), torch.full((1, 2, 5), 3.0))

@@ -123,6 +123,7 @@ def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
         "backend": engine.backend,
         "instruction_set": engine.instruction_set,
         "dtype": engine.dtype,
+        "kv_cache_dtype": engine.kv_cache_dtype,
         "determinism": engine.determinism,
         "num_threads": engine.num_threads,
         "weights_bytes": engine.weights_bytes,
