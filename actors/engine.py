@@ -143,6 +143,7 @@ class Engine:
             block_size=pool.block_size,
             backend=capabilities.name,
             dtype=capabilities.dtype,
+            kv_cache_dtype=capabilities.kv_cache_dtype,
             max_model_len=pool.max_model_len,
             instruction_set=capabilities.instruction_set,
             determinism=capabilities.determinism,

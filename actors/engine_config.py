@@ -44,7 +44,14 @@ class EngineConfig:
         "auto",
         "--dtype",
         choices=("auto", "bfloat16", "float16", "float32"),
-        help="data type of weights and KV cache; `auto`: the checkpoint's",
+        help="data type of weights; `auto`: the checkpoint's",
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "--kv-cache-dtype",
+        choices=("auto", "bfloat16", "float16", "float32", "int8"),
+        help="data type of the KV cache; `int8`: in half the memory of bfloat16, with a scale for each token and head "
+        "(docs/loading.md); `auto`: that of the weights",
     )
     load_format: str = setting(
         "auto",

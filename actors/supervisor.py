@@ -176,7 +176,8 @@ class EngineLink:
 
 def _arithmetic(seat: EngineSeat, ready: EngineReady) -> str:
     weights = ready.weights and f"weights {ready.weights}"
-    parts = (ready.backend, ready.dtype, weights, ready.instruction_set, ready.determinism)
+    kv = None if ready.kv_cache_dtype in (None, ready.dtype) else f"{ready.kv_cache_dtype} KV"
+    parts = (ready.backend, ready.dtype, weights, kv, ready.instruction_set, ready.determinism)
     return f"engine {seat.engine_id} has numerics {ready.numerics} ({', '.join(part for part in parts if part)})"
 
 

@@ -27,9 +27,11 @@ class Capabilities:
     name: str
     """As `/server_info` and the logs show it: `cpu`, `triton`, `reference`, `fake`."""
     dtype: str
-    """Dtype of KV, and of weights that are not quantized: `bfloat16`, `float16`, `float32`."""
+    """Dtype of weights that are not quantized: `bfloat16`, `float16`, `float32`."""
     invariant: bool
     """Whether a row's results are bit-identical whatever the batch, as this backend is configured."""
+    kv_cache_dtype: str
+    """Dtype of the KV cache, likewise, or `int8`: with a scale for each token and head."""
     weights: str = "none"
     """Format of most of the linear weights, of the checkpoint or `--quantization`: `bfloat16`, `int8`, `int4-g32`,
     `q4_k`. A backend without kernels for it holds them dequantized."""
@@ -98,6 +100,8 @@ class BackendConfig:
     """Engines that share the device's memory, this one included: each sizes itself as one of so many."""
     memory_share: int | None = None
     """Bytes of the host's memory that this process may hold in all, if it computes there; None: what is free."""
+    kv_cache_dtype: str = "auto"
+    """A dtype (see `Capabilities`), or `auto`: that of the weights."""
     determinism: str = "auto"
     """`strict`, `fast`, or `auto`: strict if that costs nothing."""
     quantization: str | None = None

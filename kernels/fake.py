@@ -90,7 +90,7 @@ class FakeBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(name="fake", dtype="none", invariant=True)
+        return Capabilities(name="fake", dtype="none", invariant=True, kv_cache_dtype="none")
 
     @property
     def memory_plan(self) -> MemoryPlan:

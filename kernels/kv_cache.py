@@ -5,6 +5,9 @@ also choose the layout of a head's part of a block: the CPU kernels keep its key
 Head-major, because attention reads one head at a time, whose slots are then contiguous (measured on CPU: 18 GB/s
 against 13 to 14 for slot-major).
 
+In 8 bits a head's part of a block is the slots' int8 elements and after them one float32 scale for each slot, so that
+whatever copies a block copies its scales: `[blocks, kv_heads, bytes]`. An element times its slot's scale is its value.
+
 What must always hold: a slot that no token of the sequence has written never influences a result, whatever it holds,
 NaN included. So the memory is not cleared here.
 """
@@ -15,6 +18,19 @@ from collections.abc import Sequence
 
 import attrs
 import torch
+
+KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
+_SCALE_BYTES = torch.float32.itemsize
+
+
+def choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that `BackendConfig.kv_cache_dtype` names; `dtype` is that of the weights.
+
+    Raises ValueError for an unknown name.
+    """
+    if name != "auto" and name not in KV_DTYPES:
+        raise ValueError(f"unknown kv_cache_dtype {name!r}: choose 'auto', {', '.join(map(repr, KV_DTYPES))}")
+    return KV_DTYPES.get(name, dtype)
 
 
 @attrs.frozen
@@ -28,9 +44,36 @@ class BlockShape:
     dtype: torch.dtype
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether each slot has a scale."""
+        return self.dtype == torch.int8
+
+    @property
+    def scales_at(self) -> int:
+        """Where the scales begin in a head's part of a block, in bytes."""
+        return -(-self.block_size * self.head_dim // _SCALE_BYTES) * _SCALE_BYTES
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head's keys, or values, in one block of one layer, including scales."""
+        if self.is_scaled:
+            return self.scales_at + self.block_size * _SCALE_BYTES
+        return self.block_size * self.head_dim * self.dtype.itemsize
+
+    @property
     def num_bytes(self) -> int:
-        """Bytes of one block's keys and values in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * self.dtype.itemsize
+        """Bytes of one block's keys and values in all layers, including scales."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_bytes
+
+
+@attrs.frozen
+class ScaledSlots:
+    """Keys or values of one layer in 8 bits, as views of the cache."""
+
+    codes_BKSE: torch.Tensor
+    """int8, from -127 to 127."""
+    scales_BKS: torch.Tensor
+    """float32."""
 
 
 class KVCache:
@@ -38,25 +81,44 @@ class KVCache:
 
     def __init__(self, num_blocks: int, block: BlockShape, device: torch.device | None = None) -> None:
         """Allocate the memory, on the host (where a page is committed on its first write) or on a device."""
-        shape = (block.num_layers, 2, num_blocks, block.num_kv_heads, block.block_size, block.head_dim)
         self.block_size = block.block_size
-        self._all_L2BKSE = torch.empty(shape, dtype=block.dtype, device=device)
-        self._layers = [(layer[0], layer[1]) for layer in self._all_L2BKSE]
+        self.is_scaled = block.is_scaled
+        self._block = block
+        part = (block.head_bytes,) if block.is_scaled else (block.block_size, block.head_dim)
+        shape = (block.num_layers, 2, num_blocks, block.num_kv_heads, *part)
+        self._all_L2BKx = torch.empty(shape, dtype=block.dtype, device=device)
+        self._layers = [(layer[0], layer[1]) for layer in self._all_L2BKx]
 
     def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `(k_BKSE, v_BKSE)` of a layer, writable."""
+        """Return `(k_BKSE, v_BKSE)` of a layer, writable; in 8 bits `(k_BKx, v_BKx)`, the bytes of each head's part."""
         return self._layers[layer]
 
     def __len__(self) -> int:
         return len(self._layers)
 
+    def scaled(self, layer: int) -> tuple[ScaledSlots, ScaledSlots]:
+        """Return the keys and values of a layer in 8 bits, writable, in rows: not as the CPU kernels keep keys."""
+        k_BKx, v_BKx = self._layers[layer]
+        return ScaledSlots(*self._views(k_BKx)), ScaledSlots(*self._views(v_BKx))
+
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the first block of each pair to the second, in every layer. All are read before any is written."""
-        sources, destinations = torch.tensor(pairs, device=self._all_L2BKSE.device).T
-        self._all_L2BKSE[:, :, destinations] = self._all_L2BKSE[:, :, sources]
+        sources, destinations = torch.tensor(pairs, device=self._all_L2BKx.device).T
+        self._all_L2BKx[:, :, destinations] = self._all_L2BKx[:, :, sources]
 
     @torch.inference_mode()
     def fill(self, value: float) -> None:
         """Overwrite every slot of every layer; tests fill the cache with NaN."""
-        self._all_L2BKSE.fill_(value)
+        if not self.is_scaled:
+            self._all_L2BKx.fill_(value)
+            return
+        codes, scales = self._views(self._all_L2BKx)
+        codes.fill_(1)
+        scales.fill_(value)
+
+    def _views(self, bytes_x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the elements and the scales of heads' parts of blocks."""
+        size, width = self._block.block_size, self._block.head_dim
+        codes = bytes_x[..., : size * width].unflatten(-1, [size, width])  # type: ignore[no-untyped-call]  # torch's
+        return codes, bytes_x[..., self._block.scales_at :].view(torch.float32)

@@ -32,6 +32,7 @@ def load_executor(config: EngineConfig) -> Executor:
         may_shorten=config.may_shorten,
         num_sharing=config.num_sharing,
         memory_share=config.memory_share,
+        kv_cache_dtype=config.kv_cache_dtype,
         determinism=config.determinism,
         quantization=config.quantization,
         activations=config.activations,
@@ -51,12 +52,12 @@ def load_executor(config: EngineConfig) -> Executor:
 def numerics_of(capabilities: Capabilities) -> str:
     """Return a digest of all that determines the bits of a result: equal for engines that draw the same tokens.
 
-    The KV cache has the dtype of weights that are not quantized. What the bits depend on within one build stands in its
-    version.
+    What the bits depend on within one build stands in its version.
     """
     builds = [f"{package} {version(package)}" for package in ("quipu-llm", "torch")]
     c = capabilities
-    parts = (c.name, c.instruction_set, c.dtype, c.weights, c.activations, c.determinism, *builds)
+    formats = (c.dtype, c.weights, c.activations, c.kv_cache_dtype)
+    parts = (c.name, c.instruction_set, *formats, c.determinism, *builds)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

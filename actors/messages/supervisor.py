@@ -16,6 +16,7 @@ class EngineReady:
     dtype: str
     max_model_len: int | None = None
     """None means as configured."""
+    kv_cache_dtype: str | None = None
     instruction_set: str | None = None
     determinism: str = "strict"
     """The mode in use: `strict` (a row's bits do not depend on its batch, chunks or cache) or `fast`."""

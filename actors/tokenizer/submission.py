@@ -27,6 +27,8 @@ from .thinking_budget import sampling_after
 
 DECODER_TAIL = 8
 """Prompt ids that a decoder may need as context for the first output."""
+KV_LAYOUTS = {"int8": "head_major, float32 scales of tokens"}
+"""Layouts of the KV cache in block keys, by dtype; "head_major" for all others."""
 PARSER_TAIL = 64
 """Prompt ids in which reasoning may have been opened: more than a template writes after the question."""
 
@@ -38,7 +40,7 @@ def root_key_of(request: Encode, config: RuntimeConfig) -> bytes:
         salt=request.cache_salt,
         model=config.model_names[0],
         kv_dtype=config.kv_dtype,
-        kv_layout="head_major",
+        kv_layout=KV_LAYOUTS.get(config.kv_dtype, "head_major"),
         block_size=config.engine.block_size,
     )
 

@@ -18,7 +18,7 @@ import torch
 from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
-from ..kv_cache import BlockShape, KVCache
+from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.config import DecoderConfig, check_length, read_config
@@ -27,7 +27,7 @@ from ..profile_run import NUM_BLOCKS, largest_pass
 from .build import CannotBuild, Kernels, load_kernels
 from .packing import PackedWeights
 from .profile_program import each_kernel_once
-from .program import STORED, Bounds, Pass, check_layout
+from .program import STORED, STORED_KV, Bounds, Pass, check_layout
 from .recorder import Program, record
 from .sampler import draw
 from .scores import score
@@ -72,7 +72,8 @@ class CpuBackend:
                 dtype=config.dtype,
                 quantization=config.quantization,
             )
-            _check_supported(model_config, dtype)
+            kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
+            _check_supported(model_config, dtype, kv_dtype)
             share = config.memory_share
             check_weights_fit(source.expected_quantized_bytes, memory(), num_sharing=config.num_sharing, share=share)
             activations = source.activations if config.activations == "auto" else config.activations
@@ -91,7 +92,7 @@ class CpuBackend:
             num_kv_heads=model_config.num_kv_heads,
             block_size=config.block_size,
             head_dim=model_config.head_dim,
-            dtype=dtype,
+            dtype=kv_dtype,
         )
         self.cache: KVCache
         self._bounds: Bounds
@@ -144,6 +145,7 @@ class CpuBackend:
             invariant=True,
             weights=source.format,
             activations="int8" if weights.is_quantized and activations == "int8" else "float",
+            kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
             instruction_set=kernels.instruction_set,
             num_threads=self.num_threads,
         )
@@ -222,8 +224,12 @@ class CpuBackend:
         return score(self._library, logits_MV.numpy(), rows, target_ids, num_top, num_threads=self.num_threads)
 
 
-def _check_supported(config: DecoderConfig, dtype: torch.dtype) -> None:
+def _check_supported(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     if dtype not in STORED:
         raise CpuKernelsUnavailable(f"dtype {str(dtype).removeprefix('torch.')} is neither bfloat16 nor float32")
+    if kv_dtype not in STORED_KV:
+        raise CpuKernelsUnavailable(
+            f"kv_cache_dtype {str(kv_dtype).removeprefix('torch.')} is none of bfloat16, float32 and int8"
+        )
     if config.head_dim % _HEAD_STEP:
         raise CpuKernelsUnavailable(f"head_dim {config.head_dim} is not a multiple of {_HEAD_STEP}")

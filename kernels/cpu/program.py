@@ -20,9 +20,11 @@ import torch
 from ..batch import StepBatch
 
 STORED = {torch.float32: 0, torch.bfloat16: 1}
-"""Supported dtypes of weights and caches."""
+"""Supported dtypes of weights."""
 QUANTIZED = 2
 """`Op.stored` of a weight that is a `QuantizedMatrix`."""
+STORED_KV = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}
+"""Supported dtypes of caches."""
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
 GELU_MUL, SOFT_CAP, ROUTE, DISPATCH, EXPERT_LINEAR, EXPERT_SILU_MUL, COMBINE = range(9, 16)

@@ -24,7 +24,7 @@ from . import program
 from .fusing import fuse
 from .layout import compile_op, lay_out, remove_barriers
 from .packing import Packed, PackedWeights
-from .program import STORED, Bounds, Op
+from .program import STORED_KV, Bounds, Op
 from .recorded import Place, RecordedOp
 
 _ROWS = 2  # with one row, the stride between rows would be undefined
@@ -233,8 +233,8 @@ class Recorder:
         return self._dispatch_memories[size].data_ptr()
 
     def _layer(self, layer: int) -> dict[str, int]:
-        k_BKSE, v_BKSE = self._cache[layer]
-        return {"keys": k_BKSE.data_ptr(), "values": v_BKSE.data_ptr(), "stored": STORED[k_BKSE.dtype]}
+        k_BKSE, v_BKSE = self._cache[layer]  # in 8 bits, bytes instead of slots
+        return {"keys": k_BKSE.data_ptr(), "values": v_BKSE.data_ptr(), "stored": STORED_KV[k_BKSE.dtype]}
 
 
 def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds) -> Program:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from .kv_slots import Slots
 from .plan import Span
 from .tiles import KEYS, QUERIES, round_up
 
@@ -30,11 +31,9 @@ class Scores:
     soft_cap: float | None
 
 
-def attend_span(
-    q_nHE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor, span: Span, scores: Scores
-) -> torch.Tensor:
+def attend_span(q_nHE: torch.Tensor, k_slots: Slots, v_slots: Slots, span: Span, scores: Scores) -> torch.Tensor:
     """Compute attention of one row's queries to its sequence, whose KV has been written: o_nHE."""
-    num_kv_heads, head_dim = k_BKSE.shape[1], k_BKSE.shape[3]
+    num_kv_heads, head_dim = k_slots.num_kv_heads, q_nHE.shape[2]
     context = span.position + span.length
     grid_start = span.position // QUERIES * QUERIES
     num_tiles = (round_up(context, QUERIES) - grid_start) // QUERIES
@@ -49,8 +48,8 @@ def attend_span(
     tiles = [_Tile(q_KQE, grid_start + index * QUERIES, scores) for index, q_KQE in enumerate(q_TKQE)]
 
     for chunk_start in range(tiles[0].first_key // KEYS * KEYS, context, KEYS):
-        k_KCE = _gather(k_BKSE, span.blocks, chunk_start, context)
-        v_KCE = _gather(v_BKSE, span.blocks, chunk_start, context)
+        k_KCE = _gather(k_slots, span.blocks, chunk_start, context)
+        v_KCE = _gather(v_slots, span.blocks, chunk_start, context)
         for tile in tiles:
             if tile.first_key < chunk_start + KEYS and tile.position >= chunk_start:
                 tile.add_chunk(k_KCE, v_KCE, chunk_start)
@@ -105,18 +104,18 @@ class _Tile:
         return self._weighted_KQE / self._sum_KQ1
 
 
-def _gather(cache_BKSE: torch.Tensor, blocks: torch.Tensor, chunk_start: int, context: int) -> torch.Tensor:
+def _gather(slots: Slots, blocks: torch.Tensor, chunk_start: int, context: int) -> torch.Tensor:
     """Gather keys or values of one chunk in float32, `[kv heads, KEYS, head_dim]`, zero past the context.
 
     Zero, because a masked key is still multiplied with its value: a weight of 0 times an unwritten slot may be NaN.
     Only the blocks that contain the chunk are read.
     """
-    num_kv_heads, block_size, head_dim = cache_BKSE.shape[1:]
+    block_size = slots.block_size
     chunk_end = min(chunk_start + KEYS, context)
     first = chunk_start // block_size
-    held_BKSE = cache_BKSE[blocks[first : (chunk_end - 1) // block_size + 1]]
+    held_BKSE = slots.read(blocks[first : (chunk_end - 1) // block_size + 1])
     held_KCE = held_BKSE.transpose(0, 1).flatten(1, 2)
-    chunk_KCE = cache_BKSE.new_zeros((num_kv_heads, KEYS, head_dim), dtype=torch.float32)
+    chunk_KCE = held_KCE.new_zeros((held_KCE.shape[0], KEYS, held_KCE.shape[2]))
     skipped = chunk_start - first * block_size
     chunk_KCE[:, : chunk_end - chunk_start] = held_KCE[:, skipped : skipped + chunk_end - chunk_start]
     return chunk_KCE

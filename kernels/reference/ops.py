@@ -5,7 +5,8 @@ on neighbouring rows say how they avoid it; additions, multiplications and roots
 need no care.
 
 Weights and activations are float32: weights are widened from the checkpoint's dtype once, at load, and only the KV
-cache is kept in it. So every dtype uses the same code path of the matrix library on every CPU.
+cache is kept in it, or in the dtype that the operator chose. So every dtype uses the same code path of the matrix
+library on every CPU.
 
 What must always hold: row n of a result is a function of row n alone (in `attend`: and of its sequence's KV).
 """
@@ -20,6 +21,7 @@ from ..kv_cache import KVCache
 from ..ops import Experts, RopeTable
 from .attention import Scores, attend_span
 from .experts import mix_experts
+from .kv_slots import slots_of
 from .plan import StepPlan
 from .rows import multiply, row_by_row, silu_mul
 
@@ -27,14 +29,16 @@ from .rows import multiply, row_by_row, silu_mul
 class ReferenceOps:
     """Implements `quipu.kernels.ops.Ops` for one pass."""
 
-    def __init__(self, plan: StepPlan, cache: KVCache) -> None:
+    def __init__(self, plan: StepPlan, cache: KVCache, dtype: torch.dtype) -> None:
+        """`dtype` is the model's."""
+        self._dtype = dtype
         self._plan = plan
         self._cache = cache
         self._cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id(table)
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        # the table is always float32; the cache has the model's dtype
-        return table_VD[token_ids_N] * torch.tensor(scale, dtype=self._cache[0][0].dtype).float()
+        # the table is always float32
+        return table_VD[token_ids_N] * torch.tensor(scale, dtype=self._dtype).float()
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         y_NO = multiply(x_NI, weight_OI)
@@ -54,9 +58,8 @@ class ReferenceOps:
         return torch.cat([*rotated, rest], dim=-1)
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
-        plan, num_tokens = self._plan, self._plan.blocks_n.shape[0]
-        for cache_BKSE, new_NKE in zip(self._cache[layer], (k_NKE, v_NKE), strict=True):
-            cache_BKSE[plan.blocks_n, :, plan.offsets_n] = new_NKE[:num_tokens].to(cache_BKSE.dtype)
+        for slots, new_NKE in zip(slots_of(self._cache, layer), (k_NKE, v_NKE), strict=True):
+            slots.write(self._plan.blocks_n, self._plan.offsets_n, new_NKE[: self._plan.blocks_n.shape[0]])
 
     def attend(
         self,
@@ -67,12 +70,12 @@ class ReferenceOps:
         window: int | None = None,
         soft_cap: float | None = None,
     ) -> torch.Tensor:
-        k_BKSE, v_BKSE = self._cache[layer]
+        k_slots, v_slots = slots_of(self._cache, layer)
         scores = Scores(scale=scale, window=window, soft_cap=soft_cap)
         o_NHE = torch.zeros_like(q_NHE, memory_format=torch.contiguous_format)
         for span in self._plan.spans:
             rows = slice(span.start, span.start + span.length)
-            o_NHE[rows] = attend_span(q_NHE[rows], k_BKSE, v_BKSE, span, scores)
+            o_NHE[rows] = attend_span(q_NHE[rows], k_slots, v_slots, span, scores)
         return o_NHE
 
     def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 from ..backend import BackendConfig, Capabilities, MemoryPlan, refuse_int8_activations, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
-from ..kv_cache import BlockShape, KVCache
+from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.config import check_length, read_config
@@ -67,16 +67,18 @@ class ReferenceBackend:
             weights.check_all_used(
                 ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
             )
+            kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
             block = BlockShape(
                 num_layers=model_config.num_layers,
                 num_kv_heads=model_config.num_kv_heads,
                 block_size=config.block_size,
                 head_dim=model_config.head_dim,
-                dtype=dtype,
+                dtype=kv_dtype,
             )
         self.one_thread = model_config.hidden_size < _ONE_THREAD_BELOW
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
         self._ops: type[ReferenceOps] = ReferenceOps
+        self._dtype = dtype
         self.cache = KVCache(NUM_BLOCKS, block)
         self._memory_plan = plan_memory(
             config,
@@ -95,6 +97,7 @@ class ReferenceBackend:
             dtype=str(dtype).removeprefix("torch."),
             invariant=True,
             weights=weights.format,
+            kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
             num_threads=1 if self.one_thread else torch.get_num_threads(),
         )
 
@@ -130,7 +133,7 @@ class ReferenceBackend:
             if batch.copies:
                 self.cache.copy_blocks(batch.copies)
             plan = make_plan(batch, self._last_drawn, self.cache.block_size)
-            ops = self._ops(plan, self.cache)
+            ops = self._ops(plan, self.cache, self._dtype)
             yield _Head(self._model, self._model.forward(plan.token_ids_N, ops), ops)
 
     def _profile(self, config: BackendConfig, vocab_size: int) -> int:

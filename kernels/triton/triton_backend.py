@@ -19,7 +19,7 @@ import torch
 from ..backend import BackendConfig, Capabilities, MemoryPlan, refuse_int8_activations, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
-from ..kv_cache import BlockShape, KVCache
+from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
@@ -79,6 +79,7 @@ class TritonBackend:
                 dtype=config.dtype,
                 quantization=config.quantization,
             )
+            _check_kv_dtype(config.kv_cache_dtype, dtype)
             if config.num_sharing > 1:
                 memory = device.memory()
                 share = memory.total // config.num_sharing
@@ -125,6 +126,7 @@ class TritonBackend:
             dtype=str(dtype).removeprefix("torch."),
             invariant=strict,
             weights=source.format,
+            kv_cache_dtype=str(dtype).removeprefix("torch."),
             instruction_set=device.name,
             strict_is_free=False,
         )
@@ -224,6 +226,12 @@ class TritonBackend:
 
 def _heads(config: DecoderConfig) -> Heads:
     return Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+
+
+def _check_kv_dtype(name: str, dtype: torch.dtype) -> None:
+    if choose_kv_dtype(name, dtype) != dtype:
+        ours = str(dtype).removeprefix("torch.")
+        raise ValueError(f"--kv-cache-dtype {name}: the triton executor keeps the KV cache in the weights' {ours} only")
 
 
 def _score_prompts(scoring: Scoring, finished: Finished) -> Scores:

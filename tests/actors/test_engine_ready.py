@@ -7,11 +7,13 @@ import trio
 
 from quipu.actors.engine import LoopHost
 from quipu.actors.engine_config import EngineConfig
+from quipu.actors.executor.loading import numerics_of
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import describe_pool
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.actors.text_workers.renderer import InlineRenderer
+from quipu.kernels.backend import Capabilities
 from tests.runtimes import open_with_kept_vocabulary, runtime_config, serving_info, small_runtime
 
 
@@ -55,6 +57,14 @@ async def test_maximum_length_from_the_engine(autojump_clock: trio.abc.Clock) ->
         assert refused.error is not None and refused.error.kind is ErrorKind.INVALID
         assert "maximum context length is 32 tokens" in refused.error.message
         assert (await client.ask(list(range(20)))).error is None
+
+
+def test_numerics() -> None:
+    """The digest of what determines the bits of results contains the dtypes of weights and KV cache."""
+    plain = Capabilities(name="cpu", dtype="bfloat16", invariant=True, kv_cache_dtype="bfloat16")
+    others = [attrs.evolve(plain, kv_cache_dtype="int8"), attrs.evolve(plain, dtype="int8")]
+    assert numerics_of(plain) == numerics_of(attrs.evolve(plain, num_threads=3))
+    assert len({numerics_of(each) for each in (plain, *others)}) == 3
 
 
 def test_describe_pool() -> None:

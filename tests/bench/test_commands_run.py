@@ -43,6 +43,8 @@ COMMANDS = {
     "bench.trace_replay": (),
 }
 COMMANDS_HERE = {
+    "bench.accuracy": ("--kv-cache-dtype", "int8"),
+    "bench.attention": (),
     "bench.beside": (),
     "bench.engine_overhead": ("--executor", "fake"),
     "bench.execution": (),

@@ -68,6 +68,29 @@ def test_sized_from_bytes(tmp_path: Path) -> None:
 
 
 @needs_kernels
+def test_kv_cache_in_8_bits(tmp_path: Path) -> None:
+    """An int8 cache has nearly twice the blocks in the same memory, says so, and a cached prefix changes nothing."""
+    with serving(tmp_path / "int8", "--kv-cache-memory", "2MiB", "--kv-cache-dtype", "int8") as server:
+        info = server_info(server)
+        block_bytes = 2 * 4 * 2 * 16 * (32 + 4)
+        num_blocks = (2 << 20) // block_bytes
+        assert (info["kv_cache"]["num_blocks"], info["kv_cache"]["num_bytes"]) == (num_blocks, num_blocks * block_bytes)
+        assert num_blocks / ((2 << 20) // BLOCK_BYTES) > 1.75
+        engine = info["engine"]
+        assert (engine["dtype"], engine["kv_cache_dtype"], info["settings"]["kv_cache_dtype"]) == (
+            "bfloat16",
+            "int8",
+            "int8",
+        )
+        (ready,) = server.events("engine.ready")
+        assert ready["kv_cache_dtype"] == "int8"
+        cold, warm = (server.complete(list(range(300, 400)), 8).json() for _ in range(2))
+        assert cold["choices"] == warm["choices"]
+        assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 90
+        server.wait_at_rest()
+
+
+@needs_kernels
 @pytest.mark.slow
 def test_sized_by_profile_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--gpu-memory-utilization` accounts for weights and the largest pass; an affinity of one CPU means one thread."""
@@ -138,6 +161,10 @@ def test_broken_checkpoint(tmp_path: Path, way: str) -> None:
     ("flags", "named"),
     [
         (["--executor", "cpu", "--dtype", "float16"], "dtype float16 is neither bfloat16 nor float32"),
+        (
+            ["--executor", "cpu", "--kv-cache-dtype", "float16"],
+            "kv_cache_dtype float16 is none of bfloat16, float32 and int8",
+        ),
         (
             ["--kv-cache-memory", "1MiB", "--max-model-len", "4096"],
             "needs 4.02MiB of KV cache, and --kv-cache-memory 1.00MiB",

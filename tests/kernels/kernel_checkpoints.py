@@ -129,7 +129,21 @@ FEW = ("qwen3-tied", "qwen3-odd", "llama", "llama-rope3")
 THOROUGH = ("qwen3-odd", "llama-rope3", "gemma2", "qwen3-moe")
 """Checkpoints that together use every operation: long tests use only these, `make test-long` uses all."""
 _SAMPLING = attrs.fields_dict(RowSampling).keys()
+FORMATS: dict[str, dict[str, str]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+}
+"""Settings of a backend for each kind of weights and KV cache."""
 EACH = [pytest.param(name, marks=() if name in THOROUGH else pytest.mark.slow) for name in CONFIGS]
+_WITH_INT8_KV = ("qwen3-odd", "gemma2")
+"""With three query heads per key/value head; with windows and soft caps."""
+IN_EACH_FORMAT = [
+    pytest.param((name, numbers), marks=() if name in THOROUGH else pytest.mark.slow)
+    for name in CONFIGS
+    for numbers in FORMATS
+    if numbers != "int8-kv" or name in _WITH_INT8_KV
+]
 
 
 def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:

@@ -179,12 +179,15 @@ def test_default_max_model_len_is_shortened(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
 def test_backends_allocate_the_planned_blocks(checkpoints: dict[str, Path], executor: str, dtype: str) -> None:
     """The cache has as many blocks as fit into the bytes, and a step can use the last of them."""
     shape = BlockShape(num_layers=2, num_kv_heads=2, block_size=16, head_dim=32, dtype=getattr(torch, dtype))
     config = backend_config(
-        checkpoints["qwen3-tied"], dtype=dtype, num_blocks=None, kv_memory=KVMemory(num_bytes=100 * shape.num_bytes)
+        checkpoints["qwen3-tied"],
+        kv_cache_dtype=dtype,
+        num_blocks=None,
+        kv_memory=KVMemory(num_bytes=100 * shape.num_bytes),
     )
     backend: Any = load_backend(executor, config)
     assert (backend.memory_plan.num_blocks, backend.memory_plan.block_bytes) == (100, shape.num_bytes)

@@ -65,6 +65,14 @@ def test_logits_match_the_reference(checkpoints: dict[str, Path], name: str) -> 
         torch.testing.assert_close(ours.logits(batch, wanted), theirs.logits(batch, wanted), atol=1e-4, rtol=0)
 
 
+def test_other_kv_cache_dtypes_are_refused(checkpoints: dict[str, Path]) -> None:
+    """Keep keys and values in the weights' dtype only; refuse another by the flag's name."""
+    backend = make_triton(checkpoints["llama"], kv_cache_dtype="float32")
+    assert backend.capabilities.kv_cache_dtype == "float32"
+    with pytest.raises(ValueError, match="--kv-cache-dtype int8: the triton executor keeps"):
+        make_triton(checkpoints["llama"], kv_cache_dtype="int8")
+
+
 def test_copied_block(checkpoints: dict[str, Path]) -> None:
     """Read a block that was copied in the same pass."""
     ours, theirs = make_triton(checkpoints["llama"]), make_backend(checkpoints["llama"])

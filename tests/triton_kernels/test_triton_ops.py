@@ -34,7 +34,7 @@ class Table:
 
 def both() -> tuple[TritonOps, ReferenceOps, Cache]:
     cache = Cache(SHAPE.num_kv_heads, SHAPE.head_dim)
-    reference: Any = ReferenceOps(make_plan(BATCH, [None] * 8, BLOCK_SIZE), KVCache.__new__(KVCache))
+    reference: Any = ReferenceOps(make_plan(BATCH, [None] * 8, BLOCK_SIZE), KVCache.__new__(KVCache), torch.float32)
     return make_ops(BATCH, cache, SHAPE), reference, cache
 
 

@@ -55,9 +55,11 @@ def resolve_config(
     sampling_defaults = read_sampling_defaults(arguments.generation_config, path, checkpoint.vocab_size)
     names = tuple(arguments.served_model_name or [checkpoint.name])
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)
+    kv_cache_dtype = checkpoint.dtype if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype
     engine_settings = _given(arguments, EngineConfig)
     engine_settings |= {
         "dtype": checkpoint.dtype,
+        "kv_cache_dtype": kv_cache_dtype,
         "max_model_len": max_model_len,
         "num_blocks": num_blocks,
         **_resolve_scheduling(arguments, max_model_len),
@@ -74,7 +76,7 @@ def resolve_config(
         engine=engine,
         model_names=names,
         vocab_size=checkpoint.vocab_size,
-        kv_dtype=checkpoint.dtype,
+        kv_dtype=kv_cache_dtype,
         upstreams=upstreams,
         **_given(arguments, RuntimeConfig) | engines,
     )

@@ -8,6 +8,8 @@
 // that it does not see have a weight of exactly 0, and a chunk with no other keys leaves the row unchanged. Values of slots
 // that the sequence has not written are never read; unwritten keys in a panel with written ones are multiplied, but their
 // scores are overwritten before use.
+//
+// An 8-bit cache is multiplied as the integers that it holds: a key's scale is applied to its score, a value's to its weight.
 #include <vector>
 
 #include "attention.h"
@@ -32,12 +34,17 @@ struct TransposedKeys {
     const uint32_t* panels[kKeysAtOnce / kSlots];
     int64_t first;  // Vec
     static constexpr bool kPaired = sizeof(T) == 2;
+    const int8_t* codes(int64_t k, int v) const {
+        int64_t lane = (first + v) * kLanes;
+        return reinterpret_cast<const int8_t*>(panels[lane / kSlots]) + k * kSlots + lane % kSlots;
+    }
     const uint32_t* words(int64_t word, int v) const {
         int64_t lane = (first + v) * kLanes;
         return panels[lane / kSlots] + word * kSlots + lane % kSlots;
     }
     Vec even(int64_t k, int v) const {
-        if constexpr (kPaired) return low_halves(reinterpret_cast<const bf16*>(words(k / 2, v)));
+        if constexpr (sizeof(T) == 1) return load(codes(k, v));
+        else if constexpr (kPaired) return low_halves(reinterpret_cast<const bf16*>(words(k / 2, v)));
         else return load(reinterpret_cast<const float*>(words(k, v)));
     }
     Vec odd(int64_t k, int v) const {
@@ -49,7 +56,7 @@ struct TransposedKeys {
 
 // Buffers that a thread keeps between passes.
 struct Scratch {
-    std::vector<float> queries, scores, results, maxima, sums;
+    std::vector<float> queries, scores, results, maxima, sums, scales;
     std::vector<uint32_t> keys, zeros;
     void fit(int64_t rows, int64_t width) {
         queries.resize(std::max<size_t>(queries.size(), rows * width));
@@ -57,6 +64,7 @@ struct Scratch {
         scores.resize(std::max<size_t>(scores.size(), rows * kChunk));
         maxima.resize(std::max<size_t>(maxima.size(), rows));
         sums.resize(std::max<size_t>(sums.size(), rows));
+        scales.resize(2 * kChunk);
         keys.resize(std::max<size_t>(keys.size(), kKeysAtOnce * width));
         zeros.resize(std::max<size_t>(zeros.size(), width));
     }
@@ -72,11 +80,29 @@ void add_values(int64_t rows, const float* weights, const bf16* const* values, i
     if (width % (2 * kLanes)) multiply<6>(rows, PlainRows{weights, kChunk}, Rows<bf16>{values, 0}, count, width / kLanes, t, next);
     else multiply<6>(rows, PlainRows{weights, kChunk}, RowHalves{values, 0}, count, width / kLanes, t, next);
 }
+template <class N>
+void add_values(int64_t rows, const float* weights, const int8_t* const* values, int64_t count, int64_t width, const Target& t, N& next) {
+    multiply<6>(rows, PlainRows{weights, kChunk}, Rows<int8_t>{values, 0}, count, width / kLanes, t, next);
+}
 // Returns the index of element i of a head in these results.
 int64_t result_index(int64_t, const float*, int64_t i) { return i; }
+int64_t result_index(int64_t, const int8_t*, int64_t i) { return i; }
 int64_t result_index(int64_t width, const bf16*, int64_t i) {
     if (width % (2 * kLanes)) return i;
     return i / (2 * kLanes) * (2 * kLanes) + i % 2 * kLanes + i % (2 * kLanes) / 2;
+}
+
+// Multiplies queries with keys that blocks store as rows, once these are transposed in scratch.keys.
+template <class T>
+void multiply_packed(int64_t rows, const PlainRows& queries, const Scratch& scratch, int64_t width, int64_t words, const Target& s) {
+    NoPrefetch none;
+    int64_t num_vecs = s.num_columns / kLanes;
+    if constexpr (sizeof(T) == 1) {
+        const uint32_t* panels = scratch.keys.data();
+        multiply<4>(rows, queries, TransposedKeys<T>{{panels, panels + width * kSlots / 4}, 0}, width, num_vecs, s, none);
+    } else {
+        multiply<4>(rows, queries, packed_keys(scratch.keys.data(), words * kPanel, (T*)nullptr), width, num_vecs, s, none);
+    }
 }
 
 // `next` is this thread's next piece, or null: its keys are prefetched.
@@ -84,7 +110,9 @@ template <class T>
 void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piece* next) {
     static thread_local Scratch scratch;
     int64_t width = op.width, sharing = op.num_heads / op.num_kv_heads, rows = (piece.last - piece.first) * sharing;
-    int64_t words = width * static_cast<int64_t>(sizeof(T)) / 4;
+    constexpr bool kScaled = sizeof(T) == 1;
+    constexpr int64_t kStep = kScaled ? kSlots : kTranspose;  // keys, and words of each, that are transposed at a time
+    int64_t words = kScaled ? width : width * static_cast<int64_t>(sizeof(T)) / 4;
     scratch.fit(rows, width);
     int64_t begin = pass.query_start[piece.sequence];
     const int64_t* position = pass.positions + begin;
@@ -115,16 +143,24 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             }
         }
         for (int64_t i = count; i < padded; i++) keys[i] = scratch.zeros.data();
+        float *key_scales = scratch.scales.data(), *value_scales = key_scales + kChunk;
+        if (kScaled) {
+            key_slots.scales(chunk, count, padded, key_scales);
+            value_slots.scales(chunk, count, padded, value_scales);
+        }
         // Values are prefetched while keys are multiplied, and the next keys while values are.
         int64_t key_calls = transposed ? (padded + kKeysAtOnce - 1) / kKeysAtOnce * ((width + kStride - 1) / kStride)
-                                       : padded / kTranspose * (words / kTranspose);
+                                       : padded / kStep * (words / kStep);
         SlotPrefetch value_prefetch(value_slots, chunk, chunk + count, key_calls);
         for (int64_t group = 0; group < padded; group += kKeysAtOnce) {
             int64_t end = std::min(group + kKeysAtOnce, padded);
-            for (int64_t i = group; i < end && !transposed; i += kTranspose)
-                for (int64_t word = 0; word < words; word += kTranspose) {
+            for (int64_t i = group; i < end && !transposed; i += kStep)
+                for (int64_t word = 0; word < words; word += kStep) {
                     value_prefetch.advance();
-                    transpose(keys + i, word, scratch.keys.data() + ((i - group) / kPanel * words + word) * kPanel + i % kPanel);
+                    if constexpr (kScaled)
+                        transpose(reinterpret_cast<const int8_t* const*>(keys + i), word,
+                                  reinterpret_cast<int8_t*>(scratch.keys.data()) + ((i - group) * width + word * kSlots));
+                    else transpose(keys + i, word, scratch.keys.data() + ((i - group) / kPanel * words + word) * kPanel + i % kPanel);
                 }
             for (int64_t part = 0; part < num_parts(rows); part++) {
                 int64_t r = split(rows, part), together = split(rows, part + 1) - r;
@@ -137,8 +173,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
                     if (part == 0) multiply<4>(together, queries, two, width, (end - group) / kLanes, s, value_prefetch);
                     else multiply<4>(together, queries, two, width, (end - group) / kLanes, s, none);
                 } else {
-                    multiply<4>(together, queries, packed_keys(scratch.keys.data(), words * kPanel, (T*)nullptr), width,
-                                (end - group) / kLanes, s, none);
+                    multiply_packed<T>(together, queries, scratch, width, words, s);
                 }
             }
         }
@@ -154,8 +189,10 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             float* results = scratch.results.data() + r * width;
             for (int64_t m = 0; m < together; m++) {
                 int64_t own = position[piece.first + (r + m) / sharing] - chunk;
+                if (kScaled) scale_row(scores + m * kChunk, key_scales, padded);
                 float kept = softmax_chunk(scores + m * kChunk, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r + m],
                                    &scratch.sums[r + m]);
+                if (kScaled) scale_row(scores + m * kChunk, value_scales, padded);
                 for (int64_t i = 0; i < width; i++) results[m * width + i] *= kept;
             }
             Target o{results, width, false, nullptr, nullptr, 0, width};
@@ -184,7 +221,7 @@ __attribute__((weak)) void attend_bf16(const Op&, const Pass&, const Worker&);
 void attend(const Op& original, const Pass& pass, const Worker& worker) {
     if (pass.num_sequences == 0) return;
     Op op = original;
-    bool pairs = attend_bf16 && op.stored == kBfloat16;
+    bool pairs = attend_bf16 && op.stored != kFloat32;
     Pieces pieces(op, pass, kRowsPerPiece);
     // A step that only decodes needs no barrier between writing the cache and reading it.
     bool written_by_reader = op.fused_rope && !pairs && pieces.one_piece_per_head();
@@ -206,6 +243,7 @@ void attend(const Op& original, const Pass& pass, const Worker& worker) {
             for (int64_t i = piece.first; i < piece.last; i++)
                 rotate_and_write(original, pass, pass.query_start[piece.sequence] + i, piece.head);
         if (op.stored == kBfloat16) attend_piece<bf16>(op, pass, piece, more ? &next : nullptr);
+        else if (op.stored == kInt8) attend_piece<int8_t>(op, pass, piece, more ? &next : nullptr);
         else attend_piece<float>(op, pass, piece, more ? &next : nullptr);
         piece = next;
     }

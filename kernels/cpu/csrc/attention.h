@@ -22,9 +22,16 @@ struct Piece {
 struct Slots {
     const char* cache;
     const int64_t* table;
-    int64_t head, num_heads, block_size, slot_bytes;
-    const char* at(int64_t block, int64_t slot) const {
-        return cache + ((table[block] * num_heads + head) * block_size + slot) * slot_bytes;
+    int64_t head, num_heads, block_size, slot_bytes, head_bytes;
+    const char* at(int64_t block, int64_t slot) const { return cache + (table[block] * num_heads + head) * head_bytes + slot * slot_bytes; }
+    // Copies the scales of `count` positions of an 8-bit cache; sets those after them, up to `padded`, to 0.
+    void scales(int64_t first, int64_t count, int64_t padded, float* to) const {
+        for (int64_t i = 0, block = first / block_size, slot = first % block_size; i < count; block++, slot = 0) {
+            int64_t some = std::min(count - i, block_size - slot);
+            memcpy(to + i, reinterpret_cast<const float*>(at(block, block_size)) + slot, some * sizeof(float));
+            i += some;
+        }
+        std::fill(to + count, to + padded, 0.0f);
     }
     // The panel that begins at a position, if keys are stored transposed.
     const uint32_t* panel(int64_t position) const {
@@ -33,7 +40,7 @@ struct Slots {
 };
 Slots slots_of(const void* cache, const Op& op, const Pass& pass, const Piece& piece, int64_t element_bytes) {
     return {static_cast<const char*>(cache), pass.tables + pass.table_start[piece.sequence], piece.head, op.num_kv_heads,
-            pass.block_size, op.width * element_bytes};
+            pass.block_size, op.width * element_bytes, head_bytes(op.stored, pass.block_size, op.width)};
 }
 
 // Prefetches the slots that will be read next. Blocks are scattered, so the hardware prefetcher cannot follow them.
@@ -44,7 +51,7 @@ struct SlotPrefetch {
     int64_t lines;
     SlotPrefetch(const Slots& s, int64_t from, int64_t to, int64_t num_calls)
         : slots(s), block(from / s.block_size), slot(from % s.block_size), left(std::max<int64_t>(0, to - from)), p(nullptr), end(nullptr) {
-        int64_t total = (left * s.slot_bytes + 63) / 64;
+        int64_t total = (left * s.head_bytes / s.block_size + 63) / 64;
         lines = (total + num_calls - 1) / std::max<int64_t>(1, num_calls);
     }
     void advance() {
@@ -53,7 +60,7 @@ struct SlotPrefetch {
                 if (left == 0) return;
                 int64_t count = std::min(left, slots.block_size - slot);
                 p = slots.at(block++, slot);
-                end = p + count * slots.slot_bytes;
+                end = slot + count == slots.block_size ? p + slots.head_bytes - slot * slots.slot_bytes : p + count * slots.slot_bytes;
                 slot = 0;
                 left -= count;
             }
@@ -86,6 +93,26 @@ void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
         _mm256_storeu_ps(p + 2 * kPanel, _mm256_shuffle_ps(b, d, 0x44));
         _mm256_storeu_ps(p + 3 * kPanel, _mm256_shuffle_ps(b, d, 0xee));
     }
+}
+
+// Transposes 16 keys x 16 elements of an 8-bit cache into 16 elements x 16 keys of a panel.
+void transpose(const int8_t* const* rows, int64_t element, int8_t* to) {
+    __m128i r[kSlots];
+    for (int64_t i = 0; i < kSlots; i++) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + element));
+    for (int round = 0; round < 4; round++) {
+        __m128i next[kSlots];
+        for (int64_t i = 0; i < kSlots / 2; i++) {
+            next[2 * i] = _mm_unpacklo_epi8(r[i], r[i + kSlots / 2]);
+            next[2 * i + 1] = _mm_unpackhi_epi8(r[i], r[i + kSlots / 2]);
+        }
+        std::copy(next, next + kSlots, r);
+    }
+    for (int64_t i = 0; i < kSlots; i++) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * kSlots), r[i]);
+}
+
+// Multiplies a row of scores, or weights, with the scales of its keys, or values.
+void scale_row(float* s, const float* scales, int64_t count) {
+    for (int64_t i = 0; i < count; i += kLanes) store(s + i, load(s + i) * load(scales + i));
 }
 
 // Converts a row of scores to weights of keys first..last (inclusive; may lie outside of the row's count), 0 for the others.

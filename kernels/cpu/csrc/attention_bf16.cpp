@@ -1,5 +1,6 @@
-// Attention over a bfloat16 cache for processors with bfloat16 products (AVX-512 BF16, AMX): as in attention.cpp, but
-// queries and weights are rounded to bfloat16 and both products are on pairs. Sums and the softmax are float32.
+// Attention over a bfloat16 or an 8-bit cache for processors with bfloat16 products (AVX-512 BF16, AMX): as in attention.cpp,
+// but queries and weights are rounded to bfloat16 and both products are on pairs. Sums and the softmax are float32. The
+// integers of an 8-bit cache are exact in bfloat16; weights are rounded after they have been multiplied with the values' scales.
 //
 // What must always hold: as in attention.cpp. In addition, results are never denormal between chunks: the products treat
 // denormals as 0, so a chunk that adds nothing to a row would otherwise change it.
@@ -22,7 +23,7 @@ static_assert(kChunk % kPairStep == 0 && kPanel % kPairStep == 0);
 // Buffers that a thread keeps between passes.
 struct Scratch {
     std::vector<bf16> queries, weights, values;
-    std::vector<float> scores, results, maxima, sums;
+    std::vector<float> scores, results, maxima, sums, scales;
     std::vector<uint32_t> keys, zeros;
     template <class T>
     static void fit(std::vector<T>& v, int64_t size) {
@@ -36,6 +37,7 @@ struct Scratch {
         fit(results, rows * padded_width);
         fit(maxima, rows);
         fit(sums, rows);
+        fit(scales, 2 * kChunk);
         fit(keys, kChunk * width / 2);
         fit(zeros, width / 2);
     }
@@ -52,6 +54,31 @@ void interleave(const bf16* even, const bf16* odd, int64_t width, int64_t k, int
     }
 }
 
+// Interleaves 16 integers of two rows as pairs of bfloat16. Their float32 have nothing in the lower half.
+void interleave(const int8_t* even, const int8_t* odd, void* to) {
+    __m512i low = _mm512_srli_epi32(_mm512_castps_si512(load(even)), 16);
+    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_castps_si512(load(odd))));
+}
+void interleave(const int8_t* even, const int8_t* odd, int64_t width, int64_t k, int64_t panel_stride, bf16* to) {
+    for (int64_t column = 0; column < width; column += kLanes)
+        interleave(even + column, odd + column, to + column / kPanel * panel_stride + k * kPanel + column % kPanel * 2);
+}
+
+// Writes keys i .. i + step, and words word .. word + kTranspose of each, to the packed keys of a chunk. `panel` has those of
+// blocks that store them transposed, where step is kSlots; else it is null, and `keys` has a row for each.
+void pack_keys(const bf16* panel, const bf16* const* keys, int64_t i, int64_t word, int64_t words, uint32_t* packed) {
+    uint32_t* to = packed + (i / kPanel * words + word) * kPanel + i % kPanel;
+    if (!panel) return transpose(reinterpret_cast<const uint32_t* const*>(keys + i), word, to);
+    for (int64_t w = 0; w < kTranspose; w++) memcpy(to + w * kPanel, panel + (word + w) * kSlots * 2, kSlots * sizeof(uint32_t));
+}
+void pack_keys(const int8_t* panel, const int8_t* const* keys, int64_t i, int64_t word, int64_t words, uint32_t* packed) {
+    int8_t transposed[2 * kTranspose * kSlots];
+    if (panel) panel += word * 2 * kSlots;
+    else transpose(keys + i, word * 2, transposed), panel = transposed;
+    uint32_t* to = packed + (i / kPanel * words + word) * kPanel + i % kPanel;
+    for (int64_t w = 0; w < kTranspose; w++) interleave(panel + 2 * w * kSlots, panel + (2 * w + 1) * kSlots, to + w * kPanel);
+}
+
 // Rescales the results of earlier chunks to this chunk's maximum.
 void rescale(float* results, int64_t width, float kept) {
     for (int64_t i = 0; i < width; i += kLanes) {
@@ -61,15 +88,17 @@ void rescale(float* results, int64_t width, float kept) {
 }
 
 // `next` is this thread's next piece, or null: its keys are prefetched.
+template <class T>
 void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piece* next, Pairs& pairs) {
+    constexpr bool kScaled = sizeof(T) == 1;
     static thread_local Scratch scratch;
     int64_t width = op.width, padded_width = padded_depth(width), words = width / 2;
     int64_t sharing = op.num_heads / op.num_kv_heads, rows = (piece.last - piece.first) * sharing;
     scratch.fit(rows, width, padded_width);
     int64_t begin = pass.query_start[piece.sequence];
     const int64_t* position = pass.positions + begin;
-    Slots key_slots = slots_of(op.keys, op, pass, piece, sizeof(bf16)), value_slots = slots_of(op.values, op, pass, piece, sizeof(bf16));
-    const bf16* zeros = reinterpret_cast<const bf16*>(scratch.zeros.data());
+    Slots key_slots = slots_of(op.keys, op, pass, piece, sizeof(T)), value_slots = slots_of(op.values, op, pass, piece, sizeof(T));
+    const T* zeros = reinterpret_cast<const T*>(scratch.zeros.data());
 
     for (int64_t r = 0; r < rows; r++) {
         int64_t token = begin + piece.first + r / sharing, head = piece.head * sharing + r % sharing;
@@ -85,29 +114,30 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
     int64_t window = op.window ? op.window : piece.end;
     for (int64_t chunk = piece.start; chunk < piece.end; chunk += kChunk) {
         int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
-        const bf16* values[kChunk];
-        const uint32_t* keys[kChunk];
+        const T *values[kChunk], *keys[kChunk];
         for (int64_t i = 0; i < count; i++) {
             int64_t block = (chunk + i) / pass.block_size, slot = (chunk + i) % pass.block_size;
-            keys[i] = reinterpret_cast<const uint32_t*>(key_slots.at(block, slot));
-            values[i] = reinterpret_cast<const bf16*>(value_slots.at(block, slot));
+            keys[i] = reinterpret_cast<const T*>(key_slots.at(block, slot));
+            values[i] = reinterpret_cast<const T*>(value_slots.at(block, slot));
         }
         for (int64_t i = count; i < padded; i++) {
-            keys[i] = scratch.zeros.data();
+            keys[i] = zeros;
             values[i] = zeros;
+        }
+        float *key_scales = scratch.scales.data(), *value_scales = key_scales + kChunk;
+        if (kScaled) {
+            key_slots.scales(chunk, count, padded, key_scales);
+            value_slots.scales(chunk, count, padded, value_scales);
         }
         // Values are prefetched while keys are transposed, and the next keys while values are interleaved.
         bool transposed = keys_are_transposed(pass.block_size);
-        int64_t step = transposed ? kSlots : kTranspose;
+        int64_t step = transposed || kScaled ? kSlots : kTranspose;
         SlotPrefetch value_prefetch(value_slots, chunk, chunk + count, padded / step * (words / kTranspose));
         for (int64_t i = 0; i < padded; i += step) {
-            const uint32_t* panel = transposed ? key_slots.panel(i < count ? chunk + i : chunk) : nullptr;
+            const T* panel = transposed ? reinterpret_cast<const T*>(key_slots.panel(i < count ? chunk + i : chunk)) : nullptr;
             for (int64_t word = 0; word < words; word += kTranspose) {
                 value_prefetch.advance();
-                uint32_t* to = scratch.keys.data() + (i / kPanel * words + word) * kPanel + i % kPanel;
-                if (!transposed) transpose(keys + i, word, to);
-                else
-                    for (int64_t w = 0; w < kTranspose; w++) memcpy(to + w * kPanel, panel + (word + w) * kSlots, kSlots * sizeof(uint32_t));
+                pack_keys(panel, keys, i, word, words, scratch.keys.data());
             }
         }
         for (int64_t i = 0; i < padded; i += kPanel)
@@ -117,15 +147,17 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         for (int64_t r = 0; r < rows; r++) {
             int64_t own = position[piece.first + r / sharing] - chunk;
             float* scores = scratch.scores.data() + r * kChunk;
+            if (kScaled) scale_row(scores, key_scales, padded);
             float kept = softmax_chunk(scores, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r], &scratch.sums[r]);
             rescale(scratch.results.data() + r * padded_width, padded_width, kept);
+            if (kScaled) scale_row(scores, value_scales, padded);
             for (int64_t i = 0; i < padded; i++) narrow(scores[i], scratch.weights.data() + r * kChunk + i);
         }
 
         bool more = chunk + kChunk < piece.end;
         const Piece& after = more || !next ? piece : *next;
         int64_t from = more ? chunk + kChunk : next ? next->start : 0, to = more || next ? std::min(from + kChunk, after.end) : 0;
-        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(bf16)), from, whole_panels(to, pass), padded / 2);
+        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, pass), padded / 2);
         int64_t panel_stride = padded * kPanel;
         for (int64_t i = 0; i < padded; i += 2) {
             key_prefetch.advance();
@@ -151,7 +183,8 @@ void attend_bf16(const Op& op, const Pass& pass, const Worker& worker) {
     bool more = pieces.find(worker.thread, &piece);
     while (more) {
         more = pieces.find(worker.num_threads + worker.next(), &next);
-        attend_piece(op, pass, piece, more ? &next : nullptr, pairs);
+        if (op.stored == kInt8) attend_piece<int8_t>(op, pass, piece, more ? &next : nullptr, pairs);
+        else attend_piece<bf16>(op, pass, piece, more ? &next : nullptr, pairs);
         piece = next;
     }
 }

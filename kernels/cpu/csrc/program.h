@@ -26,7 +26,7 @@ enum Kind : int32_t {
 };
 
 // The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
-enum Stored : int32_t { kFloat32 = 0, kBfloat16 = 1, kQuantized = 2 };
+enum Stored : int32_t { kFloat32 = 0, kBfloat16 = 1, kQuantized = 2, kInt8 = 3 };
 
 // Activations are float32, row-major; pointers are to row 0. An operation uses the fields that its kernel reads.
 struct Op {
@@ -55,7 +55,7 @@ struct Op {
     const float* cos;
     const float* sin;
     float* y;
-    void* keys;    // one layer's cache, [block, kv head, slot, head_dim]
+    void* keys;    // one layer's cache, [block, kv head, slot, head_dim]; see head_bytes
     void* values;
     const void* const* matrices;  // one per expert
     void* dispatch;               // the assignment of rows to experts; see experts.cpp
@@ -100,14 +100,20 @@ struct Share {
 };
 
 // The offset of element `i` of a key within its block and head. Blocks of whole panels store keys transposed, as the product
-// needs them: [panel][word][slot], where a word is one float32 or two bfloat16. Other blocks store rows.
+// needs them: [panel][word][slot], where a word is one float32, two bfloat16 or one int8. Other blocks store rows.
 constexpr int64_t kSlots = 16;
 inline bool keys_are_transposed(int64_t block_size) { return block_size % kSlots == 0; }
 template <class T>
 int64_t key_offset(int64_t block_size, int64_t width, int64_t slot, int64_t i) {
-    constexpr int64_t in_word = 4 / sizeof(T);
+    constexpr int64_t in_word = sizeof(T) == 1 ? 1 : 4 / sizeof(T);
     if (!keys_are_transposed(block_size)) return slot * width + i;
     return slot / kSlots * kSlots * width + (i / in_word * kSlots + slot % kSlots) * in_word + i % in_word;
+}
+
+// Bytes of one head's keys, or values, in a block: its slots and, after those of an 8-bit cache, a float32 scale for each.
+inline int64_t head_bytes(int32_t stored, int64_t block_size, int64_t width) {
+    if (stored == kInt8) return block_size * (width + static_cast<int64_t>(sizeof(float)));
+    return block_size * width * (stored == kBfloat16 ? 2 : 4);
 }
 
 // Up to this many rows, linear keeps a copy for each thread, if it keeps any; more rows are shared by all threads until the

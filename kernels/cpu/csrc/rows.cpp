@@ -19,7 +19,41 @@ void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float*
     for (int64_t i = 0; i < op.width; i++) narrow(k[i], keys + key_offset<T>(pass.block_size, op.width, slot, i));
     for (int64_t i = 0; i < op.width; i++) narrow(v[i], values + i);
 }
+
+// Rounds a head to 8 bits, half to even, in steps of 1/127 of its largest magnitude; returns the step. Infinity and NaN make
+// the step NaN, so that they are not lost; in a head of zeros it is 0.
+float round_head(const float* x, int64_t width, int8_t* to) {
+    Vec largest = splat(0), broken = splat(0);
+    for (int64_t i = 0; i < width; i += kLanes) {
+        Vec v = load(x + i);
+        largest = larger(larger(v, splat(0) - v), largest);
+        broken = broken + v * splat(0);
+    }
+    float step = max_lanes(largest) / 127 + sum_lanes(broken);
+    bool has_codes = step > 0;
+    for (int64_t i = 0; i < width; i += kLanes) {
+        float rounded[kLanes];
+        store(rounded, smaller(larger(nearest_integer(load(x + i) / splat(has_codes ? step : 1)), splat(-127)), splat(127)));
+        for (int j = 0; j < kLanes; j++) to[i + j] = has_codes ? static_cast<int8_t>(rounded[j]) : 0;
+    }
+    return step;
+}
+template <>
+void write<int8_t>(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
+    static thread_local std::vector<int8_t> codes;
+    codes.resize(op.width);
+    int64_t slot = pass.positions[n] % pass.block_size;
+    int64_t first = (pass.blocks[n] * op.num_kv_heads + head) * head_bytes(kInt8, pass.block_size, op.width);
+    int8_t *keys = static_cast<int8_t*>(op.keys) + first, *values = static_cast<int8_t*>(op.values) + first;
+    int64_t scale = pass.block_size * op.width + slot * static_cast<int64_t>(sizeof(float));
+    float step = round_head(k, op.width, codes.data());
+    for (int64_t i = 0; i < op.width; i++) keys[key_offset<int8_t>(pass.block_size, op.width, slot, i)] = codes[i];
+    memcpy(keys + scale, &step, sizeof step);
+    step = round_head(v, op.width, values + slot * op.width);
+    memcpy(values + scale, &step, sizeof step);
+}
 void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
+    if (op.stored == kInt8) return write<int8_t>(op, pass, n, head, k, v);
     if (op.stored == kBfloat16) write<bf16>(op, pass, n, head, k, v);
     else write<float>(op, pass, n, head, k, v);
 }

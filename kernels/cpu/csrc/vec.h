@@ -1,4 +1,4 @@
-// The vector type of all kernels: `Vec`, as many float32 lanes as the instruction set has, and loads of bfloat16.
+// The vector type of all kernels: `Vec`, as many float32 lanes as the instruction set has, and loads of bfloat16 and int8.
 //
 // vec_avx2.h and vec_avx512.h define the same names for 8 and for 16 lanes, and no other file (except products of other types,
 // pairs_*.h, codes_*.h, quantized*.h and attention_bf16.cpp, and 8 x 8 transposes) uses intrinsics: a kernel is written once, with load, store,

@@ -11,6 +11,9 @@ inline Vec load(const bf16* p) {
     __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
+inline Vec load(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
 inline Vec splat(float x) { return _mm256_set1_ps(x); }
 inline Vec splat_from(const float* p) { return _mm256_broadcast_ss(p); }

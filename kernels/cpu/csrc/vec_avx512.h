@@ -11,6 +11,9 @@ inline Vec load(const bf16* p) {
     __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
+inline Vec load(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline Vec splat(float x) { return _mm512_set1_ps(x); }
 inline Vec splat_from(const float* p) { return _mm512_set1_ps(*p); }

@@ -31,6 +31,7 @@ from quipu.kernels.cpu.instruction_sets import (
     processor_flags,
     why_unusable,
 )
+from tests.kernels.kernel_checkpoints import FORMATS
 
 _EMULATION = Path(__file__).parent / "emulation"
 _SIMDE = "simde/x86/avx512/add.h"
@@ -62,12 +63,13 @@ def why_not_native(name: str) -> str:
 PATHS = [CpuPath(name, name != "avx2" and bool(why_not_native(name))) for name in _BY_NAME]
 """All instruction sets, the best first."""
 CASES = [
-    (path, dtype)
+    (path, numbers)
     for path in PATHS
-    for dtype in ("float32", "bfloat16")
+    for numbers in FORMATS
     # for float32 the bfloat16 instruction sets run the same code as AVX-512; VNNI matters to quantized weights only
-    if path.name != "avx512_vnni" and (dtype == "bfloat16" or not (path.is_emulated and path.rounds_activations))
+    if path.name != "avx512_vnni" and (numbers != "float32" or not (path.is_emulated and path.rounds_activations))
 ]
+"""Instruction sets and names in FORMATS."""
 OTHER_CASES = [case for case in CASES if case[0] != next(path for path in PATHS if not path.is_emulated)]
 """The cases of all instruction sets except the one that is chosen on this machine."""
 

@@ -15,20 +15,16 @@ import pytest
 import torch
 
 from quipu.kernels.reference.reference_backend import ReferenceBackend
-from tests.kernels.kernel_checkpoints import EACH, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import FORMATS, IN_EACH_FORMAT, make_backend, make_batch, prompt, scattered_blocks
 from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, feed_prefix, run_chunks, run_on_copied_block
 
 OTHERS = [prompt(length, seed=length) for length in (37, 130, 1, 64)]
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
-def dtype(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=EACH)
-def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path], dtype: str) -> Iterator[ReferenceBackend]:
-    yield make_backend(checkpoints[request.param], dtype=dtype)
+@pytest.fixture(params=IN_EACH_FORMAT, ids="-".join)
+def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Iterator[ReferenceBackend]:
+    name, numbers = request.param
+    yield make_backend(checkpoints[name], **FORMATS[numbers])
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch
 
 from quipu.kernels.kv_cache import BlockShape, KVCache
 from quipu.kernels.reference.attention import Scores, attend_span
+from quipu.kernels.reference.kv_slots import slots_of
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import Span, StepPlan
 from quipu.kernels.reference.tiles import ROWS
@@ -21,8 +22,8 @@ ROW_COUNTS = [ROWS * tiles for tiles in (1, 2, 3, 5, 11, 12, 13, 19, 23, 29, 31,
 NO_TOKENS = torch.zeros(0, dtype=torch.int64)
 
 
-def small_cache(block_size: int = 8) -> KVCache:
-    block = BlockShape(num_layers=1, num_kv_heads=2, block_size=block_size, head_dim=16, dtype=torch.float32)
+def small_cache(block_size: int = 8, dtype: torch.dtype = torch.float32) -> KVCache:
+    block = BlockShape(num_layers=1, num_kv_heads=2, block_size=block_size, head_dim=16, dtype=dtype)
     cache = KVCache(96, block)
     cache.fill(float("nan"))
     return cache
@@ -33,7 +34,7 @@ def ops() -> ReferenceOps:
     plan = StepPlan(
         spans=[], token_ids_N=NO_TOKENS, positions_N=NO_TOKENS, blocks_n=NO_TOKENS, offsets_n=NO_TOKENS
     )  # fmt: skip
-    return ReferenceOps(plan, small_cache())
+    return ReferenceOps(plan, small_cache(), torch.float32)
 
 
 @pytest.fixture(params=[1, 2, 3], autouse=True)
@@ -84,20 +85,27 @@ def test_rms_norm(ops: ReferenceOps, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (1, None), (40, 0.5), (256, None), (300, 2.0)])
 @pytest.mark.parametrize(("position", "length"), [(0, 1), (0, 300), (255, 2), (270, 1), (500, 40)])
-def test_attention_matches_softmax(position: int, length: int, window: int | None, soft_cap: float | None) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
+def test_attention_matches_softmax(
+    dtype: torch.dtype, position: int, length: int, window: int | None, soft_cap: float | None
+) -> None:
     """Match the plain formula in float64 up to rounding, although tiled, paged and combined from chunks."""
     generator = torch.Generator().manual_seed(position)
-    context, cache = position + length, small_cache()
+    context, cache = position + length, small_cache(dtype=dtype)
     blocks = torch.tensor(scattered_blocks(-(-context // 8), seed=position, num_blocks=96))
     k_CKE, v_CKE = torch.randn(2, context, 2, 16, generator=generator)
+    if dtype == torch.int8:  # heads that 8 bits represent exactly: integers times a power of two
+        scales_CK1 = 2.0 ** torch.randint(-8, -5, (context, 2, 1), generator=generator)
+        k_CKE, v_CKE = torch.randint(-127, 128, (2, context, 2, 16), generator=generator) * scales_CK1
+        k_CKE[..., 3], v_CKE[..., 5] = 127 * scales_CK1[..., 0], -127 * scales_CK1[..., 0]
     with torch.inference_mode():
-        for cache_BKSE, new_CKE in zip(cache[0], (k_CKE, v_CKE), strict=True):
+        for slots, new_CKE in zip(slots_of(cache, 0), (k_CKE, v_CKE), strict=True):
             positions = torch.arange(context)
-            cache_BKSE[blocks[positions // 8], :, positions % 8] = new_CKE
+            slots.write(blocks[positions // 8], positions % 8, new_CKE)
     q_NHE = torch.randn(length, 6, 16, generator=generator)
 
     span = Span(start=0, length=length, position=position, blocks=blocks)
-    found = attend_span(q_NHE, *cache[0], span, Scores(scale=0.25, window=window, soft_cap=soft_cap))
+    found = attend_span(q_NHE, *slots_of(cache, 0), span, Scores(scale=0.25, window=window, soft_cap=soft_cap))
 
     k_CHE, v_CHE = (x.double().repeat_interleave(3, dim=1) for x in (k_CKE, v_CKE))
     s_HNC = torch.einsum("nhe,che->hnc", q_NHE.double(), k_CHE) / 4

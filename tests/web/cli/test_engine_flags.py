@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.tokenizer.submission import root_key_of
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config
 from tests.tiny import TINY
@@ -102,3 +105,45 @@ def test_chat_template_timeout(flags: list[str], expected: float) -> None:
     """The default is five seconds."""
     config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.chat_template_timeout_s == info.settings["chat_template_timeout"] == expected
+
+
+def root_key_with(*flags: str) -> bytes:
+    """Return the key that the same request's blocks start from, on a server with these flags."""
+    config, _ = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
+    request = Encode(
+        request_id="r", prompts=(), num_choices=1, max_tokens=1, sampling=SamplingParams(max_tokens=1), stop=(),
+        include_stop=False, skip_special_tokens=True, domain="d", prompt_param="prompt", max_tokens_param="max_tokens",
+    )  # fmt: skip
+    return root_key_of(request, config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "bfloat16"),
+        (["--dtype", "float32"], "float32"),
+        (["--dtype", "float32", "--kv-cache-dtype", "bfloat16"], "bfloat16"),
+        (["--kv-cache-dtype", "int8"], "int8"),
+    ],
+)
+def test_kv_cache_dtype(flags: list[str], expected: str) -> None:
+    """The KV cache has the weights' dtype unless configured otherwise; `auto` is resolved."""
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
+    assert config.kv_dtype == config.engine.kv_cache_dtype == info.settings["kv_cache_dtype"] == expected
+
+
+def test_kv_cache_dtype_is_in_block_keys() -> None:
+    """Servers share keys of blocks if their caches have the same dtype, however that was chosen, and only then."""
+    default = root_key_with()
+    assert default == root_key_with("--kv-cache-dtype", "auto") == root_key_with("--kv-cache-dtype", "bfloat16")
+    others = [root_key_with("--kv-cache-dtype", dtype) for dtype in ("int8", "float16", "float32")]
+    assert len({default, *others}) == 4
+    assert root_key_with("--dtype", "float32") == others[2]
+
+
+def test_unknown_kv_cache_dtype(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the flag, the value and what is supported."""
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["serve", "demo", "--kv-cache-dtype", "fp8"])
+    stderr = capsys.readouterr().err
+    assert "--kv-cache-dtype" in stderr and "fp8" in stderr and "int8" in stderr

@@ -21,6 +21,7 @@
 #include <simde/x86/avx512/mov.h>
 #include <simde/x86/avx512/permutex2var.h>
 #include <simde/x86/avx512/permutexvar.h>
+#include <simde/x86/avx512/or.h>
 #include <simde/x86/avx512/roundscale.h>
 #include <simde/x86/avx512/set1.h>
 #include <simde/x86/avx512/setr.h>
@@ -45,6 +46,26 @@ inline __m512i words_from_halves(__m256i halves) {
     memcpy(from, &halves, sizeof from);
     for (int i = 0; i < 16; i++) to[i] = from[i];
     __m512i result;
+    memcpy(&result, to, sizeof to);
+    return result;
+}
+
+inline __m512i words_from_bytes(__m128i bytes) {
+    int8_t from[16];
+    int32_t to[16];
+    memcpy(from, &bytes, sizeof from);
+    for (int i = 0; i < 16; i++) to[i] = from[i];
+    __m512i result;
+    memcpy(&result, to, sizeof to);
+    return result;
+}
+
+inline __m512 floats(__m512i v) {
+    int32_t from[16];
+    float to[16];
+    memcpy(from, &v, sizeof from);
+    for (int i = 0; i < 16; i++) to[i] = static_cast<float>(from[i]);
+    __m512 result;
     memcpy(&result, to, sizeof to);
     return result;
 }
@@ -78,6 +99,8 @@ __attribute__((noinline)) inline void masked_store(float* p, unsigned mask, __m5
 }  // namespace emulation
 
 #define _mm512_cvtepu16_epi32(halves) emulation::words_from_halves(halves)
+#define _mm512_cvtepi8_epi32(bytes) emulation::words_from_bytes(bytes)
+#define _mm512_cvtepi32_ps(v) emulation::floats(v)
 #define _mm512_cvtps_epi32(v) emulation::integers(v)
 #define _mm512_maskz_loadu_ps(mask, p) emulation::masked_load(mask, p)
 #define _mm512_mask_storeu_ps(p, mask, v) emulation::masked_store(p, mask, v)

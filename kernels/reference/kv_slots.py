@@ -1,0 +1,96 @@
+"""How the reference reads and writes the keys or values of one layer: as they are, or in 8 bits with scales.
+
+`ops.py` writes the tokens of a pass, `attention.py` reads what earlier passes and this one have written.
+
+What must always hold: a slot's bits follow from the head that is written to it alone; infinity and NaN are never lost,
+so that a request with such keys or values fails.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+import torch
+
+from ..kv_cache import KVCache, ScaledSlots
+
+
+class Slots(Protocol):
+    """Keys or values of one layer."""
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    def write(self, blocks_n: torch.Tensor, offsets_n: torch.Tensor, new_nKE: torch.Tensor) -> None:
+        """Write each token to its slot of its block."""
+        ...
+
+    def read(self, blocks_B: torch.Tensor) -> torch.Tensor:
+        """Return these blocks in float32, `[B, K, S, E]`."""
+        ...
+
+
+def slots_of(cache: KVCache, layer: int) -> tuple[Slots, Slots]:
+    """Return the keys and the values of a layer."""
+    if cache.is_scaled:
+        k_slots, v_slots = cache.scaled(layer)
+        return _Scaled(k_slots), _Scaled(v_slots)
+    k_BKSE, v_BKSE = cache[layer]
+    return _Plain(k_BKSE), _Plain(v_BKSE)
+
+
+@attrs.frozen
+class _Plain:
+    _cache_BKSE: torch.Tensor
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self._cache_BKSE.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self._cache_BKSE.shape[2]
+
+    def write(self, blocks_n: torch.Tensor, offsets_n: torch.Tensor, new_nKE: torch.Tensor) -> None:
+        self._cache_BKSE[blocks_n, :, offsets_n] = new_nKE.to(self._cache_BKSE.dtype)
+
+    def read(self, blocks_B: torch.Tensor) -> torch.Tensor:
+        return self._cache_BKSE[blocks_B].float()
+
+
+@attrs.frozen
+class _Scaled:
+    _slots: ScaledSlots
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self._slots.codes_BKSE.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self._slots.codes_BKSE.shape[2]
+
+    def write(self, blocks_n: torch.Tensor, offsets_n: torch.Tensor, new_nKE: torch.Tensor) -> None:
+        codes_nKE, scales_nK = round_heads(new_nKE)
+        self._slots.codes_BKSE[blocks_n, :, offsets_n] = codes_nKE
+        self._slots.scales_BKS[blocks_n, :, offsets_n] = scales_nK
+
+    def read(self, blocks_B: torch.Tensor) -> torch.Tensor:
+        return self._slots.codes_BKSE[blocks_B] * self._slots.scales_BKS[blocks_B].unsqueeze(-1)
+
+
+def round_heads(x_nKE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round each head to integers from -127 to 127, half to even, times a scale of its own: codes and scales.
+
+    The scale is 1/127 of the head's largest magnitude: 0 for a head of zeros, NaN for one with infinity or NaN.
+    """
+    largest_nK = x_nKE.abs().amax(-1)
+    scales_nK = torch.where(largest_nK.isfinite(), largest_nK / 127, torch.nan)
+    has_codes_nK1 = (scales_nK > 0).unsqueeze(-1)
+    steps_nKE = x_nKE / torch.where(has_codes_nK1, scales_nK.unsqueeze(-1), 1.0)
+    codes_nKE = torch.where(has_codes_nK1, steps_nKE.round().clamp(-127, 127), 0.0)
+    return codes_nKE.to(torch.int8), scales_nK
