@@ -133,17 +133,32 @@ FORMATS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
 """Settings of a backend for each kind of weights and KV cache."""
+CPU_FORMATS = {
+    **FORMATS,
+    "int8-bytes": {**FORMATS["int8"], "activations": "int8"},
+    "int4-bytes": {**FORMATS["int4"], "activations": "int8"},
+}
+"""Those of the CPU kernels, which also multiply activations in 8 bits."""
 EACH = [pytest.param(name, marks=() if name in THOROUGH else pytest.mark.slow) for name in CONFIGS]
-_WITH_INT8_KV = ("qwen3-odd", "gemma2")
-"""With three query heads per key/value head; with windows and soft caps."""
-IN_EACH_FORMAT = [
+_LESS_OFTEN = {
+    "int8-kv": ("qwen3-odd", "gemma2"),  # three query heads per key/value head; windows and soft caps
+    "int8": ("qwen3-odd", "qwen3-moe"),  # widths that no vector length divides, biases; experts
+    "int4": ("llama-rope3", "qwen3-moe"),  # whole groups, a tied head
+    "int8-bytes": ("qwen3-odd", "qwen3-moe"),
+    "int4-bytes": ("llama-rope3", "qwen3-moe"),
+}
+"""Checkpoints that are enough for a format; the others are tried with all."""
+IN_EACH_CPU_FORMAT = [
     pytest.param((name, numbers), marks=() if name in THOROUGH else pytest.mark.slow)
     for name in CONFIGS
-    for numbers in FORMATS
-    if numbers != "int8-kv" or name in _WITH_INT8_KV
+    for numbers in CPU_FORMATS
+    if name in _LESS_OFTEN.get(numbers, CONFIGS)
 ]
+IN_EACH_FORMAT = [case for case in IN_EACH_CPU_FORMAT if case.values[0][1] in FORMATS]
 
 
 def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:

@@ -31,7 +31,7 @@ from quipu.kernels.cpu.instruction_sets import (
     processor_flags,
     why_unusable,
 )
-from tests.kernels.kernel_checkpoints import FORMATS
+from tests.kernels.kernel_checkpoints import CPU_FORMATS
 
 _EMULATION = Path(__file__).parent / "emulation"
 _SIMDE = "simde/x86/avx512/add.h"
@@ -65,11 +65,12 @@ PATHS = [CpuPath(name, name != "avx2" and bool(why_not_native(name))) for name i
 CASES = [
     (path, numbers)
     for path in PATHS
-    for numbers in FORMATS
+    for numbers in CPU_FORMATS
     # for float32 the bfloat16 instruction sets run the same code as AVX-512; VNNI matters to quantized weights only
-    if path.name != "avx512_vnni" and (numbers != "float32" or not (path.is_emulated and path.rounds_activations))
+    if (path.name != "avx512_vnni" or numbers.endswith("-bytes"))
+    and (numbers != "float32" or not (path.is_emulated and path.rounds_activations))
 ]
-"""Instruction sets and names in FORMATS."""
+"""Instruction sets and names in CPU_FORMATS."""
 OTHER_CASES = [case for case in CASES if case[0] != next(path for path in PATHS if not path.is_emulated)]
 """The cases of all instruction sets except the one that is chosen on this machine."""
 

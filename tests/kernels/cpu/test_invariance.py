@@ -15,16 +15,16 @@ import torch
 
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import FORMATS, IN_EACH_FORMAT, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, IN_EACH_CPU_FORMAT, scattered_blocks
 from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, feed_prefix, run_among, run_chunks, run_on_copied_block
 
 pytestmark = needs_kernels
 
 
-@pytest.fixture(params=IN_EACH_FORMAT, ids="-".join)
+@pytest.fixture(params=IN_EACH_CPU_FORMAT, ids="-".join)
 def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Iterator[CpuBackend]:
     name, numbers = request.param
-    yield make_cpu_backend(checkpoints[name], **FORMATS[numbers])
+    yield make_cpu_backend(checkpoints[name], **CPU_FORMATS[numbers])
 
 
 @pytest.fixture
@@ -75,6 +75,6 @@ def test_block_size(checkpoints: dict[str, Path], numbers: str, block_size: int)
     """Compute the same bits for any block size, even one that divides neither a chunk nor a panel."""
     results = []
     for size, seed in ((16, 1), (block_size, 2)):
-        backend = make_cpu_backend(checkpoints["llama-rope3"], block_size=size, **FORMATS[numbers])
+        backend = make_cpu_backend(checkpoints["llama-rope3"], block_size=size, **CPU_FORMATS[numbers])
         results.append(run_chunks(backend, scattered_blocks(LENGTH // size + 1, seed=seed), [300, 220]))
     assert torch.equal(results[0], results[1])

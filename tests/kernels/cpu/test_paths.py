@@ -15,15 +15,17 @@ from quipu.kernels.cpu.cpu_backend import CpuBackend
 from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import CASES, CpuPath, kernels_of
 from tests.kernels.cpu.test_invariance import run_among
-from tests.kernels.kernel_checkpoints import FORMATS, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, FORMATS, make_backend, make_batch, prompt, scattered_blocks
 from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, run_chunks
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 
 # In standard deviations of the logits. Where activations are rounded to bfloat16 before each product, as in torch,
-# the rounding errors accumulate. In 8 bits a key or value near a half may be rounded to the other integer.
-CLOSE = {"float32": 2e-5, "bfloat16": 4e-3, "int8-kv": 1e-2}
-CLOSE_ROUNDED = {"float32": 2e-5, "bfloat16": 0.1, "int8-kv": 0.2}
+# the rounding errors accumulate. In 8 bits a key or value near a half may be rounded to the other integer. The reference
+# rounds dequantized weights to the model's dtype, and has no activations in 8 bits.
+QUANTIZED = {"int8": 0.15, "int4": 0.15, "int8-bytes": 0.4, "int4-bytes": 0.4}
+CLOSE = {"float32": 2e-5, "bfloat16": 4e-3, "int8-kv": 1e-2, **QUANTIZED}
+CLOSE_ROUNDED = {"float32": 2e-5, "bfloat16": 0.1, "int8-kv": 0.2, **QUANTIZED}
 
 over_cases = pytest.mark.parametrize(("path", "numbers"), CASES, ids=str)
 
@@ -36,7 +38,7 @@ def name() -> str:
 
 @pytest.fixture
 def backend(checkpoints: dict[str, Path], path: CpuPath, numbers: str, name: str) -> CpuBackend:
-    return make_cpu_backend(checkpoints[name], kernels=kernels_of(path), **FORMATS[numbers])
+    return make_cpu_backend(checkpoints[name], kernels=kernels_of(path), **CPU_FORMATS[numbers])
 
 
 @over_cases
@@ -54,7 +56,7 @@ def test_logits_match_the_reference(
     """Match the reference's logits up to rounding at every position, prefilled and decoded."""
     token_ids, blocks = prompt(304, seed=7), scattered_blocks(20, seed=1)
     logits = []
-    for runner in (backend, make_backend(checkpoints[name], **FORMATS[numbers])):
+    for runner in (backend, make_backend(checkpoints[name], **FORMATS[numbers.removesuffix("-bytes")])):
         prefill = make_batch({"token_ids": token_ids[:300], "position": 0, "blocks": blocks})
         parts = [runner.logits(prefill, list(range(300)))]
         for position in range(300, 304):

@@ -20,7 +20,7 @@ from tests.kernels.cpu.test_invariance import (  # noqa: F401 (pytest collects t
     test_chunks_decode_and_blocks,
     test_mixed_batch,
 )
-from tests.kernels.kernel_checkpoints import FORMATS
+from tests.kernels.kernel_checkpoints import CPU_FORMATS
 
 # the first use of an emulated instruction set compiles it
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -34,4 +34,4 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=OTHER_CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path], name: str) -> CpuBackend:
     path, numbers = request.param
-    return make_cpu_backend(checkpoints[name], kernels=kernels_of(path), **FORMATS[numbers])
+    return make_cpu_backend(checkpoints[name], kernels=kernels_of(path), **CPU_FORMATS[numbers])
