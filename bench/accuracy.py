@@ -1,11 +1,13 @@
 """Compare what a model predicts in one configuration with what it predicts in another, teacher-forced.
 
     python -m bench.accuracy --kv-cache-dtype int8 [--json] [--quick] [--model demo] [--tokens 20000]
+    python -m bench.accuracy --quantization int4 --activations int8
 
 Both get the same texts, and at each token the distribution of the next one is compared: `mean_kl` is the mean of
 KL(base || measured) in nats, `argmax_agreement` the share of tokens whose likeliest successor is the same. The flags of
 a setting say what is measured, `--base-...` what it is compared with: by default the same, but with a KV cache in
-float32. The demo model reads chats that it was never trained on, any other the docstrings of Python's standard library.
+float32, and with `--quantization` the same weights dequantized, computed in float32 by the reference. The demo model
+reads chats that it was never trained on, any other the docstrings of Python's standard library.
 """
 
 from __future__ import annotations
@@ -30,10 +32,18 @@ from quipu.kernels.demo.text.chat_mixture import HELD_OUT, draw_document_chat, d
 from quipu.kernels.load import load_backend
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 
-SETTINGS = {"executor": "auto", "dtype": "auto", "kv_cache_dtype": "auto"}
+SETTINGS = {
+    "executor": "auto",
+    "dtype": "auto",
+    "kv_cache_dtype": "auto",
+    "quantization": "none",
+    "activations": "auto",
+}
 """What can be compared, and the default of what is measured."""
 BASE = {"kv_cache_dtype": "float32"}
 """What it is compared with, where that is not the same."""
+BASE_OF_QUANTIZED = {**BASE, "executor": "reference", "dtype": "float32", "activations": "auto"}
+"""The same with quantized weights."""
 BLOCK_SIZE = 16
 ROW_TOKENS = 2048
 """Longest text."""
@@ -75,10 +85,16 @@ def compare(model: Path, measured: dict[str, str], base: dict[str, str], num_tok
     return Report(len(kl_N), kl_N.mean().item(), kl_N.max().item(), agreed_N.double().mean().item())
 
 
+def base_of(measured: dict[str, str]) -> dict[str, str]:
+    """Return what a configuration is compared with unless something else is asked for."""
+    return {**measured, **(BASE if measured["quantization"] == "none" else BASE_OF_QUANTIZED)}
+
+
 def make_backend(model: Path, settings: dict[str, str]) -> LogitsBackend:
     """Load the model with room for one text."""
     chosen: dict[str, Any] = {**SETTINGS, **settings}
     executor = chosen.pop("executor")
+    chosen["quantization"] = None if chosen["quantization"] == "none" else chosen["quantization"]
     backend = load_backend(
         executor,
         BackendConfig(
@@ -141,13 +157,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens to compare (20000)")
     for name, default in SETTINGS.items():
         parser.add_argument(f"--{_flag(name)}", default=default, help=f"what is measured ({default})")
-        parser.add_argument(
-            f"--base-{_flag(name)}", help=f"what it is compared with ({BASE.get(name, 'the same as is measured')})"
-        )
+        parser.add_argument(f"--base-{_flag(name)}", help="what it is compared with")
     arguments = parser.parse_args()
     given: dict[str, Any] = vars(arguments)
     measured = {name: given[name] for name in SETTINGS}
-    base = {name: given[f"base_{name}"] or BASE.get(name, measured[name]) for name in SETTINGS}
+    usual = base_of(measured)
+    base = {name: given[f"base_{name}"] or usual[name] for name in SETTINGS}
     num_tokens = QUICK_TOKENS if arguments.quick else arguments.tokens
     report = compare(resolve(arguments.model), measured, base, num_tokens)
     if arguments.json:

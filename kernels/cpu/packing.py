@@ -16,6 +16,7 @@ import attrs
 import torch
 
 from ..checkpoints.quantized import QuantizedLayout
+from ..checkpoints.quantizing import is_linear
 from ..checkpoints.weights import PieceByPiece, Shape
 from .program import STORED
 from .quantized_packing import PackedQuantized, QuantizedPacker
@@ -88,7 +89,9 @@ class PackedWeights:
     def _quantized(
         self, parts: list[tuple[str, Shape]], rows: int, width: int, layout: QuantizedLayout
     ) -> PackedQuantized:
-        packer = QuantizedPacker(layout, rows, width, byte_products=self._byte_products, library=self._library)
+        # the head's products become logits as they are, and one row's take no time to speak of
+        byte_products = self._byte_products and is_linear(parts[0][0])
+        packer = QuantizedPacker(layout, rows, width, byte_products=byte_products, library=self._library)
         first = 0
         for piece in self._source.quantized_pieces(parts, multiple=PANEL):
             packer.add(first, piece)

@@ -6,7 +6,7 @@ Imported by the tests; `conftest.py` makes the checkpoints once per session.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +152,19 @@ _LESS_OFTEN = {
     "int4-bytes": ("llama-rope3", "qwen3-moe"),
 }
 """Checkpoints that are enough for a format; the others are tried with all."""
-IN_EACH_CPU_FORMAT = [
-    pytest.param((name, numbers), marks=() if name in THOROUGH else pytest.mark.slow)
-    for name in CONFIGS
-    for numbers in CPU_FORMATS
-    if name in _LESS_OFTEN.get(numbers, CONFIGS)
-]
-IN_EACH_FORMAT = [case for case in IN_EACH_CPU_FORMAT if case.values[0][1] in FORMATS]
+
+
+def _in_each(formats: Iterable[str]) -> list[Any]:
+    """Return pairs of a checkpoint and a format, as parameters of a test."""
+    return [
+        pytest.param((name, numbers), marks=() if name in THOROUGH else pytest.mark.slow)
+        for name in CONFIGS
+        for numbers in formats
+        if name in _LESS_OFTEN.get(numbers, CONFIGS)
+    ]
+
+
+IN_EACH_FORMAT, IN_EACH_CPU_FORMAT = _in_each(FORMATS), _in_each(CPU_FORMATS)
 
 
 def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:

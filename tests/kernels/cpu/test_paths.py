@@ -21,8 +21,8 @@ from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, run_chunks
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 
 # In standard deviations of the logits. Where activations are rounded to bfloat16 before each product, as in torch,
-# the rounding errors accumulate. In 8 bits a key or value near a half may be rounded to the other integer. The reference
-# rounds dequantized weights to the model's dtype, and has no activations in 8 bits.
+# the rounding errors accumulate. In 8 bits a key or value near a half may be rounded to the other integer. The
+# reference rounds dequantized weights to the model's dtype, and has no activations in 8 bits.
 QUANTIZED = {"int8": 0.15, "int4": 0.15, "int8-bytes": 0.4, "int4-bytes": 0.4}
 CLOSE = {"float32": 2e-5, "bfloat16": 4e-3, "int8-kv": 1e-2, **QUANTIZED}
 CLOSE_ROUNDED = {"float32": 2e-5, "bfloat16": 0.1, "int8-kv": 0.2, **QUANTIZED}
