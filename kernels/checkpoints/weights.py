@@ -80,6 +80,24 @@ def open_weights(
     what is not quantized yet. Raises ValueError for an unknown dtype, load format or quantization, and for a folder
     without readable weights.
     """
+    source, rounded, activations = open_source(
+        model_path, config_json, load_format=load_format, dtype=dtype, quantization=quantization
+    )
+    return PieceByPiece(source, held_in or rounded, activations=activations), rounded
+
+
+def open_source(
+    model_path: Path,
+    config_json: dict[str, Any],
+    *,
+    load_format: str,
+    dtype: str,
+    quantization: str | None = None,
+) -> tuple[Source, torch.dtype, str | None]:
+    """Return a checkpoint's source, its dtype, and the activations that it was made for (`find_matrices`).
+
+    The arguments and errors are those of `open_weights`.
+    """
     if load_format not in ("auto", "gguf", "dummy"):
         raise ValueError(f"unknown load_format {load_format!r}: choose 'auto' or 'dummy'")
     wanted = None if quantization is None else Quantization.parse(quantization)
@@ -93,16 +111,14 @@ def open_weights(
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not supported: choose {', '.join(DTYPES)}")
     rounded = DTYPES[name]
-    source: Source
     if stored is None:
-        source = DummySource(rounded, wanted)
-    else:
-        if config_json.get("quantization_config"):
-            matrices = find_matrices(config_json, stored, name)
-        source = StoredSource(stored, rounded, matrices.by_name)
-        if wanted is not None:
-            source = QuantizingSource(source, wanted, rounded)
-    return PieceByPiece(source, held_in or rounded, activations=matrices.activations), rounded
+        return DummySource(rounded, wanted), rounded, None
+    if config_json.get("quantization_config"):
+        matrices = find_matrices(config_json, stored, name)
+    source: Source = StoredSource(stored, rounded, matrices.by_name)
+    if wanted is not None:
+        source = QuantizingSource(source, wanted, rounded)
+    return source, rounded, matrices.activations
 
 
 def _find_stored(model_path: Path) -> tuple[dict[str, StoredTensor], Matrices]:
