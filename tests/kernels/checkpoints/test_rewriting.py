@@ -10,6 +10,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from quipu.kernels.checkpoints import rewriting
 from quipu.kernels.checkpoints.quantized import QuantizedLayout, quantize
@@ -118,3 +119,16 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, checkpoints: dict[str, Pat
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight has a value that is not finite"):
         rewrite(source, tmp_path / "out", "int4", max_shard_bytes=10**9)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_transformers_reads_it(tmp_path: Path, form: str) -> None:
+    """Load the folder with transformers as it is: every matrix is the one that our loader reads."""
+    rewrite(TINY, tmp_path / "out", form, max_shard_bytes=1_000_000)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    theirs(torch.tensor([[1, 2]]))  # decompresses
+    ours, _ = open_weights(tmp_path / "out", read_config(tmp_path / "out"), load_format="auto", dtype="auto")
+    for name, tensor in theirs.state_dict().items():
+        if name.endswith(".weight") and name != "lm_head.weight":
+            assert torch.equal(ours.tensor(name, tuple(tensor.shape)), tensor), name
+    ours.check_all_used()
