@@ -18,7 +18,7 @@ from pathlib import Path
 import attrs
 
 from ..cluster_config import SHIP_FLAG
-from ..shared.checkpoint import DEMO, CheckpointError
+from ..shared.checkpoint import DEMO, CheckpointError, resolve
 from .manifest import Manifest
 from .outline import Outline, find_difference, make_outline
 from .shipping import LOCK_SUFFIX, PARTIAL_SUFFIX, PieceSource, Say, fetch_checkpoint
@@ -95,6 +95,8 @@ def _candidates(wanted: Wanted, cache: Path) -> Iterator[tuple[str, Path | None]
     yield wanted.path, path if path.is_dir() else None
     if wanted.model == "demo":
         yield str(DEMO), DEMO
+    if Path(wanted.model).suffix.lower() == ".gguf":
+        yield wanted.model, _from_file(wanted.model)
     if _HUB_ID.fullmatch(wanted.model):
         yield from _hub_candidates(wanted.model, path)
     found = False
@@ -103,6 +105,14 @@ def _candidates(wanted: Wanted, cache: Path) -> Iterator[tuple[str, Path | None]
         yield str(folder), folder
     if not found:
         yield str(cache), None
+
+
+def _from_file(model: str) -> Path | None:
+    """Return the folder that is made for a GGUF file, None if the file is not here or cannot be read."""
+    try:
+        return resolve(model)
+    except CheckpointError:
+        return None
 
 
 def _hub_candidates(model: str, path: Path) -> Iterator[tuple[str, Path | None]]:

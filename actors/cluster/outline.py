@@ -16,7 +16,7 @@ import attrs
 
 from ..shared.checkpoint import CheckpointError
 from .manifest import SLICE_BYTES, hash_span
-from .served_files import WEIGHTS_SUFFIX, list_served_files, open_unchanged, read_slices
+from .served_files import WEIGHTS_SUFFIXES, list_served_files, open_unchanged, read_slices
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 4096
@@ -70,7 +70,7 @@ def find_difference(folder: Path, wanted: Outline) -> str | None:
 def _outline_file(folder: Path, name: str) -> OutlinedFile:
     with open_unchanged(folder / name) as (descriptor, state):
         digest = hashlib.sha256()
-        if name.endswith(WEIGHTS_SUFFIX):
+        if name.endswith(WEIGHTS_SUFFIXES):
             buffer = memoryview(bytearray(SLICE_BYTES))
             for start, end in _sampled_spans(descriptor, state.size):
                 read_slices(descriptor, start, end, buffer, digest.update)

@@ -18,7 +18,10 @@ from ..shared.checkpoint import CheckpointError, read_json
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-WEIGHTS_SUFFIX = ".safetensors"
+GGUF = "model.gguf"
+"""The link to a GGUF file in the folder that is made for it."""
+SHARD_SUFFIX = ".safetensors"
+WEIGHTS_SUFFIXES = (SHARD_SUFFIX, ".gguf")
 SERVED_FILES = (
     CONFIG,
     "generation_config.json",
@@ -55,6 +58,8 @@ def list_served_files(folder: Path) -> tuple[str, ...]:
         names |= set(_list_shards(folder / INDEX))
     elif (folder / SINGLE).is_file():
         names.add(SINGLE)
+    elif (folder / GGUF).is_file():
+        names.add(GGUF)
     return tuple(sorted(names))
 
 
@@ -65,7 +70,7 @@ def _list_shards(index: Path) -> Iterator[str]:
     for file in set(map(str, weight_map.values())):
         # the last part only, as the engine reads it: an index cannot name files outside its folder
         name = Path(file).name
-        if not is_file_name(name) or not name.endswith(WEIGHTS_SUFFIX):
+        if not is_file_name(name) or not name.endswith(SHARD_SUFFIX):
             raise CheckpointError(f"{index} names {file[:80]!r}, which is not a safetensors file")
         yield name
 

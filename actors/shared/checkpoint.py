@@ -42,13 +42,14 @@ class CheckpointInfo:
 def resolve(model: str) -> Path:
     """Return the folder of `model`: `demo`, a folder, or a Hugging Face hub repository, which is downloaded.
 
-    Raises CheckpointError.
+    For a GGUF file, or a folder with one, it is a temporary folder, which is removed when this process ends. Raises
+    CheckpointError.
     """
     if model == "demo":
         return DEMO
     path = Path(model)
-    if path.is_dir():
-        return path.resolve()
+    if path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file()):
+        return _with_json(path).resolve()
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise CheckpointError(f"model {model!r} is neither a folder nor a hub id of the form owner/name")
     from huggingface_hub import snapshot_download
@@ -62,6 +63,19 @@ def resolve(model: str) -> Path:
         ) from error
 
 
+def _with_json(path: Path) -> Path:
+    """Return a folder with JSON files: the folder itself, or one made of the keys of a GGUF file."""
+    if path.is_dir() and (path / "config.json").exists() and not any(path.glob("*.gguf")):
+        return path
+    from quipu.kernels.checkpoints.gguf_folder import find_gguf, make_gguf_folder
+
+    try:
+        file = find_gguf(path) if path.is_dir() else path
+        return path if file is None else make_gguf_folder(file)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(str(error)) from None
+
+
 def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> CheckpointInfo:
     """Read config.json and generation_config.json of the checkpoint in `path`. Raises CheckpointError."""
     config = read_json(path / "config.json")
@@ -69,6 +83,8 @@ def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> Ch
     vocab_size = _positive(config, "vocab_size")
     if dtype == "auto":
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        if dtype == "float16" and config.get("quantization_config"):
+            dtype = "bfloat16"  # as the weights are opened (kernels/checkpoints/weights.py)
     if dtype not in _DTYPES:
         raise CheckpointError(f"dtype {_shown(dtype)} is not supported; choose one of {', '.join(_DTYPES)}")
     generation = path / "generation_config.json"

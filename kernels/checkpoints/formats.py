@@ -51,7 +51,7 @@ def find_matrices(config_json: Mapping[str, Any], stored: Mapping[str, StoredTen
         return Matrices(found, activations)
     if method == "awq":
         return Matrices(read_awq(config, stored))
-    matrices = read_fp8(config, stored, dtype)
+    matrices = read_fp8(config, stored)
     count = sum(math.prod(matrix.shape) for matrix in matrices.values())
     _log.info(
         "%d matrices in FP8 (%.2f GiB) are read as %s and take %.2f GiB, or %.2f GiB with --quantization int8",

@@ -27,8 +27,10 @@ class Fp8Matrix:
     weight: StoredTensor
     scale: StoredTensor
     block: tuple[int, int]
-    format: str
-    """The dtype that it is read as."""
+
+    @property
+    def format(self) -> str:
+        return "fp8"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,7 +54,7 @@ class Fp8Matrix:
         return weight_OI
 
 
-def read_fp8(config: Mapping[str, Any], stored: Mapping[str, StoredTensor], dtype: str) -> dict[str, StoredMatrix]:
+def read_fp8(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
     """Return the matrices in FP8 by name. Raises ValueError naming what is not supported."""
     for entry, allowed in (("fmt", ("e4m3", None)), ("activation_scheme", ("dynamic", None))):
         if config.get(entry) not in allowed:
@@ -72,5 +74,5 @@ def read_fp8(config: Mapping[str, Any], stored: Mapping[str, StoredTensor], dtyp
         blocks = tuple(-(-size // by) for size, by in zip(weight.shape, block, strict=False))
         if len(weight.shape) != 2 or scale.shape != blocks or scale.dtype not in STORED_DTYPES:
             raise ValueError(f"tensor {scale.name} has shape {scale.shape} of {scale.dtype}, must be {blocks} floats")
-        found[name] = Fp8Matrix(weight, scale, (block[0], block[1]), dtype)
+        found[name] = Fp8Matrix(weight, scale, (block[0], block[1]))
     return found

@@ -17,3 +17,18 @@ def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
 def unpack_bytes(packed: torch.Tensor) -> torch.Tensor:
     """Return codes of -128 to 127 from bytes of 0 to 255."""
     return (packed.view(torch.uint8) ^ 0x80).view(torch.int8)
+
+
+def pack_nibbles(codes_OI: torch.Tensor) -> torch.Tensor:
+    """Return 32-bit words of eight codes of -8 to 7 each; the last one of a row is filled up with zeros."""
+    nibbles = _filled(codes_OI, 8) + 8
+    return (nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)).view(torch.uint8).view(torch.int32)
+
+
+def pack_bytes(codes_OI: torch.Tensor) -> torch.Tensor:
+    """Return 32-bit words of four codes of -128 to 127 each."""
+    return (_filled(codes_OI, 4).view(torch.uint8) ^ 0x80).view(torch.int32)
+
+
+def _filled(codes_OI: torch.Tensor, multiple: int) -> torch.Tensor:
+    return torch.nn.functional.pad(codes_OI, (0, -codes_OI.shape[1] % multiple))

@@ -55,11 +55,14 @@ class QuantizedRows:
         return weights_OGS.view(self.codes_OI.shape)
 
 
-def quantize(weight_OI: torch.Tensor, layout: QuantizedLayout) -> QuantizedRows:
+def quantize(
+    weight_OI: torch.Tensor, layout: QuantizedLayout, *, scale_dtype: torch.dtype | None = None
+) -> QuantizedRows:
     """Quantize rows symmetrically: each group's scale maps its largest magnitude to the largest code.
 
     Scales are rounded to float16 where that does not change a code by more than the rounding itself: they take half the
-    memory then. Raises ValueError for a layout with offsets, or groups that do not divide a row.
+    memory then; to `scale_dtype` in any case, if it is given. Raises ValueError for a layout with offsets, or groups
+    that do not divide a row.
     """
     rows, width = weight_OI.shape
     if layout.has_offsets or width % layout.group_size:
@@ -67,9 +70,12 @@ def quantize(weight_OI: torch.Tensor, layout: QuantizedLayout) -> QuantizedRows:
     top = 2 ** (layout.bits - 1) - 1
     weight_OGS = weight_OI.float().view(rows, -1, layout.group_size)
     scales_OG = weight_OGS.abs().amax(2) / top
-    halves_OG = scales_OG.half().float()
-    # too small or too large for float16: left as they are
-    scales_OG = torch.where((halves_OG - scales_OG).abs() <= scales_OG * 2**-10, halves_OG, scales_OG)
+    if scale_dtype is None:
+        halves_OG = scales_OG.half().float()
+        # too small or too large for float16: left as they are
+        scales_OG = torch.where((halves_OG - scales_OG).abs() <= scales_OG * 2**-10, halves_OG, scales_OG)
+    else:
+        scales_OG = scales_OG.to(scale_dtype).float()
     inverse_OG = torch.where(scales_OG > 0, 1 / scales_OG, 0.0)
     codes_OGS = (weight_OGS * inverse_OG.unsqueeze(2)).round_().clamp_(-top, top)
     return QuantizedRows(codes_OGS.to(torch.int8).view(rows, width), scales_OG)

@@ -131,7 +131,9 @@ class StoredSource:
 
     def format(self, name: str) -> str:
         matrix = self._matrices.get(name)
-        return str(self._dtype).removeprefix("torch.") if matrix is None else matrix.format
+        if matrix is None or matrix.layout is None:
+            return str(self._dtype).removeprefix("torch.")
+        return matrix.format
 
     def check_all_used(self, ignore: frozenset[str]) -> None:
         ignored = set(ignore).union(

@@ -35,7 +35,7 @@ class StoredMatrix(Protocol):
 
     @property
     def format(self) -> str:
-        """The format's name, as `/server_info` shows it: `int4-g32`."""
+        """The format's name, as `/server_info` shows it: `int4-g32`. Not used if rows are plain numbers."""
         ...
 
     def rows(self, files: MappedFiles, first: int, count: int) -> QuantizedRows | torch.Tensor:

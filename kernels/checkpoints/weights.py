@@ -24,6 +24,8 @@ from .dummy import DummySource
 from .files import STORED_DTYPES, StoredTensor, find_tensors
 from .formats import Matrices, find_matrices
 from .fused_rows import common_layout, concatenate
+from .gguf_file import GGUF_FILE
+from .gguf_tensors import open_gguf
 from .quantized import QuantizedLayout, QuantizedRows
 from .quantizing import Quantization, QuantizingSource, is_linear
 from .scratch import Scratch
@@ -73,31 +75,58 @@ def open_weights(
     """Open a checkpoint; return the source and the dtype to which all its tensors are rounded.
 
     `dtype` `auto` is that of config.json (`dtype`, formerly `torch_dtype`), else that of the first stored tensor
-    (float32 for a dummy). `held_in` is a wider dtype to return tensors in, for backends that do not compute in the
-    model's own. `quantization` is one of `quantizing.QUANTIZATIONS`, for what is not quantized yet. Raises ValueError
-    for an unknown dtype, load format or quantization, and for a folder without readable weights.
+    (float32 for a dummy); bfloat16 for a quantized checkpoint in float16. `held_in` is a wider dtype to return tensors
+    in, for backends that do not compute in the model's own. `quantization` is one of `quantizing.QUANTIZATIONS`, for
+    what is not quantized yet. Raises ValueError for an unknown dtype, load format or quantization, and for a folder
+    without readable weights.
+    """
+    source, rounded, activations = open_source(
+        model_path, config_json, load_format=load_format, dtype=dtype, quantization=quantization
+    )
+    return PieceByPiece(source, held_in or rounded, activations=activations), rounded
+
+
+def open_source(
+    model_path: Path,
+    config_json: dict[str, Any],
+    *,
+    load_format: str,
+    dtype: str,
+    quantization: str | None = None,
+) -> tuple[Source, torch.dtype, str | None]:
+    """Return a checkpoint's source, its dtype, and the activations that it was made for (`find_matrices`).
+
+    The arguments and errors are those of `open_weights`.
     """
     if load_format not in ("auto", "gguf", "dummy"):
         raise ValueError(f"unknown load_format {load_format!r}: choose 'auto' or 'dummy'")
     wanted = None if quantization is None else Quantization.parse(quantization)
-    stored = None if load_format == "dummy" else find_tensors(model_path)
+    stored, matrices = _find_stored(model_path) if load_format != "dummy" else (None, Matrices())
     name = dtype if dtype != "auto" else config_json.get("dtype") or config_json.get("torch_dtype")
     if name is None:
-        name = "float32" if stored is None else str(_stored_dtype(next(iter(stored.values()))))
+        name = "float32" if stored is None else str(_stored_dtype(stored))
     name = str(name).removeprefix("torch.")
+    if dtype == "auto" and name == "float16" and config_json.get("quantization_config"):
+        name = "bfloat16"  # what little is not quantized; no CPU computes in float16
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not supported: choose {', '.join(DTYPES)}")
     rounded = DTYPES[name]
-    source: Source
-    matrices = Matrices()
     if stored is None:
-        source = DummySource(rounded, wanted)
-    else:
+        return DummySource(rounded, wanted), rounded, None
+    if config_json.get("quantization_config"):
         matrices = find_matrices(config_json, stored, name)
-        source = StoredSource(stored, rounded, matrices.by_name)
-        if wanted is not None:
-            source = QuantizingSource(source, wanted, rounded)
-    return PieceByPiece(source, held_in or rounded, activations=matrices.activations), rounded
+    source: Source = StoredSource(stored, rounded, matrices.by_name)
+    if wanted is not None:
+        source = QuantizingSource(source, wanted, rounded)
+    return source, rounded, matrices.activations
+
+
+def _find_stored(model_path: Path) -> tuple[dict[str, StoredTensor], Matrices]:
+    """Return a checkpoint's tensors, and those of a GGUF file that have to be decoded."""
+    if (model_path / GGUF_FILE).is_file():
+        stored, matrices = open_gguf(model_path / GGUF_FILE)
+        return stored, Matrices(matrices)
+    return find_tensors(model_path), Matrices()
 
 
 class PieceByPiece:
@@ -214,12 +243,16 @@ class PieceByPiece:
         for name, shape in parts:
             size = shape[0] * width
             start, stop = max(begin, at), min(end, at + size)
-            if start < stop:
-                self._source.copy(name, start - at, out[start - begin : stop - begin])
+            # dequantizing takes several times the memory of what it returns
+            step = stop - start if self._source.layout(name) is None else max(1, QUANTIZED_PIECE // width) * width
+            for some in range(start, stop, max(1, step)):
+                self._source.copy(name, some - at, out[some - begin : min(some + step, stop) - begin])
             at += size
 
 
-def _stored_dtype(tensor: StoredTensor) -> torch.dtype:
-    if tensor.dtype not in STORED_DTYPES:
-        raise ValueError(unsupported_dtype(tensor))
-    return STORED_DTYPES[tensor.dtype]
+def _stored_dtype(stored: dict[str, StoredTensor]) -> torch.dtype:
+    """Return the dtype of the first tensor that is stored as plain numbers."""
+    plain = next((tensor for tensor in stored.values() if tensor.dtype in STORED_DTYPES), None)
+    if plain is None:
+        raise ValueError(unsupported_dtype(next(iter(stored.values()))))
+    return STORED_DTYPES[plain.dtype]

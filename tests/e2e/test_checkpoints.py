@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, 
 
 from quipu.actors.shared.checkpoint import resolve
 from tests.e2e.servers import serving
+from tests.kernels.checkpoints.gguf_files import write_gguf
 from tests.tiny import TINY
 
 PROMPT = list(range(300, 340))
@@ -114,6 +115,20 @@ def test_dummy_weights(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
     with serving(bare, str(bare), "--load-format", "dummy", "--num-blocks", "100") as server:
         assert server.complete(PROMPT, 5, model="bare").status_code == 200
         assert server.get("/server_info").json()["settings"]["load_format"] == "dummy"
+
+
+def test_gguf_file(tmp_path: Path) -> None:
+    """A GGUF file is served from its keys and tensors alone, with the tokens of the checkpoint it was made from."""
+    file = tmp_path / "small-q8.gguf"
+    write_gguf(file, "qwen3", TINY, types={"proj": "Q8_0"}, tokenizer=TINY)
+    with serving(tmp_path / "gguf", str(file), "--quantization", "int8", "--num-blocks", "100") as server:
+        answer = server.complete("The cat sat on", 5, model="small-q8")
+        assert answer.status_code == 200
+        tokenizer = AutoTokenizer.from_pretrained(TINY)
+        assert answer.json()["usage"]["prompt_tokens"] == len(tokenizer("The cat sat on").input_ids)
+        info = server.get("/server_info").json()
+        assert info["engine"]["weights"] == "q8_0"
+        assert info["settings"]["quantization"] == "int8"
 
 
 def test_hub_id_from_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .explain_command import main as explain
 
         return explain(argv[1:])
+    if argv[:1] == ["quantize"]:  # the only command that computes, with torch
+        from .quantize_command import main as quantize
+
+        return quantize(argv[1:])
     arguments = make_parser().parse_args(argv)
     match arguments.command:
         case "keys":
@@ -55,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_ledger_actions(commands.add_parser("ledger", help="verify, export or reconcile the usage ledger"))
     add_usage_flags(commands.add_parser("usage", help="show usage by model, key or tenant"))
     commands.add_parser("explain", help="explain what of a request's prompts was cached: `quipu explain --help`")
+    commands.add_parser("quantize", help="write a checkpoint with quantized weights: `quipu quantize --help`")
     add_key_actions(commands.add_parser("keys", help="create API keys for a key file"))
     return parser
 

@@ -210,5 +210,6 @@ def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) ->
 
 
 def _model_name(model: str) -> str:
-    """Return the name by which clients ask for it: a hub id as it is, a folder by its own name."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
+    """Return the name by which clients ask for it: a hub id as it is, a folder or file by its own name."""
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else path.stem if path.is_file() else model

@@ -17,7 +17,7 @@ import pytest
 from quipu.actors.cluster import manifest as manifest_module
 from quipu.actors.cluster.local_pieces import LocalPieces
 from quipu.actors.cluster.manifest import PIECE_BYTES, Manifest, ManifestFile, check_manifest, make_manifest
-from quipu.actors.cluster.served_files import INDEX, SERVED_FILES, SINGLE, list_served_files, open_unchanged
+from quipu.actors.cluster.served_files import GGUF, INDEX, SERVED_FILES, SINGLE, list_served_files, open_unchanged
 from quipu.actors.shared.checkpoint import CheckpointError
 from tests.actors.cluster.folders import make_folder, make_index
 
@@ -32,9 +32,10 @@ def test_every_file_that_is_read_is_listed() -> None:
         for folder in READERS
         for path in (ROOT / folder).rglob("*.py")
         if "demo" not in path.parts
-        for name in re.findall(r"\"([\w.]+\.(?:json|jinja|safetensors|model|txt))\"", path.read_text())
+        for name in re.findall(r"\"([\w.]+\.(?:json|jinja|safetensors|model|gguf|txt))\"", path.read_text())
     }
-    assert named == {*SERVED_FILES, SINGLE}
+    # the last one is a key of GGUF
+    assert named == {*SERVED_FILES, SINGLE, GGUF, "tokenizer.ggml.model"}
 
 
 def test_only_served_files_are_listed(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Measure the peak memory of loading a checkpoint, in a process of its own.
 
-    python tests/kernels/checkpoints/load_memory.py FOLDER cpu [bfloat16]
+    python tests/kernels/checkpoints/load_memory.py FOLDER cpu [bfloat16 [int4]]
 
 prints `{"weights", "peak", "peak_anonymous", "left"}` in bytes, relative to before the load. `peak` is the highest
 resident memory including pages of the mapped files (VmHWM, reset before); `peak_anonymous` excludes those, and is
@@ -73,7 +73,7 @@ def status() -> dict[str, int]:
     }
 
 
-def measure(folder: Path, executor: str, dtype: str) -> dict[str, Any]:
+def measure(folder: Path, executor: str, dtype: str, quantization: str | None) -> dict[str, Any]:
     from quipu.kernels.backend import BackendConfig
     from quipu.kernels.cpu.build import load_kernels
     from quipu.kernels.load import load_backend
@@ -87,6 +87,7 @@ def measure(folder: Path, executor: str, dtype: str) -> dict[str, Any]:
         model_path=folder,
         dtype=dtype,
         load_format="auto",
+        quantization=quantization,
         block_size=16,
         num_blocks=9,
         max_num_seqs=1,
@@ -116,4 +117,6 @@ def measure(folder: Path, executor: str, dtype: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else "auto")))
+    _, model, backend_name, *more = sys.argv
+    wanted, quantized = (*more, "auto", None)[0], more[1] if len(more) > 1 else None
+    print(json.dumps(measure(Path(model), backend_name, str(wanted), quantized)))

@@ -1,0 +1,204 @@
+"""GGUF files, written with llama.cpp's own `gguf` package from checkpoints of transformers as its converter does.
+
+Imported by the tests of the reader. Names, keys and the order of rows are written from the format's description, not
+with our own tables.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+TYPES = {
+    name: getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0")
+}
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+}
+_GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    checkpoint: Path,
+    *,
+    types: dict[str, str] | None = None,
+    keys: dict[str, Any] | None = None,
+    tokenizer: Path | None = None,
+    pre: str = "gpt-2",
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Write a checkpoint; return what each tensor holds, by its name in the checkpoint.
+
+    `types` are types of matrices by a part of their name; the others are F32. `keys` are added to those that all
+    architectures have.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(float(config.get("rope_theta") or 10_000.0))
+    for name, value in (keys or {}).items():
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(name, value)
+        else:
+            _add_key(
+                writer,
+                f"{architecture}.{name}" if not name.startswith(("general", "split", "tokenizer")) else name,
+                value,
+            )
+    if tokenizer is None:
+        _add_plain_tokenizer(writer, config["vocab_size"])
+    else:
+        add_tokenizer(writer, tokenizer, pre)
+    held = _add_tensors(writer, architecture, config, load_tensors(checkpoint), types or {})
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return held
+
+
+def _add_key(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    add: dict[type, Any] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
+    if isinstance(value, list):
+        writer.add_array(name, value)
+    else:
+        add[type(value)](name, value)
+
+
+def _add_plain_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"t{number}" for number in range(vocab_size)] + ["t1t2"])
+    writer.add_token_types([1] * (vocab_size + 1))
+    writer.add_token_merges(["t1 t2"])
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
+    """Add a byte-level tokenizer's vocabulary, with the types that the converter gives to added tokens."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    vocab = dict(tokenizer["model"]["vocab"])
+    special = {token["content"]: token["special"] for token in tokenizer["added_tokens"]}
+    vocab |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    by_id = {number: token for token, number in vocab.items()}
+    tokens = [by_id.get(number, f"[PAD{number}]") for number in range(max(by_id) + 1)]
+    kinds = [
+        5 if number not in by_id else 1 if t not in special else 3 if special[t] else 4
+        for number, t in enumerate(tokens)
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    merges = tokenizer["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    for name, add in (("eos_token", writer.add_eos_token_id), ("bos_token", writer.add_bos_token_id)):
+        if isinstance(config.get(name), str):
+            add(vocab[config[name]])
+    template = folder / "chat_template.jinja"
+    text = template.read_text() if template.exists() else config.get("chat_template")
+    if text is not None:
+        writer.add_chat_template(text)
+
+
+def _add_tensors(
+    writer: gguf.GGUFWriter,
+    architecture: str,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    types: dict[str, str],
+) -> dict[str, np.ndarray[Any, Any]]:
+    held: dict[str, np.ndarray[Any, Any]] = {}
+    stacked: dict[str, list[str]] = {}
+    for name in tensors:
+        if ".experts." in name:
+            layer, _, rest = name.removeprefix("model.layers.").partition(".mlp.experts.")
+            part = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}[rest.split(".")[1]]
+            stacked.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", []).append(name)
+    for name, names in stacked.items():
+        ordered = sorted(names, key=lambda one: int(one.split(".experts.")[1].split(".")[0]))
+        read = _add(writer, name, np.stack([tensors[one].float().numpy() for one in ordered]), types, ordered[0])
+        held |= dict(zip(ordered, read, strict=True))
+    for name, tensor in tensors.items():
+        if ".experts." in name or (name == "lm_head.weight" and config["tie_word_embeddings"]):
+            continue
+        numbers = tensor.float().numpy()
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            numbers = numbers + 1
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(
+            name.split(".")[-2]
+        )
+        if architecture == "llama" and heads is not None:
+            # rotary pairs beside each other: the two halves of a head are interleaved
+            numbers = numbers.reshape(heads, 2, -1, *numbers.shape[1:]).swapaxes(1, 2).reshape(numbers.shape)
+        read = _add(writer, _rename(name, architecture), numbers, types, name)
+        if architecture == "llama" and heads is not None:
+            read = read.reshape(heads, -1, 2, *read.shape[1:]).swapaxes(1, 2).reshape(read.shape)
+        held[name] = read - 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else read
+    return held
+
+
+def _add(
+    writer: gguf.GGUFWriter, name: str, numbers: np.ndarray[Any, Any], types: dict[str, str], own_name: str
+) -> np.ndarray[Any, Any]:
+    kind = next((kind for part, kind in types.items() if part in own_name), "F32") if numbers.ndim > 1 else "F32"
+    numbers = np.ascontiguousarray(numbers)
+    stored = gguf.quantize(numbers, TYPES[kind])
+    writer.add_tensor(name, stored, raw_dtype=TYPES[kind])
+    return gguf.dequantize(stored, TYPES[kind]).reshape(numbers.shape)
+
+
+def _rename(name: str, architecture: str) -> str:
+    top = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if name in top:
+        return top[name]
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    part, _, kind = rest.rpartition(".")
+    parts = _PARTS | (_GEMMA if architecture.startswith("gemma") else {})
+    return f"blk.{layer}.{parts[part]}.{kind}"

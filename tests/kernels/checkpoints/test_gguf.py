@@ -1,0 +1,319 @@
+"""GGUF files: every family's tensors and configuration survive, to the bit, what llama.cpp's converter does to them."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import attrs
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from quipu.kernels.checkpoints.gguf_file import BLOCKS, read_gguf
+from quipu.kernels.checkpoints.gguf_folder import find_gguf, make_gguf_folder
+from quipu.kernels.checkpoints.gguf_types import DECODERS
+from quipu.kernels.checkpoints.quantized import QuantizedLayout
+from quipu.kernels.checkpoints.weights import PieceByPiece, open_weights
+from quipu.kernels.models.config import DecoderConfig, read_config
+from quipu.kernels.models.families import find_family
+from quipu.kernels.models.rope import make_rope_table
+from tests.kernels.checkpoints.gguf_files import load_tensors, write_gguf
+from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+
+_LLAMA3_FACTORS = np.array([1.0, 1.0, 1.0, 1.0, 1.5, 4.0, 8.0, 8.0], dtype=np.float32)
+KEYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen3-tied": ("qwen3", {}),
+    "qwen2-yarn": (
+        "qwen2",
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+        },
+    ),
+    "mistral": (
+        "llama",
+        {"attention.sliding_window": 270, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
+    "qwen3-moe": ("qwen3moe", {"expert_count": 11, "expert_used_count": 3, "expert_feed_forward_length": 40}),
+    "gemma2": (
+        "gemma2",
+        {"attention.sliding_window": 33, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            "attention.sliding_window": 20,
+            "attention.sliding_window_pattern": [True, False, True],
+            "final_logit_softcapping": 8.0,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    ),
+    "phi3": (
+        "phi3",
+        {
+            "attention.sliding_window": 100,
+            "rope.dimension_count": 8,
+            "rope.scaling.original_context_length": 1024,
+            "rope.scaling.attn_factor": 1.0488088,
+            "rope_factors_short.weight": np.array([1.0, 1.5, 2.5, 4.0], dtype=np.float32),
+            "rope_factors_long.weight": np.array([2.0, 8.0, 20.0, 40.0], dtype=np.float32),
+        },
+    ),
+    "phi4": ("phi3", {"rope.freq_base": 250_000.0, "rope.dimension_count": 24}),
+}
+
+
+def convert(path: Path, checkpoint: Path, name: str, **more: Any) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
+    architecture, keys = KEYS[name]
+    held = write_gguf(path, architecture, checkpoint, keys=keys, **more)
+    return make_gguf_folder(path), held
+
+
+def parsed(folder: Path) -> DecoderConfig:
+    config = read_config(folder)
+    return find_family(config).parse(config)
+
+
+def opened(folder: Path, dtype: str = "auto", **more: Any) -> PieceByPiece:
+    return open_weights(folder, read_config(folder), load_format="auto", dtype=dtype, **more)[0]
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_each_family(tmp_path: Path, checkpoints: dict[str, Path], name: str) -> None:
+    """Read the same configuration and the same tensors as from the checkpoint that was converted."""
+    checkpoint = checkpoints[name]
+    folder, _ = convert(tmp_path / "m.gguf", checkpoint, name)
+    found, expected = parsed(folder), parsed(checkpoint)
+    if name == "qwen2-yarn":  # its blending has keys that no converter writes
+        found, expected = (attrs.evolve(one, rope=expected.rope, local_rope=expected.rope) for one in (found, expected))
+    if name.startswith("gemma"):  # llama.cpp knows the scale by the number of layers
+        expected = attrs.evolve(expected, attention_scale=expected.head_dim**-0.5)
+    if name == "phi3":
+        assert found.rope.scaling.attention_factor == pytest.approx(expected.rope.scaling.attention_factor, rel=1e-6)
+        rope = attrs.evolve(found.rope, scaling=expected.rope.scaling)
+        found = attrs.evolve(found, rope=rope, local_rope=rope)
+    assert found == expected
+    source = opened(folder)
+    for tensor_name, tensor in load_tensors(checkpoint).items():
+        if tensor_name == "lm_head.weight" and expected.tie_word_embeddings:
+            continue
+        read = source.tensor(tensor_name, tuple(tensor.shape))
+        if name.startswith("gemma") and tensor_name.endswith("norm.weight"):
+            assert torch.allclose(read, tensor, rtol=0, atol=1e-7), tensor_name
+        else:
+            assert torch.equal(read, tensor), tensor_name
+    source.check_all_used()
+
+
+def test_scaling_of_llama3(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+    """Divide each frequency by its factor in `rope_freqs`, at every length."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, "llama", checkpoints["llama-rope3"], keys={"rope_freqs.weight": _LLAMA3_FACTORS})
+    rope = parsed(make_gguf_folder(path)).rope
+    angles = torch.arange(8) / 8
+    expected = 3 * rope.theta**-angles / torch.from_numpy(_LLAMA3_FACTORS)
+    assert torch.allclose(make_rope_table(rope, 5).cos_PR[3], expected.cos(), atol=1e-6)
+
+
+def test_served_like_the_checkpoint(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+    """Compute the same logits from the file as from the checkpoint that it was made from."""
+    row = make_batch({"token_ids": prompt(20, seed=1), "position": 0, "blocks": scattered_blocks(2, seed=1)})
+    folder, _ = convert(tmp_path / "m.gguf", checkpoints["llama"], "llama")
+    expected = make_backend(checkpoints["llama"]).logits(row, [19])
+    assert torch.equal(make_backend(folder).logits(row, [19]), expected)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_block_types(kind: str) -> None:
+    """Equal `gguf`'s dequantization to the bit for any bytes, with codes within the layout's range."""
+    rng = np.random.default_rng(0)
+    size = BLOCKS[kind][1]
+    data = rng.integers(0, 256, (7, 3 * size), dtype=np.uint8)
+    blocks = data.reshape(7, 3, size)
+    for at in {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,)}.get(kind, (0, 2)):
+        blocks[..., at : at + 2] = rng.standard_normal((7, 3, 1)).astype(np.float16).view(np.uint8)
+    rows = DECODERS[kind].decode(torch.from_numpy(blocks))
+    expected = gguf.dequantize(data, getattr(gguf.GGMLQuantizationType, kind))
+    assert np.array_equal(rows.dequantized().numpy(), expected)
+    layout = DECODERS[kind].layout
+    assert rows.group_size == layout.group_size
+    assert (rows.offsets_OG is not None) == layout.has_offsets
+    top = 2 ** (layout.bits - 1)
+    assert -top <= int(rows.codes_OI.min()) <= int(rows.codes_OI.max()) < top
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_quantized_tensors(tmp_path: Path, checkpoints: dict[str, Path], name: str) -> None:
+    """Read types side by side: fused in the narrowest common layout, rows of heads in order, each expert apart."""
+    types = {
+        "q_proj": "Q4_0",
+        "k_proj": "Q8_0",
+        "v_proj": "Q4_1",
+        "o_proj": "F16",
+        "gate_proj": "Q8_0",
+        "up_proj": "Q5_0",
+        "embed_tokens": "BF16",
+    }
+    folder, held = convert(tmp_path / "m.gguf", checkpoints[name], name, types=types)
+    source = opened(folder, "float32")
+    prefix = "model.layers.1.self_attn."
+    qkv = [(f"{prefix}{part}_proj.weight", held[f"{prefix}{part}_proj.weight"].shape) for part in "qkv"]
+    expected = torch.cat([torch.from_numpy(held[part]) for part, _ in qkv])
+    assert source.quantized(qkv) == QuantizedLayout(8, 32, has_offsets=True)
+    pieces = [rows.dequantized() for rows in source.quantized_pieces(qkv, multiple=32)]
+    assert torch.equal(torch.cat(pieces), expected)
+    assert torch.equal(source.fused(qkv), expected)
+    for tensor_name, numbers in held.items():
+        assert torch.equal(source.tensor(tensor_name, numbers.shape), torch.from_numpy(numbers)), tensor_name
+    source.check_all_used()
+    if name == "llama":
+        assert source.format == "q8_0"
+
+
+def test_tables_are_quantized_on_request(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+    """Quantize what a file has left plain, if that is asked for."""
+    folder, held = convert(tmp_path / "m.gguf", checkpoints["llama"], "llama", types={"proj": "Q4_0"})
+    source = opened(folder, "float32", quantization="int8")
+    embed = ("model.embed_tokens.weight", held["model.embed_tokens.weight"].shape)
+    assert source.quantized([embed]) == QuantizedLayout(8, 64, has_offsets=False)
+    o_proj = "model.layers.0.self_attn.o_proj.weight"
+    assert source.quantized([(o_proj, held[o_proj].shape)]) == QuantizedLayout(4, 32, has_offsets=False)
+
+
+def test_dtype(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+    """Compute in bfloat16 by default, unless the file has nothing but float32."""
+    assert read_config(convert(tmp_path / "a.gguf", checkpoints["llama"], "llama")[0])["dtype"] == "float32"
+    folder, _ = convert(tmp_path / "b.gguf", checkpoints["llama"], "llama", types={"proj": "F16"})
+    assert read_config(folder)["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"general.type": "adapter"}, "general.type"),
+        ({"split.count": 3}, "split.count"),
+        ({"rope.dimension_count": 4}, "llama.rope.dimension_count"),
+        ({"rope.scaling.type": "dynamic"}, "llama.rope.scaling.type"),
+        ({"expert_count": 8}, "llama.expert_count"),
+        ({"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv"),
+        ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token"),
+    ],
+)
+def test_unsupported_keys(tmp_path: Path, checkpoints: dict[str, Path], keys: dict[str, Any], named: str) -> None:
+    """Refuse keys that change what is computed, by their names."""
+    write_gguf(tmp_path / "m.gguf", "llama", checkpoints["llama"], keys=keys)
+    with pytest.raises(ValueError, match=f"m.gguf cannot be read: key '{named}'"):
+        make_gguf_folder(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(("architecture", "pre"), [("falcon", "gpt-2"), ("llama", "deepseek-llm")])
+def test_unsupported_models(tmp_path: Path, checkpoints: dict[str, Path], architecture: str, pre: str) -> None:
+    """Refuse other architectures, and other ways to split text, by name."""
+    more: dict[str, Any] = {} if pre == "gpt-2" else {"tokenizer": Path("tests/checkpoints/tiny"), "pre": pre}
+    write_gguf(tmp_path / "m.gguf", architecture, checkpoints["llama"], **more)
+    with pytest.raises(ValueError, match=f"{architecture if pre == 'gpt-2' else pre}'; supported are"):
+        make_gguf_folder(tmp_path / "m.gguf")
+
+
+def test_folders(tmp_path: Path) -> None:
+    """Find the only file of a folder; name them if there are several; look no further beside safetensors."""
+    assert find_gguf(tmp_path) is None
+    (tmp_path / "a.gguf").touch()
+    assert find_gguf(tmp_path) == tmp_path / "a.gguf"
+    (tmp_path / "b.gguf").touch()
+    with pytest.raises(ValueError, match=r"several GGUF files, name one of them: a\.gguf, b\.gguf"):
+        find_gguf(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    assert find_gguf(tmp_path) is None
+
+
+@pytest.fixture
+def small(tmp_path: Path, checkpoints: dict[str, Path]) -> Path:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, "llama", checkpoints["llama"])
+    return path
+
+
+def damaged(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_truncated_files(small: Path) -> None:
+    """Refuse a file that ends anywhere, with a message that says where."""
+    data = small.read_bytes()
+    header = min(tensor.start for tensor in read_gguf(small).tensors.values())
+    for length in [*range(0, header, 997), header, len(data) - 1]:
+        with pytest.raises(ValueError, match=r"m\.gguf cannot be read"):
+            read_gguf(damaged(small, data[:length]))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "named"),
+    [
+        (8, 2**63, "9223372036854775808 tensors"),
+        (16, 2**63, "9223372036854775808 keys"),
+        (24, 2**60, "the name of key 0"),
+        (4, 1 << 24, "its version is"),
+        (0, 0, "it is not a GGUF file"),
+    ],
+)
+def test_absurd_counts(small: Path, at: int, value: int, named: str) -> None:
+    """Refuse counts and lengths that the file has no room for, without allocating for them."""
+    data = bytearray(small.read_bytes())
+    data[at : at + 8] = struct.pack("<Q", value)
+    with pytest.raises(ValueError, match=named):
+        read_gguf(damaged(small, bytes(data)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("dimensions", 9, "tensor output_norm.weight has 9 dimensions"),
+        ("width", 2**62, "tensor output_norm.weight ends at byte"),
+        ("width", 0, "tensor output_norm.weight has shape"),
+        ("type", 10, "tensor output_norm.weight has type Q2_K, which is not supported"),
+        ("type", 777, "tensor output_norm.weight has type number 777"),
+        ("offset", 2**63, "tensor output_norm.weight ends at byte"),
+        ("offset", 3, "tensor output_norm.weight starts at 3"),
+        ("offset", 0, "overlaps tensor"),
+    ],
+)
+def test_damaged_tensors(small: Path, field: str, value: int, named: str) -> None:
+    """Refuse a tensor whose description is not possible, by its name."""
+    data = bytearray(small.read_bytes())
+    at = data.index(b"output_norm.weight") + len("output_norm.weight")
+    offsets = {"dimensions": (0, "<I"), "width": (4, "<Q"), "type": (12, "<I"), "offset": (16, "<Q")}
+    start, kind = offsets[field]
+    struct.pack_into(kind, data, at + start, value)
+    with pytest.raises(ValueError, match=named):
+        read_gguf(damaged(small, bytes(data)))
+
+
+def test_random_damage(small: Path) -> None:
+    """Read a file with random bytes in its header, or refuse it with a ValueError; nothing else happens."""
+    data = small.read_bytes()
+    header = min(tensor.start for tensor in read_gguf(small).tensors.values())
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(300):
+        some = bytearray(data)
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            some[draw.randrange(header)] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        try:
+            folder = make_gguf_folder(damaged(small, bytes(some)))
+            config = read_config(folder)
+            find_family(config).parse(config)
+            open_weights(folder, config, load_format="auto", dtype="auto")
+        except ValueError as error:
+            refused += 1
+            assert len(str(error)) < 2000
+    assert 30 < refused < 300

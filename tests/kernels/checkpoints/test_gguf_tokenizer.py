@@ -1,0 +1,170 @@
+"""Tokenizers from the keys of GGUF files: the same ids for any text as with the tokenizer that was converted."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+
+from quipu.kernels.checkpoints.gguf_file import GgufFile
+from quipu.kernels.checkpoints.gguf_folder import make_gguf_folder
+from quipu.kernels.checkpoints.gguf_tokenizer import SPLITTING, make_tokenizer
+from tests.kernels.checkpoints.gguf_files import write_gguf
+from tests.tiny import TINY
+
+DEMO = Path(__file__).resolve().parents[3] / "kernels" / "demo" / "checkpoint"
+_CHARACTERS = (
+    "abcdefgh ijk 0123456789  \n\t.,;:!?'\"()[]{}<>|/\\-_=+*&%$#@~`äöüßéñçøжшя中文字日本語한국어🙂🚀\u200d\u00a0"
+)
+_WORDS = (
+    *("the", "of", "and", "don't", "I'LL", "THEY'RE", "1234567", "3.14159", "café", "naïve", "https://a.b/c"),
+    *("<|im_start|>", "<|im_end|>", "<tool_call>"),
+)
+
+
+def texts() -> list[str]:
+    draw = random.Random(0)
+    found = ["", " ", "\n\n\n", "   leading", "trailing   ", "a\r\nb", "x" * 500]
+    for _ in range(300):
+        found.append("".join(draw.choices(_CHARACTERS, k=draw.randrange(1, 60))))
+        found.append(draw.choice((" ", "", "\n")).join(draw.choices(_WORDS, k=draw.randrange(1, 12))))
+    return found
+
+
+@pytest.mark.parametrize(("folder", "pre"), [(TINY, "gpt-2"), (DEMO, "qwen2")])
+def test_byte_level(tmp_path: Path, checkpoints: dict[str, Path], folder: Path, pre: str) -> None:
+    """Give equal ids and equal text, special tokens included, and the same chat template."""
+    write_gguf(tmp_path / "m.gguf", "llama", checkpoints["llama"], tokenizer=folder, pre=pre)
+    made = make_gguf_folder(tmp_path / "m.gguf")
+    found, expected = (Tokenizer.from_file(str(path / "tokenizer.json")) for path in (made, folder))
+    for text in texts():
+        ids = expected.encode(text).ids
+        assert found.encode(text).ids == ids, text
+        for skips in (False, True):
+            assert found.decode(ids, skip_special_tokens=skips) == expected.decode(ids, skip_special_tokens=skips)
+    config, own = (json.loads((path / "tokenizer_config.json").read_text()) for path in (made, folder))
+    template = folder / "chat_template.jinja"
+    assert config.get("chat_template") == (template.read_text() if template.exists() else own.get("chat_template"))
+    assert config.get("eos_token") == own.get("eos_token")
+
+
+def keys_of(tokens: list[str], **more: Any) -> GgufFile:
+    keys = {
+        "model": "gpt2",
+        "pre": "llama-bpe",
+        "tokens": tokens,
+        "token_type": [1] * len(tokens),
+        "merges": ["a b"],
+        **more,
+    }
+    return GgufFile(Path("m.gguf"), {f"tokenizer.ggml.{name}": value for name, value in keys.items()}, {})
+
+
+def encode(file: GgufFile, text: str) -> list[int]:
+    return Tokenizer.from_str(json.dumps(make_tokenizer(file))).encode(text).ids
+
+
+def test_first_token() -> None:
+    """Begin a text with the first token where the file says so, or where its splitting implies it."""
+    tokens = ["a", "b", "ab", "<s>"]
+    kinds = [1, 1, 1, 3]
+    assert encode(keys_of(tokens, token_type=kinds, bos_token_id=3), "ab") == [3, 2]
+    assert encode(keys_of(tokens, token_type=kinds, bos_token_id=3, add_bos_token=False), "ab") == [2]
+    assert encode(keys_of(tokens, token_type=kinds, bos_token_id=3, pre="qwen2"), "ab<s>a") == [2, 3, 0]
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "gpt-4o"])
+def test_splitting_of_openai(pre: str) -> None:
+    """Split text as tiktoken's vocabulary of that name does."""
+    import regex
+    from tiktoken_ext import openai_public
+
+    theirs = {"llama-bpe": openai_public.cl100k_base, "gpt-4o": openai_public.o200k_base}[pre]
+    pattern = _pattern_of(theirs)
+    own = SPLITTING[pre].pattern
+    assert own is not None
+    for text in texts():
+        assert regex.findall(own, text) == regex.findall(pattern, text), text
+
+
+def _pattern_of(load: Any) -> str:
+    """Return the pattern in a constructor of tiktoken, without the download of its vocabulary."""
+    from tiktoken_ext import openai_public
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
+        return str(load()["pat_str"])
+
+
+class SentencePieces:
+    """Merges the adjacent pair with the best score, as SentencePiece does: slowly, and in a dozen lines."""
+
+    def __init__(self, tokens: list[str], scores: list[float]) -> None:
+        self._ids = {token: number for number, token in enumerate(tokens)}
+        self._scores = scores
+
+    def encode(self, text: str) -> list[int]:
+        parts = list("\u2581" + text.replace(" ", "\u2581")) if text else []
+        while True:
+            pairs = [
+                (-self._scores[self._ids[a + b]], at) for at, (a, b) in enumerate(pairwise(parts)) if a + b in self._ids
+            ]
+            if not pairs:
+                break
+            _, at = min(pairs)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        ids = []
+        for part in parts:
+            if part in self._ids:
+                ids.append(self._ids[part])
+            else:
+                ids += [self._ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+        return ids
+
+
+def test_sentence_pieces() -> None:
+    """Give the ids of SentencePiece's algorithm, bytes of unknown characters included, and the text back."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Fuse()
+    corpus = [text for text in texts() if text.isascii()] + ["the model and the other of the same"] * 5
+    trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False, special_tokens=["<unk>", "<s>", "</s>"])
+    tokenizer.train_from_iterator(corpus, trainer)
+    learned = sorted(tokenizer.get_vocab().items(), key=lambda one: one[1])
+    tokens = [token for token, _ in learned[:3]] + [f"<0x{byte:02X}>" for byte in range(256)]
+    kinds = [2, 3, 3] + [6] * 256 + [1] * (len(learned) - 3)
+    tokens += [token for token, _ in learned[3:]]
+    scores = [0.0] * 259 + [-float(number) for number in range(len(learned) - 3)]
+    file = keys_of(tokens, model="llama", token_type=kinds, scores=scores, bos_token_id=1, unknown_token_id=0)
+    found, oracle = Tokenizer.from_str(json.dumps(make_tokenizer(file))), SentencePieces(tokens, scores)
+    for text in texts():
+        ids = found.encode(text).ids
+        assert ids == [1, *oracle.encode(text)], text
+        assert found.decode(ids) == text
+    assert 2 in found.encode("a</s>b").ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": "t5"}, "tokenizer.ggml.model' is 't5'"),
+        ({"pre": "default"}, "tokenizer.ggml.pre' is 'default'"),
+        ({"pre": None}, "tokenizer.ggml.pre' is None"),
+        ({"tokens": ["a", "b", "a"]}, "has token 'a' twice"),
+        ({"tokens": []}, "tokenizer.ggml.tokens' must be a list"),
+        ({"token_type": [1]}, "tokenizer.ggml.token_type' must have"),
+        ({"merges": ["a c"]}, "tokenizer.ggml.merges' has 'a c'"),
+        ({"merges": ["ab"]}, "tokenizer.ggml.merges' has 'ab'"),
+        ({"bos_token_id": 7}, "tokenizer.ggml.bos_token_id' is 7"),
+        ({"model": "llama"}, "tokenizer.ggml.scores' must have"),
+    ],
+)
+def test_refused_vocabularies(changes: dict[str, Any], named: str) -> None:
+    """Refuse what cannot be represented exactly, by the key's name."""
+    with pytest.raises(ValueError, match=named):
+        make_tokenizer(keys_of(**{"tokens": ["a", "b", "ab"], "token_type": [1, 1, 1], **changes}))

@@ -1,0 +1,55 @@
+"""`quipu quantize MODEL OUT`: write a checkpoint with quantized weights, in the format of compressed-tensors.
+
+Imported only when it is run: it loads torch, and no server needs it. What is written, and how, is in
+`kernels/checkpoints/rewriting.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from quipu.actors.shared.checkpoint import CheckpointError, resolve
+from quipu.kernels.checkpoints.rewriting import FORMATS, rewrite
+
+from .setting_flags import parse_size
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return its exit code."""
+    arguments = _make_parser().parse_args(argv)
+    out = Path(arguments.out)
+    try:
+        done = rewrite(resolve(arguments.model), out, arguments.format, max_shard_bytes=arguments.max_shard_size)
+    except (CheckpointError, ValueError, OSError) as error:
+        print(f"quipu quantize: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{done.num_quantized} matrices as {arguments.format} in {out}: {done.num_bytes / 2**30:.2f} GiB instead of "
+        f"{done.read_bytes / 2**30:.2f} GiB"
+    )
+    if done.kept:
+        print(
+            f"not quantized, because groups do not divide their rows: {len(done.kept)} matrices, such as {done.kept[0]}"
+        )
+    return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="quipu quantize", description="Write a checkpoint with quantized weights, which vLLM reads, too."
+    )
+    parser.add_argument("model", help="the checkpoint: a folder, a GGUF file, a hub id, or `demo`")
+    parser.add_argument("out", help="the folder to write, which must not exist")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        required=True,
+        help="int8: one scale a row; w8a8: the same, for int8 activations; int4: one scale for each group of 32 or 128",
+    )
+    parser.add_argument(
+        "--max-shard-size", type=parse_size, default=parse_size("5GB"), metavar="SIZE", help="of one file (5GB)"
+    )
+    return parser
