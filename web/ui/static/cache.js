@@ -42,6 +42,7 @@ async function look() {
 export function Cache({ session }) {
   const [, redraw] = useReducer((number) => number + 1, 0);
   const [error, setError] = useState(null);
+  const [notice, setNotice] = useState(null);
   const [width, setWidth] = useState(widthOfCords);
   const asked = useRef(0);
   const timer = useRef(null);
@@ -66,7 +67,7 @@ export function Cache({ session }) {
         return refresh();
       }
       if (failure.code === "request_not_found") {
-        setError(`No path of the request ${chosen.request} is known: it is too old, or not one that you may see.`);
+        setNotice(`No path of the request ${chosen.request} is known: it is too old, or not one that you may see.`);
         chosen.request = "";
         return refresh();
       }
@@ -152,6 +153,7 @@ export function Cache({ session }) {
     },
     layOver: (id) => {
       chosen.request = id;
+      setNotice(null);
       refresh();
       explain();
     },
@@ -192,6 +194,7 @@ export function Cache({ session }) {
     <h1>Cache</h1>
     <${Controls} session=${session} engines=${engines} change=${change} changeTenant=${changeTenant} on=${on} />
     ${error && html`<p class="error" role="alert">${error}</p>`}
+    ${notice && html`<p class="error" role="alert">${notice}</p>`}
     <${Steps} climb=${climb} />
     ${!answer && !error && html`<p class="note">loading…</p>`}
     ${drawn && html`<div class="explorer">

@@ -5,6 +5,7 @@ import { count } from "./format.js";
 import { html } from "./html.js";
 
 const BEND = 11;
+const KNOT = 11; // as far as the largest one reaches
 const MARGIN = { hanging: { along: 28, before: 34, after: 40 }, lying: { along: 26, before: 20, after: 84 } };
 const ENGINE_COLOURS = 6;
 const LONG = 62; // a cord with room for its number of tokens
@@ -92,7 +93,7 @@ function Overlay({ cord, at }) {
 
 function Strands({ cord, at, look }) {
   const { node } = cord;
-  const { link, whole } = shapeOf(cord, at);
+  const { link, whole, reach } = shapeOf(cord, at);
   const share = node ? node.cached_tokens / node.tokens : 1;
   const thickness = { strokeWidth: node ? Math.min(1.9 + 0.6 * Math.log2(Math.max(node.requests, 1)), 6) : 1.2 };
   const second = look.colour === "engine" && node && enginesOf(node)[1];
@@ -102,20 +103,22 @@ function Strands({ cord, at, look }) {
     ${share > 0 && html`<path class="strand" d=${whole} ...${partly(share)} style=${thickness} />`}
     ${share > 0 && node && node.tier !== "device" && html`<path class="tier-mark" d=${whole} style=${thickness} />`}
     ${second && html`<path class=${`second ${engineClass(second)}`} d=${whole} style=${thickness} />`}
-    <path class="hit" d=${whole} />
+    <path class="hit" d=${reach} />
   `;
 }
 
-/** Return the two parts of a cord: how it comes to its place, if it begins beside its knot, and what hangs there. */
+/** Return the parts of a cord: how it comes to its place, if it begins beside its knot, what hangs there, and its reach. */
 function shapeOf({ id, a, d0, d1, parent }, at) {
   const from = parent?.a ?? a;
-  const start = from === a ? d0 : d0 + BEND;
+  const edge = parent ? 0.8 * radiusOf(parent.node.requests) : 0; // of the knot that it is tied to
+  const start = d0 + (from === a ? edge : BEND);
   const point = (along, away) => at(along, away).map((value) => value.toFixed(1)).join(" ");
   const third = (d1 - start) / 3;
   const sway = swayOf(id);
   return {
-    link: from !== a && `M${point(from, d0)} L${point(a - BEND, d0)} Q${point(a, d0)} ${point(a, start)}`,
+    link: from !== a && `M${point(from + edge, d0)} L${point(a - BEND, d0)} Q${point(a, d0)} ${point(a, start)}`,
     whole: `M${point(a, start)} C${point(a + sway, start + third)} ${point(a - sway, start + 2 * third)} ${point(a, d1)}`,
+    reach: `M${point(a, d0 + KNOT)} L${point(a, d1)}`, // the knot itself is not its own
   };
 }
 
