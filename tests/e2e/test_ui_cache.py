@@ -48,10 +48,10 @@ def top_of(shown: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def keyed(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Serve two engines to two tenants and an admin; a prefix is pinned."""
+    """Serve two tenants and an admin; a prefix is pinned."""
     folder = tmp_path_factory.mktemp("keyed")
     write_keys(folder / "keys.json", **KEYS)
-    flags = ["--executor", "fake", "--fake-step-seconds", "0.001", "--engines", "2"]
+    flags = ["--executor", "fake", "--fake-step-seconds", "0.001"]
     with serving(folder / "served", *flags, "--key-file", str(folder / "keys.json")) as server:
         for name in ("one", "two", "three"):
             chat(server, text_prompt(name, 30))
@@ -125,8 +125,8 @@ def test_path_of_a_request(keyed: Server, browser: Browser) -> None:
     assert browser.all(CORD)
 
 
-def test_order_of_eviction_and_engines(keyed: Server, browser: Browser) -> None:
-    """Numbers tell what is evicted first; cords of other engines fade; cords can have the colours of their engines."""
+def test_order_of_eviction(keyed: Server, browser: Browser) -> None:
+    """Numbers tell what is evicted first, and a list leads there."""
     browser.open(keyed.url, "cache", key=KEYS["ops"])
     browser.find("input[name=order]").click()
     order = tree(keyed, "ops")["eviction_order"]
@@ -135,12 +135,32 @@ def test_order_of_eviction_and_engines(keyed: Server, browser: Browser) -> None:
     browser.wait_text("h2", "Evicted first")
     browser.find("ol button").click()
     browser.until(lambda: chosen(browser) == order[0], "the first is chosen")
-    choose(browser, "engine", "0")
-    engines = {node["id"]: node["engines"] for node in tree(keyed, "ops")["nodes"]}
-    others = {branch_id for branch_id, its in engines.items() if "0" not in its}
-    browser.until(lambda: ids_of(browser, ".is-elsewhere") == others, "cords of engine 1 fade")
+
+
+def test_engines_and_tiers(keyed: Server, browser: Browser) -> None:
+    """Cords of other engines fade, cords can have the colours of engines and tiers, and what is evicted is dotted."""
+    top, first, second, third = (digit * 16 for digit in "0123")
+    nodes = [
+        branch(top, None, engines={"0": 32, "7": 16}, children=3),
+        branch(first, top, start=32, engines={"7": 32}),
+        branch(second, top, start=32, engines={"0": 16}, cached_tokens=16),
+        branch(third, top, start=32, tier="host", in_use=True),
+    ]
+    browser.open(keyed.url, key=KEYS["acme"])
+    fake(browser, {"/v1/cache/tree": tree_answer(nodes)})
+    browser.find("nav a[href='#cache']").click()
+    browser.find(CORD)
+    choose(browser, "engine", "7")
+    browser.until(lambda: ids_of(browser, ".is-elsewhere") == {second, third}, "cords of engine 0 alone fade")
     choose(browser, "colour", "engine")
-    browser.until(lambda: browser.all(".cord.engine-0, .cord.engine-1"), "the colours of engines")
+    browser.until(lambda: ids_of(browser, ".cord.engine-0") == {top, second, third}, "the colours of most of it")
+    assert ids_of(browser, ".cord.engine-1") == {first} and len(browser.all(".second.engine-1")) == 1
+    choose(browser, "colour", "tier")
+    browser.until(lambda: ids_of(browser, ".cord.tier-host") == {third}, "the colours of tiers")
+    assert (
+        len(browser.all(".cord .gone")) == len(browser.all(".cord .ring")) == len(browser.all(".cord .tier-mark")) == 1
+    )
+    browser.wait_text(".legend", "host")
 
 
 def is_other(browser: Browser, than: str | None) -> bool:

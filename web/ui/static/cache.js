@@ -23,19 +23,18 @@ const ARROWS = {
 const seen = { answer: null, explained: null, tenants: new Set() }; // outlives a look at another page
 
 async function look() {
-  const query = new URLSearchParams({ depth: DEPTH, limit: LIMIT });
   const topId = chosen.above.at(-1)?.id ?? null;
-  const wanted = chosen.request;
-  if (topId) query.set("from", topId);
-  if (chosen.tenant) query.set("tenant", chosen.tenant);
-  if (wanted) query.set("request", wanted);
+  const { tenant, request: wanted } = chosen;
+  const asked = { from: topId, tenant, request: wanted };
+  const given = Object.fromEntries(Object.entries(asked).filter(([, value]) => value));
+  const query = new URLSearchParams({ depth: DEPTH, limit: LIMIT, ...given });
   const response = await request(`v1/cache/tree?${query}`);
   const answer = await response.json();
   // ages are told by the server's clock: the browser's may be wrong
   answer.at = (Date.parse(response.headers.get("Date")) || Date.now()) / 1000;
   answer.topId = topId;
   answer.request = wanted;
-  for (const { tenant } of answer.nodes) seen.tenants.add(tenant);
+  for (const node of answer.nodes) seen.tenants.add(node.tenant);
   return answer;
 }
 
