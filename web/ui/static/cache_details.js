@@ -20,7 +20,7 @@ export function Details({ cord, now, on }) {
   const { node } = cord;
   const branches = cord.children.filter((child) => !child.more);
   return html`
-    <section class="card details" aria-live="polite">
+    <section class="card details">
       <h2>${cord.children.length + cord.below ? "Knot" : "End"} at token ${count(node.start + node.tokens)} <code>${node.id.slice(0, 8)}</code></h2>
       <p class="about">${aboutKnot(cord).join(" ")}</p>
       <p class="buttons">
@@ -46,11 +46,11 @@ export function Details({ cord, now, on }) {
         <span class="strip"><span class=${engineClass(engine)} style=${{ width: `${(100 * node.engines[engine]) / node.tokens}%` }}></span></span>
         <span class="n">${count(node.engines[engine])}</span></li>`)}</ul>`}
       <h3>It begins</h3>
-      <p class="note">${placeOf(node.diverged, node.start)}${node.diverged ? "" : " (in which message is not known)"}.</p>
+      <p class="note">${placeOf(cord.diverged, node.start)}${cord.diverged ? "" : " (in which message is not known)"}.</p>
       ${branches.length > 0 && html`<h3>What goes on</h3>
       <ul class="plain goes-on">${branches.slice(0, SHOWN).map((child) => html`<li key=${child.id}>
         <button class="link" onClick=${() => on.select(child, true)}>${count(child.node.tokens)} tokens, ${times(child.node.requests, "request")}</button>
-        <small>${placeOf(child.node.diverged, child.node.start)}</small></li>`)}
+        <small>${placeOf(child.diverged, child.node.start)}</small></li>`)}
         ${branches.length > SHOWN && html`<li><small>and ${count(branches.length - SHOWN)} more</small></li>`}</ul>`}
     </section>
   `;

@@ -8,7 +8,7 @@ const STRETCH = 5;
 const POWER = 0.4; // between a square root and a logarithm: 16 tokens and 100,000 are both seen
 const MORE_LENGTH = 34;
 const WIDEST = 60;
-const LONGEST = 1.7;
+const LONGEST = 2.4;
 const LABEL_UNIT = 8.5; // about the width of a letter of a tenant's name
 
 /** Return {groups, byId}: the cords of each tenant, and all of them by id. `cords` know their parent and their children. */
@@ -38,7 +38,11 @@ export function makeTree(answer, { topId, depth, unfolded }) {
       cords.push(...kept);
       if (count > 0) cords.push({ id: `${parent?.id ?? ""}+`, more: count, parent, children: [], level: (parent?.level ?? 0) + 1 });
     }
+    // the branch that was there first is not known to differ: it does where the others differ from it
+    const exact = cords.filter(({ node }) => node?.diverged?.exact).map(({ node }) => node.diverged);
+    const nearest = exact.reduce((one, other) => (other.token < one.token ? other : one), exact[0]);
     for (const cord of cords) {
+      if (cord.node) cord.diverged = cord.node.diverged?.exact ? cord.node.diverged : (nearest ?? cord.node.diverged);
       cord.level = (parent?.level ?? 0) + 1;
       if (cord.more) continue;
       cord.order = order.get(cord.id) ?? null;

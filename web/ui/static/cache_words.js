@@ -51,9 +51,9 @@ export function aboutKnot({ node, children, below }) {
   words.push(known + below === 1 ? "One branch goes on." : `${times(known + below, "branch", "branches")} go on.`);
   const ended = node.requests - onward;
   if (!more && !below && node.children === cords.length && ended > 0) words.push(`${times(ended, "request")} ended here.`);
-  const parts = cords.map((child) => child.node.diverged).filter(Boolean);
+  const parts = cords.map((child) => child.diverged).filter(Boolean);
   if (cords.length > 1 && parts.length) words.push(whereTheyPart(parts));
-  else if (cords.length === 1) words.push(`It goes on ${placeOf(cords[0].node.diverged, cords[0].node.start)}.`);
+  else if (cords.length === 1) words.push(`It goes on ${placeOf(cords[0].diverged, cords[0].node.start)}.`);
   return words;
 }
 

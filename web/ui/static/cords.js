@@ -6,14 +6,16 @@ import { html } from "./html.js";
 
 const BEND = 11;
 const KNOT = 11; // as far as the largest one reaches
-const MARGIN = { hanging: { along: 28, before: 34, after: 40 }, lying: { along: 26, before: 20, after: 84 } };
+const HANGING = { along: 28, before: 34, after: 40 };
+const LYING = { along: 26, before: 20, after: 84 };
+const NAME = 16; // a tenant's name above cords that lie
 const ENGINE_COLOURS = 6;
 const LONG = 62; // a cord with room for its number of tokens
 const LETTER = 7;
 
 /** `picture` is of layOut(), `look` how it is shown, `on` what is called for a cord: select, open. */
 export function Cords({ picture, groups, look, selected, on }) {
-  const { along, before, after } = MARGIN[look.isHanging ? "hanging" : "lying"];
+  const { along, before, after } = marginOf(look);
   const across = picture.width + 2 * along;
   const away = picture.depth + before + after;
   const at = (a, d) => (look.isHanging ? [a + along, d + before] : [d + before, a + along]);
@@ -38,7 +40,7 @@ function MainCord({ group, at, look }) {
   const [x0, y0] = at(group.a0 - 14, 0);
   const [x1, y1] = at(group.a1 + 14, 0);
   const name = group.tenant.length > 24 ? `${group.tenant.slice(0, 23)}…` : group.tenant;
-  const [x, y] = look.isHanging ? [x0 + 2, y0 - 12] : [x0 + 8, y0 - 3];
+  const [x, y] = look.isHanging ? [x0 + 2, y0 - 12] : [x0 - 3, y0 - 7];
   return html`
     <line class="main-cord" x1=${x0} y1=${y0} x2=${x1} y2=${y1} />
     <line class="main-ply" x1=${x0} y1=${y0} x2=${x1} y2=${y1} />
@@ -58,7 +60,7 @@ function Cord({ cord, at, look, on, isSelected, isFocusable }) {
       onClick=${() => on.select(cord)} onDblClick=${() => on.open(cord)} onFocus=${() => isSelected || on.select(cord)}>
       <${Strands} cord=${cord} at=${at} look=${look} />
       ${cord.more ? html`<text class="number" x=${x + (look.isHanging ? 0 : 4)} y=${y + (look.isHanging ? 12 : 4)}
-        text-anchor=${look.isHanging ? "middle" : "start"}>+${count(cord.more)}</text>` : html`<${Knot} cord=${cord} x=${x} y=${y} look=${look} />`}
+        text-anchor=${look.isHanging ? "middle" : "start"}>+${count(cord.more)}</text>` : html`<${Knot} cord=${cord} at=${at} look=${look} />`}
     </g>
   `;
 }
@@ -128,11 +130,12 @@ const partly = (part) => (part < 1 ? { pathLength: 100, "stroke-dasharray": `${(
 /** Return how far a cord hangs from straight: a little, and the same each time. */
 const swayOf = (id) => ((parseInt(id.slice(-2), 16) || 0) / 255 - 0.5) * 7;
 
-function Knot({ cord, x, y, look }) {
+function Knot({ cord, at, look }) {
   const { node, order, below, children, d0, d1, a } = cord;
+  const [x, y] = at(a, d1);
   const radius = radiusOf(node.requests);
   const isKnot = children.length + below > 0;
-  const [pinX, pinY] = middle(cord, a, (d0 + d1) / 2, look);
+  const [pinX, pinY] = at(a, (d0 + d1) / 2);
   const counted = `${count(node.requests)}×`;
   const tokens = look.isHanging && cord.length > LONG && (look.isWide || cord.level === 1) ? count(node.tokens) : "";
   const text = look.showsOrder ? (order ? count(order) : "") : labelAt(cord, counted, look, isKnot);
@@ -152,10 +155,8 @@ function Knot({ cord, x, y, look }) {
   `;
 }
 
-const middle = (cord, a, d, look) => {
-  const along = MARGIN[look.isHanging ? "hanging" : "lying"];
-  return look.isHanging ? [a + along.along, d + along.before] : [d + along.before, a + along.along];
-};
+/** Return the room around the drawing. */
+const marginOf = ({ isHanging, hasNames }) => (isHanging ? HANGING : { ...LYING, along: LYING.along + (hasNames ? NAME : 0) });
 
 function labelAt({ node, length }, counted, look, isKnot) {
   if (!look.isHanging && !isKnot) return `${count(node.tokens)} · ${counted}`;
