@@ -18,8 +18,10 @@ from .request_desk.desk import RequestDesk
 
 def open_books(config: RuntimeConfig, desk: RequestDesk, metrics: Metrics) -> EntryStore:
     """Return an empty store, from which `desk` and `metrics` take how the cache is used, and `desk` explanations."""
-    watch = CacheWatch(config.stats_window_s, config.engine.block_size, clock=trio.current_time)
-    store = EntryStore(cache=watch, explanations=ExplanationStore(config.explain_requests))
+    num_kept = config.explain_requests
+    watch = CacheWatch(config.stats_window_s, config.engine.block_size, clock=trio.current_time, max_paths=num_kept)
+    store = EntryStore(cache=watch, explanations=ExplanationStore(num_kept))
+    watch.explained = store.known_prompt
     desk.cache = watch
     desk.explain = Explainer(store, desk.num_usable_blocks_of).explain
     metrics.show_cache(watch)

@@ -50,7 +50,7 @@ from quipu.actors.accountant.cache_watch import (
     CacheWatch,
     WatchedPrompt,
 )
-from quipu.actors.accountant.prefix_tree import PrefixTree
+from quipu.actors.accountant.prefix_tree import NOBODY, Branch, Passage, PrefixTree
 from quipu.actors.accountant.reuse_sketch import make_sketch
 from quipu.actors.accountant.reuse_window import WINDOWS
 from quipu.actors.request_desk.cache_figures import SHARES
@@ -128,11 +128,16 @@ def watched(served: Served, block_tokens: int) -> tuple[CacheWatch, float]:
     return watch, time.perf_counter() - began
 
 
+NO_BRANCH = Branch(None, [], 0, 0.0, 0.0)
+
+
 class NoTree(PrefixTree):
     """Keeps nothing."""
 
-    def begin(self, tenant: str, sequence_ids: Iterable[int], keys: Sequence[bytes], now: float) -> None:
-        pass
+    def begin(
+        self, tenant: str, sequence_ids: Iterable[int], keys: Sequence[bytes], now: float, passage: Passage = NOBODY
+    ) -> Branch:
+        return NO_BRANCH
 
 
 def memory(num_prompts: int) -> dict[str, float]:

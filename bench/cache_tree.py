@@ -1,4 +1,4 @@
-"""What reading the prefix tree (`GET /v1/cache/tree`) costs the engine whose blocks it shows.
+"""What reading the prefix tree (`GET /v1/cache/tree`) costs the engine whose blocks it shows, and how soon it is drawn.
 
     python -m bench.cache_tree [--blocks 100000] [--streams 8] [--rounds 5] [--every 1] [--json]
     python -m bench.cache_tree --quick [--json]
@@ -6,7 +6,8 @@
 A whole server on the fake executor gets prompts until its pool is full. Then streams decode, by turns alone and while
 a client asks for the whole tree `--every` second. The engine is timed: `step_ms` is the time from the start of a step
 to the start of the next one, `work_us` what scheduler and block manager take of it. A ratio is what they are while the
-tree is read, divided by what they are otherwise: the median of all rounds.
+tree is read, divided by what they are otherwise: the median of all rounds. At last a browser loads the cache explorer
+(`/ui/#cache`): `first_paint` says when it is on the screen.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 import attrs
 
+from bench.first_paint import first_paint
 from bench.http_load import ask_all, completion
 from bench.spans import Span, read_spans
 from bench.timed_server import MODEL, TimedServer
@@ -41,6 +43,8 @@ NUM_CONVERSATIONS = 40
 STEP_S = 0.01
 TREE = "/v1/cache/tree?limit=2000&depth=1000"
 AT_ONCE = 16
+PAINTED = "quipu.cache.painted"
+"""What the page marks when the tree is on the screen."""
 
 
 @attrs.define
@@ -122,6 +126,7 @@ def measure(num_blocks: int, num_streams: int, num_tokens: int, rounds: int, eve
                     else:
                         ask_all(server.port, bodies)
                     phases.append(Phase(begin_s, time.perf_counter(), is_read))
+            painted = first_paint(f"http://127.0.0.1:{server.port}", "cache", PAINTED, rounds)
         spans = read_spans(folder)
     kinds = {is_read: [steps_of(spans, p, num_streams) for p in phases if p.is_read == is_read] for is_read in (0, 1)}
     rows = [row_of(name, pick, kinds) for name, pick in (("step_ms", 0), ("work_us", 1))]
@@ -133,6 +138,7 @@ def measure(num_blocks: int, num_streams: int, num_tokens: int, rounds: int, eve
         "bytes": reader.num_bytes,
         "slowest_answer_ms": round(1000 * reader.slowest_s, 1),
         "rows": rows,
+        "first_paint": painted,
     }
 
 

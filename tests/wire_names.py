@@ -68,7 +68,8 @@ def flags() -> Names:
     """Return the flags of every subcommand with their actions, choices and defaults."""
     main = _main()
     found: Names = {}
-    for argv in (["serve"], ["chat"], ["bench", "serve"], ["bench", "latency"], ["bench", "throughput"]):
+    bench = [["bench", command] for command in ("serve", "latency", "throughput")]
+    for argv in (["serve"], ["chat"], ["explain", "x"], *bench):
         parser = _parser_of(main, argv)
         for command, inner in _commands(parser):
             found.setdefault(command, set()).update(map(_describe, inner._actions))

@@ -20,14 +20,16 @@ from operator import attrgetter
 import attrs
 
 from ..messages.accountant import StepReport
+from ..messages.explanations import ExplainedPrompt
 from ..request_desk.cache_figures import CacheFigures, PinnedNow, TreeNode
 from ..shared.block_keys import KEY_BYTES, KEY_PREFIX_BYTES
 from ..shared.native import IS_COMPILED
 from .cache_rows import CacheRow
-from .prefix_tree import PrefixTree
+from .prefix_tree import NOBODY, Passage, PrefixTree
+from .request_paths import RequestPaths
 from .reuse_sketch import Sketch, make_sketch
 from .reuse_window import ReuseWindow
-from .tree_view import nodes_of, tops_of
+from .tree_view import TreeView
 
 MAX_ROWS = 1024
 """Tenants and models; then those that were used least recently are forgotten."""
@@ -64,6 +66,7 @@ class WatchedPrompt:
     """That hold its blocks."""
     pin_ttl_s: int = 0
     """For how long what it marks is pinned after each use."""
+    passage: Passage = NOBODY
 
 
 class CacheWatch:
@@ -77,8 +80,12 @@ class CacheWatch:
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
         tree: PrefixTree | None = None,
+        max_paths: int = 10_000,
     ) -> None:
-        """`clock` is the one of the times that everything here is given. `tree` is fed; None: one of its own."""
+        """`clock` is the one of the times that everything here is given. `tree` is fed; None: one of its own.
+
+        The paths of the last `max_paths` requests through it are remembered.
+        """
         self.window_s = window_s
         self.block_size = block_size
         self._clock = clock
@@ -94,7 +101,10 @@ class CacheWatch:
         """Blocks that only pins keep, by engine."""
         self.held_by: Callable[[Sequence[bytes]], Mapping[int, int]] = lambda keys: {}
         """Returns how many of the first of these blocks each engine has."""
+        self.explained: Callable[[str, int], ExplainedPrompt | None] = lambda request_id, prompt_index: None
+        """Returns what is known of a request's prompt."""
         self._tree = PrefixTree() if tree is None else tree
+        self._paths = RequestPaths(max_paths)
         self._pin_ttls: dict[int, int] = {}
         """Of open sequences that mark prefixes."""
         self._num_without_hit: int | None = 0
@@ -116,7 +126,8 @@ class CacheWatch:
         num_found = num_cached // self.block_size
         for reuse in self._followed_by(row, now):
             reuse.add(prompt.keys, num_found, num_matchable, num_tokens, now, row.number)
-        self._tree.begin(prompt.tenant, prompt.sequence_ids, prompt.keys, now)
+        tip = self._tree.begin(prompt.tenant, prompt.sequence_ids, prompt.keys, now, prompt.passage)
+        self._paths.note(prompt.passage, tip, len(prompt.keys))
         if prompt.pin_ttl_s:
             self._pin_ttls |= dict.fromkeys(prompt.sequence_ids, prompt.pin_ttl_s)
 
@@ -172,12 +183,22 @@ class CacheWatch:
                     yield row.figures(self._clock(), self._unix_time(), self.block_size)
 
     def tree(
-        self, tenant: str | None = None, branch_id: str | None = None, depth: int = 1
+        self,
+        tenant: str | None = None,
+        branch_id: str | None = None,
+        depth: int = 1,
+        request_id: str | None = None,
     ) -> Iterator[TreeNode | None]:
-        roots = tops_of(self._tree, tenant, branch_id)
-        return nodes_of(
-            roots, depth, self.held_by, block_size=self.block_size, now=self._clock(), unix_s=self._unix_time()
+        view = TreeView(
+            self._tree,
+            self._paths,
+            self.held_by,
+            self.explained,
+            block_size=self.block_size,
+            now=self._clock(),
+            unix_s=self._unix_time(),
         )
+        return view.nodes(tenant, branch_id, depth, request_id)
 
     def pinned(self) -> PinnedNow:
         return PinnedNow(sum(self.num_pinned.values()), self._all.num_yielded(self._clock()))

@@ -29,6 +29,7 @@ from ..messages.accountant import (
     Unsent,
 )
 from ..messages.counts import UNKNOWN, Known, total
+from ..messages.explanations import ExplainedPrompt
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
@@ -258,6 +259,14 @@ class EntryStore:
             for sequence_id in message.sequence_ids:
                 request.entries[sequence_id] = []
                 self.by_sequence[sequence_id] = request
+
+    def known_prompt(self, request_id: str, index: int) -> ExplainedPrompt | None:
+        """Return what is known of a prompt; while its request is open only where its messages lie."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return self.explanations.prompt(request_id, index)
+        notes = () if request.prompted is None else request.prompted.notes
+        return ExplainedPrompt(None, None, None, None, outline=notes[index].outline) if index < len(notes) else None
 
     def close(self, request: RequestEntries) -> None:
         """Remove a request whose record was made."""

@@ -82,6 +82,11 @@ class ExplanationStore:
         kept = self._kept.get(request_id)
         return kept if kept is not None and tenant in (None, kept.tenant) else None
 
+    def prompt(self, request_id: str, index: int) -> ExplainedPrompt | None:
+        """Return what became of one prompt of a closed request; None if that is not known any more."""
+        kept = self._kept.get(request_id)
+        return kept.prompts[index] if kept is not None and index < len(kept.prompts) else None
+
 
 def _size_of(explanation: Explanation) -> int:
     return EXPLANATION_BYTES + sum(map(_size_of_prompt, explanation.prompts))

@@ -28,6 +28,17 @@ MAX_BLOCKS = 400_000
 MAX_BRANCHES = 50_000
 
 
+@attrs.frozen(eq=False)
+class Passage:
+    """A prompt that goes through the tree. One for all branches on its way."""
+
+    request_id: str
+    prompt_index: int = 0
+
+
+NOBODY = Passage("")
+
+
 @attrs.define(eq=False)
 class Branch:
     parent: Branch | None
@@ -46,6 +57,10 @@ class Branch:
     """Number of the last release of a sequence that held it."""
     pin_ttl_s: float = 0.0
     """For how long after its last use it is pinned. 0: it is not."""
+    made_by: Passage = NOBODY
+    """The prompt that put it into the tree, and..."""
+    last: Passage = NOBODY
+    """...the last one that contains all of it or has filled it."""
     children: dict[bytes, Branch] = attrs.field(factory=dict)
     """By their first key."""
     tenant: str = ""
@@ -73,6 +88,8 @@ class PrefixTree:
         """The last used ones last."""
         self._tips: dict[int, Branch] = {}
         """By open sequence, the last branch that it uses."""
+        self._passages: dict[int, Passage] = {}
+        """By open sequence, its prompt."""
         self._num_releases = 0
 
     @property
@@ -85,20 +102,24 @@ class PrefixTree:
 
     # ------------------------------------------------------------ what happens
 
-    def begin(self, tenant: str, sequence_ids: Iterable[int], keys: Sequence[bytes], now: float) -> None:
-        """Note an admitted prompt, and that these sequences hold its blocks until `end`."""
+    def begin(
+        self, tenant: str, sequence_ids: Iterable[int], keys: Sequence[bytes], now: float, passage: Passage = NOBODY
+    ) -> Branch:
+        """Note an admitted prompt, and that these sequences hold its blocks until `end`; return its last branch."""
         root = self.roots.get(tenant)
         if root is None:
             root = self.roots[tenant] = Branch(None, [], 0, now, now, tenant=tenant)
-        tip = self._descend(root, keys, now)
+        tip = self._descend(root, keys, now, passage)
         for branch in tip.path():
             branch.num_requests += 1
+            branch.last = passage
         for sequence_id in sequence_ids:
             self.end(sequence_id, now)
-            self._tips[sequence_id] = tip
+            self._tips[sequence_id], self._passages[sequence_id] = tip, passage
             for branch in tip.path():
                 branch.num_open += 1
         self._make_room()
+        return tip
 
     def fill(self, sequence_id: int, key: bytes, now: float) -> None:
         """Note a block that decoding has filled, after all others of its sequence."""
@@ -109,7 +130,7 @@ class PrefixTree:
             tip.keys.append(key)
             self.num_blocks += 1
         else:
-            self._tips[sequence_id] = leaf = self._add(tip, [key], now)
+            self._tips[sequence_id] = leaf = self._add(tip, [key], now, self._passages[sequence_id])
             leaf.num_open = leaf.num_requests = 1
 
     def pin(self, sequence_id: int, num_blocks: int, ttl_s: float) -> None:
@@ -126,6 +147,7 @@ class PrefixTree:
         tip = self._tips.pop(sequence_id, None)
         if tip is None:
             return
+        del self._passages[sequence_id]
         self._num_releases += 1
         for branch in tip.path():
             branch.num_open -= 1
@@ -135,13 +157,13 @@ class PrefixTree:
 
     # ------------------------------------------------------------ branches
 
-    def _descend(self, root: Branch, keys: Sequence[bytes], now: float) -> Branch:
+    def _descend(self, root: Branch, keys: Sequence[bytes], now: float, passage: Passage) -> Branch:
         """Return the branch with which a prompt ends, after making what is missing of its path."""
         branch, at = root, 0
         while at < len(keys):
             child = branch.children.get(keys[at])
             if child is None:
-                return self._add(branch, list(keys[at:]), now)
+                return self._add(branch, list(keys[at:]), now, passage)
             length = _num_common(child.keys, keys, at)
             branch = self._split(child, length) if length < len(child.keys) else child
             branch.used_at = now
@@ -149,9 +171,9 @@ class PrefixTree:
         self._touch(branch)
         return branch
 
-    def _add(self, parent: Branch, keys: list[bytes], now: float) -> Branch:
+    def _add(self, parent: Branch, keys: list[bytes], now: float, passage: Passage) -> Branch:
         depth = parent.depth + len(parent.keys)
-        leaf = Branch(parent, keys, depth, now, now, tenant=parent.tenant)
+        leaf = Branch(parent, keys, depth, now, now, tenant=parent.tenant, made_by=passage, last=passage)
         parent.children[keys[0]] = self._by_id[leaf.id] = leaf
         self._leaves.pop(parent, None)
         self._leaves[leaf] = None

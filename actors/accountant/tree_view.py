@@ -1,7 +1,8 @@
 """Reads the prefix tree for the web layer, branch by branch, while it goes on changing. Used by `cache_watch.py`.
 
 What must always hold: between two branches any number of others may be made, cut or dropped; a branch that was cut
-meanwhile is told from its top; none that no engine has is told.
+meanwhile is told from its top; none that no engine has is told, but for those on the path of a request that was
+asked for.
 """
 
 from __future__ import annotations
@@ -10,72 +11,141 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 
-from ..request_desk.cache_figures import TreeNode, UnknownBranch
-from .prefix_tree import Branch, PrefixTree
+import attrs
+
+from ..messages.block_manager import MissReason
+from ..messages.explanations import ExplainedPrompt, PromptOutline
+from ..request_desk.cache_figures import Divergence, TreeNode, UnknownBranch, UnknownRequest
+from .prefix_tree import Branch, Passage, PrefixTree
+from .request_paths import PromptPath, RequestPaths
 
 CHUNK = 1000
 """Children that are sorted at a time."""
+_DIVERGED = (MissReason.DIVERGED, MissReason.OTHER_DOMAIN)
 
 
-def tops_of(tree: PrefixTree, tenant: str | None, branch_id: str | None) -> list[Branch]:
-    """Return what the nodes are to be below: tenants' roots, or one branch. Raises UnknownBranch."""
-    if branch_id is None:
-        roots = tree.roots
-        return list(roots.values()) if tenant is None else [roots[tenant]] if tenant in roots else []
-    try:
-        found = tree.find(bytes.fromhex(branch_id))
-    except ValueError:
-        found = None
-    if found is None or tenant not in (None, found.tenant):
-        raise UnknownBranch(branch_id)
-    return [found]
+@attrs.frozen
+class TreeView:
+    """The tree as it is told from one moment on."""
 
+    _tree: PrefixTree
+    _paths: RequestPaths
+    _held_by: Callable[[Sequence[bytes]], Mapping[int, int]]
+    _explained: Callable[[str, int], ExplainedPrompt | None]
+    _block_size: int = attrs.field(kw_only=True)
+    _now: float = attrs.field(kw_only=True)
+    _unix_s: float = attrs.field(kw_only=True)
 
-def nodes_of(
-    tops: Iterable[Branch],
-    depth: int,
-    held_by: Callable[[Sequence[bytes]], Mapping[int, int]],
-    *,
-    block_size: int,
-    now: float,
-    unix_s: float,
-) -> Iterator[TreeNode | None]:
-    """Yield the cached branches below `tops`, level by level, the children of one by their requests, most first.
+    def nodes(
+        self, tenant: str | None, branch_id: str | None, depth: int, request_id: str | None
+    ) -> Iterator[TreeNode | None]:
+        """Return the nodes below a branch, or those of a tenant. Raises UnknownBranch and UnknownRequest."""
+        tops = self._tops(tenant, branch_id)
+        paths: Iterable[PromptPath] = ()
+        if request_id is not None:
+            found = self._paths.of(request_id, tenant)
+            if found is None:
+                raise UnknownRequest(request_id)
+            paths = found
+        return self._generate(tops, depth, paths, None if branch_id is None else tops[0])
 
-    Yields None after some work that has found none, so that the caller can let others run.
-    """
-    pending = deque((top, depth) for top in tops)
-    while pending:
-        parent, levels = pending.popleft()
-        chunks: list[list[Branch]] = []
-        children = list(parent.children.values())
-        for start in range(0, len(children), CHUNK):
-            chunks.append(sorted(children[start : start + CHUNK], key=_by_requests))
+    def _tops(self, tenant: str | None, branch_id: str | None) -> list[Branch]:
+        """Return what the nodes are to be below: tenants' roots, or one branch."""
+        if branch_id is None:
+            roots = self._tree.roots
+            return list(roots.values()) if tenant is None else [roots[tenant]] if tenant in roots else []
+        try:
+            found = self._tree.find(bytes.fromhex(branch_id))
+        except ValueError:
+            found = None
+        if found is None or tenant not in (None, found.tenant):
+            raise UnknownBranch(branch_id)
+        return [found]
+
+    def _generate(
+        self, tops: Iterable[Branch], depth: int, paths: Iterable[PromptPath], below: Branch | None
+    ) -> Iterator[TreeNode | None]:
+        """Yield the branches on `paths`, then the other ones level by level, those of most requests first.
+
+        Yields None after some work that has found none, so that the caller can let others run.
+        """
+        told: set[bytes] = set()
+        for path in paths:
             yield None
-        for child in merge(*chunks, key=_by_requests):
-            branch = _below(child, parent)
-            engines = {} if branch is None else held_by(branch.keys)
-            if branch is None or not engines:
+            branches = path.branches()
+            if below is not None:
+                branches = branches[branches.index(below) + 1 :] if below in branches else []
+            for branch in branches:
+                if branch.id in told or not branch.keys or branch.parent is None:
+                    yield None
+                    continue
+                told.add(branch.id)
+                num_blocks = min(len(branch.keys), path.num_blocks - branch.depth)
+                yield self._node(branch, self._held_by(branch.keys), num_blocks)
+        pending = deque((top, depth) for top in tops)
+        while pending:
+            parent, levels = pending.popleft()
+            chunks: list[list[Branch]] = []
+            children = list(parent.children.values())
+            for start in range(0, len(children), CHUNK):
+                chunks.append(sorted(children[start : start + CHUNK], key=_by_requests))
                 yield None
-                continue
-            if levels > 1 and branch.children:
-                pending.append((branch, levels - 1))
-            pinned_until = branch.used_at + branch.pin_ttl_s if branch.pin_ttl_s else 0.0
-            yield TreeNode(
-                branch_id=branch.id.hex(),
-                parent_id=parent.id.hex() if parent.keys else None,
-                tenant=branch.tenant,
-                start=branch.depth * block_size,
-                num_tokens=len(branch.keys) * block_size,
-                engines={engine_id: num_blocks * block_size for engine_id, num_blocks in engines.items()},
-                num_requests=branch.num_requests,
-                num_children=len(branch.children),
-                made_s=unix_s + branch.made_at - now,
-                used_s=unix_s + branch.used_at - now,
-                pinned_until_s=unix_s + pinned_until - now if pinned_until > now else None,
-                is_held=branch.num_open > 0,
-                last_release=branch.last_release,
-            )
+            for child in merge(*chunks, key=_by_requests):
+                found = _below(child, parent)
+                engines = {} if found is None else self._held_by(found.keys)
+                if found is None or not engines:
+                    yield None
+                    continue
+                if levels > 1 and found.children:
+                    pending.append((found, levels - 1))
+                yield None if found.id in told else self._node(found, engines)
+
+    def _node(self, branch: Branch, engines: Mapping[int, int], num_path_blocks: int = 0) -> TreeNode:
+        size, offset_s = self._block_size, self._unix_s - self._now
+        pinned_until = branch.used_at + branch.pin_ttl_s if branch.pin_ttl_s else 0.0
+        parent = branch.parent
+        last = branch.last.request_id
+        return TreeNode(
+            branch_id=branch.id.hex(),
+            parent_id=parent.id.hex() if parent is not None and parent.keys else None,
+            tenant=branch.tenant,
+            start=branch.depth * size,
+            num_tokens=len(branch.keys) * size,
+            engines={engine_id: num_blocks * size for engine_id, num_blocks in engines.items()},
+            num_requests=branch.num_requests,
+            num_children=len(branch.children),
+            made_s=offset_s + branch.made_at,
+            used_s=offset_s + branch.used_at,
+            pinned_until_s=offset_s + pinned_until if pinned_until > self._now else None,
+            is_held=branch.num_open > 0,
+            last_release=branch.last_release,
+            last_request_id=last if last in self._paths else None,
+            diverged=self._divergence(branch),
+            path_tokens=num_path_blocks * size,
+        )
+
+    def _divergence(self, branch: Branch) -> Divergence | None:
+        """Return where a branch begins to differ: as the engine has told its first prompt, or else its first token."""
+        start = branch.depth * self._block_size
+        first, last = self._prompt(branch.made_by), self._prompt(branch.last)
+        ended = None if first is None else first.ended
+        if first is not None and ended is not None and ended.miss.reason in _DIVERGED:
+            token = ended.miss.token
+            if start <= token < start + self._block_size:
+                return _divergence(token, first.outline, is_exact=True)
+        known = first if last is None else last
+        return None if known is None else _divergence(start, known.outline, is_exact=False)
+
+    def _prompt(self, passage: Passage) -> ExplainedPrompt | None:
+        return self._explained(passage.request_id, passage.prompt_index)
+
+
+def _divergence(token: int, outline: PromptOutline, *, is_exact: bool) -> Divergence:
+    part = outline.part_at(token)
+    if part is not None:
+        return Divergence(token, is_exact, part.role, part.message, part.part)
+    # what follows the prompt of a chat is its answer
+    return Divergence(token, is_exact, "assistant" if len(outline) else None, None, None)
 
 
 def _below(branch: Branch, parent: Branch) -> Branch | None:

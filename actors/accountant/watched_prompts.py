@@ -15,6 +15,7 @@ from ..shared.breakpoints import TTL_S
 from .applied_effects import CountedPrompt
 from .cache_watch import CacheWatch, WatchedPrompt
 from .entry_store import RequestEntries
+from .prefix_tree import Passage
 from .prompt_account import PromptAccount
 
 
@@ -46,6 +47,7 @@ def watch_prompt(
             if its_prompt == index
         ),
         pin_ttl_s=max((TTL_S[mark.ttl] for mark in prompt.breakpoints), default=0),
+        passage=Passage(request.request_id, index),
     )
     watch.on_prompt(watched, admission.at)
 

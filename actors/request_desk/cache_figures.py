@@ -96,6 +96,25 @@ class UnknownBranch(Exception):
     """There is no such branch in the tree, or none of this tenant."""
 
 
+class UnknownRequest(Exception):
+    """The path of such a request is not known, or it is none of this tenant's."""
+
+
+@attrs.frozen
+class Divergence:
+    """Where a branch begins to differ from what it is beside."""
+
+    token: int
+    is_exact: bool
+    """Else the difference is in the block that begins there."""
+    role: str | None
+    """Of the message that the token is in. None: not known, or not a chat."""
+    message: int | None
+    """Its index. None: it is from no message of the client."""
+    part: int | None
+    """Of the message's content, if that is a list."""
+
+
 @attrs.frozen
 class TreeNode:
     """A branch of the prefix tree: blocks that the same prompts have, up to a knot where some part or end."""
@@ -123,6 +142,12 @@ class TreeNode:
     """Running requests use it, so that it cannot be evicted."""
     last_release: int
     """A larger number than that of another one: it was let go later, and is evicted later."""
+    last_request_id: str | None
+    """The last request with all of it. None: its path is not remembered any more."""
+    diverged: Divergence | None
+    """None: neither the request that made it nor the last one is remembered."""
+    path_tokens: int
+    """Tokens of it that the prompts of the request have whose path is asked for."""
 
 
 @attrs.frozen
@@ -152,12 +177,17 @@ class CacheView(Protocol):
         ...
 
     def tree(
-        self, tenant: str | None = None, branch_id: str | None = None, depth: int = 1
+        self,
+        tenant: str | None = None,
+        branch_id: str | None = None,
+        depth: int = 1,
+        request_id: str | None = None,
     ) -> Iterator[TreeNode | None]:
         """Yield the cached branches of a tenant, or of all, or those below a branch, in `depth` levels, top first.
 
-        Yields None between two, too, and the caller may wait after each: it gets branches as they are when they are
-        made. Raises UnknownBranch.
+        `request_id`: the branches on its path come before all others, however deep they are and whether they are cached
+        or not. Yields None between two, too, and the caller may wait after each: it gets branches as they are when they
+        are made. Raises UnknownBranch and UnknownRequest.
         """
         ...
 

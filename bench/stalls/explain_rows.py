@@ -12,14 +12,17 @@ from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, chat, completion, one
 
 PATIENCE_S = 60.0
 EXPLAIN = "/v1/cache/explain"
+TREE = "/v1/cache/tree?limit=2000&depth=1000"
 
 
 def _get(port: int, path: str) -> RawRequest:
     return RawRequest(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
 
 
-def _explained(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[RawRequest]]:
-    """Send one request when the row is made, and ask so many times for its explanation."""
+def _explained(
+    path: str, body: Callable[[], dict[str, Any]], times: int, url: str = f"{EXPLAIN}/"
+) -> Callable[[int], Sequence[RawRequest]]:
+    """Send one request when the row is made, and ask so many times for its explanation: `url` with its id."""
 
     def make(port: int) -> Sequence[RawRequest]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -30,7 +33,7 @@ def _explained(path: str, body: Callable[[], dict[str, Any]], times: int) -> Cal
             request_id = response.headers["X-Quipu-Request-Id"]
         finally:
             connection.close()
-        return [_get(port, f"{EXPLAIN}/{request_id}")] * times
+        return [_get(port, f"{url}{request_id}")] * times
 
     return make
 
@@ -44,9 +47,15 @@ def _json_results() -> dict[str, Any]:
     return chat([said(result) for _ in range(60)])
 
 
+def _many_prompts() -> dict[str, Any]:
+    """Return prompts that part one after another."""
+    return completion([[7] * (16 * (number % 60)) + [300 + number] * 24 for number in range(512)])
+
+
 EXPLAIN_ROWS: Sequence[Row] = (
     Row("explain 2,000 messages", _explained(CHAT, lambda: chat([said("Hello.") for _ in range(2_000)]), 64), 16),
     Row("explain 512 prompts", _explained(COMPLETIONS, lambda: completion([[7] * 40] * 512), 64), 16),
+    Row("paths of 512 prompts", _explained(COMPLETIONS, _many_prompts, 64, f"{TREE}&request="), 16),
     Row("explain unknown ids", _unknown(200), 50, refused=True),
     Row("60 messages of JSON", one(CHAT, _json_results, 4), 4),
 )

@@ -8,7 +8,7 @@ import random
 import pytest
 import trio
 
-from quipu.actors.request_desk.cache_figures import TreeNode
+from quipu.actors.request_desk.cache_figures import Divergence, TreeNode
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
 from quipu.kernels.fake import continuation
@@ -106,3 +106,29 @@ async def test_running_and_pinned(autojump_clock: trio.abc.Clock) -> None:
     assert rest.pinned_until_s is None and rest.parent_id == top.branch_id
     assert top.branch_id not in eviction_order(nodes) and rest.branch_id in eviction_order(nodes)
     assert not any(node.is_held for node in later)
+
+
+async def test_what_diverged(autojump_clock: trio.abc.Clock) -> None:
+    """Branches name the message in which prompts part, to the token where the engine says it; paths are prompts."""
+    system = {"role": "system", "content": "The cords are counted. " * 12}
+    async with small_runtime(num_engines=1) as client:
+        http = over_http(client)
+        for question in ("one " * 40, "two " * 40):
+            messages = [system, {"role": "user", "content": question}]
+            await http.post("/v1/chat/completions", {"model": "demo", "messages": messages, "max_tokens": BLOCK * 2})
+        top, *below = nodes_of(client)
+        second = below[0].last_request_id if below[0].used_s > below[1].used_s else below[1].last_request_id
+        assert second is not None and top.last_request_id == second
+        found = client.runtime.desk.explain(second, None)
+        path = [n for n in client.runtime.desk.cache.tree(depth=1, request_id=second) if n is not None]
+    assert found is not None and found.prompts[0].ended is not None
+    assert top.diverged is not None and (top.diverged.token, top.diverged.message) == (0, 0)
+    parts = {node.last_request_id: node.diverged for node in below if node.parent_id == top.branch_id}
+    token = found.prompts[0].ended.miss.token
+    assert parts[second] == Divergence(token, is_exact=True, role="user", message=1, part=None)
+    assert len(parts) == 2
+    (other,) = (part for request_id, part in parts.items() if request_id != second)
+    assert other is not None and (other.token, other.is_exact) == (top.num_tokens, False)
+    num_tokens = found.prompts[0].prompt_tokens
+    assert num_tokens is not None
+    assert sum(node.path_tokens for node in path) == num_tokens // BLOCK * BLOCK

@@ -11,9 +11,10 @@ import pytest
 
 from tests.browsers import DESKTOP, PHONE, Browser, Keys
 from tests.e2e.servers import Server
-from tests.e2e.ui_pictures import MAX_BYTES, SYSTEM, ask, demo_with_history, take_all
+from tests.e2e.ui_pictures import MAX_BYTES, SYSTEM, ask, demo_with_history, take_all, tell
 
-PAGES = ("playground", "live", "usage")
+PAGES = {"playground": "#draft", "cache": ".quipu .knot", "live": ".spark", "usage": ".bars"}
+"""And what of each is there when it is loaded."""
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,39 @@ def test_playground(demo: Server, browser: Browser) -> None:
     bar = browser.all(".strip.sources")[-1]
     widths = [span.size["width"] for span in bar.find_elements("css selector", "span")]
     assert widths[0] / sum(widths) == pytest.approx(cached / prompt, abs=0.01)
-    browser.button("why not more?")
-    browser.all("button[aria-expanded]")[-1].click()
-    browser.wait_text(".why", f"at token {cached}")
+
+
+def test_explanation_and_cache(demo: Server, browser: Browser) -> None:
+    """Bar and "why not more?" say what the server explains; "show in the cache" leads to the prompt's path."""
+    browser.open(demo.url)
+    browser.find(".settings textarea").send_keys(SYSTEM)
+    ask(browser, "Where does Mira live?")
+    ask(browser, "Where does Otto live?")
+    browser.all("button.link")[0].click()
+    browser.find(".editor textarea").send_keys(" Please say where.")
+    browser.button("Send as a branch").click()
+    browser.until(lambda: len(browser.all(".promptbar")) == 1 and browser.all(".strip.messages"), "another answer")
+    request_id = demo.events("request.done")[-1]["request_id"]
+    explained = demo.get(f"/v1/cache/explain/{request_id}").json()
+    (prompt,) = explained["prompts"]
+    assert prompt["ended"]["reason"] == "diverged" and prompt["ended"]["message"] == 1
+    strip = browser.all(".strip.messages")[-1].find_elements("css selector", "span")
+    assert [part.text for part in strip][:2] == ["system", "user"]
+    titles = [str(part.get_attribute("title")) for part in browser.all(".strip.sources span")]
+    sources = [(block["source"], block["start"], block["end"]) for block in prompt["blocks"]]
+    names = {"reused": "from cache", "copied": "copied", "computed": "computed"}
+    assert titles == [f"{names[source]}: tokens {start:,} to {end:,}" for source, start, end in sources]
+    browser.button("why not more?").click()
+    browser.wait_text(".why", f"The cached part ends at token {prompt['ended']['token']:,}, in message 1 (user).")
+    browser.wait_text(".why", f"Request {prompt['ended']['diverged_from']} continued differently there.")
+    browser.button("show in the cache").click()
+    browser.wait_text("h1", "Cache")
+    tokens = prompt["prompt_tokens"] // 16 * 16
+    browser.wait_text(".path-card", f"{tokens:,} tokens in whole blocks; all of them are cached now.")
+    browser.until(lambda: browser.all(".cord.is-selected.is-on-path"), "the end of the path is chosen")
+    assert request_id not in browser.run("return location.href")
+    browser.driver.back()
+    browser.find("#draft")
 
 
 def test_edit_and_branches(demo: Server, browser: Browser) -> None:
@@ -98,7 +129,7 @@ def test_keyboard(demo: Server, browser: Browser) -> None:
     browser.tab_to("e.classList.contains('theme')")
     browser.press(Keys.ENTER)
     assert browser.run("return document.documentElement.dataset.theme") == "light"
-    for page in ("live", "usage"):
+    for page in ("cache", "live", "usage"):
         browser.tab_to(f"e.getAttribute('href') === '#{page}'")
         browser.press(Keys.ENTER)
         browser.wait_text("h1", page.capitalize())
@@ -149,11 +180,13 @@ def test_usage(demo: Server, browser: Browser) -> None:
 def test_widths_and_colours(demo: Server, browser: Browser, size: tuple[int, int]) -> None:
     """No page is wider than its window, and each follows the system's colours until others are chosen."""
     grounds = set()
+    for number in range(2):
+        tell(demo, number)
     for scheme in ("light", "dark"):
         browser.look(size=size, scheme=scheme)
         for page in PAGES:
             browser.open(demo.url, page)
-            browser.find({"playground": "#draft", "live": ".spark", "usage": ".bars"}[page])
+            browser.find(PAGES[page])
             width = "return [document.documentElement.scrollWidth, window.innerWidth]"
             assert browser.run(width) == [size[0], size[0]], page
         grounds.add(browser.run("return getComputedStyle(document.body).backgroundColor"))

@@ -116,7 +116,7 @@ def test_what_a_key_sees(keyed: Server, browser: Browser) -> None:
         body = {"model": "demo", "prompt": "x", "max_tokens": 2}
         keyed.post("/v1/completions", body, headers={"x-api-key": key}).raise_for_status()
     shown = {}
-    for key, pages in ((ACME, ["Playground", "Usage"]), (OPS, ["Playground", "Live", "Usage"])):
+    for key, pages in ((ACME, ["Playground", "Cache", "Usage"]), (OPS, ["Playground", "Cache", "Live", "Usage"])):
         browser.open(keyed.url, "usage", key=key)
         browser.find("[data-figure=Requests]")
         assert [link.text for link in browser.all("nav a")] == pages

@@ -34,6 +34,7 @@ output = 1.50
 """
 FACTS = ("Otto keeps an owl.", "The river passed the old mill.", "Mira lives in Ashford.", "The bakery opens at six.")
 SYSTEM = "Answer questions about this text.\n\n" + " ".join(FACTS * 6)
+NAMES = ("playground", "playground-phone", "usage", "live", "cache", "cache-phone")
 HURRY = "const real = window.setTimeout; window.setTimeout = (call, ms) => real(call, ms / 10)"
 """Polls ten times as often, so that the graphs fill."""
 
@@ -113,6 +114,44 @@ def tell(server: Server, number: int) -> None:
     server.post("/v1/chat/completions", body).raise_for_status()
 
 
+def converse(server: Server) -> str:
+    """Have conversations that part at many places, one of them with a pinned beginning; return a request's id."""
+    draw = random.Random(11)
+    request_id = ""
+    for topic, num_conversations in (("Mira", 7), ("Otto", 5), ("the mill", 3)):
+        system = {"role": "system", "content": f"Tell stories about {topic}. {' '.join(draw.choices(FACTS, k=9))}"}
+        for number in range(num_conversations):
+            messages = [system]
+            for turn in range(1 + number % 4):
+                messages.append({"role": "user", "content": f"{number}. {' '.join(draw.choices(FACTS, k=3 + turn))}"})
+                request_id = chat(server, messages)
+                if draw.random() < 0.4:
+                    chat(server, [*messages[:-1], {"role": "user", "content": f"Or: {draw.choice(FACTS) * 2}"}])
+                messages.append({"role": "assistant", "content": " ".join(draw.choices(FACTS, k=2))})
+    pinned = {"type": "text", "text": " ".join(FACTS * 5), "cache_control": {"type": "ephemeral"}}
+    body = {"model": "demo", "max_tokens": 2, "system": [pinned], "messages": [{"role": "user", "content": "A cord."}]}
+    server.post("/v1/messages", body).raise_for_status()
+    return request_id
+
+
+def chat(server: Server, messages: list[dict[str, str]]) -> str:
+    answer = server.post("/v1/chat/completions", {"model": "demo", "messages": messages, "max_tokens": 2})
+    answer.raise_for_status()
+    return answer.headers["x-quipu-request-id"]
+
+
+def take_cache(browser: Browser, server: Server, request_id: str, path: Path) -> None:
+    browser.open(server.url, "cache")
+    browser.find("[role=treeitem]")
+    browser.find("input[name=request]").send_keys(request_id, Keys.ENTER)
+    browser.find(".path-card ~ .details")
+    browser.wait_text(".path-card", "came from cache")
+    browser.find(".is-on-path .knot").click()
+    browser.wait_text(".about", "branches go on")
+    browser.run("document.activeElement.blur(); window.scrollTo(0, 0)")
+    browser.picture(path)
+
+
 def take_usage(browser: Browser, server: Server, path: Path) -> None:
     browser.open(server.url, "usage")
     browser.wait_text("[data-figure=Requests]", "")
@@ -125,7 +164,7 @@ def take_usage(browser: Browser, server: Server, path: Path) -> None:
 def take_all(browser: Browser, server: Server, folder: Path) -> list[Path]:
     """Take every picture into `folder` and return their paths."""
     folder.mkdir(exist_ok=True)
-    paths = [folder / f"{name}.webp" for name in ("playground", "playground-phone", "usage", "live")]
+    paths = [folder / f"{name}.webp" for name in NAMES]
     browser.look(size=DESKTOP, scheme="light")
     take_playground(browser, server, paths[0])
     browser.look(size=PHONE, scheme="dark")
@@ -134,6 +173,11 @@ def take_all(browser: Browser, server: Server, folder: Path) -> list[Path]:
     take_usage(browser, server, paths[2])
     browser.look(size=DESKTOP, scheme="dark")
     take_live(browser, server, paths[3])
+    request_id = converse(server)
+    browser.look(size=DESKTOP, scheme="light")
+    take_cache(browser, server, request_id, paths[4])
+    browser.look(size=PHONE, scheme="dark")
+    take_cache(browser, server, request_id, paths[5])
     return paths
 
 

@@ -54,7 +54,7 @@ def install_ui(
     @app.get("/ui/session")
     async def show_session() -> dict[str, Any]:
         principal = current_request_context().principal
-        sees_usage = not keys.is_open or open_admin or is_from_this_machine()
+        sees_accounts = not keys.is_open or open_admin or is_from_this_machine()
         return {
             "version": quipu.__version__,
             "needs_key": not keys.is_open,
@@ -63,7 +63,8 @@ def install_ui(
             "key_name": principal.key_name,
             "is_admin": principal.is_admin,
             "shows_live": principal.is_admin,
-            "shows_usage": usage is not None and sees_usage,
+            "shows_cache": sees_accounts,
+            "shows_usage": usage is not None and sees_accounts,
             "has_prices": prices is not None,
         }
 

@@ -117,11 +117,13 @@ async def test_session() -> None:
         _, answer = await Client(app).get("/ui/session", {"x-api-key": KEYS[tenant]})
         assert answer["needs_key"]
         assert (answer["tenant"], answer["key_id"], answer["key_name"]) == (tenant, f"id-{tenant}", f"{tenant}'s")
-        assert (answer["is_admin"], answer["shows_live"], answer["shows_usage"]) == (is_admin, is_admin, True)
+        assert (answer["is_admin"], answer["shows_live"]) == (is_admin, is_admin)
+        assert answer["shows_usage"] and answer["shows_cache"]
     _, answer = await Client(app_with()).get("/ui/session")
-    assert (answer["needs_key"], answer["shows_live"], answer["shows_usage"]) == (False, True, True)
+    assert not answer["needs_key"]
+    assert answer["shows_live"] and answer["shows_usage"] and answer["shows_cache"]
     _, answer = await Client(app_with()).get("/ui/session", {"X-Forwarded-For": "192.0.2.1"})
-    assert (answer["shows_live"], answer["shows_usage"]) == (True, False)
+    assert (answer["shows_live"], answer["shows_usage"], answer["shows_cache"]) == (True, False, False)
 
 
 def test_page_loads_only_its_own_files() -> None:

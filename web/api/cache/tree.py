@@ -1,10 +1,11 @@
 """`GET /v1/cache/tree`: the prefix tree of the cached blocks, as branches with token counts and knots where they part.
 
 `tenant` chooses a tenant (an admin key sees all), `from` a branch whose children are wanted, `depth` the levels below
-it, `limit` the nodes. A node is a branch: blocks that the same prompts have. No text and no token ids are in it.
+it, `limit` the nodes, `request` a request whose path is shown. A node is a branch: blocks that the same prompts have.
+No text and no token ids are in it.
 
 What must always hold: at most `MAX_NODES` nodes and `MAX_BYTES` bytes are answered; other tasks run every few nodes,
-and no engine is asked; another tenant's branch is answered like one that does not exist.
+and no engine is asked; another tenant's branch or request is answered like one that does not exist.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.cache_figures import TreeNode, UnknownBranch
+from quipu.actors.request_desk.cache_figures import Divergence, TreeNode, UnknownBranch, UnknownRequest
 from quipu.actors.request_desk.interface import Desk
 
 from ...request.errors import bad_value, not_found
@@ -58,15 +59,18 @@ def install_cache_tree(app: QuartTrio, desk: Desk) -> None:
         tenant, branch_id = parameters.text("tenant"), parameters.text("from")
         depth = parameters.whole("depth", 1, MAX_DEPTH) or DEFAULT_DEPTH
         limit = parameters.whole("limit", 1, MAX_NODES) or DEFAULT_NODES
+        request_id = parameters.text("request")
         if branch_id is not None and not _BRANCH_ID.fullmatch(branch_id):
             raise bad_value("from", "must be the id of a node")
         if not principal.is_admin:
             is_theirs = tenant in (None, principal.tenant)
             tenant = principal.tenant if is_theirs else NO_TENANT
         try:
-            nodes = desk.cache.tree(tenant, branch_id, depth)
+            nodes = desk.cache.tree(tenant, branch_id, depth, request_id)
         except UnknownBranch:
             raise not_found("There is no such branch in the cache.", "from", "branch_not_found") from None
+        except UnknownRequest:
+            raise not_found("The path of this request is not known.", "request", "request_not_found") from None
         found = await _take(nodes, limit)
         described = {
             "object": "cache.tree",
@@ -79,8 +83,8 @@ def install_cache_tree(app: QuartTrio, desk: Desk) -> None:
 
 
 def eviction_order(nodes: Sequence[TreeNode]) -> list[str]:
-    """Return the ids of nodes in the order of their eviction, without those that are held or pinned."""
-    free = [node for node in nodes if not node.is_held and node.pinned_until_s is None]
+    """Return the ids of nodes in the order of their eviction, without those that are held, pinned or gone."""
+    free = [node for node in nodes if node.engines and not node.is_held and node.pinned_until_s is None]
     # a sequence lets go of its blocks last to first
     free.sort(key=lambda node: (node.last_release, -node.start))
     return [node.branch_id for node in free]
@@ -103,6 +107,20 @@ def describe(node: TreeNode) -> dict[str, Any]:
         "last_used_at": round(node.used_s, 3),
         "pinned_until": None if node.pinned_until_s is None else round(node.pinned_until_s, 3),
         "in_use": node.is_held,
+        "last_request": node.last_request_id,
+        "diverged": None if node.diverged is None else describe_divergence(node.diverged),
+        "path_tokens": node.path_tokens,
+    }
+
+
+def describe_divergence(diverged: Divergence) -> dict[str, Any]:
+    """Return where a branch begins to differ from those beside it."""
+    return {
+        "token": diverged.token,
+        "exact": diverged.is_exact,
+        "role": diverged.role,
+        "message": diverged.message,
+        "part": diverged.part,
     }
 
 

@@ -1,4 +1,5 @@
 // Under each answer: where its prompt came from, how fast it was, and "why not more?".
+import { showInCache } from "./cache_choice.js";
 import { explainInWords, nameOf, partsOf, sourcesIn } from "./explain.js";
 import { count, duration, rate, share } from "./format.js";
 import { html, useState } from "./html.js";
@@ -6,7 +7,7 @@ import { html, useState } from "./html.js";
 const SHORTEST_S = 0.02; // a shorter answer arrives in one piece, which has no speed
 const NAMES = { reused: "from cache", copied: "copied", computed: "computed" };
 
-export function AnswerBar({ node }) {
+export function AnswerBar({ node, seesCache }) {
   const [isOpen, setOpen] = useState(false);
   const { usage } = node;
   if (!usage || usage.prompt_tokens === null || usage.prompt_tokens === undefined) return null;
@@ -39,6 +40,7 @@ export function AnswerBar({ node }) {
         <span title="from sending the request to the first text">${duration((node.firstAt - node.startedAt) / 1000)} to first token</span>
         <span>${count(usage.completion_tokens)} tokens${speedOf(node)}</span>
         <button class="link" aria-expanded=${isOpen} aria-controls=${id} onClick=${() => setOpen(!isOpen)}>why not more?</button>
+        ${node.explain && seesCache && html`<button class="link" onClick=${() => showInCache(node.requestId)}>show in the cache</button>`}
       </p>
       <div id=${id} hidden=${!isOpen}>${isOpen && html`<${Why} usage=${usage} prompt=${prompt} />`}</div>
     </div>

@@ -1,5 +1,6 @@
 // The frame of the pages: navigation, who is looking, the key prompt, light and dark.
 import { currentKey, getJson, setKey } from "./api.js";
+import { Cache } from "./cache.js";
 import { html, render, useEffect, useRef, useState } from "./html.js";
 import { Live } from "./live.js";
 import { Playground } from "./playground.js";
@@ -7,6 +8,7 @@ import { UsagePage } from "./usage.js";
 
 const PAGES = [
   { id: "playground", title: "Playground", view: Playground, isShown: () => true },
+  { id: "cache", title: "Cache", view: Cache, isShown: (session) => session.shows_cache },
   { id: "live", title: "Live", view: Live, isShown: (session) => session.shows_live },
   { id: "usage", title: "Usage", view: UsagePage, isShown: (session) => session.shows_usage },
 ];

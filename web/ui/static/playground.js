@@ -11,7 +11,7 @@ const chat = { conversation: new Conversation(), settings: firstSettings(), draf
 
 const isRunning = () => chat.conversation.path().some(({ state }) => state === "running");
 
-export function Playground() {
+export function Playground({ session }) {
   const [, redraw] = useReducer((number) => number + 1, 0);
   const [models, setModels] = useState([]);
   const [error, setError] = useState(null);
@@ -47,6 +47,7 @@ export function Playground() {
   };
   const actions = {
     redraw,
+    seesCache: session.shows_cache,
     edit: (node, content) => say(node.parent, content),
     retry: (node) => answer(node.parent),
     giveResults: (node, results) => {
@@ -136,7 +137,7 @@ function Turn({ node, actions, isLast }) {
           </div>`}
       ${isLast && node.state === "done" && node.calls?.length > 0 &&
       html`<${Results} node=${node} onGive=${(results) => actions.giveResults(node, results)} />`}
-      ${node.role === "assistant" && html`<${AnswerBar} node=${node} />`}
+      ${node.role === "assistant" && html`<${AnswerBar} node=${node} seesCache=${actions.seesCache} />`}
     </article>
   `;
 }

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quipu.actors.accountant.cache_watch import CacheWatch, WatchedPrompt
+from quipu.actors.accountant.prefix_tree import Passage
 from quipu.web.api.cache.tree import MAX_BYTES, MAX_NODES
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
@@ -39,15 +40,18 @@ class Cache:
         return next((i for i, key in enumerate(keys) if key in self.evicted), len(keys))
 
     def prompt(
-        self, tenant: str, *numbers: int, ends: bool = True, advances: bool = True, **fields: Any
+        self, tenant: str, *numbers: int, ends: bool = True, advances: bool = True, named: str = "", **fields: Any
     ) -> list[bytes]:
-        """Send a prompt of these blocks; return its keys."""
+        """Send a prompt of these blocks in a request of this name; return its keys."""
         key = tenant.encode()
         keys = [key := hashlib.sha256(key + b"%d" % number).digest() for number in numbers]
         self._num_sequences += 1
         ids = (self._num_sequences,)
         self.watch.on_prompt(
-            WatchedPrompt(tenant, "demo", 16 * len(keys) + 1, 0, keys, sequence_ids=ids, **fields), self._now
+            WatchedPrompt(
+                tenant, "demo", 16 * len(keys) + 1, 0, keys, sequence_ids=ids, passage=Passage(named), **fields
+            ),
+            self._now,
         )
         if ends:
             self.watch.on_end(ids, self._now + 5)
@@ -96,6 +100,9 @@ async def test_branches() -> None:
         "last_used_at": UNIX_S - 50,
         "pinned_until": None,
         "in_use": True,
+        "last_request": None,
+        "diverged": None,
+        "path_tokens": 0,
     }
     assert {node["parent"] for node in below} == {top["id"]}
     ids = [keys[2][:8].hex() for keys in (first, second)]
@@ -149,6 +156,54 @@ async def test_tenants() -> None:
     assert other == unknown and other[0] == 404 and other[1]["error"]["code"] == "branch_not_found"
     assert (await get(client, "acme", tenant="b", **{"from": ours[0][:8].hex()}))[0] == 404
     assert (await get(client, "ops", **{"from": theirs[0][:8].hex()}))[0] == 200
+
+
+async def test_path_of_a_request() -> None:
+    """The branches of a request come first, whatever `depth` says and also if evicted, with its tokens in each."""
+    cache = Cache()
+    cache.prompt("acme", 1, 2, 3, 4, named="first")
+    keys = cache.prompt("acme", 1, 2, 3, named="short")
+    other = cache.prompt("acme", 1, 8)
+    cache.prompt("acme", 9)
+    cache.evicted.add(keys[1])
+    client = cache.client()
+    status, shown = await get(client, "acme", request="short", depth=1)
+    assert status == 200
+    assert [(node["start"], node["tokens"], node["path_tokens"], node["cached_tokens"]) for node in shown["nodes"]] == [
+        (0, 16, 16, 16),
+        (16, 32, 32, 0),
+        (0, 16, 0, 16),
+    ]
+    assert keys[1][:8].hex() not in shown["eviction_order"]
+    below = (await get(client, "acme", request="short", **{"from": keys[0][:8].hex()}))[1]["nodes"]
+    assert [(node["id"], node["path_tokens"]) for node in below] == [(keys[1][:8].hex(), 32), (other[1][:8].hex(), 0)]
+    aside = (await get(client, "acme", request="short", **{"from": other[1][:8].hex()}))[1]
+    assert aside["nodes"] == []
+    whole = (await get(client, "acme", request="first"))[1]["nodes"]
+    assert sum(node["path_tokens"] for node in whole) == 64 and len({node["id"] for node in whole}) == len(whole)
+    assert [node["last_request"] for node in shown["nodes"]] == [None, "short", None], "the last had no name"
+
+
+async def test_paths_of_several_prompts_are_bounded() -> None:
+    """The prompts of one request share the branches, which are told once and at most `limit` of them."""
+    cache = Cache()
+    for number in range(6):
+        cache.prompt("acme", 1, number, named="many")
+    _, shown = await get(cache.client(), "acme", request="many")
+    assert [node["path_tokens"] for node in shown["nodes"]] == [16] * 7 and shown["has_more"] is False
+    _, shown = await get(cache.client(), "acme", request="many", limit=3)
+    assert len(shown["nodes"]) == 3 and shown["has_more"] is True
+
+
+async def test_requests_of_others_are_unknown() -> None:
+    """A tenant gets for another one's request what it gets for one that does not exist; an admin may see it."""
+    cache = Cache()
+    cache.prompt("b", 1, named="theirs")
+    client = cache.client()
+    theirs, unknown = (await get(client, "acme", request="theirs")), (await get(client, "acme", request="nothing"))
+    assert theirs == unknown and theirs[0] == 404 and theirs[1]["error"]["code"] == "request_not_found"
+    assert (await get(client, "ops", request="theirs"))[1]["nodes"][0]["path_tokens"] == 16
+    assert (await get(client, "ops", request="theirs", tenant="acme"))[0] == 404
 
 
 async def test_what_a_tenant_reads_is_its_own() -> None:
@@ -209,6 +264,7 @@ async def test_size_of_the_answer() -> None:
         ("depth=x", "depth"),
         ("from=xyz", "from"),
         ("from=0&from=1", "from"),
+        ("request=a&request=b", "request"),
     ],
 )
 async def test_bad_parameters(query: str, param: str) -> None:
@@ -221,8 +277,8 @@ async def test_bad_parameters(query: str, param: str) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["tenant", "from", "depth", "limit", "depth[]", "x"]),
-            st.one_of(st.text(max_size=20), st.integers(-5, 2500).map(str), st.just("acme"), st.just("ab" * 8)),
+            st.sampled_from(["tenant", "from", "depth", "limit", "request", "depth[]", "x"]),
+            st.one_of(st.text(max_size=20), st.integers(-5, 2500).map(str), st.sampled_from(["acme", "ab" * 8, "req"])),
         ),
         max_size=4,
     )
@@ -230,11 +286,11 @@ async def test_bad_parameters(query: str, param: str) -> None:
 async def test_random_queries(pairs: list[tuple[str, str]]) -> None:
     """Whatever is asked, the answer is a tree or an error that names the parameter."""
     cache = Cache()
-    cache.prompt("acme", 1, 2)
+    cache.prompt("acme", 1, 2, named="req")
     query = urlencode(pairs, errors="surrogatepass")
     exchange, answer = await cache.client().get(f"{PATH}?{query}", {"x-api-key": KEYS["ops"]})
     assert exchange.status in (200, 400, 404)
     if exchange.status == 200:
         assert answer["object"] == "cache.tree"
     else:
-        assert answer["error"]["param"] in ("tenant", "from", "depth", "limit")
+        assert answer["error"]["param"] in ("tenant", "from", "depth", "limit", "request")

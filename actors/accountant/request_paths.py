@@ -1,0 +1,69 @@
+"""The paths of the last requests through the prefix tree. Part of the cache watch; read by `tree_view.py`.
+
+A path is kept as the branch with which the prompt ended. A branch that is cut stays the lower part, so that it leads up
+through all that was cut off it since.
+
+What must always hold: at most `max_requests` requests are remembered, the last ones, and `PATHS_EACH` prompts of each
+on average; a branch that the tree has dropped is not kept alive; the tenant of a request is compared before anything is
+told of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import attrs
+
+from .prefix_tree import Branch, Passage
+
+PATHS_EACH = 4
+
+
+@attrs.frozen
+class PromptPath:
+    """A prompt's path, as far as it is known."""
+
+    num_blocks: int
+    """Whole blocks of the prompt. The last branch may have more."""
+    _tip: weakref.ref[Branch]
+
+    def branches(self) -> list[Branch]:
+        """Return the branches on it, top first. Empty: the tree has dropped the last one."""
+        tip = self._tip()
+        found = [] if tip is None else [branch for branch in tip.path() if branch.depth < self.num_blocks]
+        found.reverse()
+        return found
+
+
+class RequestPaths:
+    def __init__(self, max_requests: int = 10_000) -> None:
+        """Remember `max_requests` at most; 0 remembers none."""
+        self._max_requests = max_requests
+        self._paths: OrderedDict[str, list[PromptPath]] = OrderedDict()
+        self._tenants: dict[str, str] = {}
+        self._num_paths = 0
+
+    def note(self, passage: Passage, tip: Branch, num_blocks: int) -> None:
+        """Remember a prompt that ends with `tip`."""
+        request_id = passage.request_id
+        if not self._max_requests or not request_id:
+            return
+        self._paths.setdefault(request_id, []).append(PromptPath(num_blocks, weakref.ref(tip)))
+        self._tenants[request_id] = tip.tenant
+        self._num_paths += 1
+        while len(self._paths) > self._max_requests or self._num_paths > PATHS_EACH * self._max_requests:
+            oldest, paths = self._paths.popitem(last=False)
+            self._num_paths -= len(paths)
+            del self._tenants[oldest]
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._paths
+
+    def of(self, request_id: str, tenant: str | None) -> Iterator[PromptPath] | None:
+        """Return the paths of a request of this tenant, None: of any; None if none is known, or not any more."""
+        if tenant not in (None, self._tenants.get(request_id)):
+            return None
+        paths = self._paths.get(request_id)
+        return None if paths is None else iter(tuple(paths))
