@@ -1,7 +1,6 @@
 """SQLAlchemy engines that readers of the ledger use one after another, so that statements are compiled once.
 
-Used by `reading.py`. Compiling took two thirds of a small report's time, and meanwhile the event loop waited for the
-interpreter lock.
+Used by `reading.py`. Compiling took two thirds of a small report's time.
 
 What must always hold: no two readers share an engine, and an engine that nobody uses has no connection.
 """

@@ -5,12 +5,12 @@
         for found in reader.records(Query(since=t0, until=t1, tenants=("acme",))): ...
         sums = reader.sums(Query(since=t0, until=t1), group_by=("model", "key_id"), bucket_s=3600)
 
-All of it blocks: a server calls it in a worker thread and opens a reader for each report. With a data directory,
-records that are not loaded yet are read from the write-ahead file, so a record can be found as soon as its client has
-its response. Times select by `closed_at`, `since <= closed_at < until`, so a bucket in the past does not change. Sums
-count every request; one that the server itself failed counts no tokens. With `collapse_retries`, a request and its
-retries count once (`retry_groups.py`); a request that did not finish then moves out of its bucket once a retry has
-finished.
+All of it blocks, and large sums keep the interpreter lock: a server opens a reader for each report in a process of its
+own (`web/api/admin/report_worker.py`). With a data directory, records that are not loaded yet are read from the
+write-ahead file, so a record can be found as soon as its client has its response. Times select by `closed_at`, `since
+<= closed_at < until`, so a bucket in the past does not change. Sums count every request; one that the server itself
+failed counts no tokens. With `collapse_retries`, a request and its retries count once (`retry_groups.py`); a request
+that did not finish then moves out of its bucket once a retry has finished.
 
 What must always hold: each request is returned once, even while records are being loaded; nothing is changed.
 """

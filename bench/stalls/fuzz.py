@@ -1,17 +1,22 @@
-"""Rows of random bodies made of each endpoint's own fields (`bench/bodies.py`)."""
+"""Rows of random bodies made of each endpoint's own fields (`bench/bodies.py`), and of questions about usage
+(`bench/report_queries.py`)."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
 
 from bench.bodies import ENDPOINTS, bodies
+from bench.report_queries import REPORTS, paths
 from bench.stalls.attack import RawRequest
-from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, posted
+from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, got, posted
 from bench.stalls.upstream import MODEL
 
+T = TypeVar("T")
 CONCURRENCY = 16
 DISCONNECT_AFTER_S = 10.0
 """A body that requests a whole context of tokens is not waited for."""
@@ -23,7 +28,7 @@ def fuzz_rows(count: int) -> list[Row]:
     """Return rows with `count` bodies in all, the same in every run, and `nothing` for comparison."""
     rows = [Row("nothing", lambda port: [], server="small")]
     for endpoint in ENDPOINTS:
-        drawn = draw(endpoint, -(-count // len(ENDPOINTS)))
+        drawn = draw(bodies(endpoint), -(-count // len(ENDPOINTS)))
         for start in range(0, len(drawn), ROWS_AN_ENDPOINT):
             part = drawn[start : start + ROWS_AN_ENDPOINT]
 
@@ -33,14 +38,28 @@ def fuzz_rows(count: int) -> list[Row]:
                 ]
 
             rows.append(Row(f"{endpoint} {start}", make, concurrency=CONCURRENCY, server="small"))
-    return rows + _passed_on(-(-count // len(ENDPOINTS)))
+    return rows + _passed_on(-(-count // len(ENDPOINTS))) + _reports(-(-count // len(ENDPOINTS)))
+
+
+def _reports(count: int) -> list[Row]:
+    """Return rows with questions about usage."""
+
+    def row(report: str) -> Row:
+        drawn = draw(paths(report), count)
+
+        def make(port: int) -> list[RawRequest]:
+            return [got(path) for path in drawn]
+
+        return Row(f"GET {report}", make, concurrency=CONCURRENCY, server="booked")
+
+    return [row(report) for report in REPORTS]
 
 
 def _passed_on(count: int) -> list[Row]:
     """Return rows with bodies for an upstream's model."""
 
     def row(endpoint: str) -> Row:
-        drawn = [data.replace(b'"demo"', b'"%b"' % MODEL.encode(), 1) for data in draw(endpoint, count)]
+        drawn = [data.replace(b'"demo"', b'"%b"' % MODEL.encode(), 1) for data in draw(bodies(endpoint), count)]
 
         def make(port: int) -> list[RawRequest]:
             return [RawRequest(posted(port, endpoint, data), disconnect_after_s=DISCONNECT_AFTER_S) for data in drawn]
@@ -50,9 +69,9 @@ def _passed_on(count: int) -> list[Row]:
     return [row(endpoint) for endpoint in (CHAT, COMPLETIONS)]
 
 
-def draw(endpoint: str, count: int) -> list[bytes]:
-    """Return `count` bodies, the same every time."""
-    drawn: list[bytes] = []
+def draw(strategy: SearchStrategy[T], count: int) -> list[T]:
+    """Return `count` values, the same every time."""
+    drawn: list[T] = []
 
     @seed(0)
     @settings(
@@ -62,8 +81,8 @@ def draw(endpoint: str, count: int) -> list[bytes]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(bodies(endpoint))
-    def collect(data: bytes) -> None:
+    @given(strategy)
+    def collect(data: T) -> None:
         drawn.append(data)
 
     with warnings.catch_warnings():

@@ -67,6 +67,16 @@ def posted(port: int, path: str, data: bytes) -> bytes:
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
 
 
+def got(path: str, disconnect_after_s: float | None = None) -> RawRequest:
+    """Return a GET request."""
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    return RawRequest(head, disconnect_after_s=disconnect_after_s)
+
+
+def getting(path: str, times: int) -> Callable[[int], Sequence[RawRequest]]:
+    return lambda port: [got(path)] * times
+
+
 def size_of(raws: Sequence[RawRequest]) -> int:
     """Return the total size in bytes."""
     return sum(len(raw.data) for raw in raws)

@@ -2,7 +2,7 @@
 
 Each row is as large as a server with default limits accepts, or slightly larger. `docs/limits.md` lists them; a new
 endpoint or a field that grows with the request gets a row here, in `tool_rows.py`, `grammar_rows.py`,
-`upstream_rows.py` or `explain_rows.py`.
+`upstream_rows.py`, `explain_rows.py` or `report_rows.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from bench.http_load import request_of
 from bench.stalls.attack import RawRequest
 from bench.stalls.explain_rows import EXPLAIN_ROWS
 from bench.stalls.grammar_rows import GRAMMAR_ROWS
+from bench.stalls.report_rows import REPORT_ROWS
 from bench.stalls.row_parts import (
     CHAT,
     COMPLETIONS,
@@ -25,6 +26,7 @@ from bench.stalls.row_parts import (
     Row,
     chat,
     completion,
+    getting,
     one,
     parts,
     posted,
@@ -90,11 +92,6 @@ def _headed(times: int) -> Callable[[int], Sequence[RawRequest]]:
 
 def _connecting(times: int) -> Callable[[int], Sequence[RawRequest]]:
     return lambda port: [RawRequest(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")] * times
-
-
-def _getting(path: str, times: int) -> Callable[[int], Sequence[RawRequest]]:
-    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-    return lambda port: [RawRequest(head)] * times
 
 
 def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[RawRequest]]:
@@ -216,19 +213,20 @@ ROWS: Sequence[Row] = (
     Row("template that writes", one(CHAT, lambda: chat([said("Hi.")]), 4), concurrency=4, server="writing"),
     Row("template that recurses", one(CHAT, lambda: chat([said("Hi.")]), 4), concurrency=4, server="recursing"),
     # ------------------------------------------------------------ pages
-    Row("500 page files", _getting("/ui/static/vendor/preact.js", 500), concurrency=50),
+    Row("500 page files", getting("/ui/static/vendor/preact.js", 500), concurrency=50),
     Row(
         "50 usage tables",
-        _getting("/ui/usage?since=1700000000&until=1703000000&bucket=1h&by=model&by=api_key&by=tenant", 50),
+        getting("/ui/usage?since=1700000000&until=1703000000&bucket=1h&by=model&by=api_key&by=tenant", 50),
         concurrency=50,
         refused=True,
     ),
+    *REPORT_ROWS,
     # ------------------------------------------------------------ connections
     Row("400 slow posts, 256 descriptors", _slow_posts(400), concurrency=400, server="few_files", refused=True),
     Row("body in chunks of one byte", _chunked(100_000), concurrency=4),
     Row("16 KB of headers", _headed(100), concurrency=8),
-    Row("cache statistics, 200 times", _getting("/v1/cache/stats?limit=1024", 200), concurrency=8),
-    Row("cache tree, 100 times", _getting("/v1/cache/tree?limit=2000&depth=1000", 100), concurrency=8),
+    Row("cache statistics, 200 times", getting("/v1/cache/stats?limit=1024", 200), concurrency=8),
+    Row("cache tree, 100 times", getting("/v1/cache/tree?limit=2000&depth=1000", 100), concurrency=8),
     Row("1,000 connections", _connecting(1000), concurrency=50),
     Row("200 requests at once", one(COMPLETIONS, lambda: completion("Hi.", max_tokens=8), 200), concurrency=200),
 )

@@ -22,6 +22,7 @@ from typing import Any
 import attrs
 from tokenizers import Tokenizer
 
+from bench.stalls.booked_ledger import write_ledger
 from bench.stalls.monitor import health_of
 from quipu.actors.shared.checkpoint import DEMO
 
@@ -44,6 +45,8 @@ class Kind:
     """What the model writes to every client: a text, and another one for ever."""
     has_upstream: bool = False
     """Requests for another model are passed on (`upstream.py`)."""
+    is_booked: bool = False
+    """The ledger has 100,000 records (`booked_ledger.py`)."""
 
 
 @attrs.define(eq=False)
@@ -117,6 +120,8 @@ def _serving(kind: str, folder: Path, flags: Sequence[str]) -> Iterator[Server]:
     shutil.copytree(DEMO, checkpoint)
     how = KINDS[kind]
     how.change(checkpoint)
+    if how.is_booked:
+        write_ledger(folder / "data")
 
     def limit_files() -> None:
         if how.max_files is not None:
@@ -220,6 +225,7 @@ KINDS: dict[str, Kind] = {
     "recursing": Kind(_template("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}")),
     "passing": Kind(_long, _FLAGS_LONG, has_upstream=True),
     "few_files": Kind(max_files=256),
+    "booked": Kind(is_booked=True),
     "opening": Kind(_long, _FLAGS_LONG, reply=("", "<tool_call>")),
     "calling": Kind(_long, _FLAGS_LONG, reply=("", '<tool_call>{"name": "tool0", "arguments": {}}</tool_call>')),
     "nesting": Kind(_long, _FLAGS_LONG, reply=('<tool_call>\n{"name": "tool0", "arguments": {"p0": ', '[{"p0": ')),

@@ -16,11 +16,10 @@ from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.kernels.fake import Dials
-from quipu.web.api.admin.usage_params import rfc3339
-from quipu.web.api.admin.usage_source import LedgerUsage
+from quipu.web.api.admin.usage_buckets import rfc3339
 from tests.runtimes import Client, small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
-from tests.web.api.admin.usage_books import ANTHROPIC, OPENAI, client_of, get_report
+from tests.web.api.admin.usage_books import ANTHROPIC, OPENAI, FolderSource, client_of, get_report
 from tests.web.fakes import Client as HttpClient
 
 REQUEST: Final = body(prompt_of(50))
@@ -102,7 +101,7 @@ async def bill_of(folder: Path, **parameters: str) -> Bill:
     """Return the sums of OpenAI's report, after checking that Anthropic's agrees."""
     now = time.time()
     since = int(now) - 3600
-    client = client_of(LedgerUsage(folder), now=now)
+    client = client_of(FolderSource(folder), now=now)
     page = await get_report(client, OPENAI, {"start_time": since, "limit": 31, **parameters})
     bill = Bill()
     for result in (result for bucket in page["data"] for result in bucket["results"]):

@@ -32,7 +32,7 @@ from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.wiring import front, split
 
 from ..api.admin.prices import PriceError, PriceList, read_prices
-from ..api.admin.usage_source import LedgerUsage
+from ..api.admin.usage_source import open_usage
 from ..app import make_app
 from ..auth.browser_rules import BrowserRules
 from ..auth.key_file import KeyFileError
@@ -190,6 +190,7 @@ async def run_server(
             reloading_on_hangup(keys),
             open_ledger(ledger_config) as ledger,
             open_tracer(tracing) as tracer,
+            open_usage(ledger_config.data_dir, ledger_config.url) as usage,
             (split if config.num_engines else front)(config, info, ledger.journal) as runtime,
         ):
             install_gauges(ledger, runtime.metrics.registry)
@@ -207,7 +208,7 @@ async def run_server(
                             options,
                             keys,
                             tracer,
-                            usage=LedgerUsage(ledger_config.data_dir, ledger_config.url),
+                            usage=usage,
                             prices=prices,
                         ),
                         host=host,

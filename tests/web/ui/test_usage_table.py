@@ -15,7 +15,7 @@ from quipu.actors.messages.outcomes import Outcome
 from quipu.web.api.admin.prices import PriceList, read_prices
 from quipu.web.app import make_app
 from quipu.web.auth.keys import KeyStore
-from quipu.web.ui import usage_table
+from quipu.web.ui import table_report
 from tests.web.api.admin.usage_books import DAY, MIDNIGHT, BookSource, record_at
 from tests.web.fakes import Client, Exchange, FakeDesk
 from tests.web.ui.test_page_files import KEYS, keyed
@@ -140,7 +140,7 @@ async def test_refusals(parameters: dict[str, Any], param: str) -> None:
 
 async def test_number_of_rows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer with too many rows is refused, with a hint."""
-    monkeypatch.setattr(usage_table, "MAX_LINES", 2)
+    monkeypatch.setattr(table_report, "MAX_LINES", 2)
     exchange, answer = await get(client_of(), bucket="1h")
     assert (exchange.status, answer["error"]["code"], answer["error"]["param"]) == (400, "too_many_rows", "bucket")
     exchange, _ = await get(client_of(), bucket="1d")

@@ -9,31 +9,20 @@ is rounded down to the start of its bucket, and a bucket that ends after `ending
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from quart import request
+from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.ledger.reading import Sum
-
+from ..answer import whole_response
 from ..fields import missing
-from .usage_buckets import DEFAULT_WIDTH, WIDTHS, Page, check_order, lay_out, start_of
-from .usage_params import Parameters, rfc3339
-from .usage_report import Column, Dimension, Filled, Same, fill, filters_of, labels
+from .anthropic_report import DIMENSIONS, AnthropicReport
+from .usage_buckets import DEFAULT_WIDTH, WIDTHS, Range
+from .usage_pages import check_order, filters_of, start_of
+from .usage_params import Parameters
 from .usage_source import UsageSource
 
-DIMENSIONS: Final[Mapping[str, Dimension]] = {
-    "account_id": Same(None),
-    "api_key_id": Column("key_id"),
-    "context_window": Same(None),
-    "inference_geo": Same("not_available"),
-    "model": Column("model"),
-    "service_account_id": Same(None),
-    "service_tier": Same("standard"),
-    "speed": Same("standard"),
-    "workspace_id": Column("tenant"),
-}
 _SAME_FILTERS: Final = {
     "inference_geos": ("not_available", "global", "us"),
     "service_tiers": ("standard", "batch", "priority", "priority_on_demand", "flex", "flex_discount"),
@@ -51,10 +40,10 @@ def install_anthropic_usage(app: QuartTrio, source: UsageSource, unix_time: Call
     """Register the route. `web/auth/auth.py` decides who may use it."""
 
     @app.get("/v1/organizations/usage_report/messages")
-    async def messages_usage_report() -> dict[str, Any]:
+    async def messages_usage_report() -> Response:
         parameters = Parameters(request.args)
         parameters.refuse(REFUSED)
-        page = _page(parameters, unix_time())
+        page = _range(parameters, unix_time())
         group_by = parameters.choices("group_by", DIMENSIONS) or ()
         # All of them are read: an invalid value is an error even if another filter matches nothing.
         misses = [
@@ -63,15 +52,10 @@ def install_anthropic_usage(app: QuartTrio, source: UsageSource, unix_time: Call
             for values in [parameters.choices(name, allowed)]
         ]
         filters = filters_of(parameters, "workspace_ids", matches_nothing=any(misses))
-        filled = await fill(source, page, filters, DIMENSIONS, group_by)
-        return {
-            "data": [_bucket(one, group_by) for one in filled],
-            "has_more": page.next_start is not None,
-            "next_page": page.cursor,
-        }
+        return await whole_response(iter(await source.report(AnthropicReport(page, filters, group_by))))
 
 
-def _page(parameters: Parameters, now: float) -> Page:
+def _range(parameters: Parameters, now: float) -> Range:
     since, until = parameters.rfc3339("starting_at"), parameters.rfc3339("ending_at")
     if since is None:
         raise missing("starting_at")
@@ -82,27 +66,4 @@ def _page(parameters: Parameters, now: float) -> Page:
     cursor = parameters.text("page")
     start = width.border(since) if cursor is None else start_of(cursor, width, width.border(since))
     begun = width.next_border(now)
-    return lay_out(width, start, begun if until is None else min(width.border(until), begun), limit)
-
-
-def _bucket(filled: Filled, group_by: Sequence[str]) -> dict[str, Any]:
-    return {
-        "starting_at": rfc3339(filled.bucket.start),
-        "ending_at": rfc3339(filled.bucket.end),
-        "results": [_result(one, group_by) for one in filled.sums],
-    }
-
-
-def _result(one: Sum, group_by: Sequence[str]) -> dict[str, Any]:
-    created = one.created_5m_tokens + one.created_1h_tokens
-    return {
-        "uncached_input_tokens": one.prompt_tokens - one.cached_tokens - created,
-        "cache_read_input_tokens": one.cached_tokens,
-        "cache_creation": {
-            "ephemeral_5m_input_tokens": one.created_5m_tokens,
-            "ephemeral_1h_input_tokens": one.created_1h_tokens,
-        },
-        "output_tokens": one.completion_tokens,
-        "server_tool_use": {"web_search_requests": 0},
-        **labels(one, DIMENSIONS, group_by),
-    }
+    return Range(width, start, begun if until is None else min(width.border(until), begun), limit)

@@ -10,15 +10,12 @@ pages, so that every moment of the range is in exactly one bucket of one page, e
 from __future__ import annotations
 
 import base64
-import binascii
 import math
-import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import attrs
-
-from ...request.errors import APIError, bad_value
 
 
 @attrs.frozen
@@ -76,23 +73,18 @@ def lay_out(width: BucketWidth, since: int, until: int, limit: int) -> Page:
     return Page(width, tuple(buckets), start if start < until else None)
 
 
-def start_of(cursor: str, width: BucketWidth, since: int) -> int:
-    """Return where the page of a cursor begins. Raises APIError for a cursor that no page of this range has
-    returned."""
-    encoded = cursor.removeprefix("page_")
-    try:
-        text = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        text = b""
-    if cursor.startswith("page_") and re.fullmatch(rb"[0-9]{1,12}", text):
-        start = int(text)
-        if start > since and start == width.border(start):
-            return start
-    raise bad_value("page", "must be the `next_page` of a response to the same query")
+@attrs.frozen
+class Range:
+    """A page before it is laid out."""
+
+    width: BucketWidth
+    since: int
+    until: int
+    limit: int
+
+    def lay_out(self) -> Page:
+        return lay_out(self.width, self.since, self.until, self.limit)
 
 
-def check_order(since: float, until: float | None, since_name: str, until_name: str) -> APIError | None:
-    """Return the error of an invalid range, None if it is valid."""
-    if until is None or since < until:
-        return None
-    return bad_value(until_name, f"must be later than `{since_name}`")
+def rfc3339(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

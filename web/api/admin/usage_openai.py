@@ -9,28 +9,19 @@ the last one ends at `end_time`, aligned or not; buckets that have not begun are
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from quart import request
+from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.ledger.reading import Sum
-
-from .usage_buckets import DEFAULT_WIDTH, WIDTHS, Page, check_order, lay_out, start_of
+from ..answer import whole_response
+from .openai_report import DIMENSIONS, OpenAIReport
+from .usage_buckets import DEFAULT_WIDTH, WIDTHS, Range
+from .usage_pages import check_order, filters_of, start_of
 from .usage_params import Parameters
-from .usage_report import Column, Dimension, Filled, Same, fill, filters_of, labels
 from .usage_source import UsageSource
 
-DIMENSIONS: Final[Mapping[str, Dimension]] = {
-    "project_id": Column("tenant"),
-    "user_id": Same(None),
-    "api_key_id": Column("key_id"),
-    "model": Column("model"),
-    "batch": Same(False),
-    "service_tier": Same("default"),
-    "api_source": Same("unlabeled"),
-}
 REFUSED: Final = {"user_ids": "keys here belong to a tenant, not to a user; filter by `api_key_ids`"}
 
 
@@ -38,22 +29,16 @@ def install_openai_usage(app: QuartTrio, source: UsageSource, unix_time: Callabl
     """Register the route. `web/auth/auth.py` decides who may use it."""
 
     @app.get("/v1/organization/usage/completions")
-    async def organization_usage() -> dict[str, Any]:
+    async def organization_usage() -> Response:
         parameters = Parameters(request.args)
         parameters.refuse(REFUSED)
-        page = _page(parameters, unix_time())
+        page = _range(parameters, unix_time())
         group_by = parameters.choices("group_by", DIMENSIONS) or ()
         filters = filters_of(parameters, "project_ids", matches_nothing=parameters.flag("batch") is True)
-        filled = await fill(source, page, filters, DIMENSIONS, group_by)
-        return {
-            "object": "page",
-            "data": [_bucket(one, group_by) for one in filled],
-            "has_more": page.next_start is not None,
-            "next_page": page.cursor,
-        }
+        return await whole_response(iter(await source.report(OpenAIReport(page, filters, group_by))))
 
 
-def _page(parameters: Parameters, now: float) -> Page:
+def _range(parameters: Parameters, now: float) -> Range:
     parameters.required("start_time")
     since = parameters.unix_time("start_time") or 0
     until = parameters.unix_time("end_time")
@@ -64,33 +49,4 @@ def _page(parameters: Parameters, now: float) -> Page:
     cursor = parameters.text("page")
     start = since if cursor is None else start_of(cursor, width, since)
     begun = width.next_border(now)
-    return lay_out(width, start, begun if until is None else min(until, begun), limit)
-
-
-def _bucket(filled: Filled, group_by: Sequence[str]) -> dict[str, Any]:
-    return {
-        "object": "bucket",
-        "start_time": filled.bucket.start,
-        "end_time": filled.bucket.end,
-        "results": [_result(one, group_by) for one in filled.sums],
-    }
-
-
-def _result(one: Sum, group_by: Sequence[str]) -> dict[str, Any]:
-    uncached = one.prompt_tokens - one.cached_tokens - one.cache_write_tokens
-    return {
-        "object": "organization.usage.completions.result",
-        "input_tokens": one.prompt_tokens,
-        "input_uncached_tokens": uncached,
-        "input_cached_tokens": one.cached_tokens,
-        "input_cache_write_tokens": one.cache_write_tokens,
-        "input_text_tokens": uncached,
-        "input_cached_text_tokens": one.cached_tokens,
-        "input_audio_tokens": 0,
-        "input_cached_audio_tokens": 0,
-        "output_tokens": one.completion_tokens,
-        "output_text_tokens": one.completion_tokens,
-        "output_audio_tokens": 0,
-        "num_model_requests": one.num_requests,
-        **labels(one, DIMENSIONS, group_by),
-    }
+    return Range(width, start, begun if until is None else min(until, begun), limit)

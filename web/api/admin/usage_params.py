@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from werkzeug.datastructures import MultiDict
@@ -116,10 +116,6 @@ class Parameters:
     def required(self, name: str) -> None:
         if self.text(name) is None:
             raise missing(name)
-
-
-def rfc3339(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def listed(allowed: Iterable[str]) -> str:

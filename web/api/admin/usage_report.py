@@ -18,9 +18,8 @@ import attrs
 from quipu.actors.ledger.reading import GroupColumn, Query, Sum
 from quipu.actors.messages.outcomes import Outcome
 
+from .reports import Ledger
 from .usage_buckets import Bucket, Page
-from .usage_params import Parameters
-from .usage_source import UsageSource
 
 RETRIES: Final = ("count", "collapse")
 """Values of `retries`. `collapse`: a request and its retries count once."""
@@ -62,21 +61,10 @@ class Filled:
     """One per group; none if nothing happened."""
 
 
-def filters_of(parameters: Parameters, tenants_name: str, *, matches_nothing: bool) -> Filters:
-    """Return the filters that both APIs have. Raises APIError."""
-    return Filters(
-        tenants=parameters.texts(tenants_name),
-        key_ids=parameters.texts("api_key_ids"),
-        models=parameters.texts("models"),
-        matches_nothing=matches_nothing,
-        collapse_retries=parameters.choice("retries", RETRIES, "count") == "collapse",
-    )
-
-
-async def fill(
-    source: UsageSource, page: Page, filters: Filters, dimensions: Mapping[str, Dimension], group_by: Sequence[str]
+def fill(
+    ledger: Ledger, page: Page, filters: Filters, dimensions: Mapping[str, Dimension], group_by: Sequence[str]
 ) -> list[Filled]:
-    """Return the page's buckets with their sums. Raises APIError."""
+    """Return the page's buckets with their sums."""
     if not page.buckets or filters.matches_nothing:
         return [Filled(bucket, ()) for bucket in page.buckets]
     query = Query(
@@ -90,7 +78,7 @@ async def fill(
     found: dict[float, list[Sum]] = {}
     requested = [dimensions[name] for name in group_by]
     columns = [dimension.name for dimension in requested if isinstance(dimension, Column)]
-    sums = await source.sums(query, columns, page.width.width_s, collapse_retries=filters.collapse_retries)
+    sums = ledger.sums(query, group_by=columns, bucket_s=page.width.width_s, collapse_retries=filters.collapse_retries)
     for one in sums:
         assert one.bucket is not None
         found.setdefault(one.bucket, []).append(one)

@@ -1,119 +1,198 @@
-"""Where usage reports come from: the ledger, read in worker threads.
+"""Where usage reports come from: the ledger, read and rendered in processes of their own.
 
-The routes of this folder query a `UsageSource`. `LedgerUsage` reads the ledger of this server, including records that
-have not reached the database yet.
+The routes ask a `UsageSource` for reports (`reports.py`). `LedgerUsage` has them made by processes
+(`report_process.py`), which are started when they are needed and ended when they have been idle for long.
 
-What must always hold: no read runs on the event loop; one runs at a time, a bounded number waits, and each has a
-deadline; if the ledger cannot be read, the response is a 503, and the reason is in the log but not in the response.
+What must always hold: no read and no rendering runs in this process; one report is made at a time, a bounded number
+waits, and each has a deadline; what a client no longer waits for is interrupted; if the ledger cannot be read, the
+response is a 503, and the reason is in the log but not in the response; when the block of `open_usage` is left, no
+process is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import islice
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import attrs
+import orjson
 import structlog
 import trio
-from sqlalchemy.exc import SQLAlchemyError
 
-from quipu.actors.ledger.database import reason
-from quipu.actors.ledger.reading import (
-    GroupColumn,
-    KeptEngines,
-    LedgerError,
-    LedgerReader,
-    LedgerRecord,
-    Query,
-    Sum,
-    open_reader,
-)
+from quipu.actors.ledger.reading import LedgerRecord, Query
 
-from ...request.errors import APIError, unavailable
+from ...request.errors import APIError, internal, invalid, unavailable
+from .report_process import Answered, ReportProcess, ReportProcessGone
+from .report_worker import Answer, Where
+from .reports import FirstRecord, Report, record_in
 
 READ_S = 30.0
-"""How long a client waits for a report, including the wait for a reader."""
-NUM_READERS = 1
-"""Threads that run Python keep the interpreter lock from the event loop, and two of them far longer than one."""
+"""How long a client waits for a report, including the wait for a process."""
+NUM_PROCESSES = 1
+"""Each takes some 60 MiB, and a processor while it makes a report, if nothing else wants it."""
 MAX_WAITING = 32
+IDLE_S = 60.0
+"""How long a process may be idle. Starting one takes half a second of a processor."""
 
 _log = structlog.get_logger("quipu.web")
-_T = TypeVar("_T")
 
 
 class UsageSource(Protocol):
-    """A source of usage data. Its methods raise APIError (503) if the ledger cannot be read."""
+    """A source of usage data. Its methods raise APIError: 503 if the ledger cannot be read, 400 for what the report
+    refuses."""
 
-    async def sums(
-        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int | None, *, collapse_retries: bool = False
-    ) -> list[Sum]:
-        """Return sums as `LedgerReader.sums` does."""
+    async def report(self, report: Report) -> Sequence[bytes]:
+        """Return the body of a report, in pieces that may each be sent at once."""
         ...
 
     async def record(self, query: Query) -> LedgerRecord | None:
         """Return the first record that matches."""
         ...
 
-    async def disputed(self, query: Query, limit: int) -> list[LedgerRecord]:
-        """Return the newest matching records of disputed accounts."""
-        ...
+
+@attrs.define(eq=False)
+class _Job:
+    report: Report
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    done: trio.Event = attrs.field(factory=trio.Event)
+    answered: Answered | None = None
+    why: str = ""
+    """Why there is no answer."""
+
+
+@attrs.frozen
+class _Idle:
+    process: ReportProcess
+    since_s: float
+
+
+@asynccontextmanager
+async def open_usage(
+    data_dir: Path,
+    url: str | None = None,
+    *,
+    num_processes: int = NUM_PROCESSES,
+    max_waiting: int = MAX_WAITING,
+    read_s: float = READ_S,
+) -> AsyncIterator[LedgerUsage]:
+    """Open a source that reads the ledger until the block is left; `url` is as in LedgerConfig."""
+    async with trio.open_nursery() as nursery:
+        usage = LedgerUsage(Where(data_dir, url), num_processes, max_waiting, read_s)
+        await nursery.start(usage.run)
+        yield usage
+        nursery.cancel_scope.cancel()
 
 
 class LedgerUsage:
-    """A source that reads the ledger; `url` is as in LedgerConfig."""
+    """A source that reads the ledger, made by `open_usage`."""
 
-    def __init__(
-        self,
-        data_dir: Path,
-        url: str | None = None,
-        *,
-        num_readers: int = NUM_READERS,
-        max_waiting: int = MAX_WAITING,
-        read_s: float = READ_S,
-    ) -> None:
-        self._data_dir = data_dir
-        self._url = url
-        self._engines = KeptEngines()
-        self._limiter = trio.CapacityLimiter(num_readers)
-        self._max_waiting = max_waiting
+    def __init__(self, where: Where, num_processes: int, max_waiting: int, read_s: float) -> None:
+        self._where = where
+        self._processes = trio.CapacityLimiter(num_processes)
+        self._max_open = num_processes + max_waiting
         self._read_s = read_s
+        self._num_open = 0
+        self._idle: list[_Idle] = []
+        self._nursery: trio.Nursery | None = None
 
-    async def sums(
-        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int | None, *, collapse_retries: bool = False
-    ) -> list[Sum]:
-        return await self._read(
-            lambda reader: reader.sums(query, group_by=group_by, bucket_s=bucket_s, collapse_retries=collapse_retries)
-        )
+    @property
+    def num_open(self) -> int:
+        """Reports that are being made, wait for that, or are being interrupted."""
+        return self._num_open
+
+    @property
+    def idle_process_ids(self) -> list[int]:
+        return [idle.process.pid for idle in self._idle]
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep processes as long as they are needed, until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                while True:
+                    await trio.sleep(IDLE_S / 2)
+                    await self._end_idle(trio.current_time() - IDLE_S)
+        finally:
+            await self._end_idle(trio.current_time())
 
     async def record(self, query: Query) -> LedgerRecord | None:
-        return await self._read(lambda reader: next(reader.records(query), None))
+        return record_in(b"".join(await self.report(FirstRecord(query))))
 
-    async def disputed(self, query: Query, limit: int) -> list[LedgerRecord]:
-        only = attrs.evolve(query, disputed_only=True)
-        return await self._read(lambda reader: list(islice(reader.records(only, newest_first=True), limit)))
-
-    async def _read(self, look: Callable[[LedgerReader], _T]) -> _T:
-        if self._limiter.statistics().tasks_waiting >= self._max_waiting:
+    async def report(self, report: Report) -> Sequence[bytes]:
+        assert self._nursery is not None
+        if self._num_open >= self._max_open:
             raise unavailable("Too many usage reports are being made. Try again later.", "too_many_reports")
-        why = f"no answer within {self._read_s:g} s"
-        with trio.move_on_after(self._read_s):
-            try:
-                # An abandoned thread keeps its place in the limiter until it ends, so there are never too many.
-                return await trio.to_thread.run_sync(
-                    partial(self._look, look), abandon_on_cancel=True, limiter=self._limiter
-                )
-            except SQLAlchemyError as error:
-                why = reason(error)
-            except (LedgerError, OSError) as error:
-                why = str(error)
-        raise _away(why)
+        job = _Job(report, why=f"no answer within {self._read_s:g} s")
+        self._num_open += 1
+        self._nursery.start_soon(self._serve, job)
+        try:
+            with trio.move_on_after(self._read_s):
+                await job.done.wait()
+        finally:
+            job.scope.cancel()
+        if job.answered is None:
+            raise _away(job.why)
+        return _body_of(job.answered)
 
-    def _look(self, look: Callable[[LedgerReader], _T]) -> _T:
-        with open_reader(data_dir=self._data_dir, url=self._url, engines=self._engines) as reader:
-            return look(reader)
+    async def _serve(self, job: _Job) -> None:
+        """Have a job's report made when it is its turn, unless its client leaves first."""
+        try:
+            with job.scope:
+                async with self._processes:
+                    await self._make(job)
+        finally:
+            self._num_open -= 1
+            job.done.set()
+
+    async def _make(self, job: _Job) -> None:
+        process: ReportProcess | None = None
+        try:
+            process = await self._take()
+            job.answered = await process.make(job.report)
+        except (OSError, ReportProcessGone) as error:
+            job.why = str(error)
+        finally:
+            if process is not None and process.is_usable:
+                self._idle.append(_Idle(process, trio.current_time()))
+            elif process is not None:
+                await process.end()
+
+    async def _take(self) -> ReportProcess:
+        while self._idle:
+            process = self._idle.pop().process
+            if process.is_usable:
+                return process
+            await process.end()
+        return await ReportProcess.start(self._where)
+
+    async def _end_idle(self, since_s: float) -> None:
+        """End the processes that have been idle since then."""
+        ended = [idle for idle in self._idle if idle.since_s <= since_s]
+        self._idle = [idle for idle in self._idle if idle.since_s > since_s]
+        for idle in ended:
+            await idle.process.end()
+
+
+def _body_of(answered: Answered) -> Sequence[bytes]:
+    """Return the body. Raises APIError."""
+    if answered.kind is Answer.MADE:
+        return answered.pieces
+    text = b"".join(answered.pieces)
+    if answered.kind is Answer.REFUSED:
+        raise refusal(*orjson.loads(text))
+    why = text.decode(errors="replace")
+    if answered.kind is Answer.AWAY:
+        raise _away(why)
+    _log.error("usage.report_failed", error=why)
+    raise internal()
+
+
+def refusal(message: str, param: str | None, code: str) -> APIError:
+    """Return the error of a report that cannot be made as it was asked for."""
+    return invalid(message, param, code)
 
 
 def _away(why: str) -> APIError:

@@ -33,7 +33,9 @@ MAX_WAITING = 32
 
 def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> None:
     """Register the route. Without a source of usage records only the last requests are explained."""
-    reading = trio.Lock()  # one at a time: each takes milliseconds of processor time from the event loop
+    reading = (
+        trio.Lock()
+    )  # one at a time, so that they leave room for usage reports, which are read by the same process
 
     @app.get("/v1/cache/explain/<request_id>")
     async def explain(request_id: str) -> Response:

@@ -8,7 +8,7 @@ import pytest
 
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, Outcome
-from quipu.web.api.admin.usage_params import rfc3339
+from quipu.web.api.admin.usage_buckets import rfc3339
 from quipu.web.request.errors import unavailable
 from tests.web.api.admin.usage_books import (
     ANTHROPIC,

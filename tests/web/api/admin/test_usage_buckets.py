@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.web.api.admin.usage_buckets import WIDTHS, lay_out, start_of
+from quipu.web.api.admin.usage_buckets import WIDTHS, lay_out
+from quipu.web.api.admin.usage_pages import start_of
 from quipu.web.request.errors import APIError
 
 WIDTH_NAMES = st.sampled_from(sorted(WIDTHS))

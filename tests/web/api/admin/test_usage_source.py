@@ -1,29 +1,26 @@
-"""The ledger as the source of reports: read in threads, with bounded concurrency and a deadline, and fast enough."""
+"""The ledger as the source of reports: the numbers, errors, and that a report over many records is fast enough."""
 
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-import trio
 from structlog.testing import capture_logs
 
 from quipu.actors.ledger import kept_engines
 from quipu.actors.ledger.database import SQLITE_NAME, sqlite_url
-from quipu.actors.ledger.reading import KeptEngines, LedgerReader, Query, open_reader
+from quipu.actors.ledger.reading import KeptEngines, open_reader
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.web.api.admin.usage_source import LedgerUsage
-from quipu.web.request.errors import APIError
+from quipu.web.api.admin.usage_source import open_usage
 from tests.web.api.admin.usage_books import (
     ANTHROPIC,
     DAY,
@@ -31,6 +28,7 @@ from tests.web.api.admin.usage_books import (
     NOW,
     OPENAI,
     BookSource,
+    FolderSource,
     client_of,
     copy_database,
     drop_records_table,
@@ -39,6 +37,7 @@ from tests.web.api.admin.usage_books import (
     multiply,
     record_at,
 )
+from tests.web.fakes import Client
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ async def test_database_agrees_with_memory(template: Path, tmp_path: Path) -> No
     """Reports from a database equal those from records in memory: groups, filters, boundaries, pages."""
     kept = list(random_records(2000, 7))
     in_memory = client_of(BookSource(kept))
-    in_database = client_of(LedgerUsage(copy_database(template, tmp_path / "data", kept)))
+    in_database = client_of(FolderSource(copy_database(template, tmp_path / "data", kept)))
     for parameters in (
         {"start_time": MIDNIGHT, "limit": 31},
         {"start_time": MIDNIGHT + 5000, "end_time": MIDNIGHT + 9 * DAY + 1, "limit": 31, "group_by": "project_id"},
@@ -114,7 +113,7 @@ async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> Non
     """A report over all records is one statement that the database aggregates; it takes about a second."""
     data_dir = copy_database(template, tmp_path / "data", random_records(5000, 3))
     multiply(data_dir, 20)
-    client = client_of(LedgerUsage(data_dir))
+    client = client_of(FolderSource(data_dir))
     for path, parameters in (
         (OPENAI, {"start_time": MIDNIGHT, "limit": 31, "group_by": ["model", "api_key_id", "project_id"]}),
         (ANTHROPIC, {"starting_at": "2025-06-01T00:00:00Z", "bucket_width": "1h", "limit": 168, "group_by[]": "model"}),
@@ -132,126 +131,51 @@ async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> Non
 async def test_records_not_yet_loaded(tmp_path: Path) -> None:
     """A record is reported as soon as it is written, before it is in a database, and once afterwards."""
     data_dir = tmp_path / "data"
-    client = client_of(LedgerUsage(data_dir), now=NOW)
 
-    async def num() -> int:
+    async def num(client: Client) -> int:
         (bucket,) = (await get_report(client, OPENAI, {"start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY}))["data"]
         return sum(result["num_model_requests"] for result in bucket["results"])
 
-    async with open_ledger(LedgerConfig(data_dir)) as ledger:
+    async with open_usage(data_dir) as usage, open_ledger(LedgerConfig(data_dir)) as ledger:
+        client = client_of(usage, now=NOW)
         record = record_at(60, "req-1")
         assert ledger.journal.admit(record)
         ledger.journal.flush()
-        assert await num() == 0
+        assert await num(client) == 0
         ledger.journal.close(record, lambda: None)
         ledger.journal.flush()
-        assert await num() == 1
+        assert await num(client) == 1
         assert (await client.get("/v1/usage/req-1"))[1]["completion_tokens"] == 10
     assert (data_dir / SQLITE_NAME).exists()
-    assert await num() == 1, "loaded by now"
+    assert await num(client_of(FolderSource(data_dir), now=NOW)) == 1, "loaded by now"
 
 
 async def test_no_ledger(tmp_path: Path) -> None:
     """A 503; its reason is in the log, and the response shows no server paths. Afterwards reports work again."""
-    client = client_of(LedgerUsage(tmp_path / "gone"))
-    with capture_logs() as lines:
-        exchange, answer = await client.get(f"{OPENAI}?start_time=0")
-    assert (exchange.status, answer["error"]["code"]) == (503, "ledger_unavailable")
-    assert str(tmp_path) not in str(answer)
-    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["usage.ledger_away"]
-    make_database(tmp_path / "gone")
-    assert (await client.get(f"{OPENAI}?start_time=0"))[0].status == 200
+    async with open_usage(tmp_path / "gone") as usage:
+        client = client_of(usage)
+        with capture_logs() as lines:
+            exchange, answer = await client.get(f"{OPENAI}?start_time=0")
+        assert (exchange.status, answer["error"]["code"]) == (503, "ledger_unavailable")
+        assert str(tmp_path) not in str(answer)
+        assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["usage.ledger_away"]
+        make_database(tmp_path / "gone")
+        assert (await client.get(f"{OPENAI}?start_time=0"))[0].status == 200
 
 
 async def test_broken_database(template: Path, tmp_path: Path) -> None:
     """A database that breaks before or during a report gives a 503."""
     data_dir = copy_database(template, tmp_path / "data", [])
-    for breaks in (
-        lambda: drop_records_table(data_dir),
-        lambda: (data_dir / SQLITE_NAME).write_bytes(b"this is no database" * 500),
-    ):
-        breaks()
-        for path in (f"{OPENAI}?start_time={MIDNIGHT}", "/v1/usage/req-1"):
-            exchange, answer = await client_of(LedgerUsage(data_dir)).get(path)
-            assert (exchange.status, answer["error"]["code"]) == (503, "ledger_unavailable")
-
-
-class Turnstile:
-    """A source that blocks every read, and counts the reads in progress."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.opened = threading.Event()
-        self.num_inside = 0
-        self.most_inside = 0
-        self._lock = threading.Lock()
-        monkeypatch.setattr(LedgerReader, "sums", lambda *_, **__: self._pass())
-
-    def _pass(self) -> Sequence[object]:
-        assert threading.current_thread() is not threading.main_thread()
-        with self._lock:
-            self.num_inside += 1
-            self.most_inside = max(self.most_inside, self.num_inside)
-        self.opened.wait(20)
-        with self._lock:
-            self.num_inside -= 1
-        return []
-
-
-async def wait_until(look: Any) -> None:
-    with trio.fail_after(20):
-        while not look():
-            await trio.lowlevel.checkpoint()
-
-
-async def test_reads_are_limited(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two reads run, four wait, and the next is refused at once; the loop is never blocked."""
-    turnstile = Turnstile(monkeypatch)
-    source = LedgerUsage(template, num_readers=2, max_waiting=4)
-    num_answered = 0
-
-    async def read() -> None:
-        nonlocal num_answered
-        await source.sums(Query(), (), DAY)
-        num_answered += 1
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(6):
-            nursery.start_soon(read)
-        await wait_until(lambda: turnstile.num_inside == 2)
-        await wait_until(lambda: source._limiter.statistics().tasks_waiting == 4)
-        with pytest.raises(APIError) as get_error:
-            await source.sums(Query(), (), DAY)
-        assert (get_error.value.status, get_error.value.code) == (503, "too_many_reports")
-        assert num_answered == 0
-        turnstile.opened.set()
-    assert num_answered == 6 and turnstile.most_inside == 2
-
-
-async def test_hanging_database(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client gets its response at the deadline; the hanging thread keeps its slot until it ends."""
-    turnstile = Turnstile(monkeypatch)
-    source = LedgerUsage(template, num_readers=1, read_s=0.05)
-    for _ in range(2):
-        with trio.fail_after(10), pytest.raises(APIError) as late:
-            await source.sums(Query(), (), DAY)
-        assert (late.value.status, late.value.code) == (503, "ledger_unavailable")
-    assert turnstile.most_inside == 1
-    turnstile.opened.set()
-    await wait_until(lambda: turnstile.num_inside == 0)
-
-
-async def test_client_disconnects(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request of a client that disconnects ends at once."""
-    turnstile = Turnstile(monkeypatch)
-    source = LedgerUsage(template)
-    with trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(source.sums, Query(), (), DAY)
-            await wait_until(lambda: turnstile.num_inside == 1)
-            nursery.cancel_scope.cancel()
-    assert turnstile.num_inside == 1
-    turnstile.opened.set()
-    await wait_until(lambda: turnstile.num_inside == 0)
+    async with open_usage(data_dir) as usage:
+        client = client_of(usage)
+        for breaks in (
+            lambda: drop_records_table(data_dir),
+            lambda: (data_dir / SQLITE_NAME).write_bytes(b"this is no database" * 500),
+        ):
+            breaks()
+            for path in (f"{OPENAI}?start_time={MIDNIGHT}", "/v1/usage/req-1"):
+                exchange, answer = await client.get(path)
+                assert (exchange.status, answer["error"]["code"]) == (503, "ledger_unavailable")
 
 
 async def test_engines_are_used_again(template: Path, tmp_path: Path) -> None:
@@ -270,13 +194,3 @@ async def test_engines_are_used_again(template: Path, tmp_path: Path) -> None:
         with open_reader(data_dir=folder, engines=kept) as again:
             assert again.sums()[0].num_requests == 0
     assert not made
-
-
-async def test_disputed_records(template: Path, tmp_path: Path) -> None:
-    """Disputed accounts are returned newest first, as many as wanted, and only those that match."""
-    records = [record_at(number, f"r{number}", disputed=number % 2 == 1) for number in range(8)]
-    records.append(record_at(9, "of-b", tenant="b", disputed=True))
-    source = LedgerUsage(copy_database(template, tmp_path / "data", records))
-    query = Query(since=MIDNIGHT + 2, tenants=("acme",))
-    assert [found.record.request_id for found in await source.disputed(query, 5)] == ["r7", "r5", "r3"]
-    assert [found.record.request_id for found in await source.disputed(query, 2)] == ["r7", "r5"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,14 +17,16 @@ from quipu.actors.ledger.database import SQLITE_NAME, make_engine, migrate, sqli
 from quipu.actors.ledger.fields import FIELD_NAMES, flatten
 from quipu.actors.ledger.folder import FOLDER
 from quipu.actors.ledger.queries import SumBuilder
-from quipu.actors.ledger.reading import GroupColumn, LedgerRecord, Query, Sum
+from quipu.actors.ledger.reading import GroupColumn, KeptEngines, LedgerRecord, Query, Sum
 from quipu.actors.ledger.retry_groups import counted, member_of
 from quipu.actors.ledger.schema import records as table
 from quipu.actors.messages.usage_record import UsageRecord
+from quipu.web.api.admin.report_worker import Answer, Where, make
+from quipu.web.api.admin.reports import FirstRecord, Report, ReportRefused, record_in
 from quipu.web.api.admin.usage_anthropic import install_anthropic_usage
 from quipu.web.api.admin.usage_openai import install_openai_usage
 from quipu.web.api.admin.usage_record import install_usage_record
-from quipu.web.api.admin.usage_source import UsageSource
+from quipu.web.api.admin.usage_source import UsageSource, refusal
 from quipu.web.app import make_app
 from quipu.web.auth.keys import KeyStore
 from tests.actors.ledger.ledgers import record_of
@@ -39,41 +42,77 @@ NOW = MIDNIGHT + 10 * DAY + 3600 * 12
 
 
 @attrs.define
+class Book:
+    """A ledger in memory, read like a `LedgerReader`."""
+
+    kept: list[UsageRecord]
+    seen_queries: list[Query]
+
+    def sums(
+        self,
+        query: Query | None = None,
+        *,
+        group_by: Sequence[GroupColumn] = (),
+        bucket_s: int | None = None,
+        collapse_retries: bool = False,
+    ) -> list[Sum]:
+        query = self._note(query)
+        builder = SumBuilder(tuple(group_by), bucket_s)
+        counting = counted(map(member_of, self.kept))
+        for record in self.kept:
+            if query.matches(record) and (not collapse_retries or record.request_id in counting):
+                builder.add_record(record)
+        return builder.sums()
+
+    def records(self, query: Query | None = None, *, newest_first: bool = False) -> Iterator[LedgerRecord]:
+        query = self._note(query)
+        found = [record for record in self.kept if query.matches(record)]
+        for number, record in enumerate(reversed(found) if newest_first else found):
+            yield LedgerRecord(record, "srv-1", number, "hash", recovered=False)
+
+    def _note(self, query: Query | None) -> Query:
+        query = query or Query()
+        self.seen_queries.append(query)
+        return query
+
+
+@attrs.define
 class BookSource:
-    """A ledger in memory. If `error` is set, every query raises it."""
+    """A source whose ledger is in memory. If `error` is set, every report raises it."""
 
     records: list[UsageRecord] = attrs.field(factory=list)
     error: Exception | None = None
     seen_queries: list[Query] = attrs.field(factory=list)
 
-    async def sums(
-        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int | None, *, collapse_retries: bool = False
-    ) -> list[Sum]:
-        await self._ask(query)
-        builder = SumBuilder(tuple(group_by), bucket_s)
-        counting = counted(map(member_of, self.records))
-        for record in self.records:
-            if query.matches(record) and (not collapse_retries or record.request_id in counting):
-                builder.add_record(record)
-        return builder.sums()
-
-    async def record(self, query: Query) -> LedgerRecord | None:
-        await self._ask(query)
-        for number, record in enumerate(self.records):
-            if query.matches(record):
-                return LedgerRecord(record, "srv-1", number, "hash", recovered=False)
-        return None
-
-    async def disputed(self, query: Query, limit: int) -> list[LedgerRecord]:
-        await self._ask(query)
-        found = [record for record in reversed(self.records) if record.disputed and query.matches(record)]
-        return [LedgerRecord(one, "srv-1", number, "hash", recovered=False) for number, one in enumerate(found)][:limit]
-
-    async def _ask(self, query: Query) -> None:
+    async def report(self, report: Report) -> list[bytes]:
         await trio.lowlevel.checkpoint()
-        self.seen_queries.append(query)
         if self.error is not None:
             raise self.error
+        sent: Report = pickle.loads(pickle.dumps(report))
+        try:
+            return [sent.make(Book(self.records, self.seen_queries))]
+        except ReportRefused as refused:
+            raise refusal(refused.message, refused.param, refused.code) from None
+
+    async def record(self, query: Query) -> LedgerRecord | None:
+        return record_in(b"".join(await self.report(FirstRecord(query))))
+
+
+@attrs.define
+class FolderSource:
+    """A source that reads the ledger of a data directory here and now, where a server does it in a process."""
+
+    data_dir: Path
+    engines: KeptEngines = attrs.field(factory=KeptEngines)
+
+    async def report(self, report: Report) -> list[bytes]:
+        await trio.lowlevel.checkpoint()
+        answer, data = make(report, Where(self.data_dir, None), self.engines)
+        assert answer is Answer.MADE, data
+        return [data]
+
+    async def record(self, query: Query) -> LedgerRecord | None:
+        return record_in(b"".join(await self.report(FirstRecord(query))))
 
 
 def record_at(seconds: float, name: str | None = None, **changes: Any) -> UsageRecord:

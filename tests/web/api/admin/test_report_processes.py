@@ -1,0 +1,269 @@
+"""The processes that make reports: how many there are, and what becomes of them and of their clients' requests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import sqlalchemy as sa
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from quipu.actors.ledger.database import make_engine, migrate
+from quipu.actors.ledger.reading import Query
+from quipu.web.api.admin import report_worker
+from quipu.web.api.admin.reports import FirstRecord, Ledger
+from quipu.web.api.admin.usage_source import IDLE_S, LedgerUsage, open_usage
+from quipu.web.request.errors import APIError
+from quipu.web.ui.table_report import TableReport, Wanted, pack_prices
+from tests.postgres import Postgres
+from tests.processes import has_ended
+from tests.web.api.admin.usage_books import MIDNIGHT, copy_database, make_database, record_at
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with an empty database."""
+    folder = tmp_path_factory.mktemp("ledger") / "data"
+    make_database(folder)
+    return folder
+
+
+@attrs.frozen
+class Running:
+    """A report whose body is the value of an expression of `ledger`: the process cannot import tests."""
+
+    code: str
+
+    def make(self, ledger: Ledger) -> bytes:
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        return eval, (f"__import__('types').SimpleNamespace(make=lambda ledger: {self.code})",)
+
+
+FIRST = FirstRecord(Query())
+PID = Running("str(__import__('os').getpid()).encode()")
+
+
+class Gate:
+    """A named pipe that holds up reports."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "gate"
+        os.mkfifo(self._path)
+        self.report = Running(f"open({str(self._path)!r}, 'rb').read() or b'{{}}'")
+
+    def let_through(self) -> bool:
+        """Let those go on that wait at the moment; return whether there were any."""
+        try:
+            os.close(os.open(self._path, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            return False
+        return True
+
+    def holds_up_one(self) -> bool:
+        """Return whether a report has come to it."""
+        try:
+            self._end = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)  # kept open: whoever reads waits for more
+        except OSError:
+            return False
+        return True
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "_end"):
+            os.close(self._end)
+
+
+async def wait_until(look: Callable[[], object]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not look():
+            await trio.lowlevel.checkpoint()
+
+
+def children() -> list[int]:
+    """Return the child processes that have not ended."""
+    found = [int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+    return [pid for pid in found if not has_ended(pid)]
+
+
+async def body_of(usage: LedgerUsage, report: Any) -> bytes:
+    return b"".join(await usage.report(report))
+
+
+async def error_of(usage: LedgerUsage, report: Any) -> APIError:
+    with pytest.raises(APIError) as get_error:
+        await usage.report(report)
+    return get_error.value
+
+
+async def test_started_when_needed_and_used_again(data_dir: Path) -> None:
+    """No process before the first report, the same one for the next, and none when the server ends."""
+    before = children()
+    async with open_usage(data_dir) as usage:
+        assert children() == before
+        assert await usage.record(Query()) is None
+        pid = int(await body_of(usage, PID))
+        assert usage.idle_process_ids == [pid] == [int(await body_of(usage, PID))]
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    assert has_ended(pid)
+
+
+async def test_idle_process_ends(data_dir: Path, mock_clock: trio.testing.MockClock) -> None:
+    """A process that has had nothing to do for long ends, and a report afterwards starts another one."""
+    async with open_usage(data_dir) as usage:
+        pid = int(await body_of(usage, PID))
+        mock_clock.jump(2 * IDLE_S)
+        while usage.idle_process_ids or not has_ended(pid):
+            await trio.lowlevel.checkpoint()
+        assert int(await body_of(usage, PID)) != pid
+
+
+async def test_reports_are_limited(data_dir: Path, tmp_path: Path) -> None:
+    """Two reports are made at a time, four wait, and the next is refused at once."""
+    gate = Gate(tmp_path)
+    before = len(children())
+    num_answered = most = 0
+    async with open_usage(data_dir, num_processes=2, max_waiting=4) as usage:
+
+        async def read() -> None:
+            nonlocal num_answered
+            assert await body_of(usage, gate.report) == b"{}"
+            num_answered += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(read)
+            await wait_until(lambda: usage.num_open == 6)
+            error = await error_of(usage, FIRST)
+            assert (error.status, error.code, num_answered) == (503, "too_many_reports", 0)
+            with trio.fail_after(PATIENCE_S):
+                while num_answered < 6:
+                    gate.let_through()
+                    most = max(most, len(children()) - before)
+                    await trio.lowlevel.checkpoint()
+    assert most == 2
+
+
+async def test_deadline(data_dir: Path, tmp_path: Path) -> None:
+    """A client gets its response at the deadline, and what was made for it is not made any longer."""
+    gate = Gate(tmp_path)
+    before = children()
+    async with open_usage(data_dir, read_s=0.05) as usage:
+        for _ in range(2):
+            error = await error_of(usage, gate.report)
+            assert (error.status, error.code) == (503, "ledger_unavailable")
+        await wait_until(lambda: usage.num_open == 0)
+        assert children() == before and not usage.idle_process_ids
+
+
+async def test_client_leaves(data_dir: Path, tmp_path: Path) -> None:
+    """The process of a client that leaves ends; one that waits is never started; the next client has another."""
+    with Gate(tmp_path) as gate:
+        async with open_usage(data_dir) as usage:
+            pid = int(await body_of(usage, PID))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(usage.report, gate.report)
+                nursery.start_soon(usage.report, FIRST)
+                await wait_until(gate.holds_up_one)
+                nursery.cancel_scope.cancel()
+            await wait_until(lambda: usage.num_open == 0)
+            assert has_ended(pid)
+            assert int(await body_of(usage, PID)) != pid
+
+
+async def test_query_of_a_client_that_leaves(postgres: Postgres, tmp_path: Path) -> None:
+    """The database server does not go on with a query that nobody waits for."""
+    url = postgres.new_database()
+    engine = make_engine(url)
+    migrate(engine)
+    asleep = sa.text("SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT pg_sleep%'")
+
+    def num_asleep() -> int:
+        with engine.connect() as connection:
+            return int(connection.scalar(asleep) or 0)
+
+    sleeping = Running("[c.__enter__().exec_driver_sql('SELECT pg_sleep(600)') for c in [ledger.connection()]]")
+    (tmp_path / "ledger").mkdir()
+    async with open_usage(tmp_path, url) as usage:
+        assert await usage.record(Query()) is None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(usage.report, sleeping)
+            await wait_until(num_asleep)
+            nursery.cancel_scope.cancel()
+        await wait_until(lambda: usage.num_open == 0)
+        await wait_until(lambda: not num_asleep())
+    engine.dispose()
+
+
+async def test_process_dies(data_dir: Path) -> None:
+    """A process that dies while it makes a report is that client's 503, and nobody else's."""
+    async with open_usage(data_dir) as usage:
+        with capture_logs() as lines:
+            error = await error_of(usage, Running("__import__('os')._exit(3)"))
+        assert (error.status, error.code) == (503, "ledger_unavailable")
+        assert "exit code 3" in lines[0]["why"]
+        pid = int(await body_of(usage, PID))
+        os.kill(pid, 9)
+        await wait_until(lambda: has_ended(pid))
+        assert int(await body_of(usage, PID)) != pid, "one that has died while idle is nobody's error"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error_code"),
+    [
+        ("1 / 0", 500, "internal_error"),
+        (f"bytes({2 * report_worker.MEMORY_BYTES})", 400, "report_too_large"),
+        (f"bytes({report_worker.MAX_BODY_BYTES + 1})", 400, "report_too_large"),
+    ],
+)
+async def test_report_fails(data_dir: Path, code: str, status: int, error_code: str) -> None:
+    """What goes wrong with a report is the error of its request, and the process makes the next one."""
+    async with open_usage(data_dir) as usage:
+        pid = int(await body_of(usage, PID))
+        with capture_logs() as lines:
+            error = await error_of(usage, Running(code))
+        assert (error.status, error.code) == (status, error_code)
+        assert [line["error"] for line in lines] == (["ZeroDivisionError at <string>:1"] if status == 500 else [])
+        assert int(await body_of(usage, PID)) == pid
+
+
+async def test_cannot_start(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no process can be started the response is a 503."""
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    async with open_usage(data_dir) as usage:
+        assert (await error_of(usage, FIRST)).code == "ledger_unavailable"
+        assert usage.num_open == 0
+
+
+async def test_disputed_records(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table has the newest records of disputed accounts, and only those that match."""
+    records = [record_at(number, f"r{number}", disputed=number % 2 == 1) for number in range(8)]
+    records.append(record_at(9, "of-b", tenant="b", disputed=True))
+    wanted = Wanted(Query(since=MIDNIGHT + 2, tenants=("acme",)), (), None, is_csv=False)
+    async with open_usage(copy_database(data_dir, tmp_path / "data", records)) as usage:
+        table = await body_of(usage, TableReport(wanted, pack_prices(None)))
+    names = [table.index(f'"{name}"'.encode()) for name in ("r7", "r5", "r3")]
+    assert names == sorted(names) and table.count(b'"request_id"') == 3
+
+
+def test_what_a_process_loads() -> None:
+    """The process that reads the ledger loads no web framework, no event loop and no torch: it starts soon."""
+    code = (
+        "import sys, quipu.web.api.admin.report_worker, quipu.web.ui.table_report, "
+        "quipu.web.api.admin.openai_report, quipu.web.api.admin.anthropic_report; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"quart", "trio", "structlog", "torch", "numpy", "hypercorn"} & set(done.stdout.split())

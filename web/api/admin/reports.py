@@ -1,0 +1,74 @@
+"""Usage reports as values: what a route asks of the ledger, and what of it is sent to a reading process.
+
+A route checks its parameters and makes a `Report`; a `UsageSource` (`usage_source.py`) has it made where the ledger is
+read (`report_worker.py`), from the first query to the bytes of the body, so that neither rows nor their rendering reach
+the event loop.
+
+What must always hold: reports and what makes them import no web framework and no event loop, since a process loads them
+before its first report; a report's bytes depend on nothing but the report and the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import attrs
+import orjson
+
+from quipu.actors.ledger.exporting import values_of
+from quipu.actors.ledger.fields import restore
+from quipu.actors.ledger.reading import GroupColumn, LedgerRecord, Query, Sum
+
+
+class Ledger(Protocol):
+    """What reports read: a `LedgerReader`."""
+
+    def sums(
+        self,
+        query: Query | None = None,
+        *,
+        group_by: Sequence[GroupColumn] = (),
+        bucket_s: int | None = None,
+        collapse_retries: bool = False,
+    ) -> list[Sum]: ...
+
+    def records(self, query: Query | None = None, *, newest_first: bool = False) -> Iterator[LedgerRecord]: ...
+
+
+class Report(Protocol):
+    """A report that a client has asked for. It is pickled on its way to the process that makes it."""
+
+    def make(self, ledger: Ledger) -> bytes:
+        """Return the body. Raises ReportRefused, and what reading the ledger raises."""
+        ...
+
+
+class ReportRefused(Exception):
+    """The report cannot be made as it was asked for: a 400. The message is for the client."""
+
+    def __init__(self, message: str, param: str | None, code: str) -> None:
+        super().__init__(message, param, code)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+@attrs.frozen
+class FirstRecord:
+    """The first record that matches, for `record_in`."""
+
+    query: Query
+
+    def make(self, ledger: Ledger) -> bytes:
+        found = next(ledger.records(self.query), None)
+        return orjson.dumps(None if found is None else values_of(found))
+
+
+def record_in(body: bytes) -> LedgerRecord | None:
+    """Return the record of a `FirstRecord`."""
+    values = orjson.loads(body)
+    if values is None:
+        return None
+    place = {name: values[name] for name in ("server", "number", "hash", "recovered")}
+    return LedgerRecord(restore(values), **place)
