@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "pairs.h"
+#include "pairs_in_place.h"
 
 namespace {
 
@@ -54,14 +54,10 @@ void interleave(const bf16* even, const bf16* odd, int64_t width, int64_t k, int
     }
 }
 
-// Interleaves 16 integers of two rows as pairs of bfloat16. Their float32 have nothing in the lower half.
-void interleave(const int8_t* even, const int8_t* odd, void* to) {
-    __m512i low = _mm512_srli_epi32(_mm512_castps_si512(load(even)), 16);
-    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_castps_si512(load(odd))));
-}
 void interleave(const int8_t* even, const int8_t* odd, int64_t width, int64_t k, int64_t panel_stride, bf16* to) {
     for (int64_t column = 0; column < width; column += kLanes)
-        interleave(even + column, odd + column, to + column / kPanel * panel_stride + k * kPanel + column % kPanel * 2);
+        _mm512_storeu_si512(to + column / kPanel * panel_stride + k * kPanel + column % kPanel * 2,
+                            interleaved(even + column, odd + column));
 }
 
 // Writes keys i .. i + step, and words word .. word + kTranspose of each, to the packed keys of a chunk. `panel` has those of
@@ -76,7 +72,8 @@ void pack_keys(const int8_t* panel, const int8_t* const* keys, int64_t i, int64_
     if (panel) panel += word * 2 * kSlots;
     else transpose(keys + i, word * 2, transposed), panel = transposed;
     uint32_t* to = packed + (i / kPanel * words + word) * kPanel + i % kPanel;
-    for (int64_t w = 0; w < kTranspose; w++) interleave(panel + 2 * w * kSlots, panel + (2 * w + 1) * kSlots, to + w * kPanel);
+    for (int64_t w = 0; w < kTranspose; w++) 
+        _mm512_storeu_si512(to + w * kPanel, interleaved(panel + 2 * w * kSlots, panel + (2 * w + 1) * kSlots));
 }
 
 // Rescales the results of earlier chunks to this chunk's maximum.
@@ -129,18 +126,26 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             key_slots.scales(chunk, count, padded, key_scales);
             value_slots.scales(chunk, count, padded, value_scales);
         }
-        // Values are prefetched while keys are transposed, and the next keys while values are interleaved.
+        // Values are prefetched while keys are read, and the next keys while values are.
         bool transposed = keys_are_transposed(pass.block_size);
         int64_t step = transposed || kScaled ? kSlots : kTranspose;
-        SlotPrefetch value_prefetch(value_slots, chunk, chunk + count, padded / step * (words / kTranspose));
-        for (int64_t i = 0; i < padded; i += step) {
-            const T* panel = transposed ? reinterpret_cast<const T*>(key_slots.panel(i < count ? chunk + i : chunk)) : nullptr;
+        bool in_place = transposed && rows <= kRowsInPlace;
+        SlotPrefetch value_prefetch(value_slots, chunk, chunk + count,
+                                    in_place ? calls_in_place(rows, padded / kSlots, words) : padded / step * (words / kTranspose));
+        const T* panels[kChunk / kSlots];
+        for (int64_t i = 0; i < padded && transposed; i += kSlots)
+            panels[i / kSlots] = reinterpret_cast<const T*>(key_slots.panel(i < count ? chunk + i : chunk));
+        if (in_place)
+            add_keys_in_place(scratch.queries.data(), padded_width, rows, panels, padded / kSlots, width, scratch.scores.data(),
+                              value_prefetch);
+        for (int64_t i = 0; i < padded && !in_place; i += step) {
+            const T* panel = transposed ? panels[i / kSlots] : nullptr;
             for (int64_t word = 0; word < words; word += kTranspose) {
                 value_prefetch.advance();
                 pack_keys(panel, keys, i, word, words, scratch.keys.data());
             }
         }
-        for (int64_t i = 0; i < padded; i += kPanel)
+        for (int64_t i = 0; i < padded && !in_place; i += kPanel)
             pairs.add(scratch.queries.data(), padded_width, rows, reinterpret_cast<const bf16*>(scratch.keys.data() + i * words), width,
                       true, scratch.scores.data() + i, kChunk);
 
@@ -157,7 +162,13 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         bool more = chunk + kChunk < piece.end;
         const Piece& after = more || !next ? piece : *next;
         int64_t from = more ? chunk + kChunk : next ? next->start : 0, to = more || next ? std::min(from + kChunk, after.end) : 0;
-        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, pass), padded / 2);
+        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, pass),
+                                  in_place ? calls_in_place(rows, width / kLanes, padded / 2) : padded / 2);
+        if (in_place) {
+            add_values_in_place(scratch.weights.data(), rows, values, padded, width, scratch.results.data(), padded_width,
+                                key_prefetch);
+            continue;
+        }
         int64_t panel_stride = padded * kPanel;
         for (int64_t i = 0; i < padded; i += 2) {
             key_prefetch.advance();
