@@ -153,6 +153,7 @@ class Engine:
             workspace_bytes=pool.workspace_bytes,
             numerics=numerics_of(capabilities),
             weights=capabilities.weights,
+            activations=capabilities.activations,
         )
 
 

@@ -30,6 +30,8 @@ class EngineReady:
     strict."""
     weights: str = ""
     """Format of most of the linear weights: `bfloat16`, `int8`, `q4_k`."""
+    activations: str = ""
+    """What quantized weights are multiplied with: `float`, `int8`."""
 
 
 @attrs.frozen

@@ -124,6 +124,7 @@ def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
         "instruction_set": engine.instruction_set,
         "dtype": engine.dtype,
         "weights": engine.weights,
+        "activations": engine.activations,
         "kv_cache_dtype": engine.kv_cache_dtype,
         "determinism": engine.determinism,
         "num_threads": engine.num_threads,
