@@ -50,9 +50,9 @@ class InstructionSet:
 INSTRUCTION_SETS = (
     InstructionSet(
         "amx_bf16",
-        _BF16_NEEDS | {"amx_tile", "amx_bf16"},
+        _BF16_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"},
         _AVX512,
-        ("-DQUIPU_AMX", "-mamx-tile", "-mamx-bf16", *_BF16),
+        ("-DQUIPU_AMX", "-mamx-tile", "-mamx-bf16", "-mamx-int8", *_BF16),
     ),
     InstructionSet("avx512_bf16", _BF16_NEEDS, _AVX512, _BF16),
     InstructionSet("avx512_vnni", _AVX512_NEEDS | {"avx512_vnni"}, _AVX512, _VNNI),

@@ -1,6 +1,9 @@
 // y = x @ weight.T (+ bias) (+ z) for quantized weights and activations rounded to 8 bits, each row by its own scale: the
 // largest magnitude becomes 127. Sums of a group are integers, and so exact: their bits are the same on every processor.
 #include "quantized_rows.h"
+#ifdef QUIPU_AMX
+#include "bytes_amx.h"
+#endif
 
 namespace {
 
@@ -25,12 +28,61 @@ void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* s
     }
 }
 
+#ifdef QUIPU_AMX
+constexpr int64_t kFewRows = 8;  // up to this many, tiles would be mostly empty
+
+// Many rows by one panel.
+template <class C>
+void multiply_tiles(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel) {
+    static thread_local std::vector<float> totals(kRowsPerChunk * kPanel);
+    static thread_local std::vector<uint8_t> wide;
+    alignas(64) int32_t sums[ByteTiles::kRowsAtOnce * kPanel];
+    int64_t units = m.padded_width() / 4, group_units = m.num_groups == 1 ? units : m.group_size / 4;
+    const uint8_t* codes = m.codes + panel * m.panel_bytes();
+    if (C::kUnits > 1) {
+        wide.resize(std::max<size_t>(wide.size(), units * 2 * ByteCodes8::kBytes));
+        expand<C>(codes, 0, units, wide.data());
+        codes = wide.data();
+    }
+    int bias = stored_bias(m);
+    ByteTiles tiles;
+    for (int64_t done = 0, count; done < rows; done += count) {
+        count = std::min(ByteTiles::kRowsAtOnce, rows - done);
+        PreparedRows some{x.p + (row + done) * x.stride, x.stride, x.sums_at};
+        for (int64_t group = 0; group < m.num_groups; group++) {
+            int64_t unit = group * group_units;
+            tiles.multiply(some.p + unit, x.stride, count, codes + unit * 2 * ByteCodes8::kBytes, group_units, sums);
+            for (int v = 0; v < 2; v++) {
+                Vec scale = load_shared(m, m.scales, panel, group, v);
+                Vec offset = m.offsets ? load_shared(m, m.offsets, panel, group, v) : splat(0);
+                for (int64_t r = 0; r < count; r++) {
+                    float* total = totals.data() + (done + r) * kPanel + v * kLanes;
+                    float sum_of_x = some.sums(r)[group];
+                    Vec y = group == 0 ? splat(0) : load(total);
+                    y = fma(scale, ByteProduct::value(load_ints(sums + r * kPanel + v * kLanes), sum_of_x, bias), y);
+                    if (m.offsets) y = fma(offset, ByteProduct::sum_of_x(sum_of_x), y);
+                    store(total, y);
+                }
+            }
+        }
+    }
+    PreparedRows factors{x.p + row * x.stride, x.stride, x.sums_at};
+    finish_panel(op, row, rows, panel, totals.data(), kPanel, &factors);
+}
+#endif
+
 template <class C>
 void multiply_of(const Op& op, const QuantizedMatrix& m, int64_t num_rows, const Worker& worker) {
     PreparedRows x = prepare_rows(m, num_rows, ByteProduct::kInputs, worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare(m, op.x + row * op.x_stride, words, sums);
     });
     for_each_piece(op, num_rows, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+#ifdef QUIPU_AMX
+        if (rows > kFewRows) {
+            for (int64_t i = 0; i < panels; i++) multiply_tiles<C>(op, m, x, row, rows, panel + i);
+            return;
+        }
+#endif
         for (int64_t done = 0, some; done < rows; done += some) {
             some = std::min<int64_t>(8, rows - done);
             multiply_few<C>(op, m, x, row + done, some, panel, panels, true);

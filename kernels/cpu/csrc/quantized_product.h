@@ -98,7 +98,7 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
     }
 }
 
-// Writes units of a panel as `C::Wide` has them.
+// Writes units of a panel one by one, as `C::Wide` has them, or as ByteCodes8 if these are bytes.
 template <class C>
 static void expand(const uint8_t* panel, int64_t first, int64_t last, uint8_t* to) {
     const typename C::Loader codes;

@@ -140,10 +140,9 @@ def test_row_of_zeros(kernels: Kernels) -> None:
 
 def test_bytes_have_the_same_bits_everywhere() -> None:
     """Sums of 8-bit products are exact, so every instruction set computes the same bits."""
-    usable = [path for path in PATHS if not path.is_emulated]
     for case in (Case(8, 512, 40, 32, byte_products=True), Case(4, 512, 40, 128, True, byte_products=True)):
-        x_NI = random(9, 512, seed=9)
-        found = [multiply(kernels_of(path), x_NI, case) for path in usable]
+        x_NI = random(37, 512, seed=9)
+        found = [multiply(kernels_of(path), x_NI, case) for path in PATHS]
         assert all(torch.equal(one, found[0]) for one in found)
 
 

@@ -1,4 +1,4 @@
-// AMX tiles in plain C: configuration, load, store and TDPBF16PS, with what the hardware refuses refused here.
+// AMX tiles in plain C: configuration, load, store, TDPBF16PS and TDPBSUD, with what the hardware refuses refused here.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -58,12 +58,16 @@ inline void store(int tile, void* base, int64_t stride) {
         memcpy(static_cast<uint8_t*>(base) + row * stride, tiles.data[tile][row], tiles.bytes_a_row[tile]);
 }
 
-// For each sum: the even products of all pairs, the odd ones, both together, and that is added to the sum.
-inline void add_products(int to, int left, int right) {
+inline void check_product(int to, int left, int right) {
     check(to), check(left), check(right);
     require(tiles.rows[to] == tiles.rows[left], "sums and left-hand side have the same rows");
     require(tiles.bytes_a_row[to] == tiles.bytes_a_row[right], "sums and right-hand side have the same columns");
-    require(tiles.bytes_a_row[left] == 4 * tiles.rows[right], "the left-hand side's pairs are the right-hand side's rows");
+    require(tiles.bytes_a_row[left] == 4 * tiles.rows[right], "the left-hand side's words are the right-hand side's rows");
+}
+
+// For each sum: the even products of all pairs, the odd ones, both together, and that is added to the sum.
+inline void add_products(int to, int left, int right) {
+    check_product(to, left, right);
     for (int m = 0; m < tiles.rows[to]; m++) {
         float even[16] = {}, odd[16] = {}, sums[16];
         for (int k = 0; k < tiles.rows[right]; k++) {
@@ -81,6 +85,19 @@ inline void add_products(int to, int left, int right) {
     }
 }
 
+// Four signed bytes times four unsigned ones are added to each sum.
+inline void add_byte_products(int to, int left, int right) {
+    check_product(to, left, right);
+    for (int m = 0; m < tiles.rows[to]; m++) {
+        int32_t sums[16];
+        memcpy(sums, tiles.data[to][m], sizeof sums);
+        for (int k = 0; k < 4 * tiles.rows[right]; k++)
+            for (int n = 0; n < 16; n++)
+                sums[n] += static_cast<int8_t>(tiles.data[left][m][k]) * tiles.data[right][k / 4][4 * n + k % 4];
+        memcpy(tiles.data[to][m], sums, tiles.bytes_a_row[to]);
+    }
+}
+
 inline void release() { tiles.configured = false; }
 
 }  // namespace emulation
@@ -94,9 +111,11 @@ extern "C" inline __attribute__((used)) int32_t emulated_tiles_held() { return e
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbsud
 #define _tile_loadconfig(from) emulation::load_config(from)
 #define _tile_release() emulation::release()
 #define _tile_zero(tile) emulation::zero(tile)
 #define _tile_loadd(tile, base, stride) emulation::load(tile, base, stride)
 #define _tile_stored(tile, base, stride) emulation::store(tile, base, stride)
 #define _tile_dpbf16ps(to, left, right) emulation::add_products(to, left, right)
+#define _tile_dpbsud(to, left, right) emulation::add_byte_products(to, left, right)
