@@ -135,7 +135,7 @@ def measure(num_seqs: int, rounds: int, planned: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     work = execution.Work("decode", num_seqs, 1, execution.CONTEXT)
     with tempfile.TemporaryDirectory() as folder:
-        backend = execution.make_backend("cpu", Path(folder))
+        backend = execution.make_backend(execution.Setting("cpu"), Path(folder))
         assert isinstance(backend, CpuBackend)
         batch = execution.make_batch(work)
         backend.step(batch)

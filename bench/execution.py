@@ -1,14 +1,17 @@
 """Measure the executor alone, in the shape of Qwen3-0.6B with dummy weights, against the limits of this machine.
 
     python -m bench.execution [--json] [--quick] [--executor cpu] [--layers 28] [--rounds 5]
+        [--format bf16|int8|int4] [--activations float|int8] [--kv-cache-dtype auto|int8] [--context 512]
 
 Limits are measured in the same run, each the best of torch's kernels and our own: bytes read per second (torch's sum
 over more memory than any cache, and our product of one row with a large matrix) and operations per second (torch's
-matrix product in bfloat16 and float32, and ours). A step's limit is the larger of its bytes (weights and the KV that it
-reads) divided by the first and its operations divided by the second; `share_of_limit` is the fraction of the limit that
-was reached. On a machine shared with others the memory bandwidth changes by the minute, here by a factor of two. So
-each row is compared with limits measured right before and after it, for about as long as a step; a row's numbers are
-those of the round with the median share. The printed rates are the best of the whole run.
+matrix product in bfloat16 and float32, and ours with a bfloat16 matrix and with one in the format of the weights; with
+activations in 8 bits, ours in that format alone, since no other product is of these numbers). A step's limit is the
+larger of its bytes (weights as they are held, and the KV that it reads) divided by the first and its operations divided
+by the second; `share_of_limit` is the fraction of the limit that was reached. On a machine shared with others the
+memory bandwidth changes by the minute, here by a factor of two. So each row is compared with limits measured right
+before and after it, for about as long as a step; a row's numbers are those of the round with the median share. The
+printed rates are the best of the whole run.
 
 The rows `nan_check` say which share of a step the pass over its logits takes that looks for NaN and +inf; it also finds
 the maximum, which every draw needs. Their limit is 0.5 %.
@@ -33,14 +36,14 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 import attrs
 import torch
 
+from bench.machine_limits import QUICK_SIZES, Limits, LimitSizes
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
 from bench.timing import best_s
-from quipu.kernels.backend import Backend, BackendConfig
+from quipu.kernels.backend import Backend, BackendConfig, MemoryPlan
 from quipu.kernels.batch import StepBatch
-from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
+from quipu.kernels.cpu.build import choose_instruction_set, load, processor_flags
 from quipu.kernels.cpu.cpu_backend import CpuBackend
-from quipu.kernels.cpu.measure import product
 from quipu.kernels.cpu.sampler import decided
 from quipu.kernels.load import load_backend
 from quipu.kernels.reference.reference_backend import ReferenceBackend
@@ -61,11 +64,10 @@ class Work:
     """New tokens per row, at the end of its context."""
     context: int
 
-    def bytes_read(self) -> float:
+    def bytes_read(self, plan: MemoryPlan) -> float:
         """Return the bytes of all weights, and of the keys and values from earlier steps."""
-        kept = 2 * SHAPE["num_key_value_heads"] * SHAPE["head_dim"] * 2 * SHAPE["num_hidden_layers"]
-        embedding = 2 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
-        return float(2 * _layer_weights() + embedding + self.num_rows * (self.context - self.num_tokens) * kept)
+        kept = plan.block_bytes / plan.block_size
+        return float(plan.weights_bytes + self.num_rows * (self.context - self.num_tokens) * kept)
 
     def operations(self) -> float:
         """Count multiplications and additions: matrices, causal attention, and one token per row in the LM head."""
@@ -84,28 +86,49 @@ def _layer_weights() -> int:
     return int(layer * SHAPE["num_hidden_layers"])
 
 
-WORKS = [
-    Work("decode_1", 1, 1, CONTEXT),
-    Work("decode_8", 8, 1, CONTEXT),
-    Work("decode_32", 32, 1, CONTEXT),
-    Work("prefill_1024", 1, PREFILL, PREFILL),
-]
+def works(context: int) -> list[Work]:
+    """Return what is measured, the decodes with so many tokens of context."""
+    decodes = [Work(f"decode_{rows}", rows, 1, context) for rows in (1, 8, 32)]
+    return [*decodes, Work("prefill_1024", 1, PREFILL, PREFILL)]
 
 
-def make_backend(executor: str, folder: Path) -> Backend:
+FORMATS = {"bf16": None, "int8": "int8", "int4": "int4"}
+"""Formats of weights, and how dummy weights get them."""
+
+
+@attrs.frozen
+class Setting:
+    """What is measured."""
+
+    executor: str = "auto"
+    format: str = "bf16"
+    activations: str = "auto"
+    kv_cache_dtype: str = "auto"
+    context: int = CONTEXT
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks for all rows and the null block."""
+        return 1 + max(NUM_SEQS * self.context, PREFILL) // BLOCK_SIZE
+
+
+def make_backend(setting: Setting, folder: Path) -> Backend:
     """Load dummy weights in this shape, with room for the largest row."""
     (folder / "config.json").write_text(json.dumps(SHAPE))
     backend = load_backend(
-        executor,
+        setting.executor,
         BackendConfig(
             model_path=folder,
             dtype="auto",
             load_format="dummy",
             block_size=BLOCK_SIZE,
-            num_blocks=1 + NUM_SEQS * CONTEXT // BLOCK_SIZE,
+            num_blocks=setting.num_blocks,
             max_num_seqs=NUM_SEQS,
-            max_model_len=2048,
+            max_model_len=max(2048, setting.context),
             max_num_batched_tokens=2048,
+            quantization=FORMATS[setting.format],
+            activations=setting.activations,
+            kv_cache_dtype=setting.kv_cache_dtype,
         ),
     )
     if isinstance(backend, CpuBackend | ReferenceBackend):
@@ -113,10 +136,10 @@ def make_backend(executor: str, folder: Path) -> Backend:
     return backend
 
 
-def make_batch(work: Work) -> StepBatch:
+def make_batch(work: Work, num_blocks: int = Setting().num_blocks) -> StepBatch:
     """Make greedy rows with scattered blocks."""
     draw = random.Random(work.name)
-    blocks = list(range(1, 1 + NUM_SEQS * CONTEXT // BLOCK_SIZE))
+    blocks = list(range(1, num_blocks))
     draw.shuffle(blocks)
     count, per_row = work.num_rows, work.context // BLOCK_SIZE
     return StepBatch(
@@ -130,41 +153,6 @@ def make_batch(work: Work) -> StepBatch:
 
 
 @attrs.frozen
-class LimitSizes:
-    """The sizes of what is timed for the limits."""
-
-    read_bytes: int = 1 << 30
-    width: int = 1024
-    columns: int = 32768
-
-
-QUICK_SIZES = LimitSizes(read_bytes=1 << 22, width=128, columns=512)
-
-
-def limit_jobs(sizes: LimitSizes) -> dict[str, tuple[Callable[[], object], float]]:
-    """Return what to time for the limits, each with its bytes or operations."""
-    read_bytes, width, columns = sizes.read_bytes, sizes.width, sizes.columns
-    memory = torch.ones(read_bytes // 8, dtype=torch.int64)
-    left, right = torch.randn(width, width), torch.randn(width, 4 * width)
-    left_half, right_half = left[: width // 8].bfloat16(), right.bfloat16()
-    operations = 8.0 * width**3
-    jobs: dict[str, tuple[Callable[[], object], float]] = {
-        "read, torch": (memory.sum, read_bytes),
-        "products, torch float32": (lambda: left @ right, operations),
-        # few rows: torch is hundreds of times slower on processors without bfloat16 instructions
-        "products, torch bfloat16": (lambda: left_half @ right_half, operations / 8),
-    }
-    try:
-        library = load(choose_instruction_set(processor_flags()))
-    except CannotBuild:
-        return jobs
-    jobs["read, ours"] = (product(library, rows=1, width=width, columns=read_bytes // width // 2), read_bytes)
-    ours = product(library, rows=96, width=width, columns=columns)
-    jobs["products, ours"] = (ours, 2.0 * 96 * width * columns)
-    return jobs
-
-
-@attrs.frozen
 class Sample:
     """One round of one row, and the best rate of each kind that was measured right before and after it."""
 
@@ -174,37 +162,11 @@ class Sample:
     products: float
     """Operations per second."""
 
-    def row(self, work: Work) -> dict[str, Any]:
+    def row(self, work: Work, plan: MemoryPlan) -> dict[str, Any]:
         tokens = work.num_rows * work.num_tokens
-        least_s = max(work.bytes_read() / self.read, work.operations() / self.products)
+        least_s = max(work.bytes_read(plan) / self.read, work.operations() / self.products)
         share = least_s / self.step_s
         return {"value": tokens / self.step_s, "unit": "tokens/s", "limit": tokens / least_s, "share_of_limit": share}
-
-
-class Limits:
-    """Measures the limits of the machine, repeatedly."""
-
-    def __init__(self, sizes: LimitSizes) -> None:
-        self._jobs = limit_jobs(sizes)
-        self._slow: set[str] = set()
-        self.best = dict.fromkeys(self._jobs, 0.0)
-        self.measure()
-        # torch's products of a type without processor support take seconds, and are not a limit
-        self._slow = {name for name, rate in self.best.items() if rate < self._best_of(name) / 4}
-
-    def _best_of(self, name: str) -> float:
-        return max(rate for other, rate in self.best.items() if other.split(",")[0] == name.split(",")[0])
-
-    def measure(self) -> dict[str, float]:
-        """Return the best rate of each kind at this moment."""
-        now = {"read": 0.0, "products": 0.0}
-        for name, (job, amount) in self._jobs.items():
-            if name not in self._slow:
-                rate = amount / best_s(job, 3)
-                self.best[name] = max(self.best[name], rate)
-                kind = name.split(",")[0]
-                now[kind] = max(now[kind], rate)
-        return now
 
 
 CHECK_LIMIT = 0.005
@@ -231,15 +193,15 @@ def check_row(name: str, shares: list[float]) -> dict[str, Any]:
     return {**row, "share_of_limit": share / CHECK_LIMIT}
 
 
-def measure(executor: str, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
+def measure(setting: Setting, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
     """Run all rows in alternation; return the round with the median share for each."""
     with tempfile.TemporaryDirectory() as folder:
-        backend = make_backend(executor, Path(folder))
-        batches = {work: make_batch(work) for work in WORKS}
+        backend = make_backend(setting, Path(folder))
+        batches = {work: make_batch(work, setting.num_blocks) for work in works(setting.context)}
         for batch in batches.values():  # the first run touches memory for the first time
             backend.step(batch)
-        limits = Limits(sizes)
-        samples: dict[Work, list[Sample]] = {work: [] for work in WORKS}
+        limits = Limits(sizes, FORMATS[setting.format], setting.activations)
+        samples: dict[Work, list[Sample]] = {work: [] for work in batches}
         checks = {work: job for work, batch in batches.items() if (job := check_job(backend, batch)) is not None}
         shares: dict[Work, list[float]] = {work: [] for work in checks}
         for _ in range(rounds):
@@ -251,11 +213,11 @@ def measure(executor: str, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
                 samples[work].append(Sample(step_s, **now))
                 if work in checks:
                     shares[work].append(best_s(checks[work], 3) / step_s)
-        capabilities = backend.capabilities
+        capabilities, plan = backend.capabilities, backend.memory_plan
         backend.close()
     rows = []
     for work, seen in samples.items():
-        described = sorted((sample.row(work) for sample in seen), key=lambda row: row["share_of_limit"])
+        described = sorted((sample.row(work, plan) for sample in seen), key=lambda row: row["share_of_limit"])
         rows.append({"name": work.name, **described[(len(described) - 1) // 2]})
     rows += [check_row(work.name, seen) for work, seen in shares.items()]
     return {
@@ -263,6 +225,10 @@ def measure(executor: str, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
         "limits": {name: rate / 1e9 for name, rate in limits.best.items()},
         "executor": capabilities.name,
         "instruction_set": capabilities.instruction_set,
+        "weights": capabilities.weights,
+        "activations": capabilities.activations,
+        "kv_cache_dtype": capabilities.kv_cache_dtype,
+        "context": setting.context,
         "layers": SHAPE["num_hidden_layers"],
         "num_threads": torch.get_num_threads(),
     }
@@ -275,18 +241,30 @@ def main() -> None:
     parser.add_argument("--executor", choices=["auto", "cpu", "reference"], default="auto")
     parser.add_argument("--layers", type=int, default=28, help="fewer are faster, but give the LM head more weight")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--format", choices=FORMATS, default="bf16", help="of the weights")
+    parser.add_argument("--activations", choices=["float", "int8"], default="float", help="with quantized weights")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of context of a decode")
     arguments = parser.parse_args()
     SHAPE["num_hidden_layers"] = arguments.layers
+    setting = Setting(
+        executor=arguments.executor,
+        format=arguments.format,
+        activations=arguments.activations,
+        kv_cache_dtype=arguments.kv_cache_dtype,
+        context=arguments.context,
+    )
     if arguments.quick:
         SHAPE.update(TINY)
-        report = measure(arguments.executor, 1, QUICK_SIZES)
+        report = measure(setting, 1, QUICK_SIZES)
     else:
-        report = measure(arguments.executor, arguments.rounds, LimitSizes())
+        report = measure(setting, arguments.rounds, LimitSizes())
     if arguments.json:
         print(json.dumps(report))
         return
     threads = report["num_threads"]
     print(f"{report['executor']} ({report['instruction_set']}), {threads} threads, {report['layers']} layers")
+    print(f"weights {report['weights']}, activations {report['activations']}, KV cache {report['kv_cache_dtype']}")
     for name, rate in report["limits"].items():
         print(f"  {name:28} {rate:10.1f} G{'B' if name.startswith('read') else 'op'}/s")
     print(f"{'':24} {'tokens/s':>10} {'limit':>10} {'share':>7}")

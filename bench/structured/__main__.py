@@ -83,11 +83,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run_steps(library: GrammarLibrary, arguments: argparse.Namespace) -> list[Results]:
-    from bench.execution import make_backend  # torch, which the other parts do without
+    from bench.execution import Setting, make_backend  # torch, which the other parts do without
     from bench.structured.steps import measure_steps
 
     with tempfile.TemporaryDirectory() as folder:
-        backend = make_backend(arguments.executor, Path(folder))
+        backend = make_backend(Setting(arguments.executor), Path(folder))
         results = measure_steps(backend, library, arguments.rows, arguments.rounds)
         backend.close()
     return results

@@ -11,14 +11,27 @@ from collections.abc import Callable
 import torch
 
 from ..batch import StepBatch
+from ..checkpoints.quantized import QuantizedLayout, QuantizedRows
 from . import program
 from .packing import Packed, pack
 from .program import Bounds, Op, Pass
+from .quantized_packing import pack_quantized
 
 
 def product(library: ctypes.CDLL, *, rows: int, width: int, columns: int) -> Callable[[], None]:
     """Return a function that multiplies `rows` rows with a bfloat16 matrix `[columns, width]`, on all threads."""
     matrix = pack(torch.full((columns, width), 0.5, dtype=torch.bfloat16), library)
+    x_NI, y_NO = torch.ones(rows, width), torch.empty(rows, columns)
+    return one_linear(library, x_NI, matrix, y_NO, num_threads=torch.get_num_threads())
+
+
+def quantized_product(
+    library: ctypes.CDLL, layout: QuantizedLayout, *, rows: int, width: int, columns: int, byte_products: bool
+) -> Callable[[], None]:
+    """Return a function that multiplies `rows` rows with a quantized matrix `[columns, width]`, on all threads."""
+    scales_OG = torch.ones(columns, width // layout.group_size)
+    quantized = QuantizedRows(torch.ones(columns, width, dtype=torch.int8), scales_OG)
+    matrix = pack_quantized(quantized, layout.bits, library, byte_products=byte_products)
     x_NI, y_NO = torch.ones(rows, width), torch.empty(rows, columns)
     return one_linear(library, x_NI, matrix, y_NO, num_threads=torch.get_num_threads())
 

@@ -6,27 +6,39 @@ import pytest
 
 from bench.execution import Sample, Work
 from bench.shapes import QWEN3_06B as SHAPE
+from quipu.kernels.backend import MemoryPlan
 
 NUM_WEIGHTS = 28 * (1024 * (16 + 8 + 8) * 128 + 16 * 128 * 1024 + 3 * 1024 * 3072) + SHAPE["vocab_size"] * 1024
+
+
+PLAN = MemoryPlan(
+    num_blocks=1025,
+    block_size=16,
+    block_bytes=16 * 2 * 8 * 128 * 2 * 28,
+    max_model_len=2048,
+    weights_bytes=2 * NUM_WEIGHTS,
+    workspace_bytes=None,
+)
+"""Weights and KV cache in bfloat16."""
 
 
 def test_minimum_work_of_a_step() -> None:
     """A step reads all weights and earlier KV; it does two operations per weight and row, and attention."""
     one = Work("decode_1", 1, 1, 512)
     kept = 2 * 8 * 128 * 2 * 28 * 511
-    assert one.bytes_read() == 2 * NUM_WEIGHTS + kept
+    assert one.bytes_read(PLAN) == 2 * NUM_WEIGHTS + kept
     assert one.operations() == 2 * NUM_WEIGHTS + 4 * 16 * 128 * 512 * 28
     eight = Work("decode_8", 8, 1, 512)
-    assert eight.bytes_read() == 2 * NUM_WEIGHTS + 8 * kept
+    assert eight.bytes_read(PLAN) == 2 * NUM_WEIGHTS + 8 * kept
     assert eight.operations() == 8 * one.operations()
-    assert Work("prefill_8", 1, 8, 8).bytes_read() == 2 * NUM_WEIGHTS, "no earlier keys and values"
+    assert Work("prefill_8", 1, 8, 8).bytes_read(PLAN) == 2 * NUM_WEIGHTS, "no earlier keys and values"
 
 
 def test_share_of_binding_limit() -> None:
     """A step is compared with the larger of the two times."""
     work = Work("decode_8", 8, 1, 512)
-    by_memory = Sample(step_s=2.0, read=work.bytes_read(), products=work.operations() * 10).row(work)
+    by_memory = Sample(step_s=2.0, read=work.bytes_read(PLAN), products=work.operations() * 10).row(work, PLAN)
     assert by_memory["share_of_limit"] == pytest.approx(0.5)
     assert (by_memory["value"], by_memory["limit"]) == (4.0, pytest.approx(8.0))
-    by_units = Sample(step_s=2.0, read=work.bytes_read() * 10, products=work.operations() / 1.8).row(work)
+    by_units = Sample(step_s=2.0, read=work.bytes_read(PLAN) * 10, products=work.operations() / 1.8).row(work, PLAN)
     assert by_units["share_of_limit"] == pytest.approx(0.9)
