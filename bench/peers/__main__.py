@@ -1,6 +1,7 @@
 """Compare quipu with its peers: the same checkpoint and the same load over HTTP, in alternation.
 
     python -m bench.peers [--json] [--quick] [--peers transformers vllm openvino llama.cpp] [--rounds 3]
+        [--format bf16|int8|int4] [--activations float|int8]
 
 All serve one random checkpoint in the shape of Qwen3-0.6B (`bench/peers/checkpoint.py`), greedily, with outputs of
 exactly the requested length. The servers run at the same time and take turns, in an order that changes with every
@@ -13,6 +14,10 @@ make it worse. Rows:
 
 For a peer that is not installed the command that installs it is printed; for one that cannot run, the reason. The
 precision of weights, keys and values with each peer is part of the result: only equal precisions do the same work.
+
+With `--format int8` or `int4`, quipu quantizes the checkpoint while loading (a scale a row; groups of 32), llama.cpp
+converts it to Q8_0 or Q4_0, and OpenVINO compresses it in its own way; the bits that a weight takes are part of the
+result. Both peers multiply with activations in 8 bits, as quipu does with `--activations int8`.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ import attrs
 
 from bench.http_load import LoadFailed, ask_all, completion, decode_rate
 from bench.peers.checkpoint import SHAPE, make_checkpoint
-from bench.peers.servers import HOME, MODEL, PEERS, Peer, PeerFailed, Server
+from bench.peers.servers import FORMATS, HOME, MODEL, PEERS, Peer, PeerFailed, Server, in_format
 from bench.shapes import TINY
 
 PROMPT_TOKENS = 64
@@ -107,7 +112,7 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
             for peer in peers:  # one at a time: loading takes the whole machine
                 server = servers[peer.name] = Server(peer, model, Path(logs) / f"{peer.name}.log")
                 try:
-                    about[peer.name] = server.wait()
+                    about[peer.name] = with_bits(server.wait(), model)
                     warm_up = attrs.evolve(
                         load, concurrencies=(max(load.concurrencies),), output_tokens=min(16, load.output_tokens)
                     )
@@ -146,6 +151,15 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
     }
 
 
+def with_bits(info: dict[str, Any], model: Path) -> dict[str, Any]:
+    """Add the bits that a weight takes, if the bytes of all are known."""
+    if "weights_bytes" not in info:
+        return info
+    # bfloat16, and a header that does not matter
+    num_weights = (model / "model.safetensors").stat().st_size / 2
+    return {**info, "bits_per_weight": round(info["weights_bytes"] * 8 / num_weights, 2)}
+
+
 def render(report: dict[str, Any]) -> str:
     names = list(report["servers"])
     lines = [" ".join([f"{'':24}", *(f"{name:>13}" for name in names), f"{'ratio':>7}"])]
@@ -153,6 +167,9 @@ def render(report: dict[str, Any]) -> str:
         cells = [f"{row['values'][name]:13.1f}" if name in row["values"] else f"{'-':>13}" for name in names]
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
         lines.append(" ".join([f"{row['name'] + ', ' + row['unit']:24}"[:32], *cells, f"{ratio:>7}"]))
+    bits = [(report["servers"][name] or {}).get("bits_per_weight") for name in names]
+    cells = [f"{'-' if bit is None else f'{bit:.2f}':>13}" for bit in bits]
+    lines.append(" ".join([f"{'bits a weight':24}", *cells]))
     return "\n".join(lines)
 
 
@@ -168,15 +185,20 @@ def main() -> None:
     names = [peer.name for peer in PEERS[1:]]
     parser.add_argument("--peers", nargs="*", choices=names, default=names, help="(default: all that are installed)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--format", choices=FORMATS, default="bf16", help="of the weights")
+    parser.add_argument("--activations", choices=["float", "int8"], default="float", help="of quipu, if quantized")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="created if missing (default: one in .peers)")
     arguments = parser.parse_args()
-    peers = [PEERS[0]]
-    for peer in PEERS[1:]:
-        if peer.is_installed():
-            peers += [peer] if peer.name in arguments.peers else []
-        else:
+    peers = []
+    for known in PEERS:
+        peer = in_format(known, arguments.format, arguments.activations)
+        if peer is None:
+            continue
+        if peer.name != "quipu" and not peer.is_installed():
             _log(f"{peer.name} is not installed: {peer.install}")
+        elif peer.name in ("quipu", *arguments.peers):
+            peers.append(peer)
     if arguments.quick:
         with tempfile.TemporaryDirectory() as folder:
             model = make_checkpoint(arguments.checkpoint or Path(folder) / "tiny", **TINY)

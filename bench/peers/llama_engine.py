@@ -1,6 +1,7 @@
 """llama.cpp, through llama-cpp-python, behind the thin server: every step is one batch of all open sequences.
 
-The model is converted once to GGUF next to the checkpoint, in bfloat16. Keys and values are bfloat16 if the build
+The model is converted once to GGUF next to the checkpoint, in bfloat16, or by llama.cpp itself to Q8_0 or Q4_0 if
+PEER_FORMAT is int8 or int4. Keys and values are bfloat16 if the build
 supports it, otherwise float16. A finished sequence keeps its cells, and a prompt that shares a prefix with one
 continues from there, as in llama.cpp's own server.
 """
@@ -21,6 +22,8 @@ CONTEXT = 2048
 """Average number of cells per sequence; the cache is shared by all."""
 BATCH = 2048
 KV_TYPES = {"bf16": "GGML_TYPE_BF16", "f16": "GGML_TYPE_F16"}
+FILE_TYPES = {"int8": ("Q8_0", 7), "int4": ("Q4_0", 2)}
+"""Of llama.cpp's `llama_ftype`."""
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -56,9 +59,8 @@ class LlamaEngine:
         kv = os.environ.get("LLAMA_KV", "bf16")
         num_threads = len(os.sched_getaffinity(0))
         llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(convert(Path(model))).encode(), llama_cpp.llama_model_default_params()
-        )
+        path = in_format(convert(Path(model)), os.environ.get("PEER_FORMAT", "bf16"))
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = NUM_SEQS * CONTEXT // 4
         params.n_batch = params.n_ubatch = BATCH
@@ -73,7 +75,13 @@ class LlamaEngine:
         self._sequences = [Sequence(number) for number in range(NUM_SEQS)]
         self._waiting: list[tuple[int, list[int], int]] = []
         version = llama_cpp.__version__
-        self.info: dict[str, Any] = {"version": version, "weights": "bfloat16", "kv": kv, "prefix_cache": True}
+        self.info: dict[str, Any] = {
+            "version": version,
+            "weights": path.suffixes[0].removeprefix(".") if len(path.suffixes) > 1 else "bfloat16",
+            "weights_bytes": llama_cpp.llama_model_size(self._model),
+            "kv": kv,
+            "prefix_cache": True,
+        }
 
     def submit(self, number: int, prompt: list[int], max_tokens: int) -> None:
         self._waiting.append((number, prompt, max_tokens))
@@ -192,6 +200,22 @@ def convert(model: Path) -> Path:
     writer.close()
     partial.rename(path)
     return path
+
+
+def in_format(path: Path, format_: str) -> Path:
+    """Quantize the converted model unless that was done before; return the path."""
+    if format_ not in FILE_TYPES:
+        return path
+    name, file_type = FILE_TYPES[format_]
+    quantized = path.with_name(f"{path.stem.replace('.', '-')}.{name}.gguf")
+    if not quantized.exists():
+        partial = quantized.with_suffix(".partial")
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = file_type
+        if llama_cpp.llama_model_quantize(str(path).encode(), str(partial).encode(), params) != 0:
+            raise RuntimeError(f"llama.cpp could not make {name} of {path}")
+        partial.rename(quantized)
+    return quantized
 
 
 def tensors(path: Path) -> Any:

@@ -1,6 +1,7 @@
 """OpenVINO GenAI's continuous batching behind the thin server, with its prefix cache.
 
-The model is exported once, next to the checkpoint, with 16-bit weights. Keys and values have at least the precision of
+The model is exported once, next to the checkpoint, with 16-bit weights, or with the library's own 8 or 4 bits if
+PEER_FORMAT is int8 or int4. Keys and values have at least the precision of
 the weights, while the library's default is 8 bits; `OPENVINO_KV=u8` selects that default.
 """
 
@@ -18,13 +19,16 @@ import openvino_genai
 CACHE_GB = 2
 CACHE_TYPES = (("amx_bf16", "bf16"), ("avx512_bf16", "bf16"))
 """Precision of keys and values by processor feature; without these only 32 or 8 bits are supported, not 16."""
+FORMATS = {"bf16": "fp16", "int8": "int8", "int4": "int4"}
+"""Weights of a comparison, and the exporter's word for its closest."""
 
 
 class OpenVinoEngine:
     gather_s = 0.0
 
     def __init__(self, model: str) -> None:
-        folder = export(Path(model))
+        weights = FORMATS[os.environ.get("PEER_FORMAT", "bf16")]
+        folder = export(Path(model), weights)
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = CACHE_GB
         scheduler.enable_prefix_caching = True
@@ -37,7 +41,8 @@ class OpenVinoEngine:
         compute = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
         self.info = {
             "version": openvino_genai.__version__,
-            "weights": "float16",
+            "weights": weights,
+            "weights_bytes": (folder / "openvino_model.bin").stat().st_size,
             "kv": kv,
             "compute": str(compute.to_string()),
             "prefix_cache": True,
@@ -67,12 +72,12 @@ class OpenVinoEngine:
         return drawn
 
 
-def export(model: Path) -> Path:
+def export(model: Path, weights: str) -> Path:
     """Export the model to the library's format unless that was done before; return the path."""
-    folder = model.with_name(model.name + "-openvino")
+    folder = model.with_name(f"{model.name}-openvino" + ("" if weights == "fp16" else f"-{weights}"))
     if not (folder / "openvino_detokenizer.xml").exists():
         command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(model)]
-        command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(folder)]
+        command += ["--task", "text-generation-with-past", "--weight-format", weights, str(folder)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return folder
 

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def own(name: str) -> Path:
     return HOME / name / "bin" / "python"
 
 
-def serve_quipu(model: str, port: int) -> list[str]:
+def serve_quipu(model: str, port: int, format_flags: Sequence[str] = ()) -> list[str]:
     flags = [
         "--port",
         str(port),
@@ -72,6 +73,7 @@ def serve_quipu(model: str, port: int) -> list[str]:
         "warning",
         "--max-model-len",
         str(CONTEXT),
+        *format_flags,
     ]
     return ["-m", "quipu.web.cli.cli", "serve", model, *flags, "--data-dir", str(HOME / "quipu-data")]
 
@@ -124,6 +126,26 @@ PEERS = [
 ]
 
 
+FORMATS = ("bf16", "int8", "int4")
+"""Formats of weights that a comparison can have."""
+QUANTIZES = ("openvino", "llama.cpp")
+"""Peers with quantized weights, which they make of the checkpoint, told by this variable."""
+FORMAT_VARIABLE = "PEER_FORMAT"
+
+
+def in_format(peer: Peer, format_: str, activations: str) -> Peer | None:
+    """Return how a peer is started with weights in this format; None: it has none."""
+    if format_ == "bf16":
+        return peer
+    if peer.name == "quipu":
+        flags = ["--quantization", format_, "--activations", activations]
+        info = {"weights": format_, "activations": activations, "kv": "bfloat16"}
+        return attrs.evolve(peer, command=partial(serve_quipu, format_flags=flags), info=info)
+    if peer.name in QUANTIZES:
+        return attrs.evolve(peer, environment={**peer.environment, FORMAT_VARIABLE: format_})
+    return None
+
+
 class Server:
     """A running server."""
 
@@ -152,10 +174,18 @@ class Server:
             self.check()
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
-                    return self.peer.info if self.peer.info is not None else json.load(response)
+                    return json.load(response) if self.peer.info is None else self._described(self.peer.info)
             except OSError:
                 time.sleep(0.2)
         raise PeerFailed(f"{self.peer.name} is not ready after {PATIENCE_S:.0f} s")
+
+    def _described(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Add the bytes that quipu's weights take."""
+        if self.peer.name != "quipu":
+            return info
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=5) as response:
+            held = json.load(response)["engine"]["weights_bytes"]
+        return {**info, "weights_bytes": held} if held else info
 
     def check(self) -> None:
         """Raises PeerFailed if the server has exited."""

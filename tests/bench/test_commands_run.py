@@ -47,8 +47,8 @@ COMMANDS_HERE = {
     "bench.attention": (),
     "bench.beside": (),
     "bench.engine_overhead": ("--executor", "fake"),
-    "bench.execution": (),
-    "bench.peers": ("--peers",),  # quipu only: transformers takes ten seconds to load
+    "bench.execution": ("--format", "int4", "--activations", "int8"),
+    "bench.peers": ("--format", "int8", "--peers"),  # quipu only: transformers takes ten seconds to load
     "bench.request_budget": ("--executor", "fake"),
     "bench.routing": (),
     "bench.sampling": (),
