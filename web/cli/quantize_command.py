@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quipu.actors.shared.checkpoint import CheckpointError, resolve
+
 from .setting_flags import parse_size
 
 
