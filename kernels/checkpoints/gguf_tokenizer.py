@@ -14,8 +14,10 @@ import attrs
 
 from .gguf_file import GgufFile
 
-_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
+_NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
+"""Special tokens of Phi-3 behind which white space stays; behind its others it is dropped."""
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CL100K = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_OTHERS}"
@@ -72,18 +74,20 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
         parts = _sentence_pieces(file, vocab, types)
     else:
         raise ValueError(f"key 'tokenizer.ggml.model' is {kind!r}; supported are 'gpt2' and 'llama'")
+    # which tokens do is in no key: llama.cpp, too, knows it by the model
+    strips = kind == "llama" and file.keys.get("general.architecture") == "phi3"
     added = [
         {
             "id": number,
             "content": token,
-            "special": types[number] == _CONTROL,
+            "special": types[number] != _USER_DEFINED,
             "normalized": False,
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": strips and types[number] == _CONTROL and token not in _NOT_STRIPPED,
         }
         for number, token in enumerate(tokens)
-        if token and types[number] in (_CONTROL, _USER_DEFINED)
+        if token and types[number] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
 

@@ -15,7 +15,7 @@ from quipu.actors.cluster.checkpoint_finder import Wanted, default_cache, descri
 from quipu.actors.cluster.outline import NUM_SAMPLES, SAMPLE_BYTES, find_difference, make_outline
 from quipu.actors.cluster.served_files import SINGLE
 from quipu.actors.cluster_config import SHIP_FLAG
-from quipu.actors.shared.checkpoint import DEMO, CheckpointError
+from quipu.actors.shared.checkpoint import DEMO, CheckpointError, resolve
 from tests.actors.cluster.folders import (
     ELSEWHERE,
     DialledPieces,
@@ -24,6 +24,7 @@ from tests.actors.cluster.folders import (
     silent,
     wanted_elsewhere,
 )
+from tests.kernels.checkpoints.gguf_files import write_gguf
 from tests.tiny import TINY
 
 MODULES = sorted((Path(__file__).resolve().parents[3] / "actors" / "cluster").glob("*.py"))
@@ -53,6 +54,17 @@ def test_demo_is_part_of_the_package(cache: Path) -> None:
     assert find_or_fetch(wanted, None, cache, silent) == DEMO
     with pytest.raises(CheckpointError):
         find_or_fetch(Wanted("demo", ELSEWHERE, make_outline(TINY)), None, cache, silent)
+
+
+def test_gguf_file(tmp_path: Path, cache: Path) -> None:
+    """A GGUF file is found at the path that the operator named, whatever the server's folder for it is called."""
+    file = tmp_path / "small.gguf"
+    write_gguf(file, "qwen3", TINY, tokenizer=TINY)
+    outline = make_outline(resolve(str(file)))
+    found = find_or_fetch(Wanted(str(file), ELSEWHERE, outline), None, cache, silent)
+    assert (found / "model.gguf").resolve() == file
+    with pytest.raises(CheckpointError, match=r"other\.gguf: not there"):
+        find_or_fetch(Wanted(str(tmp_path / "other.gguf"), ELSEWHERE, outline), None, cache, silent)
 
 
 @pytest.fixture

@@ -155,8 +155,9 @@ async def test_refusal_of_an_engine_is_told(nodes: LocalNodes) -> None:
 
 async def test_different_numerics_are_refused() -> None:
     """The second engine is refused if it would compute other bits, naming both; by default it is not."""
-    ready = EngineReady(1, 101, 16, "cpu", "bfloat16", max_model_len=640, numerics="aaaa", instruction_set="avx2")
-    other = attrs.evolve(ready, numerics="bbbb", instruction_set="avx512")
+    same = {"max_model_len": 640, "instruction_set": "avx2"}
+    ready = EngineReady(1, 101, 16, "cpu", "bfloat16", numerics="aaaa", weights="int8", **same)
+    other = attrs.evolve(ready, numerics="bbbb", weights="q4_k")
     for must_agree in (True, False):
         link = make_link()
         pool = link._desk.pool  # noqa: SLF001 -- what the other engine has said is set by its own link
@@ -164,7 +165,9 @@ async def test_different_numerics_are_refused() -> None:
         link._must_agree = must_agree  # noqa: SLF001 -- made by a helper that does not pass it
         await link.deliver([ready])
         if must_agree:
-            with pytest.raises(Mismatch, match=r"numerics bbbb \(cpu, bfloat16, avx512.*numerics aaaa \(cpu, .* avx2"):
+            with pytest.raises(
+                Mismatch, match=r"bbbb \(cpu, bfloat16, weights q4_k, .* aaaa \(cpu, bfloat16, weights int8, avx2"
+            ):
                 await link.deliver([other])
         else:
             await link.deliver([other])

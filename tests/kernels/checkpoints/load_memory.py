@@ -2,10 +2,10 @@
 
     python tests/kernels/checkpoints/load_memory.py FOLDER cpu [bfloat16 [int4]]
 
-prints `{"weights", "peak", "peak_anonymous", "left"}` in bytes, relative to before the load. `peak` is the highest
-resident memory including pages of the mapped files (VmHWM, reset before); `peak_anonymous` excludes those, and is
-sampled by a thread every millisecond. `make_large` writes a checkpoint of which two tables are half: a careless loader
-holds the largest tensors twice.
+prints `{"weights", "peak", "peak_anonymous", "left", "left_anonymous"}` in bytes, relative to before the load. `peak`
+is the highest resident memory including pages of the mapped files (VmHWM, reset before); `peak_anonymous` excludes
+those, and is sampled by a thread every millisecond. `make_large` writes a checkpoint of which two tables are half: a
+careless loader holds the largest tensors twice.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ def measure(folder: Path, executor: str, dtype: str, quantization: str | None) -
         "peak": after["VmHWM"] - before["VmRSS"],
         "peak_anonymous": highest[0] - before["RssAnon"],
         "left": after["VmRSS"] - before["VmRSS"],
+        "left_anonymous": after["RssAnon"] - before["RssAnon"],
     }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from quipu.kernels.models.families import find_family
 from quipu.kernels.models.rope import make_rope_table
 from tests.kernels.checkpoints.gguf_files import load_tensors, write_gguf
 from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+from tests.tiny import TINY
 
 _LLAMA3_FACTORS = np.array([1.0, 1.0, 1.0, 1.0, 1.5, 4.0, 8.0, 8.0], dtype=np.float32)
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -193,6 +197,25 @@ def test_dtype(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     assert read_config(convert(tmp_path / "a.gguf", checkpoints["llama"], "llama")[0])["dtype"] == "float32"
     folder, _ = convert(tmp_path / "b.gguf", checkpoints["llama"], "llama", types={"proj": "F16"})
     assert read_config(folder)["dtype"] == "bfloat16"
+
+
+def test_ends_of_turns(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+    """Stop at the tokens that a key names, and at special tokens that are known to end a turn."""
+    keys = {"tokenizer.ggml.eot_token_id": 7, "general.sampling.temp": 0.6, "general.sampling.top_k": 20}
+    write_gguf(tmp_path / "m.gguf", "llama", checkpoints["llama"], keys=keys, tokenizer=TINY)
+    folder = make_gguf_folder(tmp_path / "m.gguf")
+    generation = json.loads((folder / "generation_config.json").read_text())
+    tokenizer = json.loads((TINY / "tokenizer.json").read_text())
+    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    assert set(generation["eos_token_id"]) == {7, special["<|im_end|>"], special["<|endoftext|>"]}
+    assert (generation["temperature"], generation["top_k"]) == (0.6, 20)
+    assert read_config(folder)["eos_token_id"] == generation["eos_token_id"]
+
+
+def test_keys_are_read_without_torch() -> None:
+    """The web process reads a file's keys, and must not load torch for it."""
+    code = "import sys, quipu.kernels.checkpoints.gguf_folder; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
@@ -76,6 +77,17 @@ def test_first_token() -> None:
     assert encode(keys_of(tokens, token_type=kinds, bos_token_id=3), "ab") == [3, 2]
     assert encode(keys_of(tokens, token_type=kinds, bos_token_id=3, add_bos_token=False), "ab") == [2]
     assert encode(keys_of(tokens, token_type=kinds, bos_token_id=3, pre="qwen2"), "ab<s>a") == [2, 3, 0]
+
+
+def test_white_space_behind_special_tokens_of_phi3() -> None:
+    """Drop it behind the tokens of Phi-3's turns, as its own tokenizer does, and for no other model."""
+    tokens = ["<unk>", "<s>", "<|user|>", "<0x0A>", "a", "\u2581", "\u2581a"]
+    more: dict[str, Any] = {"model": "llama", "token_type": [2, 3, 3, 6, 1, 1, 1], "scores": [0.0] * 7}
+    file = keys_of(tokens, **more)
+    assert encode(file, "<|user|>\na") == [2, 5, 3, 4]
+    phi = attrs.evolve(file, keys={**file.keys, "general.architecture": "phi3"})
+    assert encode(phi, "<|user|>\na") == [2, 6]
+    assert encode(phi, "<unk>a") == [0, 6]
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "gpt-4o"])
