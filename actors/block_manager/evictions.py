@@ -10,11 +10,11 @@ one `Eviction`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 
 import attrs
 
 from ..messages.block_manager import MissDetail
+from ..shared.key_table import KeyTable, make_key_table
 
 REMEMBERED_POOLS = 2
 """Evicted keys in each of two generations, as a multiple of the blocks in the pool."""
@@ -42,37 +42,36 @@ class EvictionLog:
         """The sequence for which blocks are being taken."""
         self._is_stored = is_stored
         self._max_keys = REMEMBERED_POOLS * num_blocks
-        self._current: dict[bytes, Eviction] = {}
-        self._previous: dict[bytes, Eviction] = {}
-        self._released_at: dict[bytes, float] = {}
+        self._current: KeyTable[Eviction] = make_key_table()
+        self._previous: KeyTable[Eviction] = make_key_table()
+        self._released_at: KeyTable[float] = make_key_table()
         """By key, the last time at which a sequence released its block."""
         self._num_evicted = 0
 
     def on_released(self, keys: Sequence[bytes]) -> None:
         """Note that a sequence has released the blocks of these keys."""
-        self._released_at.update(dict.fromkeys(keys, self.now))
+        self._released_at.put(keys, self.now)
         if len(self._released_at) > self._max_keys:  # some of the keys led to other sequences' blocks, long gone
-            self._released_at = {key: at for key, at in self._released_at.items() if self._is_stored(key)}
+            self._released_at.discard([key for key in self._released_at.all_keys() if not self._is_stored(key)])
 
     def on_stored(self, keys: Sequence[bytes]) -> None:
-        for generation in (self._current, self._previous):
-            if generation:
-                for key in keys:
-                    generation.pop(key, None)
+        self._current.discard(keys)
+        self._previous.discard(keys)
 
     def on_removed(self, keys: Sequence[bytes]) -> None:
-        released = list(map(self._released_at.pop, keys, repeat(None)))
+        released = self._released_at.take(keys)
         first = 0
         while first < len(keys):
             since, end = released[first], len(keys)
             if released.count(since) != len(released):
                 end = next((index for index in range(first, len(keys)) if released[index] != since), end)
             eviction = Eviction(self.now, self.taker, since, self._num_evicted + first)
-            self._current.update(dict.fromkeys(keys[first:end], eviction))
+            self._current.put(keys[first:end], eviction)
             first = end
         self._num_evicted += len(keys)
         if len(self._current) > self._max_keys:
-            self._current, self._previous = {}, self._current
+            self._current, self._previous = self._previous, self._current
+            self._current.clear()
 
     def on_cleared(self) -> None:
         self._current.clear()
@@ -81,7 +80,7 @@ class EvictionLog:
 
     def find(self, key: bytes) -> MissDetail | None:
         """Return what is known of a key's eviction; None if it was not evicted, or too long ago."""
-        eviction = self._current.get(key) or self._previous.get(key)
+        eviction = self._current.find(key) or self._previous.find(key)
         if eviction is None:
             return None
         since = eviction.idle_since

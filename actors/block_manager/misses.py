@@ -20,6 +20,8 @@ from itertools import islice
 import attrs
 
 from ..messages.block_manager import CacheMiss, MissDetail, MissReason
+from ..shared.block_keys import pack_tokens
+from ..shared.key_table import KeyTable, make_key_table
 from .evictions import EvictionLog
 
 MAX_BRANCHES = 16
@@ -49,7 +51,7 @@ class MissTracker:
         """`is_stored(key)` returns whether a block with that key is cached."""
         self._block_size = block_size
         self._is_stored = is_stored
-        self._by_first_key: dict[bytes, StoredRun] = {}
+        self._by_first_key: KeyTable[StoredRun] = make_key_table()
         self._runs_after: dict[bytes, list[StoredRun]] = {}
         """Runs by the key that they follow, newest last. A run is known while its first block is cached."""
         self._beginnings: Counter[tuple[int, ...]] = Counter()
@@ -71,21 +73,17 @@ class MissTracker:
         for first in range(0, len(keys), MAX_RUN_BLOCKS):
             part = keys[first : first + MAX_RUN_BLOCKS]
             part_start = start + first * size
-            tokens = array("I", token_ids[part_start : part_start + len(part) * size])
+            tokens = array("I", pack_tokens(token_ids, part_start, part_start + len(part) * size))
             run = StoredRun(part, keys[first - 1] if first else parent_key, tokens, block_index + first, sequence_id)
-            self._by_first_key[part[0]] = run
+            self._by_first_key.put(part[:1], run)
             self._runs_after.setdefault(run.parent_key, []).append(run)
             if run.block_index == 0:
                 self._beginnings[self._first_tokens(run)] += 1
         self.evictions.on_stored(keys)
 
     def on_removed(self, keys: Sequence[bytes]) -> None:
-        runs = self._by_first_key
-        if not runs.keys().isdisjoint(keys):
-            for key in keys:
-                run = runs.pop(key, None)
-                if run is not None:
-                    self._forget(run)
+        for run in filter(None, self._by_first_key.take(keys)):
+            self._forget(run)
         self.evictions.on_removed(keys)
 
     def _forget(self, run: StoredRun) -> None:
@@ -134,12 +132,11 @@ class MissTracker:
         last_key = matched[-1] if matched else root_key
         for run in islice(reversed(self._runs_after.get(last_key, ())), MAX_BRANCHES):
             yield run, 0
-        first_key = next(filter(self._by_first_key.__contains__, reversed(matched)), None)
-        if first_key is not None:
-            run = self._by_first_key[first_key]
-            place = len(matched) - run.block_index
-            if place < len(run.keys) and run.keys[place - 1] == last_key and self._is_stored(run.keys[place]):
-                yield run, place
+        last_run = next(filter(None, map(self._by_first_key.find, reversed(matched))), None)
+        if last_run is not None:
+            place, keys = len(matched) - last_run.block_index, last_run.keys
+            if place < len(keys) and keys[place - 1] == last_key and self._is_stored(keys[place]):
+                yield last_run, place
 
     def _num_common(self, run: StoredRun, place: int, token_ids: list[int], start: int) -> int:
         """Return how many leading tokens of a stored block the prompt has from `start` on."""

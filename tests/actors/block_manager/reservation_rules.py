@@ -8,6 +8,7 @@ ends come in any order, at any time. The machines of `test_reservation_property.
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import attrs
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.prompts import Pin
 from quipu.actors.messages.scheduler import Granted
+from quipu.actors.shared.native import IS_COMPILED
 from tests.actors.block_manager.block_oracle import Content
 from tests.actors.block_manager.pool_kinds import POOLS
 from tests.actors.block_manager.proposals import Candidate, keys_of, reserve
@@ -75,7 +77,7 @@ class ReservationRules(RuleBasedStateMachine):
     """One block manager, and the sequences that it serves."""
 
     is_copied = False
-    """Whether the machine copies its manager, which is impossible with a pool in C."""
+    """Whether the machine copies its manager, which is impossible with a pool or a table in C."""
 
     @initialize(
         make_pool=st.sampled_from(POOLS),
@@ -98,14 +100,16 @@ class ReservationRules(RuleBasedStateMachine):
     ) -> None:
         self.size, self.usable, self.caching, self.watermark = size, usable, caching, watermark
         self.max_pinned = int(usable * pinned_share)
-        self.manager = BlockManager(
-            usable + 1,
-            size,
-            enable_prefix_caching=caching,
-            watermark_blocks=watermark,
-            max_pinned_share=pinned_share,
-            make_pool=BlockPool if self.is_copied else make_pool,
-        )
+        in_c = IS_COMPILED and not self.is_copied
+        with patch("quipu.actors.shared.key_table.IS_COMPILED", in_c):
+            self.manager = BlockManager(
+                usable + 1,
+                size,
+                enable_prefix_caching=caching,
+                watermark_blocks=watermark,
+                max_pinned_share=pinned_share,
+                make_pool=BlockPool if self.is_copied else make_pool,
+            )
         self.now = 0.0
         self.sequences: dict[int, Sequence] = {}
         self.num_prompt_tokens: dict[int, int] = {}

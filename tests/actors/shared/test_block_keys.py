@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from quipu.actors.shared.block_keys import KEY_BYTES, chain_keys, chain_keys_in_python, root_key
+from quipu.actors.shared.block_keys import (
+    KEY_BYTES,
+    chain_keys,
+    chain_keys_in_python,
+    key_prefixes,
+    key_prefixes_in_python,
+    pack_tokens,
+    pack_tokens_in_python,
+    root_key,
+)
 
 Chain = Callable[[bytes, Sequence[int], int], list[bytes]]
 CHAINS = [chain_keys_in_python, chain_keys]
@@ -120,3 +130,25 @@ def test_fields_are_delimited() -> None:
         )
     ]
     assert len(set(roots)) == len(roots)
+
+
+@pytest.mark.parametrize("pack", [pack_tokens_in_python, pack_tokens])
+def test_packed_tokens(pack: Callable[[list[int], int, int], bytes]) -> None:
+    """A run of tokens is four bytes each, cut off where the list ends; what is no token id is an error."""
+    tokens = [1, 256, 70_000, 2**32 - 1, 5]
+    assert list(array("I", pack(tokens, 1, 4))) == tokens[1:4]
+    assert list(array("I", pack(tokens, 3, 9))) == tokens[3:]
+    assert pack(tokens, 2, 2) == pack(tokens, 7, 9) == b""
+    for wrong in ([-1], [2**32]):
+        with pytest.raises(OverflowError):
+            pack(wrong, 0, 1)
+    with pytest.raises(TypeError):
+        pack(["a"], 0, 1)
+
+
+@pytest.mark.parametrize("prefixes", [key_prefixes_in_python, key_prefixes])
+def test_key_prefixes(prefixes: Callable[[list[bytes]], bytes]) -> None:
+    """The first eight bytes of each key, one after the other."""
+    keys = [bytes([number]) * 8 + bytes(24) for number in range(3)]
+    assert prefixes(keys) == b"".join(key[:8] for key in keys)
+    assert prefixes([]) == b""

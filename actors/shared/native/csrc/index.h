@@ -52,6 +52,15 @@ static inline uint32_t index_tag(const Index *index, const uint8_t *key) {
     return (uint32_t)hash;
 }
 
+/* Has the home slot of a tag, or of a block's key if it has one, fetched from memory. */
+static inline void index_fetch(const Index *index, uint32_t tag) {
+    __builtin_prefetch(index->entries + (tag & index->mask), 1);
+}
+
+static inline void index_fetch_block(const Index *index, uint32_t block) {
+    index_fetch(index, index_tag(index, index->keys[block]));
+}
+
 /* Returns the slot of a key's entry, or the empty slot where it would be inserted. */
 static inline Entry *index_find(const Index *index, const uint8_t *key, uint32_t tag) {
     for (uint32_t at = tag & index->mask;; at = (at + 1) & index->mask) {

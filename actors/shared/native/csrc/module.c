@@ -1,7 +1,7 @@
 /* The module `quipu.actors.shared.native._native`: the parts of the engine that are worth compiling.
  *
- * Everything in it also exists in Python (`shared/block_keys.py`, `block_manager/block_pool.py`,
- * `accountant/reuse_sketch.py`), behaves the same there, and is tested against it. */
+ * Everything in it also exists in Python (`shared/block_keys.py`, `shared/key_table.py`,
+ * `block_manager/block_pool.py`, `accountant/reuse_sketch.py`), behaves the same there, and is tested against it. */
 #include "native.h"
 
 const uint8_t *key_bytes(PyObject *key) {
@@ -16,7 +16,9 @@ const uint8_t *key_bytes(PyObject *key) {
 }
 
 static PyMethodDef functions[] = {
-    {"chain_keys", (PyCFunction)(void (*)(void))chain_keys, METH_FASTCALL, "See prefix.py."},
+    {"chain_keys", (PyCFunction)(void (*)(void))chain_keys, METH_FASTCALL, "See block_keys.py."},
+    {"pack_tokens", (PyCFunction)(void (*)(void))pack_tokens, METH_FASTCALL, "See block_keys.py."},
+    {"key_prefixes", key_prefixes, METH_O, "See block_keys.py."},
     {0},
 };
 
@@ -29,6 +31,7 @@ static int add_type(PyObject *module, const char *name, PyObject *type) {
 
 static int add_types(PyObject *module) {
     return add_type(module, "BlockPool", make_block_pool_type(module)) ||
+                   add_type(module, "KeyTable", make_key_table_type(module)) ||
                    add_type(module, "ReuseSketch", make_reuse_sketch_type(module))
                ? -1
                : 0;

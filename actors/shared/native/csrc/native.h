@@ -10,6 +10,11 @@
 
 /* keys.c */
 PyObject *chain_keys(PyObject *module, PyObject *const *args, Py_ssize_t num_args);
+PyObject *pack_tokens(PyObject *module, PyObject *const *args, Py_ssize_t num_args);
+PyObject *key_prefixes(PyObject *module, PyObject *keys);
+
+/* key_table.c */
+PyObject *make_key_table_type(PyObject *module);
 
 /* pool_type.c */
 PyObject *make_block_pool_type(PyObject *module);

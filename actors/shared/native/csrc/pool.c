@@ -7,6 +7,8 @@
  * completely before anything is changed. */
 #include "pool.h"
 
+#define AHEAD 8 /* blocks whose entries are fetched from memory while others are looked at */
+
 /* ---------------------------------------------------------------- arguments and results */
 
 /* Copies the blocks of a sequence to the scratch. Returns their number, or -1 with an exception. */
@@ -145,6 +147,7 @@ static PyObject *evict(Pool *pool, uint32_t *blocks, Py_ssize_t count) {
     PyObject *keys = PyList_New(0);
     int is_watched = PyList_Size(pool->observers) > 0;
     for (Py_ssize_t i = 0; i < count;) {
+        if (pool->queue_length > AHEAD) index_fetch_block(&pool->index, *queue_at(pool, AHEAD));
         uint32_t block = queue_pop(pool);
         if (!is_at_last_place(pool, block)) continue;
         blocks[i++] = block;
@@ -267,13 +270,16 @@ PyObject *pool_publish(Pool *pool, PyObject *const *args, Py_ssize_t num_args) {
         PyErr_Format(PyExc_ValueError, "%zd blocks and %zd keys", count, PyList_Size(keys));
         goto failed;
     }
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (!key_bytes(PyList_GetItem(keys, i))) goto failed;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const uint8_t *key = key_bytes(PyList_GetItem(keys, i));
+        if (!key) goto failed;
+        pool->tags[i] = index_tag(&pool->index, key);
+    }
     int is_all = 1;
     for (Py_ssize_t i = 0; i < count; i++) {
-        uint32_t block = pool->scratch[i];
+        uint32_t block = pool->scratch[i], tag = pool->tags[i];
         const uint8_t *key = key_bytes(PyList_GetItem(keys, i));
-        uint32_t tag = index_tag(&pool->index, key);
+        if (i + AHEAD < count) index_fetch(&pool->index, pool->tags[i + AHEAD]);
         Entry *entry = pool->has_key[block] ? NULL : index_find(&pool->index, key, tag);
         if (!entry || entry->block) {
             is_all = 0;

@@ -20,6 +20,7 @@ typedef struct {
     uint32_t *blank;   /* a stack */
     uint32_t *queue;   /* a ring buffer of queue_room entries, a power of two */
     uint32_t *scratch; /* the blocks of an argument */
+    uint32_t *tags;    /* those of its keys */
     uint32_t queue_room, queue_first, queue_length;
     uint32_t num_blank, num_cached, num_owned, num_pinned_only;
     uint64_t num_evicted;

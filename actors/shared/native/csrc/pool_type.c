@@ -100,10 +100,11 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     pool->has_key = calloc(count, 1);
     pool->blank = calloc(count, sizeof *pool->blank);
     pool->scratch = calloc(count, sizeof *pool->scratch);
+    pool->tags = calloc(count, sizeof *pool->tags);
     pool->queue = calloc(pool->queue_room, sizeof *pool->queue);
     int has_index = index_make(&pool->index, count, seed);
     if (!pool->observers || !pool->references || !pool->pending || !pool->pin_counts || !pool->num_entries ||
-        !pool->has_key || !pool->blank || !pool->scratch || !pool->queue || !has_index) {
+        !pool->has_key || !pool->blank || !pool->scratch || !pool->tags || !pool->queue || !has_index) {
         Py_DECREF(pool);
         return PyErr_NoMemory();
     }
@@ -127,7 +128,7 @@ static void destroy(Pool *pool) {
     PyObject_GC_UnTrack((PyObject *)pool);
     clear(pool);
     free(pool->references), free(pool->pending), free(pool->pin_counts), free(pool->num_entries), free(pool->has_key);
-    free(pool->blank), free(pool->scratch), free(pool->queue);
+    free(pool->blank), free(pool->scratch), free(pool->tags), free(pool->queue);
     index_free(&pool->index);
     freefunc release_memory = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release_memory(pool);
