@@ -220,6 +220,8 @@ class Recorder:
 
     def _matrices(self, placeholders: list[torch.Tensor]) -> dict[str, int]:
         matrices = [self._matrix(placeholder) for placeholder in placeholders]
+        if len({matrix["stored"] for matrix in matrices}) > 1:
+            raise ValueError("some experts of a layer are quantized and others are not: that is not supported")
         addresses = torch.tensor([matrix["weight"] for matrix in matrices], dtype=torch.int64)
         self.memory.append(addresses)
         return {"matrices": addresses.data_ptr(), "stored": matrices[0]["stored"]}
