@@ -28,6 +28,10 @@ _O200K = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @attrs.frozen
@@ -52,6 +56,7 @@ SPLITTING = {
     "llama-v3": _Splitting(_CL100K, ignore_merges=True, adds_bos=True),
     "dbrx": _Splitting(_CL100K),
     "gpt-4o": _Splitting(_O200K),
+    "tekken": _Splitting(_TEKKEN, ignore_merges=True, adds_bos=True),
     "qwen2": _Splitting(_QWEN, is_nfc=True),
 }
 """Values of `tokenizer.ggml.pre`."""

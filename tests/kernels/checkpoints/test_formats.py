@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from quipu.actors.shared.checkpoint import read_info
 from quipu.kernels.checkpoints import weights
 from quipu.kernels.checkpoints.quantized import QuantizedLayout
 from quipu.kernels.checkpoints.weights import PieceByPiece, open_weights
@@ -159,6 +161,18 @@ def test_awq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_reads(source, {Q: q_weight, K: k_weight}, monkeypatch)
     assert source.format == "int4-g16-asym"
     source.check_all_used()
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("auto", "bfloat16"), ("float16", "float16"), ("float32", "float32")])
+def test_dtype_of_quantized_float16(tmp_path: Path, dtype: str, expected: str) -> None:
+    """Serve a quantized checkpoint in float16 as bfloat16 unless asked otherwise, in web process and engine alike."""
+    sizes = {"vocab_size": 10, "max_position_embeddings": 20}
+    config = {"quantization_config": AWQ_CONFIG, "torch_dtype": "float16", **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(pack_awq(Q, (8, 32))[0], tmp_path / "model.safetensors")
+    _, found = open_weights(tmp_path, config, load_format="auto", dtype=dtype)
+    assert str(found) == f"torch.{expected}"
+    assert read_info(tmp_path, dtype=dtype).dtype == expected
 
 
 @pytest.mark.parametrize(("entry", "value"), [("version", "gemv"), ("bits", 8), ("zero_point", False)])

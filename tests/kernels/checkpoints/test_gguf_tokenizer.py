@@ -180,3 +180,12 @@ def test_refused_vocabularies(changes: dict[str, Any], named: str) -> None:
     """Refuse what cannot be represented exactly, by the key's name."""
     with pytest.raises(ValueError, match=named):
         make_tokenizer(keys_of(**{"tokens": ["a", "b", "ab"], "token_type": [1, 1, 1], **changes}))
+
+
+def test_splitting_of_tekken() -> None:
+    """Keep neither contractions nor numbers together, unlike the splitting of GPT-4o that it is otherwise like."""
+    import regex
+
+    pattern = SPLITTING["tekken"].pattern
+    assert pattern is not None
+    assert regex.findall(pattern, "don't STOP2024 now/\n") == ["don", "'t", " STOP", "2", "0", "2", "4", " now", "/\n"]

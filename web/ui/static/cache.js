@@ -1,6 +1,6 @@
 // The cache explorer: the prefix tree as cords and knots, what a knot is, one request's path, and what is evicted next.
 import { getJson, request } from "./api.js";
-import { chosen } from "./cache_choice.js";
+import { chosen, forget } from "./cache_choice.js";
 import { Details, Legend, NextToGo, PathCard } from "./cache_details.js";
 import { fit, makeTree, neighbour } from "./cache_layout.js";
 import { Cords } from "./cords.js";
@@ -21,6 +21,11 @@ const ARROWS = {
   lying: { ArrowRight: "out", ArrowLeft: "in", ArrowUp: "back", ArrowDown: "on" },
 };
 const seen = { answer: null, explained: null, tenants: new Set() }; // outlives a look at another page
+window.addEventListener("quipu:locked", () => {
+  // the next key may be another tenant's
+  Object.assign(seen, { answer: null, explained: null, tenants: new Set() });
+  forget();
+});
 
 async function look() {
   const topId = chosen.above.at(-1)?.id ?? null;

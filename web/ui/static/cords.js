@@ -22,7 +22,7 @@ export function Cords({ picture, groups, look, selected, on }) {
   const [width, height] = look.isHanging ? [across, away] : [away, across];
   const focused = selected ?? picture.list[0]?.id;
   return html`
-    <svg class=${`quipu colour-${look.colour} ${look.request ? "has-path" : ""}`} width=${width} height=${height} role="tree"
+    <svg class=${`quipu ${look.request ? "has-path" : ""}`} width=${width} height=${height} role="tree"
       aria-label="Prefix tree of the cache" aria-orientation=${look.isHanging ? "horizontal" : "vertical"}>
       <g aria-hidden="true">
         ${groups.map((group) => html`<${MainCord} key=${group.tenant} group=${group} at=${at} look=${look} />`)}
@@ -70,10 +70,8 @@ function classesOf({ node }, look) {
   const isOther = look.engine !== "" && !(look.engine in node.engines);
   return [
     { age: `age-${ageOf(node, look.now)}`, tier: tierClass(node.tier), engine: engineClass(engines[0]) }[look.colour],
-    `dash-${tierClass(node.tier)}`,
     isOther ? "is-elsewhere" : "",
     node.path_tokens > 0 ? "is-on-path" : "",
-    node.in_use ? "is-in-use" : "",
   ];
 }
 
