@@ -30,8 +30,8 @@ from .weights import QUANTIZED_PIECE, open_source
 FORMATS = ("int8", "w8a8", "int4", "int4-g32", "int4-g128")
 """Values of `--format`: as `--quantization`; `w8a8` is int8 made for int8 activations."""
 
-_PLAIN_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-"""Ends of names of files that hold weights, and are not copied."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+"""Files that hold weights, and are not copied; nor are their indexes."""
 
 
 @attrs.frozen
@@ -161,8 +161,8 @@ def _write(
 def _copy_others(model_path: Path, folder: Path) -> None:
     """Copy the files that hold no weights."""
     for path in sorted(model_path.iterdir()):
-        is_other = path.is_file() and not path.name.endswith(_PLAIN_FILES) and not path.name.startswith(".")
-        if is_other and path.name != "config.json":
+        is_weights = path.suffix in _WEIGHTS or ".index" in path.suffixes
+        if path.is_file() and not is_weights and not path.name.startswith(".") and path.name != "config.json":
             shutil.copyfile(path, folder / path.name)
 
 
