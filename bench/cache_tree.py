@@ -3,11 +3,12 @@
     python -m bench.cache_tree [--blocks 100000] [--streams 8] [--rounds 5] [--every 1] [--json]
     python -m bench.cache_tree --quick [--json]
 
-A whole server on the fake executor gets prompts until its pool is full. Then streams decode, by turns alone and while
-a client asks for the whole tree `--every` second. The engine is timed: `step_ms` is the time from the start of a step
-to the start of the next one, `work_us` what scheduler and block manager take of it. A ratio is what they are while the
-tree is read, divided by what they are otherwise: the median of all rounds. At last a browser loads the cache explorer
-(`/ui/#cache`): `first_paint` says when it is on the screen.
+A whole server on the fake executor gets prompts until its pool is full. Then streams decode: in each round alone, while
+a client asks for the whole tree `--every` second, and alone again. The engine is timed: `step_ms` is the time from the
+start of a step to the start of the next one, `work_us` what scheduler and block manager take of it. A ratio is what
+they are while the tree is read, divided by the mean of what they are otherwise: the median of all rounds. `noise` is
+the same of the two phases alone: how far from 1 other load on the machine brings a ratio. At last a browser loads the
+cache explorer (`/ui/#cache`): `first_paint` says when it is on the screen.
 """
 
 from __future__ import annotations
@@ -54,18 +55,16 @@ class Reader:
     url: str
     every_s: float
     num_answers: int = 0
-    num_nodes: int = 0
-    num_bytes: int = 0
+    last_answer: bytes = b""
     slowest_s: float = 0.0
     _is_done: threading.Event = attrs.field(factory=threading.Event)
 
     def ask(self) -> None:
         began = time.perf_counter()
         with urllib.request.urlopen(self.url, timeout=60) as response:
-            data = response.read()
+            self.last_answer = response.read()
         self.slowest_s = max(self.slowest_s, time.perf_counter() - began)
         self.num_answers += 1
-        self.num_nodes, self.num_bytes = len(json.loads(data)["nodes"]), len(data)
 
     def run(self) -> None:
         self.ask()
@@ -88,7 +87,12 @@ class Reader:
 class Phase:
     begin_s: float
     end_s: float
-    is_read: bool
+    kind: int
+    """Its place in a round."""
+
+
+READ = 1
+"""The place of the phase in which the tree is read."""
 
 
 def fill(port: int, num_blocks: int) -> int:
@@ -118,24 +122,24 @@ def measure(num_blocks: int, num_streams: int, num_tokens: int, rounds: int, eve
             reader.ask()
             bodies = [completion(MODEL, [300 + i] * 40, num_tokens) for i in range(num_streams)]
             for _ in range(rounds):
-                for is_read in (False, True):
+                for kind in range(3):
                     begin_s = time.perf_counter()
-                    if is_read:
+                    if kind == READ:
                         with reader.asking():
                             ask_all(server.port, bodies)
                     else:
                         ask_all(server.port, bodies)
-                    phases.append(Phase(begin_s, time.perf_counter(), is_read))
+                    phases.append(Phase(begin_s, time.perf_counter(), kind))
             painted = first_paint(f"http://127.0.0.1:{server.port}", "cache", PAINTED, rounds)
         spans = read_spans(folder)
-    kinds = {is_read: [steps_of(spans, p, num_streams) for p in phases if p.is_read == is_read] for is_read in (0, 1)}
+    kinds = [[steps_of(spans, phase, num_streams) for phase in phases if phase.kind == kind] for kind in range(3)]
     rows = [row_of(name, pick, kinds) for name, pick in (("step_ms", 0), ("work_us", 1))]
     return {
         "blocks": num_blocks,
         "prompts": num_prompts,
         "answers": reader.num_answers,
-        "nodes": reader.num_nodes,
-        "bytes": reader.num_bytes,
+        "nodes": len(json.loads(reader.last_answer)["nodes"]),
+        "bytes": len(reader.last_answer),
         "slowest_answer_ms": round(1000 * reader.slowest_s, 1),
         "rows": rows,
         "first_paint": painted,
@@ -158,14 +162,19 @@ def steps_of(spans: Sequence[Span], phase: Phase, num_streams: int) -> tuple[lis
     return periods, works
 
 
-def row_of(name: str, pick: int, kinds: dict[int, list[tuple[list[float], list[float]]]]) -> dict[str, Any]:
+def row_of(name: str, pick: int, kinds: Sequence[Sequence[tuple[list[float], list[float]]]]) -> dict[str, Any]:
     row: dict[str, Any] = {"of": name}
     for share, what in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
-        alone, read = ([_quantile(phase[pick], share) for phase in kinds[is_read]] for is_read in (0, 1))
+        before, read, after = ([_quantile(phase[pick], share) for phase in phases] for phases in kinds)
+        alone = [statistics.mean(pair) for pair in zip(before, after, strict=True)]
         row[f"{what}_alone"], row[f"{what}_read"] = (round(statistics.median(part), 3) for part in (alone, read))
-        ratios = [after / before for before, after in zip(alone, read, strict=True) if before]
-        row[f"{what}_ratio"] = round(statistics.median(ratios), 3) if ratios else None
+        row[f"{what}_ratio"], row[f"{what}_noise"] = _ratio(read, alone), _ratio(after, before)
     return row
+
+
+def _ratio(values: Sequence[float], to: Sequence[float]) -> float | None:
+    ratios = [value / other for value, other in zip(values, to, strict=True) if other]
+    return round(statistics.median(ratios), 3) if ratios else None
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

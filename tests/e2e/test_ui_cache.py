@@ -141,7 +141,7 @@ def test_engines_and_tiers(keyed: Server, browser: Browser) -> None:
     """Cords of other engines fade, cords can have the colours of engines and tiers, and what is evicted is dotted."""
     top, first, second, third = (digit * 16 for digit in "0123")
     nodes = [
-        branch(top, None, engines={"0": 32, "7": 16}, children=3),
+        branch(top, None, engines={"0": 32, "7": 16}, children=5, requests=9),
         branch(first, top, start=32, engines={"7": 32}),
         branch(second, top, start=32, engines={"0": 16}, cached_tokens=16),
         branch(third, top, start=32, tier="host", in_use=True),
@@ -150,6 +150,7 @@ def test_engines_and_tiers(keyed: Server, browser: Browser) -> None:
     fake(browser, {"/v1/cache/tree": tree_answer(nodes)})
     browser.find("nav a[href='#cache']").click()
     browser.find(CORD)
+    browser.wait_text(".about", "9 requests came by. 3 branches go on. 2 others have been evicted.")
     choose(browser, "engine", "7")
     browser.until(lambda: ids_of(browser, ".is-elsewhere") == {second, third}, "cords of engine 0 alone fade")
     choose(browser, "colour", "engine")

@@ -49,6 +49,8 @@ export function aboutKnot({ node, children, below }) {
     return words;
   }
   words.push(known + below === 1 ? "One branch goes on." : `${times(known + below, "branch", "branches")} go on.`);
+  const gone = node.children - known - below;
+  if (gone > 0) words.push(gone === 1 ? "Another one has been evicted." : `${count(gone)} others have been evicted.`);
   const ended = node.requests - onward;
   if (!more && !below && node.children === cords.length && ended > 0) words.push(`${times(ended, "request")} ended here.`);
   const parts = cords.map((child) => child.diverged).filter(Boolean);
@@ -62,7 +64,7 @@ function whereTheyPart(parts) {
   const first = Math.min(...(parts.some(({ exact }) => exact) ? parts.filter(({ exact }) => exact) : parts).map(({ token }) => token));
   const names = [...new Set((named.some(({ exact }) => exact) ? named.filter(({ exact }) => exact) : named).map(messageOf))];
   const where = parts.some(({ exact }) => exact) ? `from token ${count(first)} on` : `in the block at token ${count(first)}`;
-  if (!names.length) return `They differ ${where}; of which messages is not known (any more, or no chat).`;
+  if (!names.length) return `They differ ${where}. They have no messages, or these are not remembered.`;
   return `They differ ${where}, in ${names.slice(0, 3).join(", or ")}${names.length > 3 ? ", or others" : ""}.`;
 }
 
