@@ -4,15 +4,17 @@
                 `post` always has room, and is for senders that must never wait (a scope that is being left, one answer
                 per sequence). Callers of `post` bound how much they may still post. `send_nowait` is `send` without a
                 checkpoint, where there is a slot: what several senders have at once is then received at once.
+                `hand_over` needs no wake-up at all: a receiver that waits may handle an item in its sender's task.
 
 Between the web process and the engine process there are frames (`frames.py`).
 
-What must always hold: items are received once, in order.
+What must always hold: items are received once, in order; what goes wrong while a receiver handles an item is raised in
+its own task, never in the sender's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import trio
@@ -28,6 +30,10 @@ class Sender(Protocol[T_contra]):
 
 
 class EagerSender(Sender[T_contra], Protocol[T_contra]):
+    def hand_over(self, item: T_contra, /) -> bool:
+        """Have the receiver handle an item now, if it waits and is willing to; return whether it was."""
+        ...
+
     def send_nowait(self, item: T_contra, /) -> bool:
         """Add an item if there is a slot, and return whether there was."""
         ...
@@ -40,8 +46,8 @@ class Poster(Protocol[T_contra]):
 
 
 class Receiver(Protocol[T]):
-    async def receive_all(self) -> list[T]:
-        """Wait until there are items and take all of them, in order."""
+    async def receive_all(self, take_now: Callable[[T], bool] | None = None) -> list[T]:
+        """Wait until there are items and take all of them, in order. `take_now`: see `Channel.receive_all`."""
         ...
 
 
@@ -57,6 +63,9 @@ class Channel(Generic[T]):
         self._num_queued_slots = 0
         self._senders = trio.lowlevel.ParkingLot()
         self._receiver: trio.lowlevel.Task | None = None
+        self._take_now: Callable[[T], bool] | None = None
+        self._error: Exception | None = None
+        """What `_take_now` has raised, until the receiver's task raises it."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -90,6 +99,23 @@ class Channel(Generic[T]):
         self.put_reserved(item)
         return True
 
+    def hand_over(self, item: T, /) -> bool:
+        take_now, task = self._take_now, self._receiver
+        if take_now is None or task is None:
+            return False
+        self._take_now = None  # what is sent to this receiver meanwhile wakes it
+        try:
+            is_done = take_now(item)
+        except Exception as error:
+            self._error = error
+            self._wake_receiver()
+        else:
+            if not is_done:
+                self._wake_receiver()
+            elif self._receiver is task:
+                self._take_now = take_now
+        return True
+
     def post(self, item: T, /) -> None:
         self._items.append(item)
         self._wake_receiver()
@@ -102,14 +128,22 @@ class Channel(Generic[T]):
 
     def _wake_receiver(self) -> None:
         if self._receiver is not None:
-            task, self._receiver = self._receiver, None
+            task, self._receiver, self._take_now = self._receiver, None, None
             trio.lowlevel.reschedule(task)
 
-    async def receive_all(self) -> list[T]:
+    async def receive_all(self, take_now: Callable[[T], bool] | None = None) -> list[T]:
+        """Wait until there are items and take all of them, in order.
+
+        While it waits, `take_now(item)` is called in the task of a sender that hands an item over. It returns whether
+        that was all there is to do; if not, or if it raises, this call returns or raises in its own task.
+        """
         if self._items:
             await trio.lowlevel.checkpoint()
         else:
-            await self._wait_item()
+            await self._wait_item(take_now)
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
         items, self._items = self._items, []
         queued, self._num_queued_slots = self._num_queued_slots, 0
         self._free_slots(queued)
@@ -126,13 +160,14 @@ class Channel(Generic[T]):
         woken = len(self._senders.unpark(count=count)) if count and self._senders else 0
         self._num_free_slots += count - woken
 
-    async def _wait_item(self) -> None:
+    async def _wait_item(self, take_now: Callable[[T], bool] | None) -> None:
         if self._receiver is not None:
             raise trio.BusyResourceError("another task is already receiving from this channel")
         self._receiver = trio.lowlevel.current_task()
+        self._take_now = take_now
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            self._receiver = None
+            self._receiver = self._take_now = None
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)

@@ -61,6 +61,9 @@ class NoEngines:
     def post_first(self, items: object, /) -> None:
         pass
 
+    def hand_over(self, item: object, /) -> bool:
+        return True
+
     def send_nowait(self, item: object, /) -> bool:
         return True
 

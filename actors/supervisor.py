@@ -111,10 +111,12 @@ class EngineLink:
 
     async def deliver(self, messages: Iterable[object]) -> None:
         """Handle messages from the engine, in order. Raises Unreadable at one that no engine sends, and Mismatch."""
+        is_first = True  # of several reports only one is booked before others run
         for message in messages:
             match message:
                 case StepReport():
-                    await self._report(message)
+                    await self._report(message, may_hand_over=is_first)
+                    is_first = False
                 case LookedUp():
                     self._desk.lane.lookups.answer(message, self.engine_id)
                 case EngineReady():
@@ -126,12 +128,14 @@ class EngineLink:
                 case _:
                     raise Unreadable(f"{type(message).__name__}, which only engines receive")
 
-    async def _report(self, message: StepReport) -> None:
+    async def _report(self, message: StepReport, *, may_hand_over: bool) -> None:
         seat = self._seat
         report = msgspec.structs.replace(message, engine_id=seat.engine_id, incarnation=self.incarnation)
         self.has_progressed |= bool(report.span_ids)
         seat.note(report)
         self._router.post(report)
+        if may_hand_over and self._accountant.hand_over(report):
+            return
         if not self._accountant.send_nowait(report):
             await self._accountant.send(report)
 

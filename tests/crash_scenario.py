@@ -86,6 +86,14 @@ class CrashingAccountant(Accountant):
         await super()._handle(pending)
         self.plan.crash_if_due("done")
 
+    def _handle_now(self, pending: Pending) -> bool:
+        self.plan.note(pending)
+        self.plan.crash_if_due("unwritten")
+        is_handled = super()._handle_now(pending)
+        if is_handled:
+            self.plan.crash_if_due("done")
+        return is_handled
+
     def _write(self, pending: Pending) -> RequestEntries | None:
         request = super()._write(pending)
         self.plan.crash_if_due("written")
@@ -100,6 +108,10 @@ class CrashingAccountant(Accountant):
 class CrashingSender:
     _channel: EagerSender[Tokens]
     _plan: CrashPlan
+
+    def hand_over(self, tokens: Tokens) -> bool:
+        self._plan.crash_if_due("at the send")
+        return self._channel.hand_over(tokens)
 
     def send_nowait(self, tokens: Tokens) -> bool:
         self._plan.crash_if_due("at the send")

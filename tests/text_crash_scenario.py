@@ -179,6 +179,14 @@ class KilledDetokenizer(Detokenizer):
         await super()._handle(pending)
         self.plan.kill_if_due("handled")
 
+    def _handle_now(self, pending: PendingTexts) -> bool:
+        self.plan.note(pending)
+        self.plan.kill_if_due("before")
+        is_handled = super()._handle_now(pending)
+        if is_handled:
+            self.plan.kill_if_due("handled")
+        return is_handled
+
     def _prompt_of(self, message: Track) -> PromptAssembler | None:
         prompt = super()._prompt_of(message)
         self.plan.kill_if_due("prompt made")

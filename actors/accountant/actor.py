@@ -48,11 +48,14 @@ from .entry_store import AccountantMessage, EntryStore, Pending, RequestEntries
 from .journal import Journal
 from .metrics import Metrics
 from .report_writer import ReportWriter
+from .token_times import time_tokens
 
 log = structlog.get_logger()
 
 SLICE_S = 0.002
 """How long the accountant may work without letting other tasks run."""
+MAX_ROWS_NOW = 16
+"""Rows of a step that are booked in the task of its engine's link, where waking the accountant would cost as much."""
 
 
 class Accountant:
@@ -87,7 +90,7 @@ class Accountant:
                 store.num_handled += store.num_given_up == num_given_up
                 await self._let_others_run()
             self._journal.flush()
-            messages = await inbox.receive_all()
+            messages = await inbox.receive_all(self._take_now)
             self._slice_end = time.perf_counter() + SLICE_S
             now = trio.current_time()
             pending.extend(Pending(message, now) for message in messages)
@@ -150,41 +153,80 @@ class Accountant:
     # ------------------------------------------------------------ one step
 
     async def _on_report(self, pending: Pending, report: StepReport) -> None:
-        if not pending.is_written:
-            pending.is_written = True
-            if not self._is_next(report):
-                pending.is_timed = pending.is_passed_on = pending.is_shown = True
-                return
-            pending.first_ids = self._writer.first_tokens(report)
-            try:
-                self._writer.write_report(report, pending.first_ids, pending.at)
-            except ValueError as error:
-                log.error("report.unreadable", number=report.number, error=str(error))
-                self._writer.write_gap(report.incarnation)
+        self._write_report(pending, report)
         if report.admitted_ids or report.revised_ids:
             await self._apply_due([*report.admitted_ids, *report.revised_ids], pending.at)
         await self._apply_due(pending.first_ids, pending.at)
-        if report.token_ids and not pending.is_timed:
-            pending.is_timed = True
-            self._time_tokens(report, pending.at)
-        if (report.token_ids or report.scores or report.ended_ids) and not pending.is_passed_on:
-            tokens = Tokens(
-                report.token_sequence_ids,
-                report.token_ids,
-                report.ended_ids,
-                report.ended_reasons,
-                report.scores,
-            )
-            if not self._detokenizer.send_nowait(tokens):
+        if (tokens := self._tokens_of(pending, report)) is not None:
+            if not (self._detokenizer.hand_over(tokens) or self._detokenizer.send_nowait(tokens)):
                 await self._detokenizer.send(tokens)
             pending.is_passed_on = True
+        self._show(pending, report)
+        if report.terminal_ids:
+            await self._apply_due(report.terminal_ids, pending.at)
+
+    def _take_now(self, message: AccountantMessage) -> bool:
+        """Note a message, and handle it in its sender's task if that is quick. Return whether it is handled."""
+        store, pending = self._store, Pending(message, trio.current_time())
+        store.pending.append(pending)
+        if not self._handle_now(pending):
+            return False
+        store.pending.popleft()
+        store.num_handled += 1
+        self._journal.flush()
+        return True
+
+    def _handle_now(self, pending: Pending) -> bool:
+        """Handle the report of a small step that brought nothing but tokens; return whether that was one.
+
+        Otherwise `_handle` goes on from where it was left.
+        """
+        report = pending.message
+        if not isinstance(report, StepReport) or len(report.span_ids) > MAX_ROWS_NOW:
+            return False
+        if report.admitted_ids or report.revised_ids or report.terminal_ids:
+            return False
+        self._write_report(pending, report)
+        if pending.first_ids:
+            return False
+        if (tokens := self._tokens_of(pending, report)) is not None:
+            if not (self._detokenizer.hand_over(tokens) or self._detokenizer.send_nowait(tokens)):
+                return False
+            pending.is_passed_on = True
+        self._show(pending, report)
+        return True
+
+    def _write_report(self, pending: Pending, report: StepReport) -> None:
+        if pending.is_written:
+            return
+        pending.is_written = True
+        if not self._is_next(report):
+            pending.is_timed = pending.is_passed_on = pending.is_shown = True
+            return
+        pending.first_ids = self._writer.first_tokens(report)
+        try:
+            self._writer.write_report(report, pending.first_ids, pending.at)
+        except ValueError as error:
+            log.error("report.unreadable", number=report.number, error=str(error))
+            self._writer.write_gap(report.incarnation)
+
+    def _tokens_of(self, pending: Pending, report: StepReport) -> Tokens | None:
+        """Return what of a report has to be passed on, if it was not yet."""
+        if report.token_ids and not pending.is_timed:
+            pending.is_timed = True
+            time_tokens(report, pending.at, self._store, self._metrics)
+        if pending.is_passed_on or not (report.token_ids or report.scores or report.ended_ids):
+            return None
+        return Tokens(
+            report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons, report.scores
+        )
+
+    def _show(self, pending: Pending, report: StepReport) -> None:
         if not pending.is_shown:
             pending.is_shown = True
             self._metrics.set_step(report, self._desk.num_usable_blocks_of(report.engine_id))
             self._watch_blocks(report, pending.at)
         self._end_those_with_gaps(report)
-        if report.terminal_ids:
-            await self._apply_due(report.terminal_ids, pending.at)
 
     def _watch_blocks(self, report: StepReport, now: float) -> None:
         """Tell the cache watch what has become of blocks: with most reports nothing."""
@@ -236,20 +278,6 @@ class Accountant:
         if time.perf_counter() > self._slice_end:
             await trio.lowlevel.checkpoint()
             self._slice_end = time.perf_counter() + SLICE_S
-
-    def _time_tokens(self, report: StepReport, now: float) -> None:
-        last, requests = self._store.last_token_at, self._store.by_sequence
-        num_since: dict[float, int] = {}
-        """Number of tokens by the time of their predecessor: nearly all of a step have waited for the same step."""
-        for sequence_id in report.token_sequence_ids:
-            before = last.get(sequence_id)
-            if before is not None:
-                num_since[before] = num_since.get(before, 0) + 1
-            elif sequence_id not in requests:
-                continue
-            last[sequence_id] = now
-        for before, num_tokens in num_since.items():
-            self._metrics.inter_token_latency.observe(now - before, num_tokens, engine_id=report.engine_id)
 
     # ------------------------------------------------------------ an engine's death
 

@@ -44,6 +44,9 @@ log = structlog.get_logger()
 SLICE_S = 0.002
 """How long a step's tokens may hold the event loop without a checkpoint."""
 
+MAX_ROWS_NOW = 16
+"""Tokens of a step that are decoded in the accountant's task, where waking the detokenizer would cost as much."""
+
 FAILURES = (LibraryPanic, ParserFailed, OutletFailed)
 """Exceptions that fail one request at once."""
 
@@ -74,7 +77,26 @@ class Detokenizer:
             while pending:
                 await self._handle(pending[0])
                 store.take_off()
-            pending.extend(map(PendingTexts, await inbox.receive_all()))
+            pending.extend(map(PendingTexts, await inbox.receive_all(self._take_now)))
+
+    def _take_now(self, message: DetokenizerMessage) -> bool:
+        """Note a message, and handle it in its sender's task if that is quick. Return whether it is handled."""
+        pending = PendingTexts(message)
+        self._store.pending.append(pending)
+        if not self._handle_now(pending):
+            return False
+        self._store.take_off()
+        return True
+
+    def _handle_now(self, pending: PendingTexts) -> bool:
+        """Decode the tokens of a small step; return whether it was one and all are sent.
+
+        Otherwise `_handle` goes on from where it was left.
+        """
+        tokens = pending.message
+        if not isinstance(tokens, Tokens) or tokens.scores or len(tokens.sequence_ids) > MAX_ROWS_NOW:
+            return False
+        return self._decode_slice(pending, tokens)
 
     async def _handle(self, pending: PendingTexts) -> None:
         match pending.message:
@@ -122,24 +144,29 @@ class Detokenizer:
 
     async def _decode(self, pending: PendingTexts, tokens: Tokens) -> None:
         """Decode and send a step's tokens from where it was left, with checkpoints if there are many."""
-        slice_end = time.perf_counter() + SLICE_S
-        store, give = self._store, self._delivery.give
-        tracked = store.tracked
         if tokens.scores:
             self._delivery.add_prompt_scores(tokens.scores)
             self._catch_up()
             if pending.scored is None:
                 pending.scored = output_scores(tokens.scores)
+        while not self._decode_slice(pending, tokens):
+            await trio.lowlevel.checkpoint()
+
+    def _decode_slice(self, pending: PendingTexts, tokens: Tokens) -> bool:
+        """Decode and send tokens for SLICE_S, from where it was left; return whether all of them are sent."""
+        slice_end, begun_at = time.perf_counter() + SLICE_S, pending.next_token
+        store, give = self._store, self._delivery.give
+        tracked = store.tracked
         reasons = dict(zip(tokens.ended_ids, tokens.ended_reasons, strict=True))
         last = {sequence_id: at for at, sequence_id in enumerate(tokens.sequence_ids)} if reasons else {}
         rows = enumerate(zip(tokens.sequence_ids, tokens.token_ids, strict=True))
-        for at, (sequence_id, token_id) in islice(rows, pending.next_token, None):
+        for at, (sequence_id, token_id) in islice(rows, begun_at, None):
             sequence = tracked.get(sequence_id)
             if sequence is None:
                 continue
-            if time.perf_counter() > slice_end:
-                await trio.lowlevel.checkpoint()
-                slice_end = time.perf_counter() + SLICE_S
+            if at > begun_at and time.perf_counter() > slice_end:
+                pending.next_token = at
+                return False
             store.in_hand = sequence
             ended = reasons.get(sequence_id) if reasons and last.get(sequence_id) == at else None
             try:
@@ -148,6 +175,7 @@ class Detokenizer:
                 self._fail(sequence, error)
         if len(reasons) > len(last.keys() & reasons.keys()):
             self._end_prompts([sequence_id for sequence_id in tokens.ended_ids if sequence_id not in last])
+        return True
 
     def _end_prompts(self, sequence_ids: list[int]) -> None:
         """End sequences that have no output."""

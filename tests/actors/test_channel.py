@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import trio
 import trio.testing
@@ -77,3 +79,67 @@ async def test_second_receiver_raises() -> None:
         with pytest.raises(trio.BusyResourceError):
             await channel.receive_all()
         nursery.cancel_scope.cancel()
+
+
+async def handed_over(channel: Channel[int], take_now: Callable[[int], bool], items: list[int]) -> list[object]:
+    """Hand items over to a receiver that waits; return what it then received, or its error."""
+    received: list[object] = []
+
+    async def receive() -> None:
+        try:
+            received.append(await channel.receive_all(take_now))
+        except ValueError as error:
+            received.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await trio.testing.wait_all_tasks_blocked()
+        received += [channel.hand_over(item) for item in items]
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    return received
+
+
+async def test_hand_over() -> None:
+    """A waiting receiver handles items in the sender's task and goes on waiting; nobody else is handed anything."""
+    channel: Channel[int] = Channel(1)
+    taken: list[int] = []
+
+    def take_now(item: int) -> bool:
+        taken.append(item)
+        return True
+
+    assert not channel.hand_over(0), "nobody waits"
+    assert await handed_over(channel, take_now, [1, 2]) == [True, True]
+    assert taken == [1, 2] and not channel.hand_over(3), "the receiver was cancelled"
+    channel.post(4)
+    assert await handed_over(channel, take_now, [5]) == [[4], False], "it is not waiting"
+    assert taken == [1, 2]
+
+
+async def test_hand_over_is_left_to_the_receiver() -> None:
+    """A receiver that has noted an item without finishing it is woken, and is handed nothing meanwhile."""
+    channel: Channel[int] = Channel(1)
+    assert await handed_over(channel, lambda item: False, [1, 2]) == [True, False, []]
+
+
+async def test_hand_over_fails() -> None:
+    """An error is raised in the receiver's task, and the sender goes on."""
+
+    def take_now(item: int) -> bool:
+        raise ValueError(f"no {item}")
+
+    channel: Channel[int] = Channel(1)
+    assert await handed_over(channel, take_now, [1, 2]) == [True, False, "no 1"]
+
+
+async def test_post_during_hand_over() -> None:
+    """What is posted while an item is handled wakes the receiver, after the item."""
+    channel: Channel[int] = Channel(1)
+
+    def take_now(item: int) -> bool:
+        channel.post(item + 1)
+        assert not channel.hand_over(item + 2)
+        return True
+
+    assert await handed_over(channel, take_now, [1]) == [True, [2]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -62,14 +62,17 @@ async def test_report_after_a_death(autojump_clock: trio.abc.Clock) -> None:
     async with small_runtime(num_engines=2, restart_backoff_s=60.0) as client:
         seen: list[StepReport] = []
         accounts: Any = client.runtime.desk._accountant  # noqa: SLF001 - the accountant's inbox
-        send = accounts.send_nowait
 
-        def watch(message: object) -> bool:
-            if isinstance(message, StepReport) and message.engine_id == 0:
-                seen.append(message)
-            return bool(send(message))
+        def watched(send: Callable[[object], bool]) -> Callable[[object], bool]:
+            def watch(message: object) -> bool:
+                is_sent = send(message)
+                if is_sent and isinstance(message, StepReport) and message.engine_id == 0:
+                    seen.append(message)
+                return is_sent
 
-        accounts.send_nowait = watch
+            return watch
+
+        accounts.hand_over, accounts.send_nowait = watched(accounts.hand_over), watched(accounts.send_nowait)
         with capture_logs() as lines:
             async with trio.open_nursery() as nursery:
                 answers: list[list[Answer]] = []
