@@ -55,8 +55,9 @@ class EvictionLog:
             self._released_at.discard([key for key in self._released_at.all_keys() if not self._is_stored(key)])
 
     def on_stored(self, keys: Sequence[bytes]) -> None:
+        # those of the generation before are never asked for: a key that is found in the cache is not looked up here,
+        # and once it is evicted again it is in the current one
         self._current.discard(keys)
-        self._previous.discard(keys)
 
     def on_removed(self, keys: Sequence[bytes]) -> None:
         released = self._released_at.take(keys)
@@ -66,7 +67,7 @@ class EvictionLog:
             if released.count(since) != len(released):
                 end = next((index for index in range(first, len(keys)) if released[index] != since), end)
             eviction = Eviction(self.now, self.taker, since, self._num_evicted + first)
-            self._current.put(keys[first:end], eviction)
+            self._current.put(keys if end - first == len(keys) else keys[first:end], eviction)
             first = end
         self._num_evicted += len(keys)
         if len(self._current) > self._max_keys:

@@ -268,7 +268,9 @@ class BlockManager:
             grant.admitted_misses.append(self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read))
             start = len(shared) * size
             count = min(num_tokens - start, budget, reserve.candidate_chunk_limit)
-            table = shared + self._take(-(-(start + count) // size) - len(shared), sequence_id)
+            table = self._take(-(-(start + count) // size) - len(shared), sequence_id)
+            if shared:
+                table = shared + table
             self.allocations[sequence_id] = Allocation(
                 table=table,
                 keys=list(keys),  # the scheduler's list grows while the sequence decodes; see `filled_keys`

@@ -33,12 +33,12 @@ def request_id_of(number: int) -> str:
 
 
 def write_ledger(data_dir: Path) -> None:
-    """Make the ledger. Does nothing if the database has records already, as when a row has killed its server."""
+    """Make the ledger, unless the database has it already, as when a row has killed its server."""
     (data_dir / FOLDER).mkdir(parents=True, exist_ok=True)
     engine = make_engine(os.environ.get(URL_VARIABLE) or sqlite_url(data_dir))
     migrate(engine)
     with engine.begin() as connection:
-        if not connection.scalar(sa.select(sa.func.count()).select_from(records)):
+        if not connection.scalar(sa.select(records.c.number).where(records.c.request_id == request_id_of(1))):
             for at in range(0, NUM_RECORDS, _BATCH):
                 connection.execute(sa.insert(records), [_row(number) for number in range(at, at + _BATCH)])
     engine.dispose()

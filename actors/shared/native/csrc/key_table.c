@@ -13,7 +13,7 @@
 #include "native.h"
 
 #define FIRST_ROOM 64
-#define AHEAD 8 /* keys whose slots are fetched from memory while others are looked at */
+#define AHEAD 16 /* keys whose slots are fetched from memory while others are looked at */
 
 typedef struct {
     uint32_t tag;   /* part of the key's hash: gives the home slot and rules out most other keys */
@@ -148,9 +148,14 @@ static int read_keys(const KeyTable *table, PyObject *sequence, Keys *keys) {
     return 0;
 }
 
-/* Returns the slot of key i, and has that of a later one fetched from memory. */
+/* Returns the slot of key i, and has those of later ones, then their entries, fetched from memory. */
 static inline Slot *slot_of(const KeyTable *table, const Keys *keys, Py_ssize_t i) {
-    if (i + AHEAD < keys->count) __builtin_prefetch(table->slots + (keys->tags[i + AHEAD] & table->mask), 1);
+    if (i + AHEAD < keys->count) {
+        __builtin_prefetch(table->slots + (keys->tags[i + AHEAD] & table->mask), 1);
+        uint32_t place = table->slots[keys->tags[i + AHEAD / 2] & table->mask].place;
+        __builtin_prefetch(table->keys[place]);
+        __builtin_prefetch(table->values + place, 1);
+    }
     return find_slot(table, keys->bytes[i], keys->tags[i]);
 }
 

@@ -144,8 +144,9 @@ static int tell_removed(const Pool *pool, PyObject *keys) {
 /* Evicts the `count` cached blocks that were freed first, into `blocks`. There must be that many. Returns what
  * observers have to be told. */
 static PyObject *evict(Pool *pool, uint32_t *blocks, Py_ssize_t count) {
-    PyObject *keys = PyList_New(0);
     int is_watched = PyList_Size(pool->observers) > 0;
+    Py_ssize_t room = is_watched ? count : 0, num_told = 0;
+    PyObject *keys = PyList_New(room);
     for (Py_ssize_t i = 0; i < count;) {
         if (pool->queue_length > AHEAD) index_fetch_block(&pool->index, *queue_at(pool, AHEAD));
         uint32_t block = queue_pop(pool);
@@ -153,14 +154,15 @@ static PyObject *evict(Pool *pool, uint32_t *blocks, Py_ssize_t count) {
         blocks[i++] = block;
         if (keys && is_watched && !pool->pending[block]) {
             PyObject *key = key_object(pool, block);
-            if (!key || PyList_Append(keys, key)) Py_CLEAR(keys);
-            Py_XDECREF(key);
+            if (key) PyList_SetItem(keys, num_told++, key);
+            else Py_CLEAR(keys);
         }
         pool->pending[block] = 0;
         forget_key(pool, block);
     }
     pool->num_cached -= (uint32_t)count;
     pool->num_evicted += (uint64_t)count;
+    if (keys && num_told < room && PyList_SetSlice(keys, num_told, room, NULL)) Py_CLEAR(keys);
     return keys;
 }
 
