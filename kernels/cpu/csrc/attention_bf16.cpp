@@ -112,10 +112,14 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
     for (int64_t chunk = piece.start; chunk < piece.end; chunk += kChunk) {
         int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
         const T *values[kChunk], *keys[kChunk];
-        for (int64_t i = 0; i < count; i++) {
-            int64_t block = (chunk + i) / pass.block_size, slot = (chunk + i) % pass.block_size;
-            keys[i] = reinterpret_cast<const T*>(key_slots.at(block, slot));
-            values[i] = reinterpret_cast<const T*>(value_slots.at(block, slot));
+        for (int64_t i = 0, block = chunk / pass.block_size, slot = chunk % pass.block_size; i < count; block++, slot = 0) {
+            const char *key = key_slots.at(block, slot), *value = value_slots.at(block, slot);
+            for (int64_t end = std::min(count, i + pass.block_size - slot); i < end; i++) {
+                keys[i] = reinterpret_cast<const T*>(key);
+                values[i] = reinterpret_cast<const T*>(value);
+                key += key_slots.slot_bytes;
+                value += value_slots.slot_bytes;
+            }
         }
         for (int64_t i = count; i < padded; i++) {
             keys[i] = zeros;

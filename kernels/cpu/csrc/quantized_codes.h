@@ -12,6 +12,7 @@
 
 struct FloatProduct {
     static constexpr int kInputs = 1;
+    static constexpr bool kNeedsSums = false;  // of x, for more than offsets
     typedef Vec Sum;
     typedef Vec Left;
     typedef Vec Right;
@@ -36,6 +37,7 @@ struct PairProduct : FloatProduct {
 
 struct ByteProduct {
     static constexpr int kInputs = 4;
+    static constexpr bool kNeedsSums = true;
     typedef Ints Sum;
     typedef FourBytes Left;
     typedef Ints Right;

@@ -47,11 +47,18 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
                                                     const Sums& sums) {
     typedef typename C::Product P;
     constexpr int NV = 2 * NP;
-    const QuantizedMatrix& matrix = *columns.matrix;
+    // copies, because the compiler must assume that storing a total changes the originals
+    const QuantizedMatrix matrix = *columns.matrix;
+    const int64_t panel = columns.panel, panel_stride = columns.stride, x_stride = x.stride, stride = sums.stride;
+    const uint32_t* const words = x.p;
+    const uint8_t* const panel_codes = columns.codes;
+    const float* const sums_of_x = x.sums(0);
+    float* const totals = sums.totals;
+    float* const partial = sums.partial;
     const typename C::Loader codes;
-    int64_t num_units = matrix.padded_width() / P::kInputs;
-    int64_t group_units = matrix.num_groups == 1 ? num_units : matrix.group_size / P::kInputs;
-    int bias = stored_bias(matrix);
+    const int64_t num_units = matrix.padded_width() / P::kInputs;
+    const int64_t group_units = matrix.num_groups == 1 ? num_units : matrix.group_size / P::kInputs;
+    const int bias = stored_bias(matrix);
     for (int64_t unit = first, end; unit < last; unit = end) {
         int64_t group = unit / group_units;
         end = std::min(last, (group + 1) * group_units);
@@ -59,13 +66,13 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
         typename P::Sum sum[MR][NV];
         UNROLL for (int m = 0; m < MR; m++)
             UNROLL for (int v = 0; v < NV; v++)
-                sum[m][v] = fresh ? P::zero() : P::kept(sums.partial + m * sums.stride + v * kLanes);
-        const uint8_t* at = columns.codes + unit / C::kUnits * 2 * C::kBytes;
-        const uint32_t* row = x.p + unit;
+                sum[m][v] = fresh ? P::zero() : P::kept(partial + m * stride + v * kLanes);
+        const uint8_t* at = panel_codes + unit / C::kUnits * 2 * C::kBytes;
+        const uint32_t* row = words + unit;
         for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, row += C::kUnits) {
             decltype(codes.load(at)) raw[NP];
             UNROLL for (int n = 0; n < NP; n++) {
-                const uint8_t* p = at + n * columns.stride;
+                const uint8_t* p = at + n * panel_stride;
                 for (int line = 0; line < 2 * C::kBytes; line += 64) prefetch_first(p + kCodesAhead + line);
                 raw[n] = codes.load(p);
             }
@@ -73,28 +80,34 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
                 typename P::Right right[NV];
                 UNROLL for (int n = 0; n < NP; n++) codes.template get<i.value>(raw[n], right[2 * n], right[2 * n + 1]);
                 UNROLL for (int m = 0; m < MR; m++) {
-                    typename P::Left left = P::left(row + m * x.stride + i.value);
+                    typename P::Left left = P::left(row + m * x_stride + i.value);
                     UNROLL for (int v = 0; v < NV; v++) sum[m][v] = P::add(sum[m][v], left, right[v]);
                 }
             });
         }
         if (end < (group + 1) * group_units) {
             UNROLL for (int m = 0; m < MR; m++)
-                UNROLL for (int v = 0; v < NV; v++) P::keep(sums.partial + m * sums.stride + v * kLanes, sum[m][v]);
+                UNROLL for (int v = 0; v < NV; v++) P::keep(partial + m * stride + v * kLanes, sum[m][v]);
             return;
         }
-        UNROLL for (int v = 0; v < NV; v++) {
-            Vec scale = load_shared(matrix, matrix.scales, columns.panel + v / 2, group, v % 2);
-            UNROLL for (int m = 0; m < MR; m++) {
-                float* total = sums.totals + m * sums.stride + v * kLanes;
-                float sum_of_x = x.sums(m)[group];
-                Vec y = group == 0 ? splat(0) : load(total);
-                y = fma(scale, P::value(sum[m][v], sum_of_x, bias), y);
-                if (matrix.offsets)
-                    y = fma(load_shared(matrix, matrix.offsets, columns.panel + v / 2, group, v % 2), P::sum_of_x(sum_of_x), y);
-                store(total, y);
+        auto add_group = [&](auto is_first, auto has_offsets) __attribute__((always_inline)) {
+            UNROLL for (int v = 0; v < NV; v++) {
+                Vec scale = load_shared(matrix, matrix.scales, panel + v / 2, group, v % 2), offset = splat(0);
+                if (has_offsets) offset = load_shared(matrix, matrix.offsets, panel + v / 2, group, v % 2);
+                UNROLL for (int m = 0; m < MR; m++) {
+                    float* total = totals + m * stride + v * kLanes;
+                    float sum_of_x = P::kNeedsSums || has_offsets ? sums_of_x[m * x_stride + group] : 0;
+                    Vec y = is_first ? splat(0) : load(total);
+                    y = fma(scale, P::value(sum[m][v], sum_of_x, bias), y);
+                    if (has_offsets) y = fma(offset, P::sum_of_x(sum_of_x), y);
+                    store(total, y);
+                }
             }
-        }
+        };
+        constexpr std::true_type yes;
+        constexpr std::false_type no;
+        if (matrix.offsets) group == 0 ? add_group(yes, yes) : add_group(no, yes);
+        else group == 0 ? add_group(yes, no) : add_group(no, no);
     }
 }
 

@@ -28,9 +28,10 @@ from tests.kernels.cpu.cpu_backends import needs_kernels
 from tests.kernels.kernel_checkpoints import backend_config
 from tests.tiny import TINY
 
-AVX2 = frozenset({"sse2", "avx2", "fma"})
+AVX2 = frozenset({"sse2", "avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
-TILES = frozenset({"amx_tile", "amx_bf16"})
+BF16 = AVX512 | {"avx512_bf16", "avx512vbmi", "avx512_vnni"}
+TILES = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def neutral_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flags_are_read_from_cpuinfo(tmp_path: Path) -> None:
     """Read flags as Linux writes them."""
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor : 0\nflags\t\t: fpu sse2 fma avx2\nprocessor : 1\nflags\t\t: fpu\n")
+    cpuinfo.write_text("processor : 0\nflags\t\t: fpu sse2 fma avx2 f16c\nprocessor : 1\nflags\t\t: fpu\n")
     assert choose_instruction_set(processor_flags(cpuinfo)).name == "avx2"
     assert processor_flags(tmp_path / "missing") == frozenset()
 
@@ -54,9 +55,11 @@ def test_flags_are_read_from_cpuinfo(tmp_path: Path) -> None:
         (AVX2, ["avx2"]),
         (AVX512 - {"avx512dq"}, ["avx2"]),
         (AVX512, ["avx512", "avx2"]),
-        (AVX512 | {"avx512_bf16"}, ["avx512_bf16", "avx512", "avx2"]),
-        (AVX512 | {"avx512_bf16", "amx_tile"}, ["avx512_bf16", "avx512", "avx2"]),
-        (AVX512 | {"avx512_bf16"} | TILES, ["amx_bf16", "avx512_bf16", "avx512", "avx2"]),
+        (AVX512 | {"avx512_vnni"}, ["avx512_vnni", "avx512", "avx2"]),
+        (BF16 - {"avx512vbmi"}, ["avx512_vnni", "avx512", "avx2"]),
+        (BF16, ["avx512_bf16", "avx512_vnni", "avx512", "avx2"]),
+        (BF16 | {"amx_tile"}, ["avx512_bf16", "avx512_vnni", "avx512", "avx2"]),
+        (BF16 | TILES, ["amx_bf16", "avx512_bf16", "avx512_vnni", "avx512", "avx2"]),
         (AVX2 | TILES, ["avx2"]),
     ],
 )
@@ -67,14 +70,14 @@ def test_instruction_sets_follow_the_processor(flags: frozenset[str], names: lis
 
 def test_no_instruction_set_at_all() -> None:
     """Name the supported sets if the processor has none of them."""
-    with pytest.raises(CannotBuild, match="amx_bf16, avx512_bf16, avx512, avx2"):
+    with pytest.raises(CannotBuild, match="amx_bf16, avx512_bf16, avx512_vnni, avx512, avx2"):
         usable_instruction_sets(AVX2 - {"fma"})
 
 
 def test_system_refuses_tiles() -> None:
     """Use the next best set if the system does not permit AMX, even if the processor has it."""
-    flags = AVX512 | TILES
-    assert usable_instruction_sets(flags, request_tiles=lambda: "no permission")[0].name == "avx512"
+    flags = BF16 | TILES
+    assert usable_instruction_sets(flags, request_tiles=lambda: "no permission")[0].name == "avx512_bf16"
     assert usable_instruction_sets(flags, request_tiles=lambda: "")[0].name == "amx_bf16"
 
 
@@ -87,7 +90,7 @@ def test_forced_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
         usable_instruction_sets(AVX512)
     monkeypatch.setenv(FORCED, "amx_bf16")
     with pytest.raises(ValueError, match="'amx_bf16', which cannot run here: no permission"):
-        usable_instruction_sets(AVX512 | TILES, request_tiles=lambda: "no permission")
+        usable_instruction_sets(BF16 | TILES, request_tiles=lambda: "no permission")
     monkeypatch.setenv(FORCED, "sse9")
     with pytest.raises(ValueError, match="'sse9', which is none of amx_bf16"):
         usable_instruction_sets(AVX512)
