@@ -21,7 +21,8 @@ NUM_SEQS = 32
 CONTEXT = 2048
 """Average number of cells per sequence; the cache is shared by all."""
 BATCH = 2048
-KV_TYPES = {"bf16": "GGML_TYPE_BF16", "f16": "GGML_TYPE_F16"}
+KV_TYPES = {"bf16": 30, "f16": 1}
+"""Of ggml's `ggml_type`; the bindings have no name for the first."""
 FILE_TYPES = {"int8": ("Q8_0", 7), "int4": ("Q4_0", 2)}
 """Of llama.cpp's `llama_ftype`."""
 
@@ -67,7 +68,7 @@ class LlamaEngine:
         params.n_seq_max = NUM_SEQS
         params.n_threads = params.n_threads_batch = num_threads
         params.kv_unified = True
-        params.type_k = params.type_v = getattr(llama_cpp, KV_TYPES[kv])
+        params.type_k = params.type_v = KV_TYPES[kv]
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._num_vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
