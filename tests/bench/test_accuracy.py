@@ -1,4 +1,4 @@
-"""How far an 8-bit KV cache takes the demo model's predictions from those with a float32 one."""
+"""How far 8-bit KV caches and quantized weights take the demo model's predictions from those in float32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from bench.accuracy import compare, kl_of
+from bench.accuracy import SETTINGS, base_of, compare, kl_of
 from quipu.actors.shared.checkpoint import DEMO
 from tests.kernel_markers import needs_kernels
 
@@ -22,6 +22,19 @@ def test_int8_kv_cache(executor: str) -> None:
     assert report.num_tokens == num_tokens
     assert 0 < report.mean_kl <= 5e-3
     assert report.argmax_agreement >= 0.99
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("quantization", "activations", "most_kl", "least_agreement"),
+    [("int8", "float", 1e-4, 0.99), ("int4", "float", 1e-4, 0.99), ("int8", "int8", 5e-3, 0.97)],
+)
+def test_quantized_weights(quantization: str, activations: str, most_kl: float, least_agreement: float) -> None:
+    """The kernels predict what the same quantized weights predict in float32; of few tokens, a few may be near ties."""
+    settings = {**SETTINGS, "quantization": quantization, "activations": activations}
+    report = compare(DEMO, settings, base_of(settings), 1000)
+    assert 0 < report.mean_kl <= most_kl
+    assert report.argmax_agreement >= least_agreement
 
 
 def test_kl() -> None:
