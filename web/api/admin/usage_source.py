@@ -12,7 +12,7 @@ process is left.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -148,25 +148,35 @@ class LedgerUsage:
             job.done.set()
 
     async def _make(self, job: _Job) -> None:
-        process: ReportProcess | None = None
+        """Have a report made, by an idle process if there is one.
+
+        One that is gone may have died while it was idle, which is nobody's error: then a new one makes the report.
+        """
         try:
-            process = await self._take()
-            job.answered = await process.make(job.report)
+            idle = await self._take_idle()
+            if idle is not None:
+                with suppress(ReportProcessGone):
+                    return await self._make_by(idle, job)
+            await self._make_by(await ReportProcess.start(self._where), job)
         except (OSError, ReportProcessGone) as error:
             job.why = str(error)
+
+    async def _make_by(self, process: ReportProcess, job: _Job) -> None:
+        try:
+            job.answered = await process.make(job.report)
         finally:
-            if process is not None and process.is_usable:
+            if process.is_usable:
                 self._idle.append(_Idle(process, trio.current_time()))
-            elif process is not None:
+            else:
                 await process.end()
 
-    async def _take(self) -> ReportProcess:
+    async def _take_idle(self) -> ReportProcess | None:
         while self._idle:
             process = self._idle.pop().process
             if process.is_usable:
                 return process
             await process.end()
-        return await ReportProcess.start(self._where)
+        return None
 
     async def _end_idle(self, since_s: float) -> None:
         """End the processes that have been idle since then."""
