@@ -222,7 +222,7 @@ void attend(const Op& original, const Pass& pass, const Worker& worker) {
     if (pass.num_sequences == 0) return;
     Op op = original;
     bool pairs = attend_bf16 && op.stored != kFloat32;
-    Pieces pieces(op, pass, kRowsPerPiece);
+    Pieces pieces(op, pass, kRowsPerPiece, 0, worker.num_threads);
     // A step that only decodes needs no barrier between writing the cache and reading it.
     bool written_by_reader = op.fused_rope && !pairs && pieces.one_piece_per_head();
     if (op.fused_rope) {

@@ -10,10 +10,11 @@
 namespace {
 
 constexpr int64_t kChunk = 256;
+constexpr int64_t kPiecesPerThread = 4;  // at least, if several heads make one piece
 
-// Some tokens of a sequence and one key/value head.
+// Some tokens of a sequence and adjacent key/value heads.
 struct Piece {
-    int64_t sequence, head;
+    int64_t sequence, head, num_heads;
     int64_t first, last;  // tokens first..last (exclusive), counted from the sequence's first in the pass
     int64_t start, end;   // positions that they see; `start` is the beginning of a chunk
 };
@@ -38,8 +39,9 @@ struct Slots {
         return reinterpret_cast<const uint32_t*>(at(position / block_size, position % block_size));
     }
 };
-Slots slots_of(const void* cache, const Op& op, const Pass& pass, const Piece& piece, int64_t element_bytes) {
-    return {static_cast<const char*>(cache), pass.tables + pass.table_start[piece.sequence], piece.head, op.num_kv_heads,
+// The slots of head `h` of a piece.
+Slots slots_of(const void* cache, const Op& op, const Pass& pass, const Piece& piece, int64_t element_bytes, int64_t h = 0) {
+    return {static_cast<const char*>(cache), pass.tables + pass.table_start[piece.sequence], piece.head + h, op.num_kv_heads,
             pass.block_size, op.width * element_bytes, head_bytes(op.stored, pass.block_size, op.width)};
 }
 
@@ -145,12 +147,25 @@ float softmax_chunk(float* s, int64_t count, int64_t first, int64_t last, float 
 struct Pieces {
     const Op& op;
     const Pass& pass;
-    int64_t tokens;  // per piece, at most
+    int64_t sharing, tokens;     // query heads per key/value head; tokens per piece, at most
+    int64_t few_rows, together;  // sequences of at most `few_rows` rows per head have pieces of `together` heads
     int64_t index = 0, sequence = 0, last = 0, head = 0;
-    Pieces(const Op& o, const Pass& p, int64_t rows) : op(o), pass(p), tokens(std::max<int64_t>(1, rows / (o.num_heads / o.num_kv_heads))) {
+    Pieces(const Op& o, const Pass& p, int64_t rows, int64_t few, int64_t num_threads)
+        : op(o), pass(p), sharing(o.num_heads / o.num_kv_heads), tokens(std::max<int64_t>(1, rows / sharing)),
+          few_rows(few), together(heads_together(num_threads)) {
         last = length();
     }
+    // As many heads as leave enough pieces for threads to finish together.
+    int64_t heads_together(int64_t num_threads) const {
+        int64_t heads = op.num_kv_heads;
+        for (; heads > 1; heads = (heads + 1) / 2) {
+            int64_t count = pass.num_sequences * ((op.num_kv_heads + heads - 1) / heads);
+            if (count >= kPiecesPerThread * num_threads || (pass.num_sequences == 1 && count % num_threads == 0)) break;
+        }
+        return heads;
+    }
     int64_t length() const { return pass.query_start[sequence + 1] - pass.query_start[sequence]; }
+    bool has_few_rows() const { return length() * sharing <= few_rows; }
     // Whether each head of each sequence is one piece. Then only the piece's own thread reads what it writes to the cache.
     bool one_piece_per_head() const {
         for (int64_t i = 0; i < pass.num_sequences; i++)
@@ -161,7 +176,8 @@ struct Pieces {
     bool find(int64_t number, Piece* piece) {
         // the last tokens first: they have the most work, and threads should finish together
         for (; index < number; index++) {
-            if (++head < op.num_kv_heads) continue;
+            head += has_few_rows() ? together : 1;
+            if (head < op.num_kv_heads) continue;
             head = 0;
             last -= tokens;
             if (last > 0) continue;
@@ -169,9 +185,10 @@ struct Pieces {
             last = length();
         }
         const int64_t* position = pass.positions + pass.query_start[sequence];
+        int64_t heads = has_few_rows() ? std::min(together, op.num_kv_heads - head) : 1;
         int64_t first = std::max<int64_t>(0, last - tokens), window = op.window ? op.window : position[last - 1] + 1;
         int64_t start = std::max<int64_t>(0, position[first] - window + 1) / kChunk * kChunk;
-        *piece = {sequence, head, first, last, start, position[last - 1] + 1};
+        *piece = {sequence, head, heads, first, last, start, position[last - 1] + 1};
         return true;
     }
 };

@@ -1,6 +1,9 @@
 // Products of a few query rows with keys and values where they are in the cache, with AVX-512 BF16: a step that decodes reads
-// each of them once, so packing a copy for `Pairs` would cost more than the product. Used by attention_bf16.cpp; with AMX,
+// each of them once, so packing a copy for `Pairs` would cost more than the product. Used by attention_in_place.h; with AMX,
 // whose tiles sum in another order, nothing is multiplied in place.
+//
+// Each product prefetches `ahead` as it proceeds: line by line of several parts at once, since one stream, or all lines in one
+// go, would keep fewer reads in flight (measured).
 //
 // What must always hold: the bits are those of `Pairs::add` over a packed copy: one chain per sum, k ascending.
 #pragma once
@@ -15,23 +18,7 @@ inline __m512i interleaved(const int8_t* even, const int8_t* odd) {
     return _mm512_or_si512(low, _mm512_castps_si512(load(odd)));
 }
 
-constexpr int64_t kPairsPerPrefetch = 8;
-
-// How often the functions below advance the prefetcher.
-inline int64_t calls_in_place(int64_t num_rows, int64_t num_vecs, int64_t num_pairs) {
-    int64_t widest = num_rows <= 2 ? 8 : 4, rest = num_vecs % widest;
-    return (num_vecs / widest + rest / 2 + rest % 2) * (num_pairs / kPairsPerPrefetch);
-}
-
-#ifdef QUIPU_AMX
-constexpr int64_t kRowsInPlace = 0;
-template <class T>
-void add_keys_in_place(const bf16*, int64_t, int64_t, const T* const*, int64_t, int64_t, float*, SlotPrefetch&) {}
-template <class T>
-void add_values_in_place(const bf16*, int64_t, const T* const*, int64_t, int64_t, float*, int64_t, SlotPrefetch&) {}
-#else
-constexpr int64_t kRowsInPlace = kMaxRows;
-
+#ifndef QUIPU_AMX
 inline __m512i interleaved(const bf16* even, const bf16* odd) {
     auto words = [](const bf16* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); };
     return _mm512_or_si512(words(even), _mm512_slli_epi32(words(odd), 16));
@@ -43,64 +30,98 @@ inline __m512i key_pairs(const int8_t* panel, int64_t word) {
     return interleaved(panel + 2 * word * kSlots, panel + (2 * word + 1) * kSlots);
 }
 
-// sums[row][v * kLanes ..] = (fresh ? 0 : sums) + x[row] * right(pair, v), over all pairs
-template <int MR, int NV, class Right>
-__attribute__((noinline)) void add_pairs(const bf16* x, int64_t x_stride, int64_t num_pairs, bool fresh, float* sums,
-                                         int64_t sums_stride, const Right& right, SlotPrefetch& prefetch) {
+inline __m512i same_pair(const bf16* p) {
+    int32_t word;
+    memcpy(&word, p, 4);
+    return _mm512_set1_epi32(word);
+}
+
+inline Vec accumulate(Vec sum, __m512i left, __m512i right) { return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right); }
+
+constexpr int64_t kTogether = 8;  // parts that are read, or prefetched, at the same time
+
+// The bytes of one pair, k and k + 1, of so many columns.
+template <class T>
+constexpr int64_t pair_bytes(int64_t columns) { return columns * 2 * static_cast<int64_t>(sizeof(T)); }
+
+// A panel of keys, the queries that it is multiplied with, and where their scores go.
+template <class T>
+struct KeyPart {
+    const T* panel;
+    const bf16* queries;
+    float* scores;
+    const char* ahead;  // what is prefetched while this is multiplied
+};
+
+// scores[row * kChunk ..] = queries[row] * the keys of each panel; panels are independent, so their sums hide the latency of
+// additions.
+template <int MR, int NP, class T>
+__attribute__((noinline)) void multiply_keys(const KeyPart<T>* parts, int64_t stride, int64_t num_pairs) {
+    Vec sum[NP][MR];
+    UNROLL for (int p = 0; p < NP; p++)
+        UNROLL for (int m = 0; m < MR; m++) sum[p][m] = splat(0);
+    for (int64_t pair = 0; pair < num_pairs; pair++)
+        UNROLL for (int p = 0; p < NP; p++) {
+            __m512i right = key_pairs(parts[p].panel, pair);
+            if (pair * pair_bytes<T>(kSlots) % 64 == 0) prefetch(parts[p].ahead + pair * pair_bytes<T>(kSlots));
+            UNROLL for (int m = 0; m < MR; m++)
+                sum[p][m] = accumulate(sum[p][m], same_pair(parts[p].queries + m * stride + 2 * pair), right);
+        }
+    UNROLL for (int p = 0; p < NP; p++)
+        UNROLL for (int m = 0; m < MR; m++) store(parts[p].scores + m * kChunk, sum[p][m]);
+}
+
+// results[row][column ..] += weights[row] * the values of kSlots slots, in NV vectors of columns. With each pair of slots, as
+// many bytes of one of the kTogether parts in `ahead` are prefetched, from `at` on.
+template <int MR, int NV, class T>
+__attribute__((noinline)) void multiply_values(const bf16* weights, const T* const* slots, int64_t column, float* results,
+                                               int64_t stride, const char* const* ahead, int64_t at) {
+    static_assert(kTogether == kSlots / 2);
     Vec sum[MR][NV];
     UNROLL for (int m = 0; m < MR; m++)
-        UNROLL for (int v = 0; v < NV; v++) sum[m][v] = fresh ? splat(0) : load(sums + m * sums_stride + v * kLanes);
-    for (int64_t pair = 0; pair < num_pairs; pair++) {
-        if (pair % kPairsPerPrefetch == 0) prefetch.advance();
+        UNROLL for (int v = 0; v < NV; v++) sum[m][v] = load(results + m * stride + v * kLanes);
+    for (int64_t pair = 0; pair < kSlots / 2; pair++) {
+        const T *even = slots[2 * pair] + column, *odd = slots[2 * pair + 1] + column;
+        const char* next = ahead[pair] + at + pair_bytes<T>(column);
+        UNROLL for (int64_t i = 0; i < pair_bytes<T>(NV * kLanes); i += 64) prefetch(next + i);
         __m512i left[MR];
-        UNROLL for (int m = 0; m < MR; m++) {
-            int32_t word;
-            memcpy(&word, x + m * x_stride + 2 * pair, 4);
-            left[m] = _mm512_set1_epi32(word);
-        }
+        UNROLL for (int m = 0; m < MR; m++) left[m] = same_pair(weights + m * kChunk + 2 * pair);
         UNROLL for (int v = 0; v < NV; v++) {
-            __m512i pairs = right(pair, v);
-            UNROLL for (int m = 0; m < MR; m++) sum[m][v] = _mm512_dpbf16_ps(sum[m][v], (__m512bh)left[m], (__m512bh)pairs);
+            __m512i right = interleaved(even + v * kLanes, odd + v * kLanes);
+            UNROLL for (int m = 0; m < MR; m++) sum[m][v] = accumulate(sum[m][v], left[m], right);
         }
     }
     UNROLL for (int m = 0; m < MR; m++)
-        UNROLL for (int v = 0; v < NV; v++) store(sums + m * sums_stride + v * kLanes, sum[m][v]);
+        UNROLL for (int v = 0; v < NV; v++) store(results + m * stride + v * kLanes, sum[m][v]);
 }
 
-// Calls go(v, NV) for parts of `num_vecs` vectors, as large as registers allow.
-template <int kWidest, class F>
-void in_parts(int64_t num_vecs, F go) {
-    int64_t v = 0;
-    for (; v + kWidest <= num_vecs; v += kWidest) go(v, std::integral_constant<int, kWidest>{});
-    for (; v + 2 <= num_vecs; v += 2) go(v, std::integral_constant<int, 2>{});
-    if (v < num_vecs) go(v, std::integral_constant<int, 1>{});
+// Calls go(first, N) for parts of `count`, as large as registers allow for this many rows.
+template <int MR, class F>
+void in_parts(int64_t count, F go) {
+    constexpr int kWidest = MR <= 2 ? 8 : 4;
+    int64_t first = 0;
+    for (; first + kWidest <= count; first += kWidest) go(first, std::integral_constant<int, kWidest>{});
+    for (; first + 2 <= count; first += 2) go(first, std::integral_constant<int, 2>{});
+    if (first < count) go(first, std::integral_constant<int, 1>{});
 }
 
-// scores[row][16 * panel ..] = queries[row] * the keys of each panel
 template <class T>
-void add_keys_in_place(const bf16* queries, int64_t stride, int64_t num_rows, const T* const* panels, int64_t num_panels,
-                       int64_t width, float* scores, SlotPrefetch& prefetch) {
+void add_keys_in_place(const KeyPart<T>* parts, int64_t num_parts, int64_t stride, int64_t num_rows, int64_t width) {
     with_rows(num_rows, [&](auto rows) {
-        constexpr int MR = rows.value;
-        in_parts<(MR <= 2 ? 8 : 4)>(num_panels, [&](int64_t first, auto count) {
-            auto right = [&](int64_t pair, int v) { return key_pairs(panels[first + v], pair); };
-            add_pairs<MR, count.value>(queries, stride, width / 2, true, scores + first * kSlots, kChunk, right, prefetch);
+        in_parts<rows.value>(num_parts, [&](int64_t first, auto count) {
+            multiply_keys<rows.value, count.value>(parts + first, stride, width / 2);
         });
     });
 }
 
-// results[row][..width) += weights[row] * values; `num_values` is even
+// `index` is that of the part among the kTogether that are read at the same time.
 template <class T>
-void add_values_in_place(const bf16* weights, int64_t num_rows, const T* const* values, int64_t num_values, int64_t width,
-                         float* results, int64_t stride, SlotPrefetch& prefetch) {
+void add_values_in_place(const bf16* weights, int64_t num_rows, const T* const* slots, int64_t width, float* results, int64_t stride,
+                         const char* const* ahead, int64_t index) {
     with_rows(num_rows, [&](auto rows) {
-        constexpr int MR = rows.value;
-        in_parts<(MR <= 2 ? 8 : 4)>(width / kLanes, [&](int64_t first, auto count) {
-            auto right = [&](int64_t pair, int v) {
-                int64_t column = (first + v) * kLanes;
-                return interleaved(values[2 * pair] + column, values[2 * pair + 1] + column);
-            };
-            add_pairs<MR, count.value>(weights, kChunk, num_values / 2, false, results + first * kLanes, stride, right, prefetch);
+        in_parts<rows.value>(width / kLanes, [&](int64_t first, auto count) {
+            int64_t column = first * kLanes, at = index * pair_bytes<T>(width);
+            multiply_values<rows.value, count.value>(weights, slots, column, results + column, stride, ahead, at);
         });
     });
 }

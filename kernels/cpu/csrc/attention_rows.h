@@ -1,0 +1,101 @@
+// The rows of a piece in the kernels that multiply bfloat16: queries, running softmax and results, of each head `rows` in
+// turn. Shared by attention_bf16.cpp and attention_in_place.h.
+#pragma once
+#include <cfloat>
+#include <vector>
+
+#include "attention.h"
+#include "pairs.h"
+
+namespace {
+
+// Buffers that a thread keeps between passes.
+struct Scratch {
+    std::vector<bf16> queries, weights, values;
+    std::vector<float> scores, results, maxima, sums, scales;
+    std::vector<uint32_t> keys, zeros;
+    template <class T>
+    static void fit(std::vector<T>& v, int64_t size) {
+        if (static_cast<int64_t>(v.size()) < size) v.resize(size);
+    }
+    void fit(int64_t rows, int64_t width, int64_t padded_width) {
+        fit(queries, rows * padded_width);
+        fit(weights, rows * kChunk);
+        fit(values, kChunk * padded_width);
+        fit(scores, rows * kChunk);
+        fit(results, rows * padded_width);
+        fit(maxima, rows);
+        fit(sums, rows);
+        fit(scales, 2 * kChunk);
+        fit(keys, kChunk * width / 2);
+        fit(zeros, width / 2);
+    }
+};
+
+// Rescales the results of earlier chunks to this chunk's maximum.
+void rescale(float* results, int64_t width, float kept) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+        Vec y = load(results + i) * splat(kept);
+        store(results + i, zero_where_below(larger(y, splat(0) - y), FLT_MIN, y));
+    }
+}
+
+struct PieceRows {
+    const Op& op;
+    const Pass& pass;
+    const Piece& piece;
+    Scratch& scratch;
+    int64_t sharing, rows, padded_width;  // query heads per key/value head; rows of one of these
+    PieceRows(const Op& o, const Pass& p, const Piece& i, Scratch& s)
+        : op(o), pass(p), piece(i), scratch(s), sharing(o.num_heads / o.num_kv_heads), rows((i.last - i.first) * sharing),
+          padded_width(padded_depth(o.width)) {
+        scratch.fit(count(), op.width, padded_width);
+    }
+    int64_t count() const { return rows * piece.num_heads; }
+    int64_t token(int64_t r) const { return piece.first + r % rows / sharing; }  // counted from the sequence's first
+    int64_t head(int64_t r) const { return (piece.head + r / rows) * sharing + r % sharing; }
+    bf16* queries(int64_t r) { return scratch.queries.data() + r * padded_width; }
+    float* scores(int64_t r) { return scratch.scores.data() + r * kChunk; }
+    bf16* weights(int64_t r) { return scratch.weights.data() + r * kChunk; }
+    float* results(int64_t r) { return scratch.results.data() + r * padded_width; }
+
+    void start() {
+        for (int64_t r = 0; r < count(); r++) {
+            const float* query = op.x + (pass.query_start[piece.sequence] + token(r)) * op.x_stride + head(r) * op.width;
+            bf16* to = queries(r);
+            for (int64_t i = 0; i < op.width; i++) narrow(query[i] * op.scale, to + i);
+            std::fill(to + op.width, to + padded_width, 0);
+            scratch.maxima[r] = -INFINITY;
+            scratch.sums[r] = 0;
+        }
+        std::fill_n(scratch.results.begin(), count() * padded_width, 0.0f);
+    }
+    // Converts the scores of a chunk to weights, for the rows of head `h` of the piece; in both, a row has whole panels.
+    void weigh(int64_t h, int64_t chunk) {
+        int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
+        int64_t window = op.window ? op.window : piece.end;
+        bool scaled = op.stored == kInt8;
+        float *key_scales = scratch.scales.data(), *value_scales = key_scales + kChunk;
+        if (scaled) {
+            slots_of(op.keys, op, pass, piece, 1, h).scales(chunk, count, padded, key_scales);
+            slots_of(op.values, op, pass, piece, 1, h).scales(chunk, count, padded, value_scales);
+        }
+        for (int64_t r = h * rows; r < (h + 1) * rows; r++) {
+            int64_t own = pass.positions[pass.query_start[piece.sequence] + token(r)] - chunk;
+            float* s = scores(r);
+            if (scaled) scale_row(s, key_scales, padded);
+            float kept = softmax_chunk(s, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r], &scratch.sums[r]);
+            rescale(results(r), padded_width, kept);
+            if (scaled) scale_row(s, value_scales, padded);
+            for (int64_t i = 0; i < padded; i++) narrow(s[i], weights(r) + i);
+        }
+    }
+    void finish() {
+        for (int64_t r = 0; r < count(); r++) {
+            float* y = op.y + (pass.query_start[piece.sequence] + token(r)) * op.y_stride + head(r) * op.width;
+            for (int64_t i = 0; i < op.width; i++) y[i] = results(r)[i] / scratch.sums[r];
+        }
+    }
+};
+
+}  // namespace
