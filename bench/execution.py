@@ -6,12 +6,12 @@
 Limits are measured in the same run, each the best of torch's kernels and our own: bytes read per second (torch's sum
 over more memory than any cache, and our product of one row with a large matrix) and operations per second (torch's
 matrix product in bfloat16 and float32, and ours with a bfloat16 matrix and with one in the format of the weights; with
-activations in 8 bits, ours in that format alone, since no other product is of these numbers). A step's limit is the
-larger of its bytes (weights as they are held, and the KV that it reads) divided by the first and its operations divided
-by the second; `share_of_limit` is the fraction of the limit that was reached. On a machine shared with others the
-memory bandwidth changes by the minute, here by a factor of two. So each row is compared with limits measured right
-before and after it, for about as long as a step; a row's numbers are those of the round with the median share. The
-printed rates are the best of the whole run.
+activations in 8 bits, ours in that format alone, since no other product is of these numbers). With `QUIPU_CPU_ISA=avx2`
+torch, too, is limited to AVX2. A step's limit is the larger of its bytes (weights as they are held, and the KV that it
+reads) divided by the first and its operations divided by the second; `share_of_limit` is the fraction of the limit that
+was reached. On a machine shared with others the memory bandwidth changes by the minute, here by a factor of two. So
+each row is compared with limits measured right before and after it, for about as long as a step; a row's numbers are
+those of the round with the median share. The printed rates are the best of the whole run.
 
 The rows `nan_check` say which share of a step the pass over its logits takes that looks for NaN and +inf; it also finds
 the maximum, which every draw needs. Their limit is 0.5 %.
@@ -32,6 +32,8 @@ from typing import Any
 # the same setting as in the server's engine process; torch reads it once, when it loads
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+if os.environ.get("QUIPU_CPU_ISA") == "avx2":  # the limits are those of the same instruction set
+    os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 import attrs
 import torch
