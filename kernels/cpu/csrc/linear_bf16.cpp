@@ -46,25 +46,23 @@ const bf16* rounded(const Op& op, int64_t num_rows, const Worker& worker) {
     return shared;
 }
 
-// Adds what follows a sum, and stores it.
-void finish(const Op& op, int64_t row, int64_t num_rows, int64_t panel, const float* sums) {
-    int64_t n = panel * kPanel;
-    for (int v = 0; v < 2; v++, n += kLanes) {
-        Mask mask = first_lanes(op.out_width - n);
-        if (n >= op.out_width) break;
-        for (int64_t m = 0; m < num_rows; m++) {
-            Vec y = load(sums + m * kPanel + v * kLanes);
+// Adds what follows a sum, and stores it: some panels of a row at a time, since rows of y are far apart.
+void finish(const Op& op, int64_t row, int64_t num_rows, int64_t first, int64_t last, const float* sums, int64_t stride) {
+    int64_t end = std::min(last * kPanel, op.out_width);
+    for (int64_t m = 0; m < num_rows; m++)
+        for (int64_t n = first * kPanel, i = 0; n < end; n += kLanes, i += kLanes) {
+            Mask mask = first_lanes(op.out_width - n);
+            Vec y = load(sums + m * stride + i);
             if (op.bias) y = y + load(op.bias + n, mask);
             if (op.z) y = load(op.z + (row + m) * op.z_stride + n, mask) + y;
             store(op.y + (row + m) * op.y_stride + n, mask, y);
         }
-    }
 }
 
 }  // namespace
 
 void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
-    static thread_local std::vector<float> sums(kRowsPerChunk * kPanel);
+    static thread_local std::vector<float> sums(kRowsPerChunk * kGroup * kPanel);
     const bf16* x = rounded(op, num_rows, worker);
     const bf16* weight = static_cast<const bf16*>(op.weight);
     int64_t depth = padded_depth(op.width), num_k = op.width + op.width % 2;
@@ -78,12 +76,14 @@ void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
         // consecutive pieces share their weights
         int64_t chunk = item % chunks, first = item / chunks * group, last = std::min(first + group, num_panels);
         int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
+        int64_t stride = (last - first) * kPanel;
         for (int64_t panel = first; panel < last; panel++) {
             const bf16* right = weight + panel * kPanel * num_k;
+            float* to = sums.data() + (panel - first) * kPanel;
             for (int64_t k = 0; k < num_k; k += kDepth)
-                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(kDepth, num_k - k), k == 0, sums.data(), kPanel);
-            finish(op, row, rows, panel, sums.data());
+                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(kDepth, num_k - k), k == 0, to, stride);
         }
+        finish(op, row, rows, first, last, sums.data(), stride);
     }
 }
 #endif
