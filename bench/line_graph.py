@@ -57,7 +57,7 @@ def line_graph(title: str, axis: str, lines: Sequence[Line]) -> str:
         f'<text x="{across(x)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:,g}</text>'
         for x in sorted({x for x, _ in points})
     ]
-    ends = spread([down(line.points[-1][1]) for line in lines])
+    ends = spread([down(line.points[-1][1]) for line in lines], HEIGHT - BOTTOM)
     for line, end, color in zip(lines, ends, [COLORS[i % len(COLORS)] for i in range(len(lines))], strict=True):
         path = "L".join(f"{across(x)} {down(y)}" for x, y in line.points)
         parts.append(f'<path class="line" stroke="{color}" d="M{path}"/>')
@@ -74,10 +74,14 @@ def ticks(low: float, high: float) -> list[float]:
     return [number for number in round_ones if low <= number <= high]
 
 
-def spread(places: Sequence[float]) -> list[float]:
-    """Move labels down so that none covers another; their order stays."""
+def spread(places: Sequence[float], lowest: float) -> list[float]:
+    """Move labels down so that none covers another, and up where they would be below `lowest`; their order stays."""
     order = sorted(range(len(places)), key=lambda index: places[index])
     moved = list(places)
     for before, index in pairwise(order):
         moved[index] = max(moved[index], moved[before] + LABEL_STEP)
+    limit = lowest
+    for index in reversed(order):
+        moved[index] = min(moved[index], limit)
+        limit = moved[index] - LABEL_STEP
     return moved

@@ -18,6 +18,7 @@ import trio
 from ..config import RuntimeConfig
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
+from ..processes.idle_processes import IdleProcesses
 from ..shared.grammar_library import load_grammars
 from ..tokenizer.grammar_check import GrammarChecker
 from .fair_queue import FairQueue
@@ -64,12 +65,6 @@ class _Job:
     result: str | RequestError = UNAVAILABLE
 
 
-@attrs.frozen
-class _Idle:
-    process: GrammarProcess
-    since_s: float
-
-
 class GrammarPool:
     """Check grammars, and keep the results of the last ones (the tokenizer's `GrammarChecks`)."""
 
@@ -80,12 +75,12 @@ class GrammarPool:
         self._threads = trio.CapacityLimiter(MAX_THREADS)
         self._queue: FairQueue[_Job] = FairQueue(MAX_WAITING, MAX_WAITING_BYTES)
         self._num_free = MAX_PROCESSES
-        self._idle: list[_Idle] = []
+        self._idle: IdleProcesses[GrammarProcess] = IdleProcesses(IDLE_S)
         self._nursery: trio.Nursery | None = None
 
     @property
     def idle_process_ids(self) -> list[int]:
-        return [idle.process.pid for idle in self._idle]
+        return self._idle.ids
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep processes as long as they are needed, until cancelled."""
@@ -93,13 +88,9 @@ class GrammarPool:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 task_status.started()
-                if self._setup is None:
-                    await trio.sleep_forever()
-                while True:
-                    await trio.sleep(IDLE_S / 2)
-                    await self._end_idle(trio.current_time() - IDLE_S)
-        finally:
-            await self._end_idle(trio.current_time())
+                await self._idle.run()
+        finally:  # once no task can put one back
+            await self._idle.end_all()
 
     def known(self, spec: GrammarSpec) -> str | RequestError | None:
         return self._checker.known(spec)
@@ -144,7 +135,7 @@ class GrammarPool:
 
     async def _check_apart(self, spec: GrammarSpec, setup: WorkerSetup) -> str | RequestError:
         """Check a grammar in a process: in a new one if that which was idle has died, maybe before."""
-        if (process := await self._take_idle()) is not None:
+        if (process := await self._idle.take()) is not None:
             result = await self._check_in(process, spec, setup)
             if not isinstance(result, ProcessGone) or result.exit_code is None:
                 return _told(result, spec)
@@ -164,25 +155,7 @@ class GrammarPool:
             log.warning("grammar_worker.died", pid=process.pid, exit_code=gone.exit_code)
             return gone
         finally:
-            if process.is_usable:
-                self._idle.append(_Idle(process, trio.current_time()))
-            else:
-                await process.end()
-
-    async def _take_idle(self) -> GrammarProcess | None:
-        while self._idle:
-            process = self._idle.pop().process
-            if process.is_usable:
-                return process
-            await process.end()
-        return None
-
-    async def _end_idle(self, since_s: float) -> None:
-        """End the processes that have been idle since then."""
-        ended = [idle for idle in self._idle if idle.since_s <= since_s]
-        self._idle = [idle for idle in self._idle if idle.since_s > since_s]
-        for idle in ended:
-            await idle.process.end()
+            await self._idle.put_back(process)
 
 
 def _told(result: str | RequestError | ProcessGone, spec: GrammarSpec) -> str | RequestError:

@@ -36,8 +36,9 @@ def test_ticks_are_round() -> None:
 
 def test_labels_keep_their_distance() -> None:
     """Labels of lines that end at the same place are spread, in their order."""
-    moved = sorted(spread([50, 50, 49, 200]))
+    moved = sorted(spread([50, 50, 49, 200, 201], lowest=202))
     assert all(after - before >= LABEL_STEP for before, after in pairwise(moved))
+    assert moved[-1] == 202, "a label would cover those of the axis"
 
 
 def test_no_points() -> None:

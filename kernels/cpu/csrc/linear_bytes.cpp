@@ -1,5 +1,6 @@
-// y = x @ weight.T (+ bias) (+ z) for quantized weights and activations rounded to 8 bits, each row by its own scale: the
-// largest magnitude becomes 127. Sums of a group are integers, and so exact: their bits are the same on every processor.
+// y = x @ weight.T (+ bias) (+ z) for quantized weights and activations rounded to 8 bits, each group of each row by its own
+// scale: the largest magnitude becomes 127. Sums of a group are integers, and so exact: their bits are the same on every
+// processor.
 #include "quantized_rows.h"
 #ifdef QUIPU_AMX
 #include "bytes_amx.h"
@@ -7,23 +8,25 @@
 
 namespace {
 
-// x as bytes, their sum in each group (an integer), and before the sums the row's scale, which is NaN if an element is not
+// x as bytes, their sum in each group (an integer), and after the sums each group's scale, which is NaN if an element is not
 // finite.
 void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* sums) {
-    Vec top = splat(0), rest = splat(0);
-    for (int64_t k = 0; k < m.width; k += kLanes) {
-        Vec v = load(x + k, first_lanes(m.width - k));
-        top = larger(larger(v, splat(0) - v), top);
-        rest = rest + v * splat(0);
-    }
-    float most = max_lanes(top), inverse = most > 0 ? 127 / most : 0;
-    sums[-1] = most / 127 + sum_lanes(rest);
     auto bytes = reinterpret_cast<int8_t*>(words);
-    for (int64_t k = 0; k < m.width; k++) bytes[k] = static_cast<int8_t>(std::lrintf(std::min(127.0f, std::max(-127.0f, x[k] * inverse))));
     int64_t size = m.num_groups == 1 ? m.width : m.group_size;
     for (int64_t group = 0; group < m.num_groups; group++) {
+        const float* from = x + group * size;
+        Vec top = splat(0), rest = splat(0);
+        for (int64_t k = 0; k < size; k += kLanes) {
+            Vec v = load(from + k, first_lanes(size - k));
+            top = larger(larger(v, splat(0) - v), top);
+            rest = rest + v * splat(0);
+        }
+        float most = max_lanes(top), inverse = most > 0 ? 127 / most : 0;
+        sums[m.num_groups + group] = most / 127 + sum_lanes(rest);
         int32_t sum = 0;
-        for (int64_t k = group * size; k < (group + 1) * size; k++) sum += bytes[k];
+        int8_t* to = bytes + group * size;
+        for (int64_t k = 0; k < size; k++) to[k] = static_cast<int8_t>(std::lrintf(std::min(127.0f, std::max(-127.0f, from[k] * inverse))));
+        for (int64_t k = 0; k < size; k++) sum += to[k];
         memcpy(sums + group, &sum, 4);
     }
 }
@@ -58,22 +61,22 @@ void multiply_tiles(const Op& op, const QuantizedMatrix& m, const PreparedRows& 
                 for (int64_t r = 0; r < count; r++) {
                     float* total = totals.data() + (done + r) * kPanel + v * kLanes;
                     float sum_of_x = some.sums(r)[group];
+                    Vec factor = splat(some.sums(r)[m.num_groups + group]);
                     Vec y = group == 0 ? splat(0) : load(total);
-                    y = fma(scale, ByteProduct::value(load_ints(sums + r * kPanel + v * kLanes), sum_of_x, bias), y);
-                    if (m.offsets) y = fma(offset, ByteProduct::sum_of_x(sum_of_x), y);
+                    y = fma(scale, ByteProduct::value(load_ints(sums + r * kPanel + v * kLanes), sum_of_x, bias) * factor, y);
+                    if (m.offsets) y = fma(offset, ByteProduct::sum_of_x(sum_of_x) * factor, y);
                     store(total, y);
                 }
             }
         }
     }
-    PreparedRows factors{x.p + row * x.stride, x.stride, x.sums_at};
-    finish_panel(op, row, rows, panel, totals.data(), kPanel, &factors);
+    finish_panel(op, row, rows, panel, totals.data(), kPanel);
 }
 #endif
 
 template <class C>
 void multiply_of(const Op& op, const QuantizedMatrix& m, int64_t num_rows, const Worker& worker) {
-    PreparedRows x = prepare_rows(m, num_rows, ByteProduct::kInputs, worker, [&](int64_t row, uint32_t* words, float* sums) {
+    PreparedRows x = prepare_rows<ByteProduct>(m, num_rows, worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare(m, op.x + row * op.x_stride, words, sums);
     });
     for_each_piece(op, num_rows, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
@@ -85,7 +88,7 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, int64_t num_rows, const
 #endif
         for (int64_t done = 0, some; done < rows; done += some) {
             some = std::min<int64_t>(8, rows - done);
-            multiply_few<C>(op, m, x, row + done, some, panel, panels, true);
+            multiply_few<C>(op, m, x, row + done, some, panel, panels);
         }
     });
 }

@@ -71,7 +71,7 @@ void multiply_many(const Op& op, const QuantizedMatrix& m, const PreparedRows& x
             }
         }
     }
-    finish_panel(op, row, rows, panel, totals.data(), kPanel, nullptr);
+    finish_panel(op, row, rows, panel, totals.data(), kPanel);
 }
 #else
 template <class C>
@@ -90,18 +90,18 @@ void multiply_many(const Op& op, const QuantizedMatrix& m, const PreparedRows& x
         Columns columns{&m, panel, reinterpret_cast<const uint8_t*>(wide) - first * 2 * C::Wide::kBytes, 0};
         multiply_all<typename C::Wide, 1>(rows, some, columns, first, last, sums);
     }
-    finish_panel(op, row, rows, panel, totals.data(), kPanel, nullptr);
+    finish_panel(op, row, rows, panel, totals.data(), kPanel);
 }
 #endif
 
 template <class C>
 void multiply_of(const Op& op, const QuantizedMatrix& m, int64_t num_rows, const Worker& worker) {
-    PreparedRows x = prepare_rows(m, num_rows, Product::kInputs, worker, [&](int64_t row, uint32_t* words, float* sums) {
+    PreparedRows x = prepare_rows<Product>(m, num_rows, worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare(m, op.x + row * op.x_stride, words, sums);
     });
     for_each_piece(op, num_rows, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
 #ifndef QUIPU_AMX
-        if (rows <= kDirectRows) return multiply_few<C>(op, m, x, row, rows, panel, panels, false);
+        if (rows <= kDirectRows) return multiply_few<C>(op, m, x, row, rows, panel, panels);
 #endif
         for (int64_t i = 0; i < panels; i++) multiply_many<C>(op, m, x, row, rows, panel + i);
     });

@@ -10,7 +10,7 @@
 
 struct QuantizedMatrix {
     int64_t width;       // inputs
-    int64_t group_size;  // inputs that share a scale: a power of two from 16 to kQuantizedDepth, or width
+    int64_t group_size;  // inputs that share a scale: a power of two from 16 to kQuantizedDepth (of byte products: 512), or width
     int64_t num_groups;
     int32_t bits;        // 4 or 8
     int32_t halves;      // 1: scales and offsets are float16; 0: float32

@@ -13,6 +13,7 @@
 struct FloatProduct {
     static constexpr int kInputs = 1;
     static constexpr bool kNeedsSums = false;  // of x, for more than offsets
+    static constexpr bool kHasFactors = false;  // whether each group of x has a scale
     typedef Vec Sum;
     typedef Vec Left;
     typedef Vec Right;
@@ -38,6 +39,7 @@ struct PairProduct : FloatProduct {
 struct ByteProduct {
     static constexpr int kInputs = 4;
     static constexpr bool kNeedsSums = true;
+    static constexpr bool kHasFactors = true;
     typedef Ints Sum;
     typedef FourBytes Left;
     typedef Ints Right;

@@ -6,7 +6,8 @@
 #pragma once
 #include "quantized_codes.h"
 
-// Rows of x, as words of a product's units and then the sum of each group's inputs (of bytes: as an integer).
+// Rows of x, as words of a product's units and then the sum of each group's inputs (of bytes: as an integer). Of bytes, each
+// group's scale follows.
 struct PreparedRows {
     const uint32_t* p;
     int64_t stride;      // words
@@ -98,8 +99,13 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
                     float* total = totals + m * stride + v * kLanes;
                     float sum_of_x = P::kNeedsSums || has_offsets ? sums_of_x[m * x_stride + group] : 0;
                     Vec y = is_first ? splat(0) : load(total);
-                    y = fma(scale, P::value(sum[m][v], sum_of_x, bias), y);
-                    if (has_offsets) y = fma(offset, P::sum_of_x(sum_of_x), y);
+                    Vec value = P::value(sum[m][v], sum_of_x, bias), all_of_x = P::sum_of_x(sum_of_x);
+                    if constexpr (P::kHasFactors) {
+                        Vec factor = splat(sums_of_x[m * x_stride + matrix.num_groups + group]);
+                        value = value * factor, all_of_x = all_of_x * factor;
+                    }
+                    y = fma(scale, value, y);
+                    if (has_offsets) y = fma(offset, all_of_x, y);
                     store(total, y);
                 }
             }

@@ -8,25 +8,26 @@
 // Words of a row beyond its width that are 0, so that a tile may read past a group.
 constexpr int64_t kZeroWords = 16;
 
-// Prepares all rows of x by `prepare(row, words, sums)`, once; a row's factor, if it has one, is the number before its sums. Every thread of the team calls this, and gets a shared copy or
-// its own.
-template <class F>
-static PreparedRows prepare_rows(const QuantizedMatrix& m, int64_t num_rows, int inputs_of_word, const Worker& worker, F prepare) {
+// Prepares all rows of x for a product P by `prepare(row, words, sums)`, once. Every thread of the team calls this, and gets a
+// shared copy or its own.
+template <class P, class F>
+static PreparedRows prepare_rows(const QuantizedMatrix& m, int64_t num_rows, const Worker& worker, F prepare) {
     static thread_local std::vector<uint32_t> kept;
-    int64_t words = m.padded_width() / inputs_of_word + kZeroWords;
-    int64_t stride = (words + m.num_groups + 1 + kLanes - 1) / kLanes * kLanes;
+    constexpr int64_t kInputs = P::kInputs, kNumbers = P::kHasFactors ? 2 : 1;
+    int64_t words = m.padded_width() / kInputs + kZeroWords;
+    int64_t stride = (words + kNumbers * m.num_groups + kLanes - 1) / kLanes * kLanes;
     size_t size = num_rows * stride;
     auto fill = [&](uint32_t* to, int64_t first, int64_t last) {
         for (int64_t row = first; row < last; row++) {
             uint32_t* at = to + row * stride;
-            std::fill(at + words - kZeroWords - 8 / inputs_of_word, at + words, 0);  // before the last inputs are written
-            prepare(row, at, reinterpret_cast<float*>(at + words + 1));
+            std::fill(at + words - kZeroWords - 8 / kInputs, at + words, 0);  // before the last inputs are written
+            prepare(row, at, reinterpret_cast<float*>(at + words));
         }
     };
     if (num_rows <= kOwnRows) {  // each thread prepares all of them, which is faster than a barrier
         kept.resize(std::max(kept.size(), size));
         fill(kept.data(), 0, num_rows);
-        return {kept.data(), stride, words + 1};
+        return {kept.data(), stride, words};
     }
     uint32_t* shared;
 #pragma omp single copyprivate(shared)
@@ -36,7 +37,7 @@ static PreparedRows prepare_rows(const QuantizedMatrix& m, int64_t num_rows, int
     }
     fill(shared, num_rows * worker.thread / worker.num_threads, num_rows * (worker.thread + 1) / worker.num_threads);
 #pragma omp barrier
-    return {shared, stride, words + 1};
+    return {shared, stride, words};
 }
 
 // Multiplies `rows` rows, at most kRowsAtOnce<NP>, with NP panels.
@@ -70,16 +71,14 @@ static void multiply_all(int64_t rows, const PreparedRows& x, const Columns& col
     }
 }
 
-// Adds what follows a sum, and stores it; `factors` of rows are null if they are all 1.
-static void finish_panel(const Op& op, int64_t row, int64_t num_rows, int64_t panel, const float* totals, int64_t stride,
-                         const PreparedRows* factors) {
+// Adds what follows a sum, and stores it.
+static void finish_panel(const Op& op, int64_t row, int64_t num_rows, int64_t panel, const float* totals, int64_t stride) {
     int64_t n = panel * kPanel;
     for (int v = 0; v < 2; v++, n += kLanes) {
         if (n >= op.out_width) break;
         Mask mask = first_lanes(op.out_width - n);
         for (int64_t m = 0; m < num_rows; m++) {
             Vec y = load(totals + m * stride + v * kLanes);
-            if (factors) y = y * splat(*(factors->sums(m) - 1));
             if (op.bias) y = y + load(op.bias + n, mask);
             if (op.z) y = load(op.z + (row + m) * op.z_stride + n, mask) + y;
             store(op.y + (row + m) * op.y_stride + n, mask, y);
@@ -107,7 +106,7 @@ static void for_each_piece(const Op& op, int64_t num_rows, const Worker& worker,
 // Few rows by several panels, from the codes themselves: memory is what takes time.
 template <class C>
 static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
-                         int64_t panels, bool factors) {
+                         int64_t panels) {
     alignas(64) float totals[8 * kMostPanels * kPanel];
     constexpr int64_t stride = kMostPanels * kPanel;
     int64_t units = m.padded_width() / C::Product::kInputs;
@@ -121,5 +120,5 @@ static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedR
         else if (count == 2) multiply_all<C, 2>(rows, some, columns, 0, units, sums);
         else multiply_all<C, 1>(rows, some, columns, 0, units, sums);
     }
-    for (int64_t i = 0; i < panels; i++) finish_panel(op, row, rows, panel + i, totals + i * kPanel, stride, factors ? &some : nullptr);
+    for (int64_t i = 0; i < panels; i++) finish_panel(op, row, rows, panel + i, totals + i * kPanel, stride);
 }

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from quipu.kernels.cpu.build import Kernels
-from quipu.kernels.cpu.measure import one_linear
 from quipu.kernels.cpu.packing import pack
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of, why_not_native
+from tests.kernels.cpu.one_product import product_of, random
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 
@@ -25,21 +25,6 @@ Floats = npt.NDArray[np.float32]
 
 DEPTHS = [(1, 40), (7, 16), (64, 33), (100, 96), (512, 31), (1100, 150)]
 """Pairs of depth (terms per sum) and number of columns."""
-
-
-@pytest.fixture(params=PATHS, ids=str)
-def path(request: pytest.FixtureRequest) -> CpuPath:
-    cpu_path: CpuPath = request.param
-    return cpu_path
-
-
-@pytest.fixture
-def kernels(path: CpuPath) -> Kernels:
-    return kernels_of(path)
-
-
-def random(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def multiply(
@@ -51,13 +36,8 @@ def multiply(
     z_NO: torch.Tensor | None = None,
     num_threads: int = 1,
 ) -> torch.Tensor:
-    """Return the product, computed in the first columns of wider rows of NaN; the other columns must stay NaN."""
-    rows, columns = len(x_NI), len(weight_OI)
-    y_NO = torch.full((rows, columns + 40), float("nan"))
     matrix = pack(weight_OI, kernels.library)
-    one_linear(kernels.library, x_NI, matrix, y_NO, bias_O=bias_O, z_NO=z_NO, num_threads=num_threads)()
-    assert y_NO[:, columns:].isnan().all(), "wrote beyond its columns"
-    return y_NO[:, :columns]
+    return product_of(kernels, x_NI, matrix, bias_O=bias_O, z_NO=z_NO, num_threads=num_threads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

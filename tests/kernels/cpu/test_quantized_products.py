@@ -14,9 +14,9 @@ import torch
 
 from quipu.kernels.checkpoints.quantized import QuantizedLayout, QuantizedRows, quantize
 from quipu.kernels.cpu.build import Kernels
-from quipu.kernels.cpu.measure import one_linear
 from quipu.kernels.cpu.quantized_packing import kernel_layout, pack_quantized
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of, why_not_native
+from tests.kernels.cpu.one_product import product_of, random
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 
@@ -47,23 +47,15 @@ class Case:
         return attrs.evolve(rows, zeros_OG=zeros_OG, offsets_OG=torch.randn(zeros_OG.shape, generator=draw))
 
 
-SHAPES = [(64, 33, 64, False), (100, 40, 100, True), (512, 96, 16, True), (1024, 70, 32, False), (384, 150, 128, False)]
+SHAPES = [
+    (64, 33, 64, False),
+    (768, 50, 768, False),
+    (100, 40, 100, True),
+    (512, 96, 16, True),
+    (1024, 70, 32, False),
+    (384, 150, 128, False),
+]
 CASES = [Case(bits, *shape, bytes_) for bits in (8, 4) for shape in SHAPES for bytes_ in (False, True)]
-
-
-@pytest.fixture(params=PATHS, ids=str)
-def path(request: pytest.FixtureRequest) -> CpuPath:
-    cpu_path: CpuPath = request.param
-    return cpu_path
-
-
-@pytest.fixture
-def kernels(path: CpuPath) -> Kernels:
-    return kernels_of(path)
-
-
-def random(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def multiply(
@@ -75,19 +67,18 @@ def multiply(
     z_NO: torch.Tensor | None = None,
     num_threads: int = 1,
 ) -> torch.Tensor:
-    """Return the product, computed in the first columns of wider rows of NaN; the other columns must stay NaN."""
-    y_NO = torch.full((len(x_NI), case.columns + 40), float("nan"))
     matrix = pack_quantized(case.rows(), case.bits, kernels.library, byte_products=case.byte_products)
-    one_linear(kernels.library, x_NI, matrix, y_NO, bias_O=bias_O, z_NO=z_NO, num_threads=num_threads)()
-    assert y_NO[:, case.columns :].isnan().all(), "wrote beyond its columns"
-    return y_NO[:, : case.columns]
+    return product_of(kernels, x_NI, matrix, bias_O=bias_O, z_NO=z_NO, num_threads=num_threads)
 
 
 def as_multiplied(path: CpuPath, x_NI: torch.Tensor, case: Case) -> torch.Tensor:
     """Return activations as they are rounded before the product."""
     if case.byte_products:
-        most_N1 = x_NI.abs().amax(1, keepdim=True)
-        return (x_NI * (127 / most_N1)).round() * (most_N1 / 127)
+        layout = QuantizedLayout(case.bits, case.group_size, case.has_offsets)
+        size = kernel_layout(layout, case.width, byte_products=True).group_size
+        x_NGI = x_NI.unflatten(1, [-1, size])
+        most_NG1 = x_NGI.abs().amax(2, keepdim=True)
+        return ((x_NGI * (127 / most_NG1)).round() * (most_NG1 / 127)).flatten(1)
     return x_NI.bfloat16() if path.rounds_activations else x_NI
 
 
@@ -168,14 +159,19 @@ def test_emulation_agrees(name: str) -> None:
         assert (native - emulated).abs().max() / emulated.std() < 1e-5
 
 
-@pytest.mark.parametrize(("group_size", "width", "held"), [(32, 64, 32), (512, 1024, 256), (48, 96, 16), (96, 96, 96)])
-def test_groups_that_kernels_support(group_size: int, width: int, held: int) -> None:
-    """Hold groups that no kernel has as smaller ones with equal scales."""
-    assert kernel_layout(QuantizedLayout(8, group_size, False), width).group_size == held
+@pytest.mark.parametrize(
+    ("group_size", "width", "held", "held_for_bytes"),
+    [(32, 64, 32, 32), (512, 1024, 256, 256), (48, 96, 16, 16), (96, 96, 96, 96), (1536, 1536, 1536, 512), (896, 896, 896, 128)],
+)  # fmt: skip
+def test_groups_that_kernels_support(group_size: int, width: int, held: int, held_for_bytes: int) -> None:
+    """Hold groups that no kernel has as smaller ones with equal scales; for products of bytes, whole rows as well."""
+    layout = QuantizedLayout(8, group_size, False)
+    assert kernel_layout(layout, width, byte_products=False).group_size == held
+    assert kernel_layout(layout, width, byte_products=True).group_size == held_for_bytes
 
 
 @pytest.mark.parametrize(("group_size", "width"), [(8, 64), (24, 48), (32, 48)])
 def test_other_groups_are_refused(group_size: int, width: int) -> None:
     """Refuse groups too small for any kernel, and those that do not divide a row, with both numbers."""
     with pytest.raises(ValueError, match=f"groups of {group_size} in rows of {width}"):
-        kernel_layout(QuantizedLayout(8, group_size, False), width)
+        kernel_layout(QuantizedLayout(8, group_size, False), width, byte_products=False)

@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from quipu.actors.ledger.reading import LedgerRecord, Query
+from quipu.actors.processes.idle_processes import IdleProcesses
 
 from ...request.errors import APIError, internal, invalid, unavailable
 from .report_process import Answered, ReportProcess, ReportProcessGone
@@ -62,12 +63,6 @@ class _Job:
     """Why there is no answer."""
 
 
-@attrs.frozen
-class _Idle:
-    process: ReportProcess
-    since_s: float
-
-
 @asynccontextmanager
 async def open_usage(
     data_dir: Path,
@@ -94,7 +89,7 @@ class LedgerUsage:
         self._max_open = num_processes + max_waiting
         self._read_s = read_s
         self._num_open = 0
-        self._idle: list[_Idle] = []
+        self._idle: IdleProcesses[ReportProcess] = IdleProcesses(IDLE_S)
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -104,7 +99,7 @@ class LedgerUsage:
 
     @property
     def idle_process_ids(self) -> list[int]:
-        return [idle.process.pid for idle in self._idle]
+        return self._idle.ids
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep processes as long as they are needed, until cancelled."""
@@ -112,11 +107,9 @@ class LedgerUsage:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 task_status.started()
-                while True:
-                    await trio.sleep(IDLE_S / 2)
-                    await self._end_idle(trio.current_time() - IDLE_S)
-        finally:
-            await self._end_idle(trio.current_time())
+                await self._idle.run()
+        finally:  # once no task can put one back
+            await self._idle.end_all()
 
     async def record(self, query: Query) -> LedgerRecord | None:
         return record_in(b"".join(await self.report(FirstRecord(query))))
@@ -153,7 +146,7 @@ class LedgerUsage:
         One that is gone may have died while it was idle, which is nobody's error: then a new one makes the report.
         """
         try:
-            idle = await self._take_idle()
+            idle = await self._idle.take()
             if idle is not None:
                 with suppress(ReportProcessGone):
                     return await self._make_by(idle, job)
@@ -165,25 +158,7 @@ class LedgerUsage:
         try:
             job.answered = await process.make(job.report)
         finally:
-            if process.is_usable:
-                self._idle.append(_Idle(process, trio.current_time()))
-            else:
-                await process.end()
-
-    async def _take_idle(self) -> ReportProcess | None:
-        while self._idle:
-            process = self._idle.pop().process
-            if process.is_usable:
-                return process
-            await process.end()
-        return None
-
-    async def _end_idle(self, since_s: float) -> None:
-        """End the processes that have been idle since then."""
-        ended = [idle for idle in self._idle if idle.since_s <= since_s]
-        self._idle = [idle for idle in self._idle if idle.since_s > since_s]
-        for idle in ended:
-            await idle.process.end()
+            await self._idle.put_back(process)
 
 
 def _body_of(answered: Answered) -> Sequence[bytes]:

@@ -45,7 +45,7 @@ class Running:
     code: str
 
     def make(self, ledger: Ledger) -> bytes:
-        raise NotImplementedError
+        raise NotImplementedError("only a process of reports has the function")
 
     def __reduce__(self) -> Any:
         return eval, (f"__import__('types').SimpleNamespace(make=lambda ledger: {self.code})",)
