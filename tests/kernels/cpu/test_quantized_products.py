@@ -76,7 +76,7 @@ def as_multiplied(path: CpuPath, x_NI: torch.Tensor, case: Case) -> torch.Tensor
     if case.byte_products:
         layout = QuantizedLayout(case.bits, case.group_size, case.has_offsets)
         size = kernel_layout(layout, case.width, byte_products=True).group_size
-        x_NGI = x_NI.unflatten(1, [-1, size])
+        x_NGI = x_NI.reshape(len(x_NI), -1, size)
         most_NG1 = x_NGI.abs().amax(2, keepdim=True)
         return ((x_NGI * (127 / most_NG1)).round() * (most_NG1 / 127)).flatten(1)
     return x_NI.bfloat16() if path.rounds_activations else x_NI
@@ -161,7 +161,10 @@ def test_emulation_agrees(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("group_size", "width", "held", "held_for_bytes"),
-    [(32, 64, 32, 32), (512, 1024, 256, 256), (48, 96, 16, 16), (96, 96, 96, 96), (1536, 1536, 1536, 512), (896, 896, 896, 128)],
+    [
+        (32, 64, 32, 32), (512, 1024, 256, 256), (48, 96, 16, 16),
+        (96, 96, 96, 96), (1536, 1536, 1536, 512), (896, 896, 896, 128),
+    ],
 )  # fmt: skip
 def test_groups_that_kernels_support(group_size: int, width: int, held: int, held_for_bytes: int) -> None:
     """Hold groups that no kernel has as smaller ones with equal scales; for products of bytes, whole rows as well."""
