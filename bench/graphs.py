@@ -1,6 +1,6 @@
 """Measure decode and prefill against streams and context, for each format of weights, and draw the graphs of the docs.
 
-    python -m bench.graphs [--json] [--quick] [--pictures docs/pictures] [--formats bf16 int8 ...] [--rounds 3]
+    python -m bench.graphs [--json] [--quick] [--pictures docs/graphs] [--formats bf16 int8 ...] [--rounds 3]
 
 Steps of the executor alone, in the shape of Qwen3-0.6B with dummy weights, as in `bench.execution`. The formats take
 turns, and a point is the best of the rounds: other load on the machine can only make it worse. Decode is measured with
