@@ -39,6 +39,8 @@ class Admit:
     """None: the sum of the tiers."""
     side: Side = Side.PREFILL
     number: int = 1
+    step_s: float = 0.0
+    """How long its step took."""
 
 
 @attrs.frozen
@@ -143,7 +145,7 @@ class ScriptedHost:
                 reused = sum((entry.tiers or {}).values()) if entry.reused is None else entry.reused
                 add(admitted_ids=sequence_id, admitted_number=entry.number, admitted_reused=reused)
                 add(admitted_read=entry.read, admitted_miss_reasons="none", admitted_miss_tokens=0)
-                add(admitted_tiers=entry.tiers, admitted_sides=entry.side.value)
+                add(admitted_tiers=entry.tiers, admitted_sides=entry.side.value, admitted_step_s=entry.step_s)
             case Compute():
                 add(span_ids=sequence_id, span_starts=entry.start, span_ends=entry.end)
             case Write():

@@ -119,7 +119,7 @@ class Account:
         if sequence.choice_index == 0 and prompt.admission is None:
             prompt.admit(admission)
             if self.admitted_at is None:
-                self.admitted_at = admission.at
+                self.admitted_at = max(self.received_at, admission.at)
                 self.engine_id, self.incarnation = admission.engine_id, admission.incarnation
 
     def _first_token(self, sequence: SequenceAccount, at: float) -> None:

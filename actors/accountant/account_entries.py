@@ -34,6 +34,7 @@ class Admission:
     engine_id: int | None = None
     incarnation: int | None
     at: float
+    """When its step began, as far as that is known."""
 
 
 @attrs.define

@@ -75,7 +75,9 @@ class Metrics:
         )
         self.time_to_first_token = histogram("time_to_first_token_seconds", "Receipt to first token.", _SECONDS)
         self.inter_token_latency = histogram("inter_token_latency_seconds", "Between two tokens.", _GAP_SECONDS)
-        self.request_queue = histogram("request_queue_seconds", "Receipt to admission.", _SECONDS)
+        self.request_queue = histogram(
+            "request_queue_seconds", "Receipt to the start of the step that admitted it.", _SECONDS
+        )
         self.e2e_request_latency = histogram("e2e_request_latency_seconds", "Receipt to end.", _SECONDS)
         self.event_loop_lag = BulkHistogram(
             "event_loop_lag_seconds",

@@ -164,7 +164,7 @@ class ReportWriter:
     def _write_admissions(self, report: StepReport, now: float) -> None:
         requests = self._store.by_sequence
         num = len(report.admitted_ids)
-        for sequence_id, number, reused, read, copyable, copied, reason, token, detail, tiers, side in zip(
+        for sequence_id, number, reused, read, copyable, copied, reason, token, detail, tiers, side, step_s in zip(
             report.admitted_ids,
             report.admitted_number,
             report.admitted_reused,
@@ -176,6 +176,7 @@ class ReportWriter:
             report.admitted_miss_details or [None] * num,
             report.admitted_tiers or [{"device": reused} for reused in report.admitted_reused],
             report.admitted_sides or [Side.PREFILL] * num,
+            report.admitted_step_s or [0.0] * num,
             strict=True,
         ):
             if (request := requests.get(sequence_id)) is not None:
@@ -190,7 +191,7 @@ class ReportWriter:
                     miss=CacheMiss(MissReason(reason), token, detail),
                     engine_id=report.engine_id,
                     incarnation=report.incarnation,
-                    at=now,
+                    at=now - step_s,
                 )
                 request.add(sequence_id, admission)
 

@@ -94,6 +94,8 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """...and its key."""
     admitted_miss_details: list[MissDetail | None] = []
     """Parallel to `admitted_ids`: what the misses go back to. Empty: nothing is known of any."""
+    admitted_step_s: list[float] = []
+    """Parallel to `admitted_ids`: how long the step that admitted each took. Empty: not known."""
     engine_id: int = 0
     """Set when the report is received, as is..."""
     incarnation: int = 0

@@ -84,6 +84,7 @@ class StepCompletion:
                 copyable=self._block_size - 1 if first.copy_source else 0,
                 copied=copied.get(sequence_id, 0),
                 miss=first.miss,
+                step_s=done.seconds,
             )
 
     def _append_tokens(self, sequences: list[Sequence], rows: list[int] | range, done: StepDone) -> None:

@@ -35,6 +35,7 @@ class ReportBuilder:
         self._admitted_miss_reasons: list[str] = []
         self._admitted_miss_tokens: list[int] = []
         self._admitted_miss_details: list[MissDetail | None] = []
+        self._admitted_step_s: list[float] = []
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
@@ -63,7 +64,16 @@ class ReportBuilder:
         )
 
     def admit(
-        self, sequence_id: int, number: int, *, reused: int, read: int, copyable: int, copied: int, miss: CacheMiss
+        self,
+        sequence_id: int,
+        number: int,
+        *,
+        reused: int,
+        read: int,
+        copyable: int,
+        copied: int,
+        miss: CacheMiss,
+        step_s: float,
     ) -> None:
         self._admitted_ids.append(sequence_id)
         self._admitted_number.append(number)
@@ -74,6 +84,7 @@ class ReportBuilder:
         self._admitted_miss_reasons.append(miss.reason.value)
         self._admitted_miss_tokens.append(miss.token)
         self._admitted_miss_details.append(miss.detail)
+        self._admitted_step_s.append(step_s)
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
         self._spans.append((sequence_ids, starts, ends))
@@ -164,6 +175,7 @@ class ReportBuilder:
             filled_ids=self._filled_ids,
             filled_keys=b"".join(self._filled_keys),
             admitted_miss_details=self._admitted_miss_details if any(self._admitted_miss_details) else [],
+            admitted_step_s=self._admitted_step_s,
         )
         self._clear()
         return report
