@@ -120,5 +120,5 @@ class KVCache:
     def _views(self, bytes_x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the elements and the scales of heads' parts of blocks."""
         size, width = self._block.block_size, self._block.head_dim
-        codes = bytes_x[..., : size * width].unflatten(-1, [size, width])  # type: ignore[no-untyped-call]  # torch does not annotate it
+        codes = bytes_x[..., : size * width].view(*bytes_x.shape[:-1], size, width)
         return codes, bytes_x[..., self._block.scales_at :].view(torch.float32)

@@ -93,7 +93,8 @@ struct PieceRows {
     void finish() {
         for (int64_t r = 0; r < count(); r++) {
             float* y = op.y + (pass.query_start[piece.sequence] + token(r)) * op.y_stride + head(r) * op.width;
-            for (int64_t i = 0; i < op.width; i++) y[i] = results(r)[i] / scratch.sums[r];
+            // + 0: whether a sum is -0 or 0 depends on how many zeros follow the last value
+            for (int64_t i = 0; i < op.width; i++) y[i] = (results(r)[i] + 0.0f) / scratch.sums[r];
         }
     }
 };

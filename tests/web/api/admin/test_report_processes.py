@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from quipu.actors.ledger.database import make_engine, migrate
 from quipu.actors.ledger.reading import Query
 from quipu.web.api.admin import report_worker
-from quipu.web.api.admin.reports import FirstRecord, Ledger
+from quipu.web.api.admin.reports import FirstRecord, Report
 from quipu.web.api.admin.usage_source import IDLE_S, LedgerUsage, open_usage
 from quipu.web.request.errors import APIError
 from quipu.web.ui.table_report import TableReport, Wanted, pack_prices
@@ -39,20 +39,22 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @attrs.frozen
-class Running:
-    """A report whose body is the value of an expression of `ledger`: the process cannot import tests."""
+class Pickled:
+    """What becomes a report in the process that makes it, which cannot import tests."""
 
     code: str
-
-    def make(self, ledger: Ledger) -> bytes:
-        raise NotImplementedError("only a process of reports has the function")
 
     def __reduce__(self) -> Any:
         return eval, (f"__import__('types').SimpleNamespace(make=lambda ledger: {self.code})",)
 
 
+def running(code: str) -> Report:
+    """Return a report whose body is the value of an expression of `ledger`."""
+    return cast(Report, Pickled(code))
+
+
 FIRST = FirstRecord(Query())
-PID = Running("str(__import__('os').getpid()).encode()")
+PID = running("str(__import__('os').getpid()).encode()")
 
 
 class Gate:
@@ -61,7 +63,7 @@ class Gate:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "gate"
         os.mkfifo(self._path)
-        self.report = Running(f"open({str(self._path)!r}, 'rb').read() or b'{{}}'")
+        self.report = running(f"open({str(self._path)!r}, 'rb').read() or b'{{}}'")
 
     def let_through(self) -> bool:
         """Let those go on that wait at the moment; return whether there were any."""
@@ -195,7 +197,7 @@ async def test_query_of_a_client_that_leaves(postgres: Postgres, tmp_path: Path)
         with engine.connect() as connection:
             return int(connection.scalar(asleep) or 0)
 
-    sleeping = Running("[c.__enter__().exec_driver_sql('SELECT pg_sleep(600)') for c in [ledger.connection()]]")
+    sleeping = running("[c.__enter__().exec_driver_sql('SELECT pg_sleep(600)') for c in [ledger.connection()]]")
     (tmp_path / "ledger").mkdir()
     async with open_usage(tmp_path, url) as usage:
         assert await usage.record(Query()) is None
@@ -212,7 +214,7 @@ async def test_process_dies(data_dir: Path) -> None:
     """A process that dies while it makes a report is that client's 503, and nobody else's."""
     async with open_usage(data_dir) as usage:
         with capture_logs() as lines:
-            error = await error_of(usage, Running("__import__('os')._exit(3)"))
+            error = await error_of(usage, running("__import__('os')._exit(3)"))
         assert (error.status, error.code) == (503, "ledger_unavailable")
         assert "exit code 3" in lines[0]["why"]
         pid = int(await body_of(usage, PID))
@@ -234,7 +236,7 @@ async def test_report_fails(data_dir: Path, code: str, status: int, error_code: 
     async with open_usage(data_dir) as usage:
         pid = int(await body_of(usage, PID))
         with capture_logs() as lines:
-            error = await error_of(usage, Running(code))
+            error = await error_of(usage, running(code))
         assert (error.status, error.code) == (status, error_code)
         assert [line["error"] for line in lines] == (["ZeroDivisionError at <string>:1"] if status == 500 else [])
         assert int(await body_of(usage, PID)) == pid
