@@ -43,6 +43,12 @@ MAX_GAP = 2
 """Tokens of white space that may stand between reasoning and answer, each of up to eight characters."""
 MAX_DEBT_S = 0.1
 """By how much the masks of a sequence may exceed `MAX_MASK_S` for each of its tokens, before it fails."""
+MAX_COUNTED_S = 0.040
+"""What is counted of the processor time of one mask, for each of its tokens.
+
+The library's limits keep any grammar's below it. More is not the grammar's: a collection of garbage began in this
+thread, or the host did not run this virtual machine.
+"""
 _WHITE_SPACE = regex_grammar(r"[ \n\r\t]{1,8}")
 
 Mask = bytes | str
@@ -175,7 +181,8 @@ class GrammarMasks:
                 grammar.matcher = compiled.result().copy()
             if (matcher := self._follow(grammar, grammar.matcher)) is not None:
                 matcher.fill(words_W)
-            grammar.debt_s = max(0.0, grammar.debt_s + self._clock() - began - num_tokens * MAX_MASK_S)
+            took_s = min(self._clock() - began, num_tokens * MAX_COUNTED_S)
+            grammar.debt_s = max(0.0, grammar.debt_s + took_s - num_tokens * MAX_MASK_S)
             if grammar.debt_s > MAX_DEBT_S:
                 raise GrammarTooComplex(f"its tokens take more than {MAX_MASK_S * 1e3:.0f} ms each to find")
         except GrammarError as error:
