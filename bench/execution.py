@@ -72,20 +72,25 @@ class Work:
         return float(plan.weights_bytes + self.num_rows * (self.context - self.num_tokens) * kept)
 
     def operations(self) -> float:
-        """Count multiplications and additions: matrices, causal attention, and one token per row in the LM head."""
-        tokens = self.num_rows * self.num_tokens
+        """Count multiplications and additions: matrices, causal attention, and one token per row in the LM head.
+
+        In the last layer all tokens need keys and values, but only those that draw need anything else.
+        """
+        tokens, layers = self.num_rows * self.num_tokens, SHAPE["num_hidden_layers"]
         seen = self.num_rows * sum(range(self.context - self.num_tokens + 1, self.context + 1))
-        attention = 4 * SHAPE["num_attention_heads"] * SHAPE["head_dim"] * seen * SHAPE["num_hidden_layers"]
+        of_key = 4 * SHAPE["num_attention_heads"] * SHAPE["head_dim"]
+        attention = of_key * (seen * (layers - 1) + self.num_rows * self.context)
+        keys, others = _layer_weights()
+        matrices = 2 * (tokens * (keys * layers + others * (layers - 1)) + self.num_rows * others)
         head = 2 * SHAPE["vocab_size"] * SHAPE["hidden_size"] * self.num_rows
-        return float(2 * tokens * _layer_weights() + attention + head)
+        return float(matrices + attention + head)
 
 
-def _layer_weights() -> int:
-    """Count the elements of the matrices of all layers."""
+def _layer_weights() -> tuple[int, int]:
+    """Count the elements of the matrices of a layer: those that make keys and values, and the others."""
     hidden, mlp, width = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["head_dim"]
     heads, kv_heads = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
-    layer = hidden * width * (2 * heads + 2 * kv_heads) + 3 * hidden * mlp
-    return int(layer * SHAPE["num_hidden_layers"])
+    return int(hidden * width * 2 * kv_heads), int(hidden * width * 2 * heads + 3 * hidden * mlp)
 
 
 def works(context: int) -> list[Work]:

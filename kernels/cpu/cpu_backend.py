@@ -161,8 +161,11 @@ class CpuBackend:
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
-        one_pass = self._pass(batch)
-        logits_MV = self._run(one_pass, [batch.query_start[row + 1] - 1 for row in rows])
+        one_pass, last = self._pass(batch), [batch.query_start[row + 1] - 1 for row in rows]
+        if batch.scoring is not None and batch.scoring.prompt_tokens:
+            logits_MV = self._run_all(one_pass, last)
+        else:
+            logits_MV = self._run(one_pass, last)
         token_ids = draw(self._library, batch, rows, logits_MV.numpy(), num_threads=self.num_threads)
         drawn = Drawn.of(batch, rows, token_ids)
         if batch.scoring is not None:
@@ -174,7 +177,7 @@ class CpuBackend:
     def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
         """Run the pass without drawing; return float32 logits `[len(tokens), V]` of these flat token indexes."""
         one_pass = self._pass(batch)
-        nothing_MV = self._run(one_pass, [])
+        nothing_MV = self._run_all(one_pass, [])
         starts = range(0, len(tokens), self._bounds.num_logits)
         parts = [self._run_head(one_pass, tokens[start : start + self._bounds.num_logits]).clone() for start in starts]
         return torch.cat([nothing_MV, *parts])
@@ -195,12 +198,17 @@ class CpuBackend:
         )
 
     def _run(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
-        """Run the whole pass. The next call overwrites the logits."""
-        one_pass.run(self._library, self._program.whole if logits_indices else self._program.trunk, logits_indices)
+        """Run a pass for the logits of these tokens, in ascending order. The next call overwrites them."""
+        one_pass.run(self._library, self._program.draw if logits_indices else self._program.keys, logits_indices)
         return self._program.logits_MV[: len(logits_indices)]
 
+    def _run_all(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
+        """Do the same so that `_run_head` may follow, for any token of the pass."""
+        one_pass.run(self._library, self._program.trunk, [])
+        return self._run_head(one_pass, logits_indices) if logits_indices else self._program.logits_MV[:0]
+
     def _run_head(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
-        """Run the head again, for other tokens of a pass that has run."""
+        """Run the head for tokens of a pass of which all have run."""
         one_pass.run(self._library, self._program.head, logits_indices)
         return self._program.logits_MV[: len(logits_indices)]
 

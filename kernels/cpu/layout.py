@@ -10,35 +10,36 @@ from itertools import pairwise
 import torch
 
 from . import program
-from .program import Op
+from .narrowing import Values
+from .program import Bounds, Op
 from .recorded import RecordedOp
 
 
 def remove_barriers(calls: list[RecordedOp]) -> None:
-    """Remove the barrier between operations in which each thread works on the same rows."""
+    """Remove the barrier between operations in which each thread works on the same rows, and between gathers."""
     for call, following in pairwise(calls):
         kinds = {call.kind, following.kind}
         same_rows = call.fields["on_logits_rows"] == following.fields["on_logits_rows"]
-        call.fields["no_barrier"] = kinds <= program.ROW_WISE and same_rows
+        call.fields["no_barrier"] = (kinds <= program.ROW_WISE and same_rows) or kinds == {program.GATHER}
 
 
-def lay_out(calls: list[RecordedOp], widths: list[int], rows: list[int]) -> dict[int, torch.Tensor]:
+def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[int]) -> dict[int, torch.Tensor]:
     """Allocate memory for every value; later values reuse the memory of those no longer read.
 
     Memory is not reused between operations without a barrier, because one thread could write its next row where another
-    still reads. The last value of the trunk is kept, because the head may run again for other tokens.
+    still reads. Values of `kept` are held until the end.
     """
+    rows = [bounds.num_logits if on_logits else bounds.num_tokens for on_logits in values.on_logits_rows]
     last_read = {value: index for index, call in enumerate(calls) for value in call.read}
-    for call in calls:
-        if call.kind == program.GATHER:
-            last_read[call.read[0]] = len(calls)
-    last_read[calls[-1].y.value] = len(calls)
+    last_read |= dict.fromkeys(kept, len(calls))
     sizes: list[int] = []
     held_by: list[int | None] = []
     slot_of: dict[int, int] = {}
     for index, call in enumerate(calls):
         for value in call.written:
-            slot = _take(widths[value] * rows[value], sizes, held_by)
+            if value in slot_of:  # logits, which are written in two ways
+                continue
+            slot = _take(values.widths[value] * rows[value], sizes, held_by)
             held_by[slot] = value
             slot_of[value] = slot
         if call.fields["no_barrier"]:

@@ -7,6 +7,7 @@ machine the largest pass of a model with billions of weights would take minutes.
 from __future__ import annotations
 
 import ctypes
+from itertools import chain
 
 import attrs
 import torch
@@ -23,9 +24,9 @@ def each_kernel_once(program: Program) -> Program:
     for tensor in program.workspace:
         tensor.zero_()
     first: dict[tuple[float, ...], Op] = {}
-    for op in program.whole:
+    for op in chain(program.draw, program.trunk, program.head):
         first.setdefault(tuple(getattr(op, name) for name in _NUMBERS), op)
     kept = (Op * len(first))(*first.values())
     for op in kept:
         op.no_barrier = 0  # another operation may follow now
-    return attrs.evolve(program, whole=kept)
+    return attrs.evolve(program, draw=kept)

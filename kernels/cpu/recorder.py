@@ -2,8 +2,9 @@
 
 Models are Python, but steps must not be. `Recorder` passes a model small tensors (two rows, whose contents are never
 used) and records the inputs and the output of each call. Then calls are fused where one kernel can do several
-(`fusing.py`), each value gets memory for the maximum of rows, and the calls become a list of C structs, which one
-library call replays (`layout.py`). `cpu_backend.py` is the only caller.
+(`fusing.py`), what only drawing needs runs on the rows that draw (`narrowing.py`), each value gets memory for the
+maximum of rows, and the calls become a list of C structs, which one library call replays (`layout.py`).
+`cpu_backend.py` is the only caller.
 
 What must always hold: every value that a model computes comes from a recorded call. A tensor that torch has computed is
 the result of no recorded call, and using it raises an error at load.
@@ -23,6 +24,7 @@ from ..ops import Experts, RopeTable
 from . import program
 from .fusing import fuse
 from .layout import compile_op, lay_out, remove_barriers
+from .narrowing import Values, narrowed, through_last_attention
 from .packing import Packed, PackedWeights
 from .program import STORED_KV, Bounds, Op
 from .recorded import Place, RecordedOp
@@ -32,15 +34,18 @@ _ROWS = 2  # with one row, the stride between rows would be undefined
 
 @attrs.frozen
 class Program:
-    """The operations that a step replays."""
+    """The operations that a step replays, for what it needs."""
 
+    keys: ctypes.Array[Op]
+    """What writes the keys and values of all layers: enough for a pass from which nothing is drawn."""
+    draw: ctypes.Array[Op]
+    """From token ids to the logits of selected tokens, in ascending order: the others stop at the last attention."""
     trunk: ctypes.Array[Op]
-    """From token ids to the last layer."""
+    """From token ids to the last layer, for all tokens."""
     head: ctypes.Array[Op]
-    """From the last layer to logits, for selected tokens."""
-    whole: ctypes.Array[Op]
-    """Both."""
+    """From the last layer to logits, for tokens selected after `trunk` has run."""
     logits_MV: torch.Tensor
+    """What `draw` and `head` write."""
     memory: list[torch.Tensor | Packed]
     """All memory that pointers of operations refer to."""
     workspace: list[torch.Tensor]
@@ -55,10 +60,9 @@ class Recorder:
         self._cache = cache
         self._bounds = bounds
         self.recorded: list[RecordedOp] = []
-        self.widths: list[int] = []
-        self.on_logits_rows: list[bool] = []
+        self.values = Values()
         self.memory: list[torch.Tensor | Packed] = []
-        self._values: dict[int, tuple[int, torch.Tensor]] = {}  # by address of the small tensor
+        self._value_of: dict[int, tuple[int, torch.Tensor]] = {}  # by address of the small tensor
         self._dispatch_memories: dict[int, torch.Tensor] = {}  # by size
         self._head = False
 
@@ -188,12 +192,10 @@ class Recorder:
     ) -> torch.Tensor:
         """Record a call; return the tensor that represents its result."""
         result = torch.empty(_ROWS, *shape)
-        value = len(self.widths)
-        self.widths.append(result[0].numel())
-        self.on_logits_rows.append(self._head)
+        value = self.values.add(result[0].numel(), on_logits_rows=self._head)
         # an empty result (write_kv) has no address, and cannot be used
         if result.numel():
-            self._values[result.untyped_storage().data_ptr()] = (value, result)
+            self._value_of[result.untyped_storage().data_ptr()] = (value, result)
         fields |= {"kind": kind, "on_logits_rows": self._head, "no_barrier": False, **(also or {})}
         self.recorded.append(RecordedOp(fields, self._place(x), self._place(z), Place(value, 0)))
         return result
@@ -201,7 +203,7 @@ class Recorder:
     def _place(self, tensor: torch.Tensor | None) -> Place | None:
         if tensor is None:
             return None
-        value, whole = self._values.get(tensor.untyped_storage().data_ptr(), (-1, tensor))
+        value, whole = self._value_of.get(tensor.untyped_storage().data_ptr(), (-1, tensor))
         inner = tensor[0]
         if value < 0 or tensor.stride(0) != whole.stride(0) or not inner.is_contiguous():
             raise ValueError("the model computes something outside of Ops, or reshapes results across rows")
@@ -246,21 +248,23 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
     num_trunk = len(recorder.recorded)
     model.logits(recorder.start_head(x_ND), recorder)
     trunk, head = fuse(recorder.recorded[:num_trunk]), fuse(recorder.recorded[num_trunk:])
-    calls = [*trunk, *head]
-    remove_barriers(calls)
-    rows = [bounds.num_logits if on_logits else bounds.num_tokens for on_logits in recorder.on_logits_rows]
-    memory = lay_out(calls, recorder.widths, rows)
-    ops = [compile_op(call, recorder.widths, memory) for call in calls]
+    keys, logits = through_last_attention(trunk), head[-1].y.value
+    after = trunk[len(keys) :]
+    narrow = narrowed([*after, *head], logits, recorder.values)
+    for part in ([*keys, *narrow], trunk, head):
+        remove_barriers(part)
+    kept = {logits, *head[0].read}  # the head may run again for other tokens
+    memory = lay_out([*keys, *narrow, *after, *head], recorder.values, bounds, kept)
 
-    def array(part: list[Op]) -> ctypes.Array[Op]:
-        return (Op * len(part))(*part)
+    def array(calls: list[RecordedOp]) -> ctypes.Array[Op]:
+        return (Op * len(calls))(*(compile_op(call, recorder.values.widths, memory) for call in calls))
 
-    last = calls[-1].y.value
     return Program(
-        trunk=array(ops[: len(trunk)]),
-        head=array(ops[len(trunk) :]),
-        whole=array(ops),
-        logits_MV=memory[last][: bounds.num_logits * recorder.widths[last]].view(bounds.num_logits, -1),
+        keys=array(keys),
+        draw=array([*keys, *narrow]),
+        trunk=array(trunk),
+        head=array(head),
+        logits_MV=memory[logits][: bounds.num_logits * recorder.values.widths[logits]].view(bounds.num_logits, -1),
         memory=[*memory.values(), *recorder.memory],
         workspace=list(memory.values()),
     )

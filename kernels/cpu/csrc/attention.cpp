@@ -108,6 +108,7 @@ void multiply_packed(int64_t rows, const PlainRows& queries, const Scratch& scra
 // `next` is this thread's next piece, or null: its keys are prefetched.
 template <class T>
 void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piece* next) {
+    if (!is_needed(op, pass, piece)) return;
     static thread_local Scratch scratch;
     int64_t width = op.width, sharing = op.num_heads / op.num_kv_heads, rows = (piece.last - piece.first) * sharing;
     constexpr bool kScaled = sizeof(T) == 1;

@@ -19,6 +19,14 @@ struct Piece {
     int64_t start, end;   // positions that they see; `start` is the beginning of a chunk
 };
 
+// Whether any result of a piece is needed.
+bool is_needed(const Op& op, const Pass& pass, const Piece& piece) {
+    if (!op.on_logits_rows) return true;
+    const int64_t *wanted = pass.logits_indices, *end = wanted + pass.num_logits, begin = pass.query_start[piece.sequence];
+    const int64_t* found = std::lower_bound(wanted, end, begin + piece.first);
+    return found < end && *found < begin + piece.last;
+}
+
 // The slots of one head of a cache.
 struct Slots {
     const char* cache;

@@ -52,6 +52,7 @@ void pack_keys(const int8_t* panel, const int8_t* const* keys, int64_t i, int64_
 // `next` is this thread's next piece, or null: its keys are prefetched.
 template <class T>
 void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piece* next, Pairs& pairs) {
+    if (!is_needed(op, pass, piece)) return;
     constexpr bool kScaled = sizeof(T) == 1;
     static thread_local Scratch scratch;
     PieceRows all(op, pass, piece, scratch);

@@ -84,6 +84,7 @@ void add_values(const Reads& reads, int64_t written, PieceRows& rows) {
 // `next` is this thread's next piece, or null: its first keys are prefetched.
 template <class T>
 void attend_in_place(const Op& op, const Pass& pass, const Piece& piece, const Piece* next) {
+    if (!is_needed(op, pass, piece)) return;
     static thread_local Scratch scratch;
     static thread_local Reads reads;
     PieceRows rows(op, pass, piece, scratch);

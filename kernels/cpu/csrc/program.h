@@ -31,7 +31,8 @@ enum Stored : int32_t { kFloat32 = 0, kBfloat16 = 1, kQuantized = 2, kInt8 = 3 }
 // Activations are float32, row-major; pointers are to row 0. An operation uses the fields that its kernel reads.
 struct Op {
     int32_t kind;
-    int32_t on_logits_rows;  // 1: runs on the rows whose logits are needed (Pass::num_logits), 0: on all tokens
+    int32_t on_logits_rows;  // 1: runs on the rows whose logits are needed (Pass::num_logits), 0: on all tokens. attend writes all
+                             // keys and values either way, and its results are in the rows of their tokens
     int32_t stored;          // dtype of `weight`, or of the cache
     int32_t no_barrier;      // 1: no barrier before the next operation
     int64_t width;      // elements of a row, or of a head, of x
@@ -76,7 +77,7 @@ struct Pass {
     const int64_t* token_ids;
     const int64_t* positions;
     const int64_t* blocks;       // physical block to which each token's KV is written
-    const int64_t* logits_indices;  // flat indexes of the tokens whose logits are needed
+    const int64_t* logits_indices;  // flat indexes of the tokens whose logits are needed; ascending, if attend reads them
     const int64_t* query_start;  // first token of each sequence, and the end of the last
     const int64_t* tables;       // block tables, concatenated
     const int64_t* table_start;  // start of each table

@@ -1,0 +1,84 @@
+"""Running what follows the last layer's attention for the rows that draw alone.
+
+A step needs the keys and values of all of its tokens, but logits of few: of a prompt, only the last token's. What a row
+computes after the last attention is read by no other row. So these operations can run on the rows that draw, gathered
+before them instead of before the head. For a model of L layers that saves most of 1/L of a prefill. `recorder.py` is
+the only caller.
+
+What must always hold: each operation after the last attention is row-wise; the bits are those of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from . import program
+from .recorded import Place, RecordedOp
+
+
+class Values:
+    """The values of a program: the width of each, and on which rows it is."""
+
+    def __init__(self) -> None:
+        self.widths: list[int] = []
+        self.on_logits_rows: list[bool] = []
+
+    def add(self, width: int, *, on_logits_rows: bool) -> int:
+        """Return the number of a new value of this many elements a row."""
+        self.widths.append(width)
+        self.on_logits_rows.append(on_logits_rows)
+        return len(self.widths) - 1
+
+
+def through_last_attention(trunk: Sequence[RecordedOp]) -> list[RecordedOp]:
+    """Return the operations up to the last attention, which writes all keys, but computes only rows that draw."""
+    attends = [index for index, call in enumerate(trunk) if call.kind == program.ATTEND]
+    if not attends:
+        return list(trunk)
+    last = trunk[attends[-1]]
+    return [*trunk[: attends[-1]], attrs.evolve(last, fields={**last.fields, "on_logits_rows": True})]
+
+
+def narrowed(calls: Sequence[RecordedOp], result: int, values: Values) -> list[RecordedOp]:
+    """Return the operations after the last attention, those of the head included, on the rows that draw.
+
+    `result`: the value that the last of them writes, in either way of running: logits need much memory.
+    """
+    ours: dict[int, int] = {result: result}
+    gathers: list[RecordedOp] = []
+    narrow: list[RecordedOp] = []
+
+    def gathered(value: int) -> int:
+        if value not in ours:
+            width = values.widths[value]
+            ours[value] = values.add(width, on_logits_rows=True)
+            fields = {"kind": program.GATHER, "on_logits_rows": True, "no_barrier": False, "width": width}
+            gathers.append(RecordedOp(fields, Place(value, 0), None, Place(ours[value], 0)))
+        return ours[value]
+
+    def made(value: int) -> int:
+        if value not in ours:
+            ours[value] = values.add(values.widths[value], on_logits_rows=True)
+        return ours[value]
+
+    def moved(place: Place | None, move: Callable[[int], int]) -> Place | None:
+        return None if place is None else Place(move(place.value), place.offset)
+
+    for call in calls:
+        if call.kind == program.GATHER:  # the head's: its rows are gathered already
+            ours[call.y.value] = gathered(call.read[0])
+            continue
+        narrow.append(
+            RecordedOp(
+                {**call.fields, "on_logits_rows": True},
+                x=moved(call.x, gathered),
+                z=moved(call.z, gathered),
+                v=moved(call.v, gathered),
+                y=Place(made(call.y.value), call.y.offset),
+                scratch=moved(call.scratch, made),
+                raw=moved(call.raw, made),
+            )
+        )
+    return [*gathers, *narrow]
