@@ -42,6 +42,13 @@ inline __attribute__((always_inline)) void for_each_unit(F go) {
     }
 }
 
+// Loads a block of codes, and prefetches a later one.
+template <class C>
+inline __attribute__((always_inline)) auto load_codes(const typename C::Loader& codes, const uint8_t* p) {
+    for (int line = 0; line < 2 * C::kBytes; line += 64) prefetch_first(p + kCodesAhead + line);
+    return codes.load(p);
+}
+
 // MR rows by NP panels, units from `first` to `last`.
 template <class C, int MR, int NP>
 __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const Columns& columns, int64_t first, int64_t last,
@@ -71,12 +78,21 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
         const uint8_t* at = panel_codes + unit / C::kUnits * 2 * C::kBytes;
         const uint32_t* row = words + unit;
         for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, row += C::kUnits) {
-            decltype(codes.load(at)) raw[NP];
-            UNROLL for (int n = 0; n < NP; n++) {
-                const uint8_t* p = at + n * panel_stride;
-                for (int line = 0; line < 2 * C::kBytes; line += 64) prefetch_first(p + kCodesAhead + line);
-                raw[n] = codes.load(p);
+            if constexpr (MR == 1) {  // panel by panel: fewer registers hold codes, so that none is spilled
+                UNROLL for (int n = 0; n < NP; n++) {
+                    const auto raw = load_codes<C>(codes, at + n * panel_stride);
+                    for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {
+                        typename P::Right low, high;
+                        codes.template get<i.value>(raw, low, high);
+                        typename P::Left left = P::left(row + i.value);
+                        sum[0][2 * n] = P::add(sum[0][2 * n], left, low);
+                        sum[0][2 * n + 1] = P::add(sum[0][2 * n + 1], left, high);
+                    });
+                }
+                continue;
             }
+            decltype(codes.load(at)) raw[NP];
+            UNROLL for (int n = 0; n < NP; n++) raw[n] = load_codes<C>(codes, at + n * panel_stride);
             for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {
                 typename P::Right right[NV];
                 UNROLL for (int n = 0; n < NP; n++) codes.template get<i.value>(raw[n], right[2 * n], right[2 * n + 1]);
