@@ -10,12 +10,6 @@ inline Vec to_float(Ints v) { return _mm256_cvtepi32_ps(v); }
 inline Vec bytes_to_floats(const void* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
 }
-inline Vec nibble_table() { return splat(0); }  // there is no permutation of sixteen lanes
-// Code `i` of each lane.
-template <int i>
-inline Vec nibbles_to_floats(Ints words, Vec) {
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 28 - 4 * i), 28));
-}
 inline Ints low_nibbles(Ints words) { return _mm256_and_si256(words, _mm256_set1_epi32(0x0f0f0f0f)); }
 inline Ints high_nibbles(Ints words) { return low_nibbles(_mm256_srli_epi32(words, 4)); }
 

@@ -10,12 +10,6 @@ inline Vec to_float(Ints v) { return _mm512_cvtepi32_ps(v); }
 inline Vec bytes_to_floats(const void* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
 }
-inline Vec nibble_table() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1); }
-// Code `i` of each lane: the permutation takes the low four bits of an index.
-template <int i>
-inline Vec nibbles_to_floats(Ints words, Vec table) {
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * i), table);
-}
 inline Ints low_nibbles(Ints words) { return _mm512_and_si512(words, _mm512_set1_epi32(0x0f0f0f0f)); }
 inline Ints high_nibbles(Ints words) { return low_nibbles(_mm512_srli_epi32(words, 4)); }
 

@@ -23,11 +23,12 @@ typedef FloatCodes4 Codes4;
 typedef float Element;
 #endif
 
-// x as it is multiplied, and the sum of each group of it, if there are offsets.
+// x as it is multiplied, and the sum of each group of it, if these are needed.
+template <class P>
 void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* sums) {
     Element* to = reinterpret_cast<Element*>(words);
     for (int64_t k = 0; k < m.width; k++) narrow(x[k], to + k);
-    if (!m.offsets) return;
+    if (!m.offsets && !P::kNeedsSums) return;
     int64_t size = m.num_groups == 1 ? m.padded_width() : m.group_size;
     for (int64_t group = 0; group < m.num_groups; group++) {
         Vec sum = splat(0);
@@ -39,6 +40,7 @@ void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* s
         }
         sums[group] = sum_lanes(sum);
     }
+    P::scale_row(to, m.width);
 }
 
 #ifdef QUIPU_AMX
@@ -97,7 +99,7 @@ void multiply_many(const Op& op, const QuantizedMatrix& m, const PreparedRows& x
 template <class C>
 void multiply_of(const Op& op, const QuantizedMatrix& m, int64_t num_rows, const Worker& worker) {
     PreparedRows x = prepare_rows<Product>(m, num_rows, worker, [&](int64_t row, uint32_t* words, float* sums) {
-        prepare(m, op.x + row * op.x_stride, words, sums);
+        prepare<typename C::Product>(m, op.x + row * op.x_stride, words, sums);
     });
     for_each_piece(op, num_rows, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
 #ifndef QUIPU_AMX

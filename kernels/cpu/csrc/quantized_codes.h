@@ -20,6 +20,12 @@ struct FloatProduct {
     static Sum zero() { return splat(0); }
     static Left left(const uint32_t* unit) { return splat_from(reinterpret_cast<const float*>(unit)); }
     static Sum add(Sum sum, Left x, Right codes) { return accumulate(sum, x, codes); }
+    template <int N>
+    static void add_row(Sum (&sums)[N], const uint32_t* unit, const Right (&codes)[N]) {
+        accumulate_row(sums, codes, reinterpret_cast<const float*>(unit));
+    }
+    template <class T>
+    static void scale_row(T*, int64_t) {}
     static Vec value(Sum sum, float, int) { return sum; }
     static Vec sum_of_x(float sum) { return splat(sum); }
     static void keep(float* p, Sum sum) { store(p, sum); }
@@ -32,7 +38,11 @@ struct PairProduct : FloatProduct {
     typedef Ints Left;
     typedef Ints Right;
     static Left left(const uint32_t* unit) { return splat_int(static_cast<int32_t>(*unit)); }
-    static Sum add(Sum sum, Left x, Right codes) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)codes); }
+    template <int N>
+    static void add_row(Sum (&sums)[N], const uint32_t* unit, const Right (&codes)[N]) {
+        Left x = left(unit);
+        UNROLL for (int v = 0; v < N; v++) sums[v] = _mm512_dpbf16_ps(sums[v], (__m512bh)x, (__m512bh)codes[v]);
+    }
 };
 #endif
 
@@ -45,7 +55,11 @@ struct ByteProduct {
     typedef Ints Right;
     static Sum zero() { return splat_int(0); }
     static Left left(const uint32_t* unit) { return four_bytes(static_cast<int32_t>(*unit)); }
-    static Sum add(Sum sum, const Left& x, Right codes) { return add_bytes(sum, x, codes); }
+    template <int N>
+    static void add_row(Sum (&sums)[N], const uint32_t* unit, const Right (&codes)[N]) {
+        Left x = left(unit);
+        UNROLL for (int v = 0; v < N; v++) sums[v] = add_bytes(sums[v], x, codes[v]);
+    }
     // codes have `bias` added to them
     static Vec value(Sum sum, float sum_of_x, int bias) { return to_float(subtract(sum, splat_int(bias * bits_of(sum_of_x)))); }
     static Vec sum_of_x(float sum) { return to_float(splat_int(bits_of(sum))); }
@@ -69,8 +83,9 @@ struct Ints2 {
     Ints low, high;
 };
 
-struct ExpandedFloats {  // by `expand`, below
-    typedef FloatProduct Product;
+template <class P>
+struct Expanded {  // by `expand`, in quantized_product.h
+    typedef P Product;
     static constexpr int kUnits = 1, kBytes = 4 * kLanes;
     struct Loader {
         Floats2 load(const uint8_t* p) const {
@@ -82,7 +97,7 @@ struct ExpandedFloats {  // by `expand`, below
 };
 struct FloatCodes8 {
     typedef FloatProduct Product;
-    typedef ExpandedFloats Wide;
+    typedef Expanded<FloatProduct> Wide;
     static constexpr int kUnits = 1, kBytes = kLanes;
     struct Loader {
         Floats2 load(const uint8_t* p) const { return {bytes_to_floats(p), bytes_to_floats(p + kBytes)}; }
@@ -94,18 +109,50 @@ struct FloatCodes8 {
 struct WordLoader {
     Ints2 load(const uint8_t* p) const { return {load_ints(p), load_ints(p + 4 * kLanes)}; }
 };
+#ifdef QUIPU_AVX512
 struct FloatCodes4 {
     typedef FloatProduct Product;
-    typedef ExpandedFloats Wide;
+    typedef Expanded<FloatProduct> Wide;
     static constexpr int kUnits = 8, kBytes = 4 * kLanes;
     struct Loader : WordLoader {
-        Vec table = nibble_table();
+        Vec table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+        // the permutation takes the low four bits of an index
         template <int i>
         void get(const Ints2& raw, Vec& low, Vec& high) const {
-            low = nibbles_to_floats<i>(raw.low, table), high = nibbles_to_floats<i>(raw.high, table);
+            low = _mm512_permutexvar_ps(_mm512_srli_epi32(raw.low, 4 * i), table);
+            high = _mm512_permutexvar_ps(_mm512_srli_epi32(raw.high, 4 * i), table);
         }
     };
 };
+#else
+// AVX2 has no permutation of sixteen lanes, and shifting each code into place would take most of the time. So codes are
+// converted where they are in a word, as `256^j (code + 8)`, and x is divided by 256^j, which is as exact. Eight times the sum
+// of x is subtracted at the end of a group.
+struct NibbleProduct : FloatProduct {
+    static constexpr bool kNeedsSums = true;
+    static Vec value(Sum sum, float sum_of_x, int) { return fnma(splat(8), splat(sum_of_x), sum); }
+    static void scale_row(float* x, int64_t width) {
+        for (int64_t k = 0; k < width; k++) x[k] *= 1.0f / static_cast<float>(1 << (k % 8 / 2 * 8));
+    }
+};
+struct FloatCodes4 {
+    typedef NibbleProduct Product;
+    typedef Expanded<NibbleProduct> Wide;
+    static constexpr int kUnits = 8, kBytes = 4 * kLanes;
+    struct Loader {
+        Ints2 load(const uint8_t* p) const {
+            Ints bias = splat_int(static_cast<int>(0x88888888u));
+            return {_mm256_xor_si256(load_ints(p), bias), _mm256_xor_si256(load_ints(p + 4 * kLanes), bias)};
+        }
+        template <int i>
+        static Vec code(Ints words) {
+            return to_float(_mm256_and_si256(i % 2 ? _mm256_srli_epi32(words, 4) : words, splat_int(15 << (i / 2 * 8))));
+        }
+        template <int i>
+        void get(const Ints2& raw, Vec& low, Vec& high) const { low = code<i>(raw.low), high = code<i>(raw.high); }
+    };
+};
+#endif
 
 #ifdef QUIPU_PAIRS
 struct ExpandedPairs {

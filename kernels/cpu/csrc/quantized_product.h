@@ -32,6 +32,7 @@ struct Sums {
 };
 
 constexpr int64_t kCodesAhead = 4096;  // bytes of codes to prefetch ahead
+constexpr int kPanelsTogether = kLanes == 8 ? 2 : 4;  // whose codes are in registers at a time, beside the sums of all
 
 // Calls go with each index below N, known to the compiler.
 template <int N, class F, int i = 0>
@@ -42,19 +43,12 @@ inline __attribute__((always_inline)) void for_each_unit(F go) {
     }
 }
 
-// Loads a block of codes, and prefetches a later one.
-template <class C>
-inline __attribute__((always_inline)) auto load_codes(const typename C::Loader& codes, const uint8_t* p) {
-    for (int line = 0; line < 2 * C::kBytes; line += 64) prefetch_first(p + kCodesAhead + line);
-    return codes.load(p);
-}
-
 // MR rows by NP panels, units from `first` to `last`.
 template <class C, int MR, int NP>
 __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const Columns& columns, int64_t first, int64_t last,
                                                     const Sums& sums) {
     typedef typename C::Product P;
-    constexpr int NV = 2 * NP;
+    constexpr int NV = 2 * NP, kTogether = std::min(NP, kPanelsTogether);
     // copies, because the compiler must assume that storing a total changes the originals
     const QuantizedMatrix matrix = *columns.matrix;
     const int64_t panel = columns.panel, panel_stride = columns.stride, x_stride = x.stride, stride = sums.stride;
@@ -78,29 +72,20 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
         const uint8_t* at = panel_codes + unit / C::kUnits * 2 * C::kBytes;
         const uint32_t* row = words + unit;
         for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, row += C::kUnits) {
-            if constexpr (MR == 1) {  // panel by panel: fewer registers hold codes, so that none is spilled
-                UNROLL for (int n = 0; n < NP; n++) {
-                    const auto raw = load_codes<C>(codes, at + n * panel_stride);
-                    for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {
-                        typename P::Right low, high;
-                        codes.template get<i.value>(raw, low, high);
-                        typename P::Left left = P::left(row + i.value);
-                        sum[0][2 * n] = P::add(sum[0][2 * n], left, low);
-                        sum[0][2 * n + 1] = P::add(sum[0][2 * n + 1], left, high);
-                    });
+            UNROLL for (int done = 0; done < NP; done += kTogether) {
+                decltype(codes.load(at)) raw[kTogether];
+                UNROLL for (int n = 0; n < kTogether; n++) {
+                    const uint8_t* p = at + (done + n) * panel_stride;
+                    for (int line = 0; line < 2 * C::kBytes; line += 64) prefetch_first(p + kCodesAhead + line);
+                    raw[n] = codes.load(p);
                 }
-                continue;
+                for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {
+                    typename P::Right right[2 * kTogether];
+                    UNROLL for (int n = 0; n < kTogether; n++) codes.template get<i.value>(raw[n], right[2 * n], right[2 * n + 1]);
+                    UNROLL for (int m = 0; m < MR; m++)
+                        P::add_row(reinterpret_cast<typename P::Sum(&)[2 * kTogether]>(sum[m][2 * done]), row + m * x_stride + i.value, right);
+                });
             }
-            decltype(codes.load(at)) raw[NP];
-            UNROLL for (int n = 0; n < NP; n++) raw[n] = load_codes<C>(codes, at + n * panel_stride);
-            for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {
-                typename P::Right right[NV];
-                UNROLL for (int n = 0; n < NP; n++) codes.template get<i.value>(raw[n], right[2 * n], right[2 * n + 1]);
-                UNROLL for (int m = 0; m < MR; m++) {
-                    typename P::Left left = P::left(row + m * x_stride + i.value);
-                    UNROLL for (int v = 0; v < NV; v++) sum[m][v] = P::add(sum[m][v], left, right[v]);
-                }
-            });
         }
         if (end < (group + 1) * group_units) {
             UNROLL for (int m = 0; m < MR; m++)

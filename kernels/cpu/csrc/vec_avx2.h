@@ -57,6 +57,14 @@ __attribute__((always_inline)) inline void accumulate_row(Vec (&sums)[3], const 
     sums[0] = s0, sums[1] = s1, sums[2] = s2;
 }
 
+__attribute__((always_inline)) inline void accumulate_row(Vec (&sums)[4], const Vec (&right)[4], const float* left) {
+    Vec l, s0 = sums[0], s1 = sums[1], s2 = sums[2], s3 = sums[3];
+    asm("vbroadcastss %9, %4\n\tvfmadd231ps %4, %5, %0\n\tvfmadd231ps %4, %6, %1\n\tvfmadd231ps %4, %7, %2\n\tvfmadd231ps %4, %8, %3"
+        : "+x"(s0), "+x"(s1), "+x"(s2), "+x"(s3), "=&x"(l)
+        : "x"(right[0]), "x"(right[1]), "x"(right[2]), "x"(right[3]), "m"(*left));
+    sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
+}
+
 // Always in this order, so that sums are reproducible.
 inline float sum_lanes(Vec v) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
