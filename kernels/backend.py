@@ -124,6 +124,13 @@ class Backend(Protocol):
         """Run one pass: write KV for every token, draw for every row with `samples`, score what `scoring` names."""
         ...
 
+    def while_idle(self) -> bool:
+        """Do a few milliseconds of work for which a later pass would wait. Return whether there may be more.
+
+        Called between passes, while none is to run.
+        """
+        ...
+
     def close(self) -> None:
         """Free the device's memory. No other method is called afterwards."""
         ...

@@ -138,6 +138,9 @@ class FakeBackend:
             self._last_drawn[batch.slots[row]] = token_id
         return drawn
 
+    def while_idle(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._slots = []
 

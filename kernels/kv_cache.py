@@ -96,6 +96,11 @@ class KVCache:
     def __len__(self) -> int:
         return len(self._layers)
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Keys of the first layer, values of the first layer, and so on."""
+        return [tensor for layer in self._layers for tensor in layer]
+
     def scaled(self, layer: int) -> tuple[ScaledSlots, ScaledSlots]:
         """Return the keys and values of a layer in 8 bits, writable, in rows: not as the CPU kernels keep keys."""
         k_BKx, v_BKx = self._layers[layer]

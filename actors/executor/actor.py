@@ -58,9 +58,14 @@ async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results:
     crashed: list[BaseException] = []
     crash_seen = trio.Event()
 
+    def next_plan() -> StepPlan | None:
+        while work.empty() and executor.while_idle():
+            pass
+        return work.get()
+
     def serve() -> None:
         try:
-            while (plan := work.get()) is not None:
+            while (plan := next_plan()) is not None:
                 executor.begin(plan)
                 result = executor.run(plan)
                 executor.end()

@@ -87,6 +87,10 @@ class Executor:
         if self.record is not None:
             self.record.end()
 
+    def while_idle(self) -> bool:
+        """Let the backend prepare later passes, if there is no sequence. Return whether there may be more to do."""
+        return not self._sequences and self.backend.while_idle()
+
     def drop_sequences(self) -> None:
         """Forget every sequence, and that a generation has failed. No pass may be running; blocks keep their tags."""
         for sequence_id in list(self._sequences):

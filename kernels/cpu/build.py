@@ -98,6 +98,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.quipu_run.restype = None
     library.quipu_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.quipu_large_pages.restype = None
+    library.quipu_touch.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.quipu_touch.restype = None
     library.quipu_layout.argtypes = [ctypes.c_int32]
     library.quipu_layout.restype = ctypes.c_void_p
     return library

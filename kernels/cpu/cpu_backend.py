@@ -25,6 +25,7 @@ from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
 from ..profile_run import NUM_BLOCKS, largest_pass
 from .build import CannotBuild, Kernels, load_kernels
+from .first_touch import FirstTouch
 from .packing import PackedWeights
 from .profile_program import each_kernel_once
 from .program import STORED, STORED_KV, Bounds, Pass, check_layout
@@ -101,9 +102,8 @@ class CpuBackend:
         def set_up(num_blocks: int) -> None:
             """Allocate a cache of this size, and record the program for it."""
             self.cache = KVCache(num_blocks, block)
-            for layer in range(len(self.cache)):
-                for tensor in self.cache[layer]:
-                    self._library.quipu_large_pages(tensor.data_ptr(), tensor.nbytes)
+            for tensor in self.cache.tensors:
+                self._library.quipu_large_pages(tensor.data_ptr(), tensor.nbytes)
             self._bounds = Bounds(
                 num_tokens=config.max_num_batched_tokens,
                 num_logits=max(config.max_num_seqs, _SCORED_AT_ONCE),
@@ -139,6 +139,7 @@ class CpuBackend:
             ),
         )
         set_up(self._memory_plan.num_blocks)
+        self._first_touch = FirstTouch(self._library, self.cache.tensors)
         self._capabilities = Capabilities(
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
@@ -182,9 +183,13 @@ class CpuBackend:
         parts = [self._run_head(one_pass, tokens[start : start + self._bounds.num_logits]).clone() for start in starts]
         return torch.cat([nothing_MV, *parts])
 
+    def while_idle(self) -> bool:
+        """Touch a piece of the KV cache, so that no pass has to wait until the system commits it."""
+        return self._first_touch.touch_piece()
+
     def close(self) -> None:
         """Drop weights and cache, which frees their memory."""
-        del self._program, self.cache
+        del self._program, self._first_touch, self.cache
 
     def _pass(self, batch: StepBatch) -> Pass:
         if batch.copies:

@@ -151,6 +151,9 @@ class ReferenceBackend:
             self._ops = ReferenceOps
             self._last_drawn = [None] * config.max_num_seqs
 
+    def while_idle(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Drop weights and cache, which frees their memory."""
         del self._model, self.cache

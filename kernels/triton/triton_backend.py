@@ -209,6 +209,9 @@ class TritonBackend:
         self.step(largest_pass(attrs.evolve(config, max_num_seqs=1, max_num_batched_tokens=longest)))
         self._has_drawn = [False] * config.max_num_seqs
 
+    def while_idle(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Drop weights, cache and graphs, which frees their memory."""
         del self._model, self.cache, self.runner, self._sampler

@@ -16,6 +16,13 @@ extern "C" void quipu_large_pages(void* start, int64_t bytes) {
     if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 }
 
+// Touches each page of memory, without changing it: the system commits pages at their first use. No other thread may write it.
+extern "C" void quipu_touch(void* start, int64_t bytes) {
+    constexpr int64_t kPage = 4096;
+    volatile char* p = static_cast<volatile char*>(start);
+    for (int64_t i = 0; i < bytes; i += kPage) p[i] = p[i];
+}
+
 extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
     using Kernel = void (*)(const Op&, const Pass&, const Worker&);
     static const Kernel kernels[] = {
