@@ -153,10 +153,10 @@ void linear(const Op& original, const Pass& pass, const Worker& worker) {
     Op op = original;
     int64_t n = num_rows(op, pass);
     bool pairs = linear_bf16 && op.stored == kBfloat16;
-    if (op.norm) norm_rows(op, n, worker);
+    if (op.norm && !pairs) norm_rows(op, n, worker);
     // what it cannot do in registers follows
     bool quantized = op.stored == kQuantized;
-    bool later = op.activation && (pairs || quantized || op.out_width / 2 % kPanel);
+    bool later = op.activation && (quantized || op.out_width / 2 % kPanel);
     if (later) op.activation = 0, op.y = op.raw, op.y_stride = op.out_width;
     if (quantized) linear_quantized(op, n, worker);
     else if (pairs) linear_bf16(op, n, worker);

@@ -6,6 +6,8 @@
 #ifdef QUIPU_PAIRS
 #include <vector>
 
+#include "activate.h"
+#include "norm.h"
 #include "pairs.h"
 
 namespace {
@@ -16,10 +18,14 @@ constexpr int64_t kGroup = 4;         // panels per piece of work, at most
 
 static_assert(kDepth % kPairStep == 0);
 
+// Norms rows first, if the operation says so.
 void round_rows(const Op& op, int64_t first, int64_t last, bf16* to) {
+    static thread_local std::vector<float> normed;
+    if (op.norm) normed.resize(std::max<size_t>(normed.size(), op.width));
     int64_t depth = padded_depth(op.width);
     for (int64_t row = first; row < last; row++) {
         const float* x = op.x + row * op.x_stride;
+        if (op.norm) norm(x, op.norm, normed.data(), op.width, op.eps), x = normed.data();
         bf16* y = to + row * depth;
         for (int64_t k = 0; k < op.width; k++) narrow(x[k], y + k);
         std::fill(y + op.width, y + depth, 0);
@@ -59,14 +65,26 @@ void finish(const Op& op, int64_t row, int64_t num_rows, int64_t first, int64_t 
         }
 }
 
+// Stores the activation of some panels of gate and the same panels of up, which follow them in `sums`.
+void finish_activated(const Op& op, int64_t row, int64_t num_rows, int64_t first, int64_t last, const float* sums, int64_t stride) {
+    int64_t columns = (last - first) * kPanel, half = op.out_width / 2;
+    const float* bias = op.bias ? op.bias + first * kPanel : nullptr;
+    for (int64_t m = 0; m < num_rows; m++)
+        for (int64_t i = 0; i < columns; i += kLanes) {
+            Vec gate = load(sums + m * stride + i), up = load(sums + m * stride + columns + i);
+            if (bias) gate = gate + load(bias + i), up = up + load(bias + half + i);
+            store(op.y + (row + m) * op.y_stride + first * kPanel + i, op.activation == kGeluMul ? gelu_mul(gate, up) : silu_mul(gate, up));
+        }
+}
+
 }  // namespace
 
 void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
-    static thread_local std::vector<float> sums(kRowsPerChunk * kGroup * kPanel);
+    static thread_local std::vector<float> sums(2 * kRowsPerChunk * kGroup * kPanel);
     const bf16* x = rounded(op, num_rows, worker);
     const bf16* weight = static_cast<const bf16*>(op.weight);
     int64_t depth = padded_depth(op.width), num_k = op.width + op.width % 2;
-    int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
+    int64_t parts = op.activation ? 2 : 1, num_panels = (op.out_width / parts + kPanel - 1) / kPanel;
     int64_t chunks = (num_rows + kRowsPerChunk - 1) / kRowsPerChunk;
     // pieces of several panels, if there are enough for every thread
     int64_t group = std::max<int64_t>(1, std::min(kGroup, num_panels * chunks / (4 * worker.num_threads)));
@@ -76,14 +94,16 @@ void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
         // consecutive pieces share their weights
         int64_t chunk = item % chunks, first = item / chunks * group, last = std::min(first + group, num_panels);
         int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
-        int64_t stride = (last - first) * kPanel;
-        for (int64_t panel = first; panel < last; panel++) {
+        int64_t stride = parts * (last - first) * kPanel;
+        for (int64_t i = 0; i < parts * (last - first); i++) {
+            int64_t panel = i < last - first ? first + i : num_panels + first + i - (last - first);
             const bf16* right = weight + panel * kPanel * num_k;
-            float* to = sums.data() + (panel - first) * kPanel;
             for (int64_t k = 0; k < num_k; k += kDepth)
-                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(kDepth, num_k - k), k == 0, to, stride);
+                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(kDepth, num_k - k), k == 0,
+                          sums.data() + i * kPanel, stride);
         }
-        finish(op, row, rows, first, last, sums.data(), stride);
+        if (op.activation) finish_activated(op, row, rows, first, last, sums.data(), stride);
+        else finish(op, row, rows, first, last, sums.data(), stride);
     }
 }
 #endif
