@@ -10,9 +10,8 @@ from itertools import pairwise
 import torch
 
 from . import program
-from .narrowing import Values
 from .program import Bounds, Op
-from .recorded import RecordedOp
+from .recorded import RecordedOp, Values
 
 
 def remove_barriers(calls: list[RecordedOp]) -> None:

@@ -15,21 +15,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from . import program
-from .recorded import Place, RecordedOp
-
-
-class Values:
-    """The values of a program: the width of each, and on which rows it is."""
-
-    def __init__(self) -> None:
-        self.widths: list[int] = []
-        self.on_logits_rows: list[bool] = []
-
-    def add(self, width: int, *, on_logits_rows: bool) -> int:
-        """Return the number of a new value of this many elements a row."""
-        self.widths.append(width)
-        self.on_logits_rows.append(on_logits_rows)
-        return len(self.widths) - 1
+from .recorded import Place, RecordedOp, Values
 
 
 def through_last_attention(trunk: Sequence[RecordedOp]) -> list[RecordedOp]:

@@ -1,6 +1,7 @@
 """A model's recorded operations: `recorder.py` makes them, `fusing.py` fuses them, `layout.py` assigns their memory.
 
-What must always hold: a value is written by one operation, before any that reads it.
+What must always hold: a value is written by one operation, before any that reads it; logits by one in each way of
+running a program.
 """
 
 from __future__ import annotations
@@ -45,3 +46,17 @@ class RecordedOp:
     @property
     def written(self) -> list[int]:
         return [place.value for place in (self.y, self.scratch, self.raw) if place is not None]
+
+
+class Values:
+    """The values of a program: the width of each, and on which rows it is."""
+
+    def __init__(self) -> None:
+        self.widths: list[int] = []
+        self.on_logits_rows: list[bool] = []
+
+    def add(self, width: int, *, on_logits_rows: bool) -> int:
+        """Return the number of a new value of this many elements a row."""
+        self.widths.append(width)
+        self.on_logits_rows.append(on_logits_rows)
+        return len(self.widths) - 1

@@ -24,10 +24,10 @@ from ..ops import Experts, RopeTable
 from . import program
 from .fusing import fuse
 from .layout import compile_op, lay_out, remove_barriers
-from .narrowing import Values, narrowed, through_last_attention
+from .narrowing import narrowed, through_last_attention
 from .packing import Packed, PackedWeights
 from .program import STORED_KV, Bounds, Op
-from .recorded import Place, RecordedOp
+from .recorded import Place, RecordedOp, Values
 
 _ROWS = 2  # with one row, the stride between rows would be undefined
 

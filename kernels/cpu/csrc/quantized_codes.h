@@ -15,14 +15,15 @@ struct FloatProduct {
     static constexpr bool kNeedsSums = false;  // of x, for more than offsets
     static constexpr bool kHasFactors = false;  // whether each group of x has a scale
     typedef Vec Sum;
-    typedef Vec Left;
     typedef Vec Right;
     static Sum zero() { return splat(0); }
-    static Left left(const uint32_t* unit) { return splat_from(reinterpret_cast<const float*>(unit)); }
-    static Sum add(Sum sum, Left x, Right codes) { return accumulate(sum, x, codes); }
+    // sums += a unit of x times codes
     template <int N>
-    static void add_row(Sum (&sums)[N], const uint32_t* unit, const Right (&codes)[N]) {
-        accumulate_row(sums, codes, reinterpret_cast<const float*>(unit));
+    static void add_row(Sum* sums, const uint32_t* unit, const Right (&codes)[N]) {
+        Vec row[N];
+        UNROLL for (int v = 0; v < N; v++) row[v] = sums[v];
+        accumulate_row(row, codes, reinterpret_cast<const float*>(unit));
+        UNROLL for (int v = 0; v < N; v++) sums[v] = row[v];
     }
     template <class T>
     static void scale_row(T*, int64_t) {}
@@ -35,12 +36,10 @@ struct FloatProduct {
 #ifdef QUIPU_PAIRS
 struct PairProduct : FloatProduct {
     static constexpr int kInputs = 2;
-    typedef Ints Left;
     typedef Ints Right;
-    static Left left(const uint32_t* unit) { return splat_int(static_cast<int32_t>(*unit)); }
     template <int N>
-    static void add_row(Sum (&sums)[N], const uint32_t* unit, const Right (&codes)[N]) {
-        Left x = left(unit);
+    static void add_row(Sum* sums, const uint32_t* unit, const Right (&codes)[N]) {
+        Ints x = splat_int(static_cast<int32_t>(*unit));
         UNROLL for (int v = 0; v < N; v++) sums[v] = _mm512_dpbf16_ps(sums[v], (__m512bh)x, (__m512bh)codes[v]);
     }
 };
@@ -51,13 +50,11 @@ struct ByteProduct {
     static constexpr bool kNeedsSums = true;
     static constexpr bool kHasFactors = true;
     typedef Ints Sum;
-    typedef FourBytes Left;
     typedef Ints Right;
     static Sum zero() { return splat_int(0); }
-    static Left left(const uint32_t* unit) { return four_bytes(static_cast<int32_t>(*unit)); }
     template <int N>
-    static void add_row(Sum (&sums)[N], const uint32_t* unit, const Right (&codes)[N]) {
-        Left x = left(unit);
+    static void add_row(Sum* sums, const uint32_t* unit, const Right (&codes)[N]) {
+        FourBytes x = four_bytes(static_cast<int32_t>(*unit));
         UNROLL for (int v = 0; v < N; v++) sums[v] = add_bytes(sums[v], x, codes[v]);
     }
     // codes have `bias` added to them
@@ -126,8 +123,8 @@ struct FloatCodes4 {
 };
 #else
 // AVX2 has no permutation of sixteen lanes, and shifting each code into place would take most of the time. So codes are
-// converted where they are in a word, as `256^j (code + 8)`, and x is divided by 256^j, which is as exact. Eight times the sum
-// of x is subtracted at the end of a group.
+// converted where they are in a word, as `256^j (code + 8)`, and x is divided by 256^j, which is exact from 2^-102 on. Eight
+// times the sum of x is subtracted at the end of a group.
 struct NibbleProduct : FloatProduct {
     static constexpr bool kNeedsSums = true;
     static Vec value(Sum sum, float sum_of_x, int) { return fnma(splat(8), splat(sum_of_x), sum); }

@@ -83,7 +83,7 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
                     typename P::Right right[2 * kTogether];
                     UNROLL for (int n = 0; n < kTogether; n++) codes.template get<i.value>(raw[n], right[2 * n], right[2 * n + 1]);
                     UNROLL for (int m = 0; m < MR; m++)
-                        P::add_row(reinterpret_cast<typename P::Sum(&)[2 * kTogether]>(sum[m][2 * done]), row + m * x_stride + i.value, right);
+                        P::add_row(&sum[m][2 * done], row + m * x_stride + i.value, right);
                 });
             }
         }
