@@ -1,4 +1,4 @@
-"""A parser that raises, which would be a bug, fails one request; the server goes on."""
+"""A parser that raises, which would be a bug, fails one request; the detokenizer goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from tests.tools.scripted_model import CHAT, body, scripted_model
 
 
 async def test_one_request_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client gets an internal error; the next request is served, and nothing is left of either."""
+    """Its client gets an internal error; the next request is served, and nothing is left of either.
+
+    The detokenizer is not restarted, which would hold up the others.
+    """
 
     def fail(*_: object) -> None:
         raise IndexError("planted")
@@ -20,3 +23,4 @@ async def test_one_request_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             failed = await model.send(CHAT, body(CHAT))
         assert failed.status_code == 500 and failed.json()["error"]["code"]
         assert (await model.ask(CHAT))["choices"][0]["message"]["content"] == "It rains."
+        assert set(model.client.runtime.desk.actor_restarts().values()) == {0}
