@@ -46,8 +46,8 @@ MAX_DEBT_S = 0.1
 MAX_COUNTED_S = 0.040
 """What is counted of the processor time of one mask, for each of its tokens.
 
-The library's limits keep any grammar's below it. More is not the grammar's: a collection of garbage began in this
-thread, or the host did not run this virtual machine.
+The library's limits keep nearly every grammar's below it. More may not be the grammar's: a collection of garbage began
+in this thread, or the host did not run this virtual machine. One that does take longer fails after four masks.
 """
 _WHITE_SPACE = regex_grammar(r"[ \n\r\t]{1,8}")
 

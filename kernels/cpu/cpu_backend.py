@@ -208,12 +208,12 @@ class CpuBackend:
         return self._program.logits_MV[: len(logits_indices)]
 
     def _run_all(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
-        """Do the same so that `_run_head` may follow, for any token of the pass."""
+        """Run a pass for all of its tokens, so that `_run_head` may follow for any of them; return these logits."""
         one_pass.run(self._library, self._program.trunk, [])
         return self._run_head(one_pass, logits_indices) if logits_indices else self._program.logits_MV[:0]
 
     def _run_head(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
-        """Run the head for tokens of a pass of which all have run."""
+        """Run the head for these tokens of the pass that `_run_all` has run."""
         one_pass.run(self._library, self._program.head, logits_indices)
         return self._program.logits_MV[: len(logits_indices)]
 

@@ -26,13 +26,12 @@ class FirstTouch:
         """The tensors are touched side by side, each from its beginning."""
         self._library = library
         self._tensors = tensors
-        self._pieces: Iterator[tuple[torch.Tensor, int]] | None = self._all_pieces()
+        self._pieces = self._all_pieces()
 
     def touch_piece(self) -> bool:
         """Touch one piece, at most `PIECE` bytes. Returns whether any may be left."""
-        piece = None if self._pieces is None else next(self._pieces, None)
+        piece = next(self._pieces, None)
         if piece is None:
-            self._pieces = None
             return False
         tensor, start = piece
         self._library.quipu_touch(tensor.data_ptr() + start, min(PIECE, tensor.nbytes - start))

@@ -1,5 +1,6 @@
 // y = x @ weight.T (+ bias) (+ z) for bfloat16 weights, on processors with bfloat16 products (AVX-512 BF16, AMX): x is
-// rounded to bfloat16, sums are float32. linear.cpp calls this for such matrices.
+// normed first if the operation says so, and rounded to bfloat16; sums are float32, and may be activated. linear.cpp calls this
+// for such matrices.
 #include "program.h"
 #include "vec.h"
 

@@ -1,10 +1,9 @@
-"""The ledger across servers: opened, killed at any byte, opened again, read at any time, verified."""
+"""The ledger across servers: opened, killed at any byte, opened again, read at any time."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import sqlalchemy as sa
 import trio
 
 from quipu.actors.ledger.checking import verify
-from quipu.actors.ledger.database import Batch, LedgerError, load, make_engine, sqlite_url
+from quipu.actors.ledger.database import Batch, LedgerError, load, sqlite_url
 from quipu.actors.ledger.entries import Chain, EntryKind, hash_of
 from quipu.actors.ledger.folder import FOLDER, LedgerFolder
 from quipu.actors.ledger.loader import READ_BYTES
@@ -24,50 +23,10 @@ from quipu.actors.ledger.recovery import recover
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.schema import HEAD
 from quipu.actors.ledger.segment_files import DiskStorage, Position, scan
-from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
+from quipu.actors.ledger.service import open_ledger
 from quipu.actors.messages.outcomes import Fault, Outcome
 from tests.actors.ledger.ledgers import SEGMENT, T0, DiskDials, FaultyStorage, entries_in, record_of, so_far_of
-
-
-def config_of(folder: Path, **changes: object) -> LedgerConfig:
-    return LedgerConfig(**{"data_dir": folder, "segment_bytes": SEGMENT, "version": "test", **changes})
-
-
-@asynccontextmanager
-async def opened(folder: Path, **changes: object) -> AsyncIterator[Ledger]:
-    with trio.fail_after(30):
-        async with open_ledger(config_of(folder, **changes)) as ledger:
-            yield ledger
-
-
-async def write(ledger: Ledger, *names: str, closes: bool = True, **fields: object) -> None:
-    for name in names:
-        assert ledger.journal.admit(so_far_of(name, **fields))
-    ledger.journal.flush()
-    if closes:
-        for name in names:
-            ledger.journal.close(record_of(name, **fields), partial(int))
-        ledger.journal.flush()
-
-
-async def loaded(ledger: Ledger) -> None:
-    with trio.fail_after(10):
-        while ledger.loader.position is None or ledger.loader.position < ledger.journal.durable:
-            await trio.sleep(0.005)
-
-
-def ids_in(folder: Path) -> list[str]:
-    with open_reader(data_dir=folder) as reader:
-        return [found.record.request_id for found in reader.records()]
-
-
-def rows_in(folder: Path, table: str = "usage_records") -> int:
-    engine = make_engine(sqlite_url(folder), reads_only=True)
-    with engine.connect() as connection:
-        number = connection.scalar(sa.text(f"select count(*) from {table}"))
-    engine.dispose()
-    return int(number or 0)
-
+from tests.actors.ledger.open_ledgers import config_of, ids_in, loaded, opened, rows_in, sa_engine, write
 
 # ---------------------------------------------------------------- starts and stops
 
@@ -295,19 +254,6 @@ async def test_full_disk_at_the_start(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the database
 
 
-class sa_engine:
-    """Open an engine on a data directory's database, disposed of afterwards."""
-
-    def __init__(self, folder: Path) -> None:
-        self._engine = make_engine(sqlite_url(folder))
-
-    def __enter__(self) -> sa.Engine:
-        return self._engine
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.dispose()
-
-
 async def test_newer_schema_is_refused(tmp_path: Path) -> None:
     """A database with a newer schema is neither written nor read."""
     async with opened(tmp_path) as ledger:
@@ -338,90 +284,6 @@ async def test_retention(tmp_path: Path) -> None:
         DiskStorage(tmp_path / FOLDER).delete(number)
     verdict = verify(data_dir=tmp_path)
     assert not verdict.bad, verdict.bad
-
-
-# ---------------------------------------------------------------- verify
-
-
-async def ledger_of_ten(folder: Path, *, num_restarts: int = 0) -> None:
-    """Make a ledger of ten records, in the database alone."""
-    async with opened(folder) as ledger:
-        for i in range(10):
-            await write(ledger, f"request-{i}")
-    for _ in range(num_restarts):
-        async with opened(folder):
-            pass
-    for path in (folder / FOLDER).glob("*.wal"):
-        path.write_bytes(b"")
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ("update usage_records set completion_tokens = 11 where request_id = 'request-4'", "completion_tokens is 11"),
-        ("update usage_records set tenant = 'other' where request_id = 'request-4'", "tenant is 'other'"),
-        ("update usage_records set entry = replace(entry, '100', '101') where request_id = 'request-4'", "its hash"),
-        ("delete from usage_records where request_id = 'request-3'", "1 entries before it are missing"),
-        ("update usage_records set hash = '0' where request_id = 'request-4'", "does not match its hash"),
-    ],
-)
-async def test_first_bad_record_is_named(tmp_path: Path, change: str, complaint: str) -> None:
-    """Whatever was changed in the database, verify names the first record that differs from what was written."""
-    await ledger_of_ten(tmp_path)
-    assert not verify(data_dir=tmp_path).bad
-    with sa_engine(tmp_path) as engine, engine.begin() as connection:
-        connection.execute(sa.text(change))
-    (bad,) = verify(data_dir=tmp_path).bad
-    assert "entry 5, request request-4" in bad and complaint in bad
-
-
-async def test_missing_end_is_detected(tmp_path: Path) -> None:
-    """A server's last records cannot be removed unnoticed once another server has started after it."""
-    await ledger_of_ten(tmp_path, num_restarts=1)
-    with sa_engine(tmp_path) as engine, engine.begin() as connection:
-        connection.execute(sa.text("delete from usage_records where request_id = 'request-9'"))
-        connection.execute(sa.text("delete from ledger_marks where kind = 'stop' and number = 11"))
-    (bad,) = verify(data_dir=tmp_path).bad
-    assert "entry 9, request request-8: 2 entries after it are missing" in bad
-
-
-async def test_changed_last_entry_is_bad(tmp_path: Path) -> None:
-    """A complete last line with a wrong byte was changed, since a kill loses the newline first.
-
-    One with a hole (a power loss may write the end before the middle) is torn.
-    """
-    async with opened(tmp_path / "a") as ledger:
-        await write(ledger, "a", "last")
-        shutil.copytree(tmp_path / "a", tmp_path / "changed")
-        shutil.copytree(tmp_path / "a", tmp_path / "hole")
-    for name, spoil in (("changed", b"8"), ("hole", b"\0")):
-        (segment,) = (tmp_path / name / FOLDER).glob("*.wal")
-        data = segment.read_bytes()
-        at = data.rindex(b'"completion_tokens":') + len(b'"completion_tokens":')
-        assert data[at : at + 1] != spoil
-        segment.write_bytes(data[:at] + spoil + data[at + 1 :])
-    assert verify(data_dir=tmp_path / "hole").torn and not verify(data_dir=tmp_path / "hole").bad
-    verdict = verify(data_dir=tmp_path / "changed")
-    assert not verdict.torn and "are not an entry" in verdict.bad[0]
-
-
-async def test_damage_in_the_middle_is_bad(tmp_path: Path) -> None:
-    """A damaged byte followed by readable entries is not a torn end, and recovery truncates nothing after it."""
-    async with opened(tmp_path / "a") as ledger:
-        await write(ledger, "a", "b", "c")
-        shutil.copytree(tmp_path / "a", tmp_path / "b")
-    (segment,) = (tmp_path / "b" / FOLDER).glob("*.wal")
-    data = segment.read_bytes()
-    at = data.index(b'"closed"')
-    segment.write_bytes(data[:at] + b"X" + data[at + 1 :])
-    for leftover in (tmp_path / "b").glob("ledger.sqlite3*"):
-        leftover.unlink()
-    verdict = verify(data_dir=tmp_path / "b")
-    assert verdict.bad and not verdict.torn and "are not an entry" in verdict.bad[0]
-    async with opened(tmp_path / "b"):
-        pass
-    assert sorted(ids_in(tmp_path / "b")) == ["a", "b", "c"]
-    assert verify(data_dir=tmp_path / "b").bad
 
 
 # ---------------------------------------------------------------- reconcile, idempotency

@@ -1,0 +1,69 @@
+"""Ledgers that are opened, written and read by tests, in folders of their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import sqlalchemy as sa
+import trio
+
+from quipu.actors.ledger.database import make_engine, sqlite_url
+from quipu.actors.ledger.reading import open_reader
+from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
+from tests.actors.ledger.ledgers import SEGMENT, record_of, so_far_of
+
+
+def config_of(folder: Path, **changes: object) -> LedgerConfig:
+    return LedgerConfig(**{"data_dir": folder, "segment_bytes": SEGMENT, "version": "test", **changes})
+
+
+@asynccontextmanager
+async def opened(folder: Path, **changes: object) -> AsyncIterator[Ledger]:
+    with trio.fail_after(30):
+        async with open_ledger(config_of(folder, **changes)) as ledger:
+            yield ledger
+
+
+async def write(ledger: Ledger, *names: str, closes: bool = True, **fields: object) -> None:
+    for name in names:
+        assert ledger.journal.admit(so_far_of(name, **fields))
+    ledger.journal.flush()
+    if closes:
+        for name in names:
+            ledger.journal.close(record_of(name, **fields), partial(int))
+        ledger.journal.flush()
+
+
+async def loaded(ledger: Ledger) -> None:
+    with trio.fail_after(10):
+        while ledger.loader.position is None or ledger.loader.position < ledger.journal.durable:
+            await trio.sleep(0.005)
+
+
+def ids_in(folder: Path) -> list[str]:
+    with open_reader(data_dir=folder) as reader:
+        return [found.record.request_id for found in reader.records()]
+
+
+def rows_in(folder: Path, table: str = "usage_records") -> int:
+    engine = make_engine(sqlite_url(folder), reads_only=True)
+    with engine.connect() as connection:
+        number = connection.scalar(sa.text(f"select count(*) from {table}"))
+    engine.dispose()
+    return int(number or 0)
+
+
+class sa_engine:
+    """Open an engine on a data directory's database, disposed of afterwards."""
+
+    def __init__(self, folder: Path) -> None:
+        self._engine = make_engine(sqlite_url(folder))
+
+    def __enter__(self) -> sa.Engine:
+        return self._engine
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.dispose()
