@@ -109,3 +109,49 @@ def test_norms_of_whole_rows(
     theirs = run(make_backend(checkpoints["qwen3-tied"], dtype="float32"))
     assert ((ours - theirs).abs().max() / theirs.std()).item() <= 2e-5
     assert ((per_head - theirs).abs().max() / theirs.std()).item() > 0.1, "the test cannot tell the two norms apart"
+
+
+class BiasedOps:
+    """`Ops` in which every product without a bias has one, as no family's MLP does."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        width = weight_OI.shape[0]
+        bias_O = torch.linspace(-2, 1, width) if bias_O is None else bias_O
+        return self._ops.linear(x_NI, weight_OI, bias_O)
+
+
+class BiasedModel:
+    """A Qwen3 model that uses `BiasedOps`."""
+
+    def __init__(self, model: Qwen3) -> None:
+        self._model = model
+
+    def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
+        return self._model.forward(token_ids_N, BiasedOps(ops))
+
+    def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        return self._model.logits(x_ND, ops)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-odd"])
+def test_biases_of_gate_and_up(
+    checkpoints: dict[str, Path], name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An activation that is fused sees each half's own bias, whether panels divide a half or not."""
+
+    def build(config: DecoderConfig, weights: Weights, num_positions: int) -> BiasedModel:
+        return BiasedModel(Qwen3(config, weights, num_positions))
+
+    without = logits_of(make_cpu_backend(checkpoints[name], dtype=dtype))
+    monkeypatch.setitem(FAMILIES, "Qwen3ForCausalLM", Family(parse_qwen3, build))
+    fused = logits_of(make_cpu_backend(checkpoints[name], dtype=dtype))
+    monkeypatch.setattr(recorder, "fuse", list)
+    assert torch.equal(fused, logits_of(make_cpu_backend(checkpoints[name], dtype=dtype)))
+    assert not torch.equal(fused, without)
