@@ -94,6 +94,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.quipu_pack_quantized.restype = None
     library.quipu_panel.argtypes = []
     library.quipu_panel.restype = ctypes.c_int32
+    library.quipu_multiplies_pairs.argtypes = []
+    library.quipu_multiplies_pairs.restype = ctypes.c_int32
     library.quipu_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.quipu_run.restype = None
     library.quipu_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]

@@ -26,7 +26,8 @@ def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[i
     """Allocate memory for every value; later values reuse the memory of those no longer read.
 
     Memory is not reused between operations without a barrier, because one thread could write its next row where another
-    still reads. Values of `kept` are held until the end.
+    still reads. A product that adds a value no longer read stores its result in place of it: what it writes is then in the
+    cache, since it has just been read. Values of `kept` are held until the end.
     """
     rows = [bounds.num_logits if on_logits else bounds.num_tokens for on_logits in values.on_logits_rows]
     last_read = {value: index for index, call in enumerate(calls) for value in call.read}
@@ -38,7 +39,11 @@ def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[i
         for value in call.written:
             if value in slot_of:  # logits, which are written in two ways
                 continue
-            slot = _take(values.widths[value] * rows[value], sizes, held_by)
+            replaced = _replaceable(call, values) if value == call.y.value else None
+            if replaced is not None and last_read[replaced] == index:
+                slot = slot_of[replaced]
+            else:
+                slot = _take(values.widths[value] * rows[value], sizes, held_by)
             held_by[slot] = value
             slot_of[value] = slot
         if call.fields["no_barrier"]:
@@ -48,6 +53,14 @@ def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[i
                 held_by[slot] = None
     memory = [torch.empty(size, dtype=torch.float32) for size in sizes]
     return {value: memory[slot] for value, slot in slot_of.items()}
+
+
+def _replaceable(call: RecordedOp, values: Values) -> int | None:
+    """Return the value of which a product reads each element right before it stores its own there, if there is one."""
+    if call.kind != program.LINEAR or call.x is None or call.z is None or call.z.offset:
+        return None
+    added = call.z.value
+    return added if added != call.x.value and values.shape(added) == values.shape(call.y.value) else None
 
 
 def _take(size: int, sizes: list[int], held_by: list[int | None]) -> int:

@@ -2,8 +2,8 @@
 
 A step needs the keys and values of all of its tokens, but logits of few: of a prompt, only the last token's. What a row
 computes after the last attention is read by no other row. So these operations can run on the rows that draw, gathered
-before them instead of before the head. For a model of L layers that saves most of 1/L of a prefill. `recorder.py` is
-the only caller.
+before them instead of before the head. Nor does the last attention need the queries of others. For a model of L layers
+that saves most of 1/L of a prefill. `recorder.py` is the only caller.
 
 What must always hold: each operation after the last attention is row-wise; the bits are those of all rows.
 """
@@ -24,7 +24,25 @@ def through_last_attention(trunk: Sequence[RecordedOp]) -> list[RecordedOp]:
     if not attends:
         return list(trunk)
     last = trunk[attends[-1]]
-    return [*trunk[: attends[-1]], attrs.evolve(last, fields={**last.fields, "on_logits_rows": True})]
+    before = [_without_unread_queries(call, last, trunk) for call in trunk[: attends[-1]]]
+    return [*before, _with(last, on_logits_rows=True)]
+
+
+def _without_unread_queries(call: RecordedOp, attend: RecordedOp, trunk: Sequence[RecordedOp]) -> RecordedOp:
+    """Limit a product of this attention's queries, keys and values to the queries that are read; return others as is.
+
+    Attention that rotates keys itself has them, and values, from the same product, after the queries.
+    """
+    others = [other for other in trunk if other is not attend and call.y.value in other.read]
+    if call.kind != program.LINEAR or attend.x != call.y or others or not attend.fields.get("fused_rope"):
+        return call
+    queries = attend.fields["num_heads"] * attend.fields["width"]
+    follow = all(place is not None and place.offset >= queries for place in (attend.z, attend.v))
+    return _with(call, drawn_columns=queries) if follow else call
+
+
+def _with(call: RecordedOp, **fields: int) -> RecordedOp:
+    return attrs.evolve(call, fields={**call.fields, **fields})
 
 
 def narrowed(calls: Sequence[RecordedOp], result: int, values: Values) -> list[RecordedOp]:

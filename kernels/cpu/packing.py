@@ -103,6 +103,11 @@ class PackedWeights:
         return self._num_bytes
 
     @property
+    def multiplies_pairs(self) -> bool:
+        """Whether a product with a bfloat16 matrix rounds its rows to bfloat16."""
+        return bool(self._library.quipu_multiplies_pairs())
+
+    @property
     def is_quantized(self) -> bool:
         """Whether a matrix returned so far is quantized."""
         return any(isinstance(matrix, PackedQuantized) for _, matrix in self._matrices.values())

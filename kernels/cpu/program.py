@@ -41,9 +41,9 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("kind", "on_logits_rows", "stored", "no_barrier")),
         *((name, ctypes.c_int64) for name in ("width", "out_width", "num_heads", "num_kv_heads")),
         *((name, ctypes.c_int64) for name in ("x_stride", "y_stride", "z_stride")),
-        *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen")),
+        *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen", "drawn_columns")),
         *((name, ctypes.c_float) for name in ("eps", "scale", "soft_cap")),
-        *((name, ctypes.c_int32) for name in ("normalise", "activation", "fused_rope")),
+        *((name, ctypes.c_int32) for name in ("normalise", "activation", "fused_rope", "x_rounded", "y_rounded")),
         *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
         *((name, ctypes.c_void_p) for name in ("matrices", "dispatch", "norm", "key_norm", "v", "scratch", "raw")),
     )

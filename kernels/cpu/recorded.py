@@ -31,7 +31,7 @@ class RecordedOp:
     v: Place | None = None
     """For attention that writes the cache itself: the values v, in the rows of x."""
     scratch: Place | None = None
-    """Memory for the intermediate result of two operations fused into this one."""
+    """Memory for the result of the norm before its product."""
     raw: Place | None = None
     """Memory for the result of the product before its activation."""
 
@@ -60,3 +60,7 @@ class Values:
         self.widths.append(width)
         self.on_logits_rows.append(on_logits_rows)
         return len(self.widths) - 1
+
+    def shape(self, value: int) -> tuple[int, bool]:
+        """Return the width of a value, and whether it is on the rows of logits."""
+        return self.widths[value], self.on_logits_rows[value]

@@ -2,8 +2,9 @@
 
 Models are Python, but steps must not be. `Recorder` passes a model small tensors (two rows, whose contents are never
 used) and records the inputs and the output of each call. Then calls are fused where one kernel can do several
-(`fusing.py`), what only drawing needs runs on the rows that draw (`narrowing.py`), each value gets memory for the
-maximum of rows, and the calls become a list of C structs, which one library call replays (`layout.py`).
+(`fusing.py`), what only drawing needs runs on the rows that draw (`narrowing.py`), values are stored rounded where only
+such are read (`rounding.py`), each gets memory for the maximum of rows, and the calls become a list of C structs, which
+one library call replays (`layout.py`).
 `cpu_backend.py` is the only caller.
 
 What must always hold: every value that a model computes comes from a recorded call. A tensor that torch has computed is
@@ -28,6 +29,7 @@ from .narrowing import narrowed, through_last_attention
 from .packing import Packed, PackedWeights
 from .program import STORED_KV, Bounds, Op
 from .recorded import Place, RecordedOp, Values
+from .rounding import store_rounded
 
 _ROWS = 2  # with one row, the stride between rows would be undefined
 
@@ -253,6 +255,8 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
     narrow = narrowed([*after, *head], logits, recorder.values)
     for part in ([*keys, *narrow], trunk, head):
         remove_barriers(part)
+    if weights.multiplies_pairs:
+        store_rounded([*keys, *narrow, *trunk, *head], recorder.values)
     kept = {logits, *head[0].read}  # the head may run again for other tokens
     memory = lay_out([*keys, *narrow, *after, *head], recorder.values, bounds, kept)
 

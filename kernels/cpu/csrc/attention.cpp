@@ -120,9 +120,9 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
     Slots key_slots = slots_of(op.keys, op, pass, piece, sizeof(T)), value_slots = slots_of(op.values, op, pass, piece, sizeof(T));
 
     for (int64_t r = 0; r < rows; r++) {
-        int64_t token = begin + piece.first + r / sharing, head = piece.head * sharing + r % sharing;
-        for (int64_t i = 0; i < width; i++)
-            scratch.queries[r * width + i] = op.x[token * op.x_stride + head * width + i] * op.scale;
+        float* query = scratch.queries.data() + r * width;
+        find_query(op, pass, begin + piece.first + r / sharing, piece.head * sharing + r % sharing, query);
+        for (int64_t i = 0; i < width; i++) query[i] *= op.scale;
         scratch.maxima[r] = -INFINITY;
         scratch.sums[r] = 0;
     }
@@ -161,7 +161,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
                     if constexpr (kScaled)
                         transpose(reinterpret_cast<const int8_t* const*>(keys + i), word,
                                   reinterpret_cast<int8_t*>(scratch.keys.data()) + ((i - group) * width + word * kSlots));
-                    else transpose(keys + i, word, scratch.keys.data() + ((i - group) / kPanel * words + word) * kPanel + i % kPanel);
+                    else transpose(keys + i, word, scratch.keys.data() + ((i - group) / kPanel * words + word) * kPanel + i % kPanel, kPanel);
                 }
             for (int64_t part = 0; part < num_parts(rows); part++) {
                 int64_t r = split(rows, part), together = split(rows, part + 1) - r;
@@ -219,21 +219,15 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
 // See attention_bf16.cpp; null if the instruction set does not support it.
 __attribute__((weak)) void attend_bf16(const Op&, const Pass&, const Worker&);
 
-void attend(const Op& original, const Pass& pass, const Worker& worker) {
+void attend(const Op& op, const Pass& pass, const Worker& worker) {
     if (pass.num_sequences == 0) return;
-    Op op = original;
     bool pairs = attend_bf16 && op.stored != kFloat32;
     Pieces pieces(op, pass, kRowsPerPiece, 0, worker.num_threads);
     // A step that only decodes needs no barrier between writing the cache and reading it.
     bool written_by_reader = op.fused_rope && !pairs && pieces.one_piece_per_head();
-    if (op.fused_rope) {
-        op.x = op.scratch;
-        op.x_stride = op.num_heads * op.width;
-        if (!written_by_reader) {
-            for (Share s(pass.num_tokens * op.num_kv_heads, worker); s.begin < s.end; s.begin++)
-                rotate_and_write(original, pass, s.begin / op.num_kv_heads, s.begin % op.num_kv_heads);
-            worker.wait();
-        }
+    if (op.fused_rope && !written_by_reader) {
+        rotate_and_write(op, pass, worker);
+        worker.wait();
     }
     if (pairs) return attend_bf16(op, pass, worker);
     Piece piece, next;
@@ -242,7 +236,7 @@ void attend(const Op& original, const Pass& pass, const Worker& worker) {
         more = pieces.find(worker.num_threads + worker.next(), &next);
         if (written_by_reader)
             for (int64_t i = piece.first; i < piece.last; i++)
-                rotate_and_write(original, pass, pass.query_start[piece.sequence] + i, piece.head);
+                rotate_and_write(op, pass, pass.query_start[piece.sequence] + i, piece.head);
         if (op.stored == kBfloat16) attend_piece<bf16>(op, pass, piece, more ? &next : nullptr);
         else if (op.stored == kInt8) attend_piece<int8_t>(op, pass, piece, more ? &next : nullptr);
         else attend_piece<float>(op, pass, piece, more ? &next : nullptr);

@@ -1,11 +1,12 @@
 // Shared by both attention kernels (attention.cpp, attention_bf16.cpp): how a pass is divided into pieces, where a head's
-// slots are, how keys are transposed for a product, and the running softmax.
+// slots are, and the running softmax.
 #pragma once
 #include <algorithm>
 
 #include "micro.h"
 #include "program.h"
 #include "tanh.h"
+#include "transpose.h"
 
 namespace {
 
@@ -22,9 +23,14 @@ struct Piece {
 // Whether any result of a piece is needed.
 bool is_needed(const Op& op, const Pass& pass, const Piece& piece) {
     if (!op.on_logits_rows) return true;
-    const int64_t *wanted = pass.logits_indices, *end = wanted + pass.num_logits, begin = pass.query_start[piece.sequence];
-    const int64_t* found = std::lower_bound(wanted, end, begin + piece.first);
-    return found < end && *found < begin + piece.last;
+    int64_t begin = pass.query_start[piece.sequence];
+    return any_drawn(pass, begin + piece.first, begin + piece.last);
+}
+
+// Copies a token's query, rotated if that is left to attention.
+void find_query(const Op& op, const Pass& pass, int64_t token, int64_t head, float* to) {
+    if (op.fused_rope) return rotate_query(op, pass, token, head, to);
+    memcpy(to, op.x + token * op.x_stride + head * op.width, op.width * sizeof(float));
 }
 
 // The slots of one head of a cache.
@@ -85,39 +91,6 @@ struct SlotPrefetch {
 // ignored.
 int64_t whole_panels(int64_t end, const Pass& pass) {
     return keys_are_transposed(pass.block_size) ? (end + kSlots - 1) / kSlots * kSlots : end;
-}
-
-constexpr int64_t kTranspose = 8;  // keys, and words of each, that are transposed at a time
-
-// Transposes 8 keys x 8 words into 8 words x 8 keys of a panel.
-void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
-    auto half = [&](int i, int64_t at) { return _mm_loadu_ps(reinterpret_cast<const float*>(rows[i] + word + at)); };
-    for (int64_t at = 0; at < kTranspose; at += 4) {
-        __m256 r[4];
-        for (int i = 0; i < 4; i++) r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(half(i, at)), half(i + 4, at), 1);
-        __m256 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
-        __m256 c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
-        float* p = reinterpret_cast<float*>(to + at * kPanel);
-        _mm256_storeu_ps(p, _mm256_shuffle_ps(a, c, 0x44));
-        _mm256_storeu_ps(p + kPanel, _mm256_shuffle_ps(a, c, 0xee));
-        _mm256_storeu_ps(p + 2 * kPanel, _mm256_shuffle_ps(b, d, 0x44));
-        _mm256_storeu_ps(p + 3 * kPanel, _mm256_shuffle_ps(b, d, 0xee));
-    }
-}
-
-// Transposes 16 keys x 16 elements of an 8-bit cache into 16 elements x 16 keys of a panel.
-void transpose(const int8_t* const* rows, int64_t element, int8_t* to) {
-    __m128i r[kSlots];
-    for (int64_t i = 0; i < kSlots; i++) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + element));
-    for (int round = 0; round < 4; round++) {
-        __m128i next[kSlots];
-        for (int64_t i = 0; i < kSlots / 2; i++) {
-            next[2 * i] = _mm_unpacklo_epi8(r[i], r[i + kSlots / 2]);
-            next[2 * i + 1] = _mm_unpackhi_epi8(r[i], r[i + kSlots / 2]);
-        }
-        std::copy(next, next + kSlots, r);
-    }
-    for (int64_t i = 0; i < kSlots; i++) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * kSlots), r[i]);
 }
 
 // Multiplies a row of scores, or weights, with the scales of its keys, or values.

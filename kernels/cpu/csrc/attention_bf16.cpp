@@ -13,21 +13,13 @@
 namespace {
 
 constexpr int64_t kRowsPerPiece = 128;  // query rows per piece: each chunk is packed once for all of them
+constexpr int64_t kParts = 4;           // of those rows, between which values are prefetched
 
 static_assert(kChunk % kPairStep == 0 && kPanel % kPairStep == 0);
 
 // Interleaves two rows of values as pairs, into row `k` of each panel of columns; panels are `panel_stride` apart.
-void interleave(const bf16* even, const bf16* odd, int64_t width, int64_t k, int64_t panel_stride, bf16* to) {
-    for (int64_t column = 0; column < width; column += 8) {
-        __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + column));
-        __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd + column));
-        __m128i* at = reinterpret_cast<__m128i*>(to + column / kPanel * panel_stride + k * kPanel + column % kPanel * 2);
-        _mm_storeu_si128(at, _mm_unpacklo_epi16(a, b));
-        _mm_storeu_si128(at + 1, _mm_unpackhi_epi16(a, b));
-    }
-}
-
-void interleave(const int8_t* even, const int8_t* odd, int64_t width, int64_t k, int64_t panel_stride, bf16* to) {
+template <class T>
+void interleave(const T* even, const T* odd, int64_t width, int64_t k, int64_t panel_stride, bf16* to) {
     for (int64_t column = 0; column < width; column += kLanes)
         _mm512_storeu_si512(to + column / kPanel * panel_stride + k * kPanel + column % kPanel * 2,
                             interleaved(even + column, odd + column));
@@ -37,7 +29,7 @@ void interleave(const int8_t* even, const int8_t* odd, int64_t width, int64_t k,
 // blocks that store them transposed, where step is kSlots; else it is null, and `keys` has a row for each.
 void pack_keys(const bf16* panel, const bf16* const* keys, int64_t i, int64_t word, int64_t words, uint32_t* packed) {
     uint32_t* to = packed + (i / kPanel * words + word) * kPanel + i % kPanel;
-    if (!panel) return transpose(reinterpret_cast<const uint32_t* const*>(keys + i), word, to);
+    if (!panel) return transpose(reinterpret_cast<const uint32_t* const*>(keys + i), word, to, kPanel);
     for (int64_t w = 0; w < kTranspose; w++) memcpy(to + w * kPanel, panel + (word + w) * kSlots * 2, kSlots * sizeof(uint32_t));
 }
 void pack_keys(const int8_t* panel, const int8_t* const* keys, int64_t i, int64_t word, int64_t words, uint32_t* packed) {
@@ -47,6 +39,26 @@ void pack_keys(const int8_t* panel, const int8_t* const* keys, int64_t i, int64_
     uint32_t* to = packed + (i / kPanel * words + word) * kPanel + i % kPanel;
     for (int64_t w = 0; w < kTranspose; w++) 
         _mm512_storeu_si512(to + w * kPanel, interleaved(panel + 2 * w * kSlots, panel + (2 * w + 1) * kSlots));
+}
+
+template <class T>
+void pack_keys(const Slots& slots, const T* const* keys, int64_t chunk, int64_t count, int64_t words, const Slots& values, uint32_t* packed) {
+    bool transposed = keys_are_transposed(slots.block_size);
+    int64_t step = transposed || sizeof(T) == 1 ? kSlots : kTranspose, padded = (count + kPanel - 1) / kPanel * kPanel;
+    SlotPrefetch value_prefetch(values, chunk, chunk + count, padded / step * (words / kTranspose));
+    for (int64_t i = 0; i < padded; i += step) {
+        const T* panel = transposed ? reinterpret_cast<const T*>(slots.panel(i < count ? chunk + i : chunk)) : nullptr;
+        for (int64_t word = 0; word < words; word += kTranspose) {
+            value_prefetch.advance();
+            pack_keys(panel, keys, i, word, words, packed);
+        }
+    }
+}
+
+// Two panels of keys where they are in the cache; past `end` any, since results of unwritten keys are ignored.
+Halves<2 * kSlots> keys_in_place(const Slots& slots, int64_t position, int64_t end) {
+    auto half = [&](int64_t at) { return reinterpret_cast<const bf16*>(slots.panel(at < end ? at : position)); };
+    return {half(position), half(position + kSlots)};
 }
 
 // `next` is this thread's next piece, or null: its keys are prefetched.
@@ -77,20 +89,19 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             keys[i] = zeros;
             values[i] = zeros;
         }
-        // Values are prefetched while keys are packed, and the next keys while values are.
-        bool transposed = keys_are_transposed(pass.block_size);
-        int64_t step = transposed || kScaled ? kSlots : kTranspose;
-        SlotPrefetch value_prefetch(value_slots, chunk, chunk + count, padded / step * (words / kTranspose));
-        for (int64_t i = 0; i < padded; i += step) {
-            const T* panel = transposed ? reinterpret_cast<const T*>(key_slots.panel(i < count ? chunk + i : chunk)) : nullptr;
-            for (int64_t word = 0; word < words; word += kTranspose) {
+        // Values are prefetched while keys are packed or multiplied, and the next keys while values are packed.
+        bool in_place = !kScaled && keys_are_transposed(pass.block_size);
+        if (!in_place) pack_keys(key_slots, keys, chunk, count, words, value_slots, scratch.keys.data());
+        SlotPrefetch value_prefetch(value_slots, chunk, in_place ? chunk + count : chunk, padded / kPanel * kParts);
+        for (int64_t i = 0; i < padded; i += kPanel) {
+            for (int64_t part = 0; part < kParts; part++) {
+                int64_t r = rows * part / kParts, some = rows * (part + 1) / kParts - r;
                 value_prefetch.advance();
-                pack_keys(panel, keys, i, word, words, scratch.keys.data());
+                auto add = [&](auto panel) { pairs.add(all.queries(r), padded_width, some, panel, width, true, all.scores(r) + i, kChunk); };
+                if (in_place) add(keys_in_place(key_slots, chunk + i, chunk + count));
+                else add(packed(reinterpret_cast<const bf16*>(scratch.keys.data() + i * words)));
             }
         }
-        for (int64_t i = 0; i < padded; i += kPanel)
-            pairs.add(all.queries(0), padded_width, rows, reinterpret_cast<const bf16*>(scratch.keys.data() + i * words), width, true,
-                      all.scores(0) + i, kChunk);
         all.weigh(0, chunk);
 
         bool more = chunk + kChunk < piece.end;

@@ -12,13 +12,14 @@ namespace {
 // Buffers that a thread keeps between passes.
 struct Scratch {
     std::vector<bf16> queries, weights, values;
-    std::vector<float> scores, results, maxima, sums, scales;
+    std::vector<float> query, scores, results, maxima, sums, scales;
     std::vector<uint32_t> keys, zeros;
     template <class T>
     static void fit(std::vector<T>& v, int64_t size) {
         if (static_cast<int64_t>(v.size()) < size) v.resize(size);
     }
     void fit(int64_t rows, int64_t width, int64_t padded_width) {
+        query.assign(padded_width, 0.0f);
         fit(queries, rows * padded_width);
         fit(weights, rows * kChunk);
         fit(values, kChunk * padded_width);
@@ -61,10 +62,10 @@ struct PieceRows {
 
     void start() {
         for (int64_t r = 0; r < count(); r++) {
-            const float* query = op.x + (pass.query_start[piece.sequence] + token(r)) * op.x_stride + head(r) * op.width;
-            bf16* to = queries(r);
-            for (int64_t i = 0; i < op.width; i++) narrow(query[i] * op.scale, to + i);
-            std::fill(to + op.width, to + padded_width, 0);
+            float* query = scratch.query.data();
+            find_query(op, pass, pass.query_start[piece.sequence] + token(r), head(r), query);
+            for (int64_t i = 0; i < op.width; i++) query[i] *= op.scale;
+            round_row(query, padded_width, queries(r));
             scratch.maxima[r] = -INFINITY;
             scratch.sums[r] = 0;
         }
@@ -87,14 +88,16 @@ struct PieceRows {
             float kept = softmax_chunk(s, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r], &scratch.sums[r]);
             rescale(results(r), padded_width, kept);
             if (scaled) scale_row(s, value_scales, padded);
-            for (int64_t i = 0; i < padded; i++) narrow(s[i], weights(r) + i);
+            round_row(s, padded, weights(r));
         }
     }
     void finish() {
         for (int64_t r = 0; r < count(); r++) {
-            float* y = op.y + (pass.query_start[piece.sequence] + token(r)) * op.y_stride + head(r) * op.width;
+            int64_t at = (pass.query_start[piece.sequence] + token(r)) * op.y_stride + head(r) * op.width;
+            float* y = op.y_rounded ? results(r) : op.y + at;
             // + 0: whether a sum is -0 or 0 depends on how many zeros follow the last value
             for (int64_t i = 0; i < op.width; i++) y[i] = (results(r)[i] + 0.0f) / scratch.sums[r];
+            if (op.y_rounded) round_row(y, op.width, reinterpret_cast<bf16*>(op.y) + at);
         }
     }
 };

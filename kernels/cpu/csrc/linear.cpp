@@ -100,8 +100,9 @@ LinePrefetch panels_ahead(const Op& op, int64_t first, int64_t panels) {
 // a chunk. So each thread takes a piece ahead; the first piece of each is fixed. With an activation, a piece is some columns
 // of gate and the same columns of up.
 template <class T>
-void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
+void linear_of(const Op& op, const Pass& pass, const Worker& worker) {
     static thread_local std::vector<float> both;
+    int64_t num_rows = ::num_rows(op, pass);
     int64_t columns = op.activation ? op.out_width / 2 : op.out_width, half = columns / kPanel;
     constexpr int64_t wide = kGroup * kPanel;
     if (op.activation) both.resize(std::max<size_t>(both.size(), std::min(num_rows, kRowsPerChunk) * 2 * wide));
@@ -112,6 +113,7 @@ void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
         int64_t row = num_rows * chunk / pieces.chunks, rows = num_rows * (chunk + 1) / pieces.chunks - row;
         bool other = next < pieces.count() && pieces.panel(next) != panel;
         LinePrefetch ahead = other ? panels_ahead<T>(op, pieces.panel(next), pieces.panels(next)) : LinePrefetch{};
+        if (!is_needed(op, pass, row, row + rows, (panel + panels) * kPanel)) continue;
         if (!op.activation) {
             multiply_piece<T>(op, row, rows, panel, panels, target(op, row, panel), ahead);
             continue;
@@ -147,21 +149,22 @@ void norm_rows(Op& op, int64_t num_rows, const Worker& worker) {
 }  // namespace
 
 // See linear_bf16.cpp; null if the instruction set does not support it.
-__attribute__((weak)) void linear_bf16(const Op&, int64_t num_rows, const Worker&);
+__attribute__((weak)) void linear_bf16(const Op&, const Pass&, const Worker&);
+
+extern "C" int32_t quipu_multiplies_pairs() { return linear_bf16 != nullptr; }
 
 void linear(const Op& original, const Pass& pass, const Worker& worker) {
     Op op = original;
-    int64_t n = num_rows(op, pass);
     bool pairs = linear_bf16 && op.stored == kBfloat16;
-    if (op.norm && !pairs) norm_rows(op, n, worker);
+    if (op.norm && !pairs) norm_rows(op, num_rows(op, pass), worker);
     // what it cannot do in registers follows
     bool quantized = op.stored == kQuantized;
     bool later = op.activation && (quantized || op.out_width / 2 % kPanel);
     if (later) op.activation = 0, op.y = op.raw, op.y_stride = op.out_width;
-    if (quantized) linear_quantized(op, n, worker);
-    else if (pairs) linear_bf16(op, n, worker);
-    else if (op.stored == kBfloat16) linear_of<bf16>(op, n, worker);
-    else linear_of<float>(op, n, worker);
+    if (quantized) linear_quantized(op, pass, worker);
+    else if (pairs) linear_bf16(op, pass, worker);
+    else if (op.stored == kBfloat16) linear_of<bf16>(op, pass, worker);
+    else linear_of<float>(op, pass, worker);
     if (!later) return;
     worker.wait();
     op.x = op.raw, op.x_stride = op.out_width, op.width = op.out_width / 2, op.y = original.y, op.y_stride = original.y_stride;

@@ -14,10 +14,9 @@
 namespace {
 
 constexpr int64_t kRowsPerChunk = 128;  // at the full depth of x: they stay in the second-level cache
-constexpr int64_t kDepth = 512;       // a panel of that depth stays in the first-level cache
 constexpr int64_t kGroup = 4;         // panels per piece of work, at most
 
-static_assert(kDepth % kPairStep == 0);
+static_assert(Pairs::kDepth % kPairStep == 0);
 
 // Norms rows first, if the operation says so.
 void round_rows(const Op& op, int64_t first, int64_t last, bf16* to) {
@@ -28,13 +27,16 @@ void round_rows(const Op& op, int64_t first, int64_t last, bf16* to) {
         const float* x = op.x + row * op.x_stride;
         if (op.norm) norm(x, op.norm, normed.data(), op.width, op.eps), x = normed.data();
         bf16* y = to + row * depth;
-        for (int64_t k = 0; k < op.width; k++) narrow(x[k], y + k);
+        int64_t whole = op.width / kPairStep * kPairStep;
+        round_row(x, whole, y);
+        for (int64_t k = whole; k < op.width; k++) narrow(x[k], y + k);
         std::fill(y + op.width, y + depth, 0);
     }
 }
 
-// Rounds all rows of x. Every thread of the team calls this, and gets a shared copy or its own.
+// Rounds all rows of x, unless they are. Every thread of the team calls this, and gets a shared copy or its own.
 const bf16* rounded(const Op& op, int64_t num_rows, const Worker& worker) {
+    if (op.x_rounded) return reinterpret_cast<const bf16*>(op.x);
     static thread_local std::vector<bf16> kept;
     size_t size = num_rows * padded_depth(op.width);
     if (num_rows <= kOwnRows) {  // each thread rounds all of them, which is faster than a barrier
@@ -70,17 +72,24 @@ void finish(const Op& op, int64_t row, int64_t num_rows, int64_t first, int64_t 
 void finish_activated(const Op& op, int64_t row, int64_t num_rows, int64_t first, int64_t last, const float* sums, int64_t stride) {
     int64_t columns = (last - first) * kPanel, half = op.out_width / 2;
     const float* bias = op.bias ? op.bias + first * kPanel : nullptr;
-    for (int64_t m = 0; m < num_rows; m++)
-        for (int64_t i = 0; i < columns; i += kLanes) {
+    for (int64_t m = 0; m < num_rows; m++) {
+        auto activated = [&](int64_t i) {
             Vec gate = load(sums + m * stride + i), up = load(sums + m * stride + columns + i);
             if (bias) gate = gate + load(bias + i), up = up + load(bias + half + i);
-            store(op.y + (row + m) * op.y_stride + first * kPanel + i, op.activation == kGeluMul ? gelu_mul(gate, up) : silu_mul(gate, up));
-        }
+            return op.activation == kGeluMul ? gelu_mul(gate, up) : silu_mul(gate, up);
+        };
+        int64_t at = (row + m) * op.y_stride + first * kPanel;
+        if (op.y_rounded)
+            for (int64_t i = 0; i < columns; i += kPanel) round_two(activated(i), activated(i + kLanes), reinterpret_cast<bf16*>(op.y) + at + i);
+        else
+            for (int64_t i = 0; i < columns; i += kLanes) store(op.y + at + i, activated(i));
+    }
 }
 
 }  // namespace
 
-void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
+void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
+    int64_t num_rows = ::num_rows(op, pass);
     static thread_local std::vector<float> sums(2 * kRowsPerChunk * kGroup * kPanel);
     const bf16* x = rounded(op, num_rows, worker);
     const bf16* weight = static_cast<const bf16*>(op.weight);
@@ -95,12 +104,13 @@ void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
         // consecutive pieces share their weights
         int64_t chunk = item % chunks, first = item / chunks * group, last = std::min(first + group, num_panels);
         int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
+        if (!is_needed(op, pass, row, row + rows, last * kPanel)) continue;
         int64_t stride = parts * (last - first) * kPanel;
         for (int64_t i = 0; i < parts * (last - first); i++) {
             int64_t panel = i < last - first ? first + i : num_panels + first + i - (last - first);
             const bf16* right = weight + panel * kPanel * num_k;
-            for (int64_t k = 0; k < num_k; k += kDepth)
-                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(kDepth, num_k - k), k == 0,
+            for (int64_t k = 0; k < num_k; k += Pairs::kDepth)
+                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(Pairs::kDepth, num_k - k), k == 0,
                           sums.data() + i * kPanel, stride);
         }
         if (op.activation) finish_activated(op, row, rows, first, last, sums.data(), stride);

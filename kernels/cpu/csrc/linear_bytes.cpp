@@ -75,11 +75,11 @@ void multiply_tiles(const Op& op, const QuantizedMatrix& m, const PreparedRows& 
 #endif
 
 template <class C>
-void multiply_of(const Op& op, const QuantizedMatrix& m, int64_t num_rows, const Worker& worker) {
-    PreparedRows x = prepare_rows<ByteProduct>(m, num_rows, worker, [&](int64_t row, uint32_t* words, float* sums) {
+void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const Worker& worker) {
+    PreparedRows x = prepare_rows<ByteProduct>(m, num_rows(op, pass), worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare(m, op.x + row * op.x_stride, words, sums);
     });
-    for_each_piece(op, num_rows, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+    for_each_piece(op, pass, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
 #ifdef QUIPU_AMX
         if (rows > kFewRows) {
             for (int64_t i = 0; i < panels; i++) multiply_tiles<C>(op, m, x, row, rows, panel + i);
@@ -95,8 +95,8 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, int64_t num_rows, const
 
 }  // namespace
 
-void linear_bytes(const Op& op, int64_t num_rows, const Worker& worker) {
+void linear_bytes(const Op& op, const Pass& pass, const Worker& worker) {
     const QuantizedMatrix& m = *static_cast<const QuantizedMatrix*>(op.weight);
-    if (m.bits == 8) multiply_of<ByteCodes8>(op, m, num_rows, worker);
-    else multiply_of<ByteCodes4>(op, m, num_rows, worker);
+    if (m.bits == 8) multiply_of<ByteCodes8>(op, m, pass, worker);
+    else multiply_of<ByteCodes4>(op, m, pass, worker);
 }

@@ -97,11 +97,11 @@ void multiply_many(const Op& op, const QuantizedMatrix& m, const PreparedRows& x
 #endif
 
 template <class C>
-void multiply_of(const Op& op, const QuantizedMatrix& m, int64_t num_rows, const Worker& worker) {
-    PreparedRows x = prepare_rows<Product>(m, num_rows, worker, [&](int64_t row, uint32_t* words, float* sums) {
+void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const Worker& worker) {
+    PreparedRows x = prepare_rows<Product>(m, num_rows(op, pass), worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare<typename C::Product>(m, op.x + row * op.x_stride, words, sums);
     });
-    for_each_piece(op, num_rows, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+    for_each_piece(op, pass, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
 #ifndef QUIPU_AMX
         if (rows <= kDirectRows) return multiply_few<C>(op, m, x, row, rows, panel, panels);
 #endif
@@ -111,12 +111,12 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, int64_t num_rows, const
 
 }  // namespace
 
-void linear_quantized(const Op& op, int64_t num_rows, const Worker& worker) {
+void linear_quantized(const Op& op, const Pass& pass, const Worker& worker) {
     const QuantizedMatrix& m = *static_cast<const QuantizedMatrix*>(op.weight);
-    if (m.byte_products) linear_bytes(op, num_rows, worker);
-    else if (m.bits == 8 && m.has_lowest) multiply_of<WholeCodes8>(op, m, num_rows, worker);
-    else if (m.bits == 8) multiply_of<Codes8>(op, m, num_rows, worker);
-    else multiply_of<Codes4>(op, m, num_rows, worker);
+    if (m.byte_products) linear_bytes(op, pass, worker);
+    else if (m.bits == 8 && m.has_lowest) multiply_of<WholeCodes8>(op, m, pass, worker);
+    else if (m.bits == 8) multiply_of<Codes8>(op, m, pass, worker);
+    else multiply_of<Codes4>(op, m, pass, worker);
 }
 
 // Dequantizes one row of an embedding that is also the head, or that is stored quantized.

@@ -14,6 +14,25 @@ constexpr int64_t kPairStep = 32;
 
 inline int64_t padded_depth(int64_t width) { return (width + kPairStep - 1) / kPairStep * kPairStep; }
 
+// Rounds to nearest, ties to even. Denormals become 0, as which products treat them.
+inline void round_two(Vec low, Vec high, bf16* to) { _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low)); }
+
+// The same with a multiple of kPairStep numbers.
+inline void round_row(const float* x, int64_t count, bf16* to) {
+    for (int64_t i = 0; i < count; i += kPairStep) round_two(load(x + i), load(x + i + kLanes), to + i);
+}
+
+// A panel in two halves of kLanes columns each; in both, the columns of a pair are kStep elements after those of the pair before.
+template <int64_t kStep>
+struct Halves {
+    const bf16 *first, *second;
+    const bf16* at_first(int64_t k) const { return first + k / 2 * kStep; }
+    const bf16* at_second(int64_t k) const { return second + k / 2 * kStep; }
+    static constexpr int64_t kBytes = kStep * 2;
+};
+constexpr int64_t kPacked = 2 * kPanel;
+inline Halves<kPacked> packed(const bf16* panel) { return {panel, panel + 2 * kLanes}; }
+
 #if defined(QUIPU_AMX)
 #include "pairs_amx.h"
 #else

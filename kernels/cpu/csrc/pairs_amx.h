@@ -7,15 +7,21 @@
 
 class Pairs {
 public:
+    // How many values are best multiplied at a time: a panel stays in the first-level cache.
+    static constexpr int64_t kDepth = 512;
+
     // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
     // padded with 0 to a multiple of kPairStep.
-    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
+    template <int64_t kStep>
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
              int64_t sums_stride) {
         int64_t whole = num_k / kPairStep * kPairStep;
         alignas(64) bf16 rest[kPairStep * kPanel];  // the end of a panel that is not a multiple of a tile's depth, padded with zeros
-        if (whole < num_k) {
-            memcpy(rest, panel + whole * kPanel, (num_k - whole) * kPanel * sizeof(bf16));
-            memset(rest + (num_k - whole) * kPanel, 0, (kPairStep - num_k + whole) * kPanel * sizeof(bf16));
+        if (whole < num_k) memset(rest, 0, sizeof rest);
+        for (int64_t k = whole; k < num_k; k += 2) {
+            bf16* to = rest + (k - whole) * kPanel;
+            memcpy(to, panel.at_first(k), 2 * kLanes * sizeof(bf16));
+            memcpy(to + 2 * kLanes, panel.at_second(k), 2 * kLanes * sizeof(bf16));
         }
         for (int64_t row = 0; row < num_rows; row += 2 * kTileRows) {
             int64_t count = std::min(2 * kTileRows, num_rows - row);
@@ -27,16 +33,20 @@ public:
         }
     }
 
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
+             int64_t sums_stride) {
+        add(x, x_stride, num_rows, packed(panel), num_k, fresh, sums, sums_stride);
+    }
+
 private:
     static constexpr int64_t kTileRows = Tiles::kRows;
     static constexpr int64_t kAhead = 12288;  // bytes of weights to prefetch ahead
-    static constexpr int64_t kPanelBytes = kPanel * 2 * sizeof(bf16);  // from one pair's columns to the next
 
     Tiles tiles_;
 
     // Sums in tiles 0 to 3, the left-hand side in 4 and 5, the right-hand side in 6 and 7.
-    template <bool kLower>
-    static void add_tiles(const bf16* x, int64_t x_stride, const bf16* panel, int64_t whole, const bf16* rest, bool fresh,
+    template <bool kLower, int64_t kStep>
+    static void add_tiles(const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t whole, const bf16* rest, bool fresh,
                           float* sums, int64_t sums_stride) {
         int64_t sum_bytes = sums_stride * static_cast<int64_t>(sizeof(float));
         float* lower = sums + kTileRows * sums_stride;
@@ -56,9 +66,10 @@ private:
                 _tile_loadd(3, lower + kLanes, sum_bytes);
             }
         }
-        auto step = [&](const bf16* left, const bf16* right) __attribute__((always_inline)) {
-            _tile_loadd(6, right, kPanelBytes);
-            _tile_loadd(7, right + 2 * kLanes, kPanelBytes);
+        auto step = [&](const bf16* left, auto right, int64_t k) __attribute__((always_inline)) {
+            constexpr int64_t bytes = decltype(right)::kBytes;  // from one pair's columns to the next
+            _tile_loadd(6, right.at_first(k), bytes);
+            _tile_loadd(7, right.at_second(k), bytes);
             _tile_loadd(4, left, x_stride * 2);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
@@ -69,14 +80,13 @@ private:
             }
         };
         for (int64_t k = 0; k < whole; k += kPairStep) {
-            const bf16* right = panel + k * kPanel;
             // few rows: the weights are read from memory
-            if (!kLower)
+            if (!kLower && kStep == kPacked)
                 for (int64_t i = 0; i < kPairStep * kPanel * 2; i += 64)
-                    _mm_prefetch(reinterpret_cast<const char*>(right) + kAhead + i, _MM_HINT_T0);
-            step(x + k, right);
+                    _mm_prefetch(reinterpret_cast<const char*>(panel.at_first(k)) + kAhead + i, _MM_HINT_T0);
+            step(x + k, panel, k);
         }
-        if (rest) step(x + whole, rest);
+        if (rest) step(x + whole, packed(rest), 0);
         _tile_stored(0, sums, sum_bytes);
         _tile_stored(1, sums + kLanes, sum_bytes);
         if (kLower) {

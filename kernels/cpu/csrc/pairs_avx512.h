@@ -4,9 +4,13 @@
 
 class Pairs {
 public:
+    // How many values are best multiplied at a time: sums stay in registers, and a panel in the second-level cache.
+    static constexpr int64_t kDepth = 4096;
+
     // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
     // padded with 0 to a multiple of kPairStep.
-    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
+    template <int64_t kStep>
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
              int64_t sums_stride) {
         int64_t parts = (num_rows + kRows - 1) / kRows;
         for (int64_t part = 0; part < parts; part++) {
@@ -26,21 +30,28 @@ public:
         }
     }
 
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
+             int64_t sums_stride) {
+        add(x, x_stride, num_rows, packed(panel), num_k, fresh, sums, sums_stride);
+    }
+
 private:
     static constexpr int64_t kRows = 8;     // in registers: 8 x 2 sums, enough to hide the latency of additions
     static constexpr int64_t kAhead = 4096; // bytes of weights to prefetch ahead
 
-    template <int MR>
-    __attribute__((noinline)) static void add_rows(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_k, bool fresh,
+    template <int MR, int64_t kStep>
+    __attribute__((noinline)) static void add_rows(const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t num_k, bool fresh,
                                                    float* sums, int64_t sums_stride) {
         Vec sum[MR][2];
         UNROLL for (int m = 0; m < MR; m++)
             UNROLL for (int v = 0; v < 2; v++) sum[m][v] = fresh ? splat(0) : load(sums + m * sums_stride + v * kLanes);
         for (int64_t k = 0; k < num_k; k += 2) {
-            const bf16* words = panel + k * kPanel;
-            _mm_prefetch(reinterpret_cast<const char*>(words) + kAhead, _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(words) + kAhead + 64, _MM_HINT_T0);
-            __m512i right[2] = {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 2 * kLanes)};
+            const bf16 *first = panel.at_first(k), *second = panel.at_second(k);
+            if (kStep == kPacked) {
+                _mm_prefetch(reinterpret_cast<const char*>(first) + kAhead, _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(second) + kAhead, _MM_HINT_T0);
+            }
+            __m512i right[2] = {_mm512_loadu_si512(first), _mm512_loadu_si512(second)};
             UNROLL for (int m = 0; m < MR; m++) {
                 int32_t pair;
                 memcpy(&pair, x + m * x_stride + k, 4);

@@ -18,12 +18,12 @@ inline __m512i interleaved(const int8_t* even, const int8_t* odd) {
     return _mm512_or_si512(low, _mm512_castps_si512(load(odd)));
 }
 
-#ifndef QUIPU_AMX
 inline __m512i interleaved(const bf16* even, const bf16* odd) {
     auto words = [](const bf16* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); };
     return _mm512_or_si512(words(even), _mm512_slli_epi32(words(odd), 16));
 }
 
+#ifndef QUIPU_AMX
 // Pair `word` of 16 keys of a panel.
 inline __m512i key_pairs(const bf16* panel, int64_t word) { return _mm512_loadu_si512(panel + word * 2 * kSlots); }
 inline __m512i key_pairs(const int8_t* panel, int64_t word) {

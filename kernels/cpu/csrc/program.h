@@ -4,6 +4,7 @@
 // What must always hold: row n of every result is a function of row n of the arguments (in attention, also of its own
 // sequence's keys and values), with a fixed order of summation, whatever the number of rows, threads, blocks or chunks.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 enum Kind : int32_t {
@@ -28,7 +29,7 @@ enum Kind : int32_t {
 // The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
 enum Stored : int32_t { kFloat32 = 0, kBfloat16 = 1, kQuantized = 2, kInt8 = 3 };
 
-// Activations are float32, row-major; pointers are to row 0. An operation uses the fields that its kernel reads.
+// Activations are float32, but for those that are stored rounded, row-major; pointers are to row 0. An operation uses the fields that its kernel reads.
 struct Op {
     int32_t kind;
     int32_t on_logits_rows;  // 1: runs on the rows whose logits are needed (Pass::num_logits), 0: on all tokens. attend writes all
@@ -43,12 +44,15 @@ struct Op {
     int64_t window;     // attend: how many tokens a token sees, including itself; 0: all up to it
     int64_t num_experts;
     int64_t num_chosen; // experts per token
+    int64_t drawn_columns;  // linear: so many columns, from the first on, are needed for tokens alone whose logits are needed
     float eps;
     float scale;        // factor of attention scores, or of an embedding
     float soft_cap;     // c: x becomes c * tanh(x / c); 0: off
     int32_t normalise;  // route: normalise the weights of the chosen experts to 1
     int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither
     int32_t fused_rope; // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
+    int32_t x_rounded;  // linear: x is bfloat16, x_stride of which are a row
+    int32_t y_rounded;  // linear with an activation, attend: y is such
     const float* x;
     const float* z;  // second argument: the summand of linear, the values of write_kv
     const void* weight;
@@ -63,7 +67,7 @@ struct Op {
     const float* norm;      // linear: norm x first, with this weight; attend with fused_rope: weight of the queries' norm
     const float* key_norm;  // attend with fused_rope: weight of the keys' norm
     const float* v;         // attend with fused_rope: values, in x's rows
-    float* scratch;         // memory for as many rows: linear's x after the norm; attend's queries
+    float* scratch;         // memory for as many rows: linear's x after the norm
     float* raw;             // memory for as many rows: linear's y before the activation
 };
 
@@ -77,7 +81,7 @@ struct Pass {
     const int64_t* token_ids;
     const int64_t* positions;
     const int64_t* blocks;       // physical block to which each token's KV is written
-    const int64_t* logits_indices;  // flat indexes of the tokens whose logits are needed; ascending, if attend reads them
+    const int64_t* logits_indices;  // flat indexes of the tokens whose logits are needed; ascending, if any_drawn is asked
     const int64_t* query_start;  // first token of each sequence, and the end of the last
     const int64_t* tables;       // block tables, concatenated
     const int64_t* table_start;  // start of each table
@@ -121,13 +125,24 @@ inline int64_t head_bytes(int32_t stored, int64_t block_size, int64_t width) {
 // next barrier.
 constexpr int64_t kOwnRows = 16;
 
+// Whether the logits of any of these tokens are needed.
+inline bool any_drawn(const Pass& pass, int64_t first, int64_t last) {
+    const int64_t *end = pass.logits_indices + pass.num_logits, *found = std::lower_bound(pass.logits_indices, end, first);
+    return found < end && *found < last;
+}
+
+// Whether linear must compute columns that end at `column`, for rows first..last (exclusive).
+inline bool is_needed(const Op& op, const Pass& pass, int64_t first, int64_t last, int64_t column) {
+    return column > op.drawn_columns || any_drawn(pass, first, last);
+}
+
 inline int64_t num_rows(const Op& op, const Pass& pass) { return op.on_logits_rows ? pass.num_logits : pass.num_tokens; }
 
 void embed(const Op&, const Pass&, const Worker&);
 void gather(const Op&, const Pass&, const Worker&);
 void linear(const Op&, const Pass&, const Worker&);
-void linear_quantized(const Op&, int64_t num_rows, const Worker&);  // parts of linear and embed
-void linear_bytes(const Op&, int64_t num_rows, const Worker&);
+void linear_quantized(const Op&, const Pass&, const Worker&);  // parts of linear and embed
+void linear_bytes(const Op&, const Pass&, const Worker&);
 void embed_quantized(const Op&, int64_t token_id, float* y);
 void rms_norm(const Op&, const Pass&, const Worker&);
 void rope(const Op&, const Pass&, const Worker&);
@@ -135,7 +150,9 @@ void write_kv(const Op&, const Pass&, const Worker&);
 void attend(const Op&, const Pass&, const Worker&);
 void silu_mul(const Op&, const Pass&, const Worker&);
 void add(const Op&, const Pass&, const Worker&);
-void rotate_and_write(const Op&, const Pass&, int64_t token, int64_t kv_head);  // a part of attend
+void rotate_query(const Op&, const Pass&, int64_t token, int64_t head, float* to);  // parts of attend with fused_rope
+void rotate_and_write(const Op&, const Pass&, int64_t token, int64_t kv_head);     // one key, and with it its value
+void rotate_and_write(const Op&, const Pass&, const Worker&);                      // this thread's share of all
 void gelu_mul(const Op&, const Pass&, const Worker&);
 void soft_cap(const Op&, const Pass&, const Worker&);
 void route(const Op&, const Pass&, const Worker&);

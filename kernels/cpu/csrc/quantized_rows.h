@@ -90,7 +90,8 @@ static void finish_panel(const Op& op, int64_t row, int64_t num_rows, int64_t pa
 // `go(row, rows, panel, panels)` computes one.
 constexpr int64_t kRowsPerChunk = 128, kMostPanels = 4;
 template <class F>
-static void for_each_piece(const Op& op, int64_t num_rows, const Worker& worker, F go) {
+static void for_each_piece(const Op& op, const Pass& pass, const Worker& worker, F go) {
+    int64_t num_rows = ::num_rows(op, pass);
     int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
     int64_t chunks = (num_rows + kRowsPerChunk - 1) / kRowsPerChunk;
     int64_t group = std::max<int64_t>(1, std::min(kMostPanels, num_panels * chunks / (4 * worker.num_threads)));
@@ -99,7 +100,8 @@ static void for_each_piece(const Op& op, int64_t num_rows, const Worker& worker,
         // consecutive pieces share their weights
         int64_t chunk = item % chunks, first = item / chunks * group;
         int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
-        go(row, rows, first, std::min(group, num_panels - first));
+        int64_t panels = std::min(group, num_panels - first);
+        if (is_needed(op, pass, row, row + rows, (first + panels) * kPanel)) go(row, rows, first, panels);
     }
 }
 

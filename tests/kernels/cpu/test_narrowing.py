@@ -73,6 +73,34 @@ def test_less_work(checkpoints: dict[str, Path]) -> None:
     assert not any(op.on_logits_rows for op in found.trunk)
 
 
+def test_queries_that_nothing_reads(checkpoints: dict[str, Path]) -> None:
+    """The last layer's product of queries, keys and values computes queries for rows that draw alone."""
+    for name in ("qwen3-tied", "llama", "gemma2"):
+        found = make_cpu_backend(checkpoints[name])._program
+        attention = found.keys[-1]
+        queries = attention.num_heads * attention.width
+        assert [op.drawn_columns for op in found.keys if op.drawn_columns] == [queries]
+        assert not any(op.drawn_columns for op in [*found.trunk, *found.head])
+        (product,) = (op for op in found.keys if op.drawn_columns)
+        assert product.y == attention.x and product.out_width > queries
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("numbers", CPU_FORMATS)
+def test_columns_that_nothing_reads(checkpoints: dict[str, Path], numbers: str) -> None:
+    """The last product skips queries of pieces from which nothing is drawn, and no keys or values."""
+    backend = make_cpu_backend(checkpoints["qwen3-tied"], **CPU_FORMATS[numbers])
+    (product,) = (op for op in backend._program.keys if op.drawn_columns)
+    one_pass = backend._pass(make_batch(sequence(0, 0, 230)))
+    backend._run(one_pass, [])
+    memory = next(tensor for tensor in backend._program.workspace if tensor.data_ptr() == product.y)
+    rows = memory[: 230 * product.y_stride].view(230, -1)
+    rows.fill_(float("nan"))
+    one_pass.run(backend._library, (Op * 1)(product), [229])
+    assert rows[:, product.drawn_columns :].isfinite().all()
+    assert rows[229].isfinite().all() and rows[:100, : product.drawn_columns].isnan().any()
+
+
 @torch.inference_mode()
 def test_pieces_that_nothing_reads(checkpoints: dict[str, Path]) -> None:
     """The last attention skips tokens that draw nothing: their results are not written."""

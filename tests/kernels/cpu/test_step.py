@@ -17,6 +17,7 @@ import torch
 from quipu.kernels.batch import Drawn, Scoring
 from quipu.kernels.checkpoints.dummy import DummySource
 from quipu.kernels.checkpoints.weights import PieceByPiece
+from quipu.kernels.cpu import program
 from quipu.kernels.cpu.packing import PackedWeights
 from quipu.kernels.cpu.program import Bounds, Op
 from quipu.kernels.cpu.recorder import Recorder, record
@@ -159,6 +160,15 @@ def test_model_that_bypasses_ops_is_refused(checkpoints: dict[str, Path], bypass
     with pytest.raises(ValueError, match="outside of Ops"):
         bypassing = cast(Model, _BypassingModel(tiny, bypass))
         record(bypassing, weights, backend.cache, BOUNDS)
+
+
+def test_sums_replace_what_they_add(checkpoints: dict[str, Path]) -> None:
+    """Products that add the residual stream store it in place, but not where it is read again."""
+    found = make_cpu_backend(checkpoints["llama"])._program
+    sums = [op for op in found.trunk if op.kind == program.LINEAR and op.z]
+    assert len(sums) == 4 and all(op.y == op.z != op.x for op in sums[:2])
+    gathered = [op.x for op in found.draw if op.kind == program.GATHER]
+    assert sums[1].y in gathered, "the last layer adds to the residual stream of the rows that draw"
 
 
 def test_operations_without_barriers_do_not_conflict(checkpoints: dict[str, Path]) -> None:

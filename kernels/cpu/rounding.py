@@ -1,0 +1,63 @@
+"""Storing rounded what only products with bfloat16 matrices read.
+
+Such a product rounds its rows to bfloat16 first (csrc/linear_bf16.cpp). What attention, or an activation, has computed
+is often read by one product alone. Rounded where it is stored it is half as many bytes, and the product reads it as it
+is. `recorder.py` is the only caller.
+
+What must always hold: a value is stored rounded only if each operation that reads it would round it; the bits of all
+results are those of values stored as float32.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+
+from . import program
+from .packing import PANEL
+from .recorded import Place, RecordedOp, Values
+
+_BFLOAT16 = program.STORED[torch.bfloat16]
+_ROUNDED_CACHES = frozenset(program.STORED_KV[dtype] for dtype in (torch.bfloat16, torch.int8))
+
+
+def store_rounded(calls: Iterable[RecordedOp], values: Values) -> None:
+    """Mark operations whose results are stored, and those whose rows are read, as bfloat16."""
+    writers: dict[int, list[RecordedOp]] = defaultdict(list)
+    readers: dict[int, list[RecordedOp]] = defaultdict(list)
+    for call in calls:
+        for value in call.written:
+            writers[value].append(call)
+        for value in call.read:
+            readers[value].append(call)
+    for value in readers:
+        place = Place(value, 0)
+        if not all(call.y == place and _can_round(call) for call in writers[value]):
+            continue
+        if not all(
+            call.x == place and call.read.count(value) == 1 and _rounds(call, values.widths[value])
+            for call in readers[value]
+        ):
+            continue
+        for call in writers[value]:
+            call.fields["y_rounded"] = True
+        for call in readers[value]:
+            call.fields["x_rounded"] = True
+
+
+def _can_round(call: RecordedOp) -> bool:
+    """Whether the kernel can round what it stores: it does so in whole panels."""
+    fields = call.fields
+    if call.kind == program.ATTEND:
+        return fields["stored"] in _ROUNDED_CACHES and fields["width"] % PANEL == 0
+    activated = call.kind == program.LINEAR and fields.get("activation")
+    return bool(activated) and fields["stored"] == _BFLOAT16 and fields["out_width"] % (2 * PANEL) == 0
+
+
+def _rounds(call: RecordedOp, width: int) -> bool:
+    """Whether the operation is a product that rounds its rows, and nothing else, before it reads them."""
+    fields = call.fields
+    is_product = call.kind == program.LINEAR and fields["stored"] == _BFLOAT16 and not fields.get("norm")
+    return is_product and fields["width"] == width and width % PANEL == 0
