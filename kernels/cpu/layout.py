@@ -26,8 +26,8 @@ def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[i
     """Allocate memory for every value; later values reuse the memory of those no longer read.
 
     Memory is not reused between operations without a barrier, because one thread could write its next row where another
-    still reads. A product that adds a value no longer read stores its result in place of it: what it writes is then in the
-    cache, since it has just been read. Values of `kept` are held until the end.
+    still reads. A product that adds a value no longer read stores its result in place of it: what it writes has then
+    just been read, and is in the processor's cache. Values of `kept` are held until the end.
     """
     rows = [bounds.num_logits if on_logits else bounds.num_tokens for on_logits in values.on_logits_rows]
     last_read = {value: index for index, call in enumerate(calls) for value in call.read}
