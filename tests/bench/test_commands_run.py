@@ -49,6 +49,7 @@ COMMANDS_HERE = {
     "bench.engine_overhead": ("--executor", "fake"),
     "bench.execution": ("--format", "int4", "--activations", "int8"),
     "bench.graphs": (),
+    "bench.quantized_in_vllm": (),
     "bench.peers": ("--format", "int8", "--peers"),  # quipu only: transformers takes ten seconds to load
     "bench.request_budget": ("--executor", "fake"),
     "bench.routing": (),
