@@ -149,20 +149,21 @@ def test_every_row_is_measured(port: int) -> None:
 
 
 def test_best_and_ratio() -> None:
-    """The highest rate and the shortest time count; the ratio to the best peer is above 1 if quipu is faster."""
+    """The highest rate and the shortest time count; ratios to the best peer are above 1 if quipu is faster."""
     units = {"decode_1": "tokens/s", "first": "ms"}
-    ours = best_of([{"decode_1": 10.0, "first": 30.0}, {"decode_1": 12.0, "first": 20.0}], units)
-    assert ours == {"decode_1": 12.0, "first": 20.0}
-    peers = {
-        "slow": {"decode_1": 4.0, "first": 80.0},
-        "fast": {"decode_1": 8.0, "first": 40.0},
-        "none": best_of([], units),
+    ours = [{"decode_1": 10.0, "first": 30.0}, {"decode_1": 12.0, "first": 20.0}]
+    assert best_of(ours, units) == {"decode_1": 12.0, "first": 20.0}
+    peers: dict[str, list[dict[str, float]]] = {
+        "slow": [{"decode_1": 4.0, "first": 80.0}],
+        "fast": [{"decode_1": 5.0, "first": 60.0}, {"decode_1": 8.0, "first": 40.0}],
+        "none": [],
     }
     rows = compare({"quipu": ours, **peers}, units)
     assert [(row["best_peer"], row["ratio"]) for row in rows] == [("fast", 1.5), ("fast", 2.0)]
+    assert [row["paired"] for row in rows] == [1.75, 2.0]
     assert compare({"quipu": ours}, units)[0]["ratio"] is None
     report = {"rows": rows, "servers": dict.fromkeys(["quipu", "slow", "fast", "none"])}
-    assert render(report).splitlines()[1].split()[-5:] == ["12.0", "4.0", "8.0", "-", "1.50"]
+    assert render(report).splitlines()[1].split()[-6:] == ["12.0", "4.0", "8.0", "-", "1.50", "1.75"]
 
 
 def test_peers_not_installed(tmp_path: Path) -> None:
