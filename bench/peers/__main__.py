@@ -6,8 +6,8 @@
 All serve one random checkpoint in the shape of Qwen3-0.6B (`bench/peers/checkpoint.py`), greedily, with outputs of
 exactly the requested length. The servers run at the same time and take turns, in an order that changes with every
 round; all but one are stopped (SIGSTOP). A number is the best of the rounds, since other load on the machine can only
-make it worse. Where it is fast for seconds at a time, one server may have met that and the other not: so beside the
-ratio of the best, `paired` is the median of the rounds' own ratios. Rows:
+make it worse. Some machines are faster for a few seconds, which may favor one server: `ratio` compares the best rounds,
+`paired` is the median of the ratios of each round. Rows:
 
     decode_N               tokens per second of N streams together, while all of them decode (prompts of 64 tokens)
     prefill_1024           prompt tokens per second until the first token of a new prompt of 1,024 tokens

@@ -2,9 +2,9 @@
 
 Models are Python, but steps must not be. `Recorder` passes a model small tensors (two rows, whose contents are never
 used) and records the inputs and the output of each call. Then calls are fused where one kernel can do several
-(`fusing.py`), what only drawing needs runs on the rows that draw (`narrowing.py`), values are stored rounded where only
-such are read (`rounding.py`), each gets memory for the maximum of rows, and the calls become a list of C structs, which
-one library call replays (`layout.py`).
+(`fusing.py`), what only drawing needs runs on the rows that draw (`narrowing.py`), results that only bfloat16 products
+read are stored as bfloat16 (`rounding.py`), each value gets memory for the maximum of rows, and the calls become a list
+of C structs, which one library call replays (`layout.py`).
 `cpu_backend.py` is the only caller.
 
 What must always hold: every value that a model computes comes from a recorded call. A tensor that torch has computed is

@@ -26,25 +26,25 @@ void interleave(const T* even, const T* odd, int64_t width, int64_t k, int64_t p
 }
 
 // Writes keys i .. i + step, and words word .. word + kTranspose of each, to the packed keys of a chunk. `panel` has those of
-// blocks that store them transposed, where step is kSlots; else it is null, and `keys` has a row for each.
-void pack_keys(const bf16* panel, const bf16* const* keys, int64_t i, int64_t word, int64_t words, uint32_t* packed) {
+// blocks that store them transposed (in bfloat16 none: they are multiplied in place); else it is null, and `keys` has rows.
+void pack_keys(const bf16*, const bf16* const* keys, int64_t i, int64_t word, int64_t words, uint32_t* packed) {
     uint32_t* to = packed + (i / kPanel * words + word) * kPanel + i % kPanel;
-    if (!panel) return transpose(reinterpret_cast<const uint32_t* const*>(keys + i), word, to, kPanel);
-    for (int64_t w = 0; w < kTranspose; w++) memcpy(to + w * kPanel, panel + (word + w) * kSlots * 2, kSlots * sizeof(uint32_t));
+    transpose(reinterpret_cast<const uint32_t* const*>(keys + i), word, to, kPanel);
 }
 void pack_keys(const int8_t* panel, const int8_t* const* keys, int64_t i, int64_t word, int64_t words, uint32_t* packed) {
     int8_t transposed[2 * kTranspose * kSlots];
     if (panel) panel += word * 2 * kSlots;
     else transpose(keys + i, word * 2, transposed), panel = transposed;
     uint32_t* to = packed + (i / kPanel * words + word) * kPanel + i % kPanel;
-    for (int64_t w = 0; w < kTranspose; w++) 
+    for (int64_t w = 0; w < kTranspose; w++)
         _mm512_storeu_si512(to + w * kPanel, interleaved(panel + 2 * w * kSlots, panel + (2 * w + 1) * kSlots));
 }
 
+// Packs the keys of a chunk, and prefetches its values meanwhile.
 template <class T>
 void pack_keys(const Slots& slots, const T* const* keys, int64_t chunk, int64_t count, int64_t words, const Slots& values, uint32_t* packed) {
     bool transposed = keys_are_transposed(slots.block_size);
-    int64_t step = transposed || sizeof(T) == 1 ? kSlots : kTranspose, padded = (count + kPanel - 1) / kPanel * kPanel;
+    int64_t step = sizeof(T) == 1 ? kSlots : kTranspose, padded = (count + kPanel - 1) / kPanel * kPanel;
     SlotPrefetch value_prefetch(values, chunk, chunk + count, padded / step * (words / kTranspose));
     for (int64_t i = 0; i < padded; i += step) {
         const T* panel = transposed ? reinterpret_cast<const T*>(slots.panel(i < count ? chunk + i : chunk)) : nullptr;
