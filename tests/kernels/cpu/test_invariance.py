@@ -70,11 +70,12 @@ def test_copied_block(backend: CpuBackend, cold: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("block_size", [8, 24, 64])
+@pytest.mark.parametrize("name", ["llama-rope3", "qwen3-tied"])  # heads of 16, and of 32
 @pytest.mark.parametrize("numbers", ["bfloat16", "int8-kv"])
-def test_block_size(checkpoints: dict[str, Path], numbers: str, block_size: int) -> None:
+def test_block_size(checkpoints: dict[str, Path], numbers: str, block_size: int, name: str) -> None:
     """Compute the same bits for any block size, even one that divides neither a chunk nor a panel."""
     results = []
     for size, seed in ((16, 1), (block_size, 2)):
-        backend = make_cpu_backend(checkpoints["llama-rope3"], block_size=size, **CPU_FORMATS[numbers])
+        backend = make_cpu_backend(checkpoints[name], block_size=size, **CPU_FORMATS[numbers])
         results.append(run_chunks(backend, scattered_blocks(LENGTH // size + 1, seed=seed), [300, 220]))
     assert torch.equal(results[0], results[1])
