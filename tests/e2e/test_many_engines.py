@@ -22,6 +22,8 @@ LONG = 300
 VARIED = {"ignore_eos": True, "temperature": 0.9, "seed": 11}
 """Greedy answers of random weights repeat themselves."""
 ENGINES = (0, 1)
+STEPS_TO_SPAN = 3
+"""After so many reports, what the first of them called running has had a step: one is planned on another that runs."""
 
 
 @attrs.frozen
@@ -103,13 +105,24 @@ class Asker:
         return found
 
     def wait_running(self) -> None:
-        """Wait until all that was asked is being computed, some of it by each engine."""
+        """Wait until each engine runs some of what was asked, and has computed something of all that it runs.
+
+        What no step was reported of yet is resumed, too, but nothing of it is computed again.
+        """
 
         def are_running() -> bool:
             running = [its["num_running"] for its in list_engines(self.server)]
             return all(running) and sum(running) == len(ASKS)
 
         eventually(are_running, "both engines run something")
+        before = self._num_steps()
+        eventually(
+            lambda: all(num >= before[engine] + STEPS_TO_SPAN for engine, num in self._num_steps().items()),
+            "each of them has had its first step",
+        )
+
+    def _num_steps(self) -> dict[str, float]:
+        return {engine: found["engine_steps_total"] for engine, found in engine_samples(self.server).items()}
 
 
 def texts(answers: Iterable[Answered]) -> list[str]:
