@@ -14,16 +14,15 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 
-import attrs
+import msgspec
 
 from .prefix_tree import Branch, Passage
 
 PATHS_EACH = 4
 
 
-@attrs.frozen
-class PromptPath:
-    """A prompt's path, as far as it is known."""
+class PromptPath(msgspec.Struct, frozen=True, gc=False):
+    """A prompt's path, as far as it is known. Weak references close no cycles that a collector would have to find."""
 
     num_blocks: int
     """Whole blocks of the prompt. The last branch may have more."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
 from enum import StrEnum
 
 import attrs
@@ -76,49 +77,63 @@ class OutlinedPart:
 
 @attrs.frozen
 class PromptOutline:
-    """Where the parts of a chat lie in its prompt, in order and without gaps; compact, since there may be thousands."""
+    """Where the parts of a chat lie in its prompt, in order and without gaps; compact, since there may be thousands.
+
+    Numbers are packed as the machine's 32-bit integers, one for each part.
+    """
 
     roles: tuple[str, ...] = ()
     """The roles that occur."""
     role_of: bytes = b""
     """By part, its role's index in `roles`."""
-    messages: array[int] = attrs.field(factory=lambda: array("i"))
+    messages: bytes = b""
     """By part, the index of its message; -1: from none."""
-    parts: array[int] = attrs.field(factory=lambda: array("i"))
+    parts: bytes = b""
     """By part, its index in the message's content; -1: the content is not a list."""
-    ends: array[int] = attrs.field(factory=lambda: array("I"))
+    ends: bytes = b""
     """By part, the prompt tokens up to its end. The next one begins there."""
+
+    @classmethod
+    def of(cls, parts: Iterable[OutlinedPart]) -> PromptOutline:
+        """Return the outline of these parts, each of which begins where the one before it ends, the first one at 0."""
+        roles: dict[str, int] = {}
+        role_of = bytearray()
+        messages, indexes, ends = array("i"), array("i"), array("i")
+        for part in parts:
+            role_of.append(roles.setdefault(part.role, len(roles)))
+            messages.append(-1 if part.message is None else part.message)
+            indexes.append(-1 if part.part is None else part.part)
+            ends.append(part.end)
+        return cls(tuple(roles), bytes(role_of), messages.tobytes(), indexes.tobytes(), ends.tobytes())
 
     def __len__(self) -> int:
         return len(self.role_of)
 
     def __getitem__(self, index: int) -> OutlinedPart:
-        message, part = self.messages[index], self.parts[index]
-        start = self.ends[index - 1] if index else 0
+        message, part, ends = _numbers(self.messages)[index], _numbers(self.parts)[index], _numbers(self.ends)
         return OutlinedPart(
             None if message < 0 else message,
             None if part < 0 else part,
             self.roles[self.role_of[index]],
-            start,
-            self.ends[index],
+            ends[index - 1] if index else 0,
+            ends[index],
         )
 
     def part_at(self, token: int) -> OutlinedPart | None:
         """Return the part that a position belongs to; None if there is none."""
-        index = bisect_right(self.ends, token)
+        index = bisect_right(_numbers(self.ends), token)
         return self[index] if index < len(self) else None
 
     def start_of(self, message: int | None) -> int | None:
         """Return where a message begins; None: it is not in the prompt. The message None begins with the prompt."""
-        index = next((index for index, at in enumerate(self.messages) if at == message), None)
+        index = next((index for index, at in enumerate(_numbers(self.messages)) if at == message), None)
         if message is None:
             return 0 if len(self) else None
         return None if index is None else self[index].start
 
-    @property
-    def num_bytes(self) -> int:
-        """About how much memory it takes."""
-        return 13 * len(self)
+
+def _numbers(packed: bytes) -> memoryview[int]:
+    return memoryview(packed).cast("i")
 
 
 NO_OUTLINE = PromptOutline()

@@ -12,12 +12,11 @@ text, and done for a bounded number of parts.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from ..messages.explanations import NO_OUTLINE, PromptOutline
+from ..messages.explanations import NO_OUTLINE, OutlinedPart, PromptOutline
 from ..messages.prompts import ChatPart, ChatPrompt
 
 MAX_PARTS = 2048
@@ -66,17 +65,15 @@ def outline_of(parts: Sequence[ChatPart], ends: Sequence[int], num_tokens: int) 
     """Return the outline of a prompt of `num_tokens`, from the ends of its parts in tokens, without empty parts."""
     if not ends:
         return NO_OUTLINE
-    roles: dict[str, int] = {}
-    outline = PromptOutline((), b"", array("i"), array("i"), array("I"))
-    role_of = bytearray()
-    last = ChatPart(None, None, GENERATED_ROLE, 0, 0)
-    for part, end in zip((*parts, last), (*ends, num_tokens), strict=True):
-        if end > (outline.ends[-1] if outline.ends else 0):
-            outline.messages.append(-1 if part.message is None else part.message)
-            outline.parts.append(-1 if part.part is None else part.part)
-            outline.ends.append(end)
-            role_of.append(roles.setdefault(part.role, len(roles)))
-    return attrs.evolve(outline, roles=tuple(roles), role_of=bytes(role_of))
+    return PromptOutline.of(_filled_parts((*parts, ChatPart(None, None, GENERATED_ROLE, 0, 0)), (*ends, num_tokens)))
+
+
+def _filled_parts(parts: Iterable[ChatPart], ends: Iterable[int]) -> Iterator[OutlinedPart]:
+    start = 0
+    for part, end in zip(parts, ends, strict=True):
+        if end > start:
+            yield OutlinedPart(part.message, part.part, part.role, start, end)
+            start = end
 
 
 def _places(chat: ChatPrompt, text: str) -> list[_Place]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import attrs
@@ -11,9 +12,21 @@ from quipu.actors.accountant.account_entries import Entry, Span
 from quipu.actors.accountant.explaining import block_spans, explain_record
 from quipu.actors.accountant.explanation_store import ExplanationStore
 from quipu.actors.messages.accountant import Prompted
-from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.block_manager import CacheMiss, MissDetail, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Known
-from quipu.actors.messages.explanations import BlockSource, BlockSpan, ExplainedPrompt, Explanation, NamedRequest
+from quipu.actors.messages.explanations import (
+    Advice,
+    AdviceCode,
+    BlockSource,
+    BlockSpan,
+    EvictedBlock,
+    ExplainedPrompt,
+    Explanation,
+    NamedRequest,
+    OutlinedPart,
+    PromptEnd,
+    PromptOutline,
+)
 from tests.actors.accountant.accounts import admission
 from tests.actors.ledger.ledgers import record_of
 
@@ -58,6 +71,44 @@ def test_last_requests_are_kept() -> None:
         store.keep(explanation(name))
     assert [store.find(name, None) is not None for name in "abc"] == [False, True, True]
     assert len(store) == 2
+
+
+def test_what_is_kept_is_found_as_it_was() -> None:
+    """Nothing is lost by packing, neither numbers that are not known nor what only some prompts have."""
+    parts = [OutlinedPart(None, None, "system", 0, 4), OutlinedPart(0, 1, "user", 4, 70_000)]
+    miss = CacheMiss(MissReason.EVICTED, 16, MissDetail(7, 1.5, None, 3))
+    evicted = PromptEnd(miss, evicted=EvictedBlock(1e9, NamedRequest("b", "acme"), None))
+    advice = (Advice(AdviceCode.POOL_TOO_SMALL, 0, 16, 40), Advice(AdviceCode.TOOLS_REORDERED, None))
+    full = ExplainedPrompt(
+        70_000,
+        16,
+        1,
+        2,
+        (BlockSpan(0, 16, REUSED), BlockSpan(16, 30, COPIED)),
+        PromptOutline.of(parts),
+        evicted,
+        advice,
+    )
+    other = ExplainedPrompt(None, None, None, None, ended=PromptEnd(CacheMiss(MissReason.DIVERGED, 3), "a"))
+    kept = Explanation("r", "acme", False, None, 16, 1, 2, (full, other), has_reasoning=True)
+    store = ExplanationStore()
+    store.keep(kept)
+    assert store.find("r", "acme") == kept and store.had_reasoning("r")
+    assert [store.prompt("r", index) for index in range(3)] == [full, other, None]
+    assert list(full.outline) == parts
+
+
+def test_the_garbage_collector_does_not_walk_what_is_kept() -> None:
+    """Neither explanations nor names of sequences are among its objects: it would hold up the event loop."""
+    store = ExplanationStore()
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(1000):
+        store.keep(explanation(f"r{number}", num_prompts=2))
+        store.name_sequences(Prompted(f"r{number}", (2 * number, 2 * number + 1), (0, 0), (0, 1), (40, 40)), "acme")
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
+    assert len(store) == 1000 and store.name_of(1999) == NamedRequest("r999", "acme")
 
 
 def test_size_of_all_is_bounded() -> None:

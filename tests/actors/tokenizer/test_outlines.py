@@ -118,7 +118,7 @@ async def test_outline_of_served_chats(autojump_clock: trio.abc.Clock, texts: tu
             found = client.runtime.desk.explain(answer.record.request_id, None)
             assert found is not None
             seen.append(found.prompts[0].outline)
-            assert seen[-1].ends[-1] == answer.record.prompt_tokens
+            assert seen[-1][-1].end == answer.record.prompt_tokens
     assert seen[0] == seen[1]
     (outline,) = seen[:1]
     assert [outline[i].message for i in range(len(outline))] == [0, 1, 2, None]
@@ -127,5 +127,5 @@ async def test_outline_of_served_chats(autojump_clock: trio.abc.Clock, texts: tu
         part = outline[index]
         num_tokens = len(encoder.encode_within_text(text))
         assert num_tokens <= part.end - part.start <= num_tokens + 20, "a message's tokens are its text's and a few"
-    assert outline.part_at(outline.ends[0] - 1) == outline[0] and outline.part_at(outline.ends[0]) == outline[1]
+    assert outline.part_at(outline[1].start - 1) == outline[0] and outline.part_at(outline[1].start) == outline[1]
     assert outline.start_of(1) == outline[1].start and outline.start_of(None) == 0

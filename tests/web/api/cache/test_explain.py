@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from array import array
 from typing import Any
 from urllib.parse import quote
 
@@ -25,6 +25,7 @@ from quipu.actors.messages.explanations import (
     ExplainedPrompt,
     Explanation,
     NamedRequest,
+    OutlinedPart,
     PromptEnd,
     PromptOutline,
 )
@@ -56,11 +57,10 @@ def shown(explanation: Explanation, tenant: str | None) -> Any:
 
 def outlined(*ends: int) -> PromptOutline:
     """Outline a prompt whose messages end there; the template writes the last piece."""
-    messages = [*range(len(ends) - 1), -1]
-    roles = bytes(index % 2 for index in range(len(ends)))
-    return PromptOutline(
-        ("user", "assistant"), roles, array("i", messages), array("i", [-1] * len(ends)), array("I", ends)
-    )
+    messages = [*range(len(ends) - 1), None]
+    roles = itertools.cycle(("user", "assistant"))
+    places = zip(messages, roles, itertools.pairwise((0, *ends)), strict=False)
+    return PromptOutline.of(OutlinedPart(message, None, role, *place) for message, role, place in places)
 
 
 def explanation_of(prompt: ExplainedPrompt) -> Explanation:
