@@ -10,7 +10,6 @@ What must always hold: nothing is downloaded from the hub, and nothing at all if
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +18,10 @@ import attrs
 
 from ..cluster_config import SHIP_FLAG
 from ..shared.checkpoint import DEMO, CheckpointError, resolve
+from ..shared.hub import HubError, fetch, is_hub_id
 from .manifest import Manifest
 from .outline import Outline, find_difference, make_outline
 from .shipping import LOCK_SUFFIX, PARTIAL_SUFFIX, PieceSource, Say, fetch_checkpoint
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 @attrs.frozen
@@ -97,8 +95,8 @@ def _candidates(wanted: Wanted, cache: Path) -> Iterator[tuple[str, Path | None]
         yield str(DEMO), DEMO
     if Path(wanted.model).suffix.lower() == ".gguf":
         yield wanted.model, _from_file(wanted.model)
-    if _HUB_ID.fullmatch(wanted.model):
-        yield from _hub_candidates(wanted.model, path)
+    if is_hub_id(wanted.model):
+        yield _hub_cache(), _in_hub_cache(wanted.model, path)
     found = False
     for folder in _fetched(cache):
         found = True
@@ -108,26 +106,27 @@ def _candidates(wanted: Wanted, cache: Path) -> Iterator[tuple[str, Path | None]
 
 
 def _from_file(model: str) -> Path | None:
-    """Return the folder that is made for a GGUF file, None if the file is not here or cannot be read."""
+    """Return the folder that is made for GGUF files, None if they are not here or cannot be read."""
     try:
-        return resolve(model)
+        return resolve(model, only_local=True)
     except CheckpointError:
         return None
 
 
-def _hub_candidates(model: str, path: Path) -> Iterator[tuple[str, Path | None]]:
-    """Yield the snapshot in the hub's cache: of the commit that the server has, if that is known."""
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+def _hub_cache() -> str:
+    from huggingface_hub import constants
 
-    place = f"the hub cache {constants.HF_HUB_CACHE}"
-    revision = path.name if path.parent.name == "snapshots" else None
+    return f"the hub cache {constants.HF_HUB_CACHE}"
+
+
+def _in_hub_cache(model: str, path: Path) -> Path | None:
+    """Return the snapshot in the hub's cache, of the commit that the server has if that is known, or one made of it."""
+    if ":" in model:
+        return _from_file(model)
     try:
-        folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError, OSError):
-        yield place, None
-    else:
-        yield place, folder
+        return fetch(model, revision=path.name if path.parent.name == "snapshots" else None, only_local=True)
+    except HubError:
+        return None
 
 
 def _fetched(cache: Path) -> list[Path]:

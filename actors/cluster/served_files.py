@@ -20,6 +20,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 GGUF = "model.gguf"
 """The link to a GGUF file in the folder that is made for it."""
+GGUF_PARTS = "model-*-of-*.gguf"
+"""The links to a model's parts there, if it has several."""
 SHARD_SUFFIX = ".safetensors"
 WEIGHTS_SUFFIXES = (SHARD_SUFFIX, ".gguf")
 SERVED_FILES = (
@@ -60,6 +62,8 @@ def list_served_files(folder: Path) -> tuple[str, ...]:
         names.add(SINGLE)
     elif (folder / GGUF).is_file():
         names.add(GGUF)
+    else:
+        names |= {path.name for path in folder.glob(GGUF_PARTS)}
     return tuple(sorted(names))
 
 

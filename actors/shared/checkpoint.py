@@ -12,6 +12,8 @@ from typing import Any, TypeGuard
 
 import attrs
 
+from .hub import HubError, fetch
+
 DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo" / "checkpoint"
 """The checkpoint that ships with the package."""
 
@@ -39,11 +41,11 @@ class CheckpointInfo:
     dtype: str
 
 
-def resolve(model: str) -> Path:
-    """Return the folder of `model`: `demo`, a folder, or a Hugging Face hub repository, which is downloaded.
+def resolve(model: str, *, only_local: bool = False) -> Path:
+    """Return the folder of `model`: `demo`, a folder, or what the Hugging Face hub has (`hub.py`).
 
-    For a GGUF file, or a folder with one, it is a temporary folder, which is removed when this process ends. Raises
-    CheckpointError.
+    For GGUF files it is a temporary folder, which is removed when this process ends. Nothing is downloaded if
+    `only_local`. Raises CheckpointError.
     """
     if model == "demo":
         return DEMO
@@ -51,13 +53,12 @@ def resolve(model: str) -> Path:
     if path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file()):
         return _with_json(path).resolve()
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise CheckpointError(f"model {model!r} is neither a folder nor a hub id of the form owner/name")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
+        raise CheckpointError(
+            f"model {model!r} is neither a folder nor a GGUF file, nor a hub id (owner/name, owner/name:TYPE)"
+        )
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        return _with_json(fetch(model, only_local=only_local))
+    except HubError as error:
         raise CheckpointError(
             f"model {model!r} is not a folder and could not be fetched from the hub: {error}"
         ) from error

@@ -106,10 +106,6 @@ def make_config(file: GgufFile) -> dict[str, Any]:
         raise ValueError(f"key 'general.architecture' is {_shown(architecture)}; supported are {known}")
     if file.keys.get("general.type", "model") != "model":
         raise ValueError(f"key 'general.type' is {_shown(file.keys['general.type'])}, only a model can be served")
-    if file.keys.get("split.count", 1) not in (0, 1):
-        raise ValueError(
-            f"key 'split.count' is {file.keys['split.count']}: join the parts with llama-gguf-split --merge"
-        )
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ValueError("it lacks tensor token_embd.weight")
@@ -257,7 +253,7 @@ def _factors(file: GgufFile, name: str) -> list[float] | None:
         return None
     if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 65_536:
         raise ValueError(f"tensor {name} must be a row of F32")
-    with file.path.open("rb") as opened:
+    with tensor.path.open("rb") as opened:
         opened.seek(tensor.start)
         read = opened.read(tensor.end - tensor.start)
     return [_shortest(number) for number in struct.unpack(f"<{tensor.shape[0]}f", read)]

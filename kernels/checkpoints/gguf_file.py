@@ -1,6 +1,7 @@
 """The keys and the tensors that a GGUF file says it has, as llama.cpp writes them. No torch.
 
-`gguf_folder.py` makes a checkpoint's JSON files of the keys, `gguf_tensors.py` reads the tensors. The format:
+`gguf_parts.py` puts a model together from its files, `gguf_folder.py` makes a checkpoint's JSON files of the keys, and
+`gguf_tensors.py` reads the tensors. The format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 
 What must always hold: nothing is allocated that the file's own size does not account for; each tensor's bytes lie
@@ -40,9 +41,6 @@ _NAMES = (
     "IQ4_NL_8_8 MXFP4"
 )
 _TYPES = dict(enumerate(_NAMES.split()))
-GGUF_FILE = "model.gguf"
-"""The name of the file, or of the link to it, in a folder that `gguf_folder.py` makes."""
-
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -63,6 +61,8 @@ class GgufTensor:
     """One tensor as the file describes it."""
 
     name: str
+    path: Path
+    """The file that it is in."""
     type: str
     """One of `BLOCKS`."""
     shape: tuple[int, ...]
@@ -206,7 +206,7 @@ class _Reader:
             raise ValueError(
                 f"tensor {name} ends at byte {start + size} of {len(self._data)}: it is truncated, or damaged"
             )
-        return GgufTensor(name, kind, shape, start, start + size)
+        return GgufTensor(name, self._path, kind, shape, start, start + size)
 
 
 def _apart(tensors: list[GgufTensor]) -> dict[str, GgufTensor]:

@@ -16,8 +16,9 @@ import attrs
 import torch
 
 from .files import MappedFiles, StoredTensor
-from .gguf_file import BLOCKS, GgufFile, GgufTensor, read_gguf
+from .gguf_file import BLOCKS, GgufFile, GgufTensor
 from .gguf_names import FREQUENCIES, rename, rename_stacked, rotated_heads
+from .gguf_parts import read_gguf_model
 from .gguf_types import DECODERS
 from .quantized import QuantizedLayout, QuantizedRows
 from .stored_matrices import StoredMatrix
@@ -73,11 +74,11 @@ class GgufMatrix:
 
 
 def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatrix]]:
-    """Return the plain tensors of a file, and what has to be decoded, by the names that models use.
+    """Return the plain tensors of a model, and what has to be decoded, by the names that models use.
 
     Raises ValueError naming the key or tensor that is invalid or not supported.
     """
-    file = read_gguf(path)
+    file = read_gguf_model(path)
     architecture = str(file.keys.get("general.architecture"))
     stored: dict[str, StoredTensor] = {}
     matrices: dict[str, StoredMatrix] = {}
@@ -86,7 +87,7 @@ def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatr
             continue
         experts = rename_stacked(tensor.name, tensor.shape[0]) if len(tensor.shape) == 3 else []
         if experts:
-            raw = _raw(file, tensor)
+            raw = _raw(tensor)
             stored[raw.name] = raw
             matrices |= {name: _expert(tensor, raw, index) for index, name in enumerate(experts)}
             continue
@@ -94,11 +95,11 @@ def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatr
         num_heads = _num_heads(file, architecture, tensor)
         subtrahend = 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
         if tensor.type not in DECODERS and num_heads is None and not subtrahend:
-            stored[name] = StoredTensor(name, path, tensor.type, tensor.shape, tensor.start, tensor.end)
+            stored[name] = StoredTensor(name, tensor.path, tensor.type, tensor.shape, tensor.start, tensor.end)
             continue
         if len(tensor.shape) > 2 or (tensor.type in DECODERS and len(tensor.shape) != 2):
             raise ValueError(f"tensor {tensor.name} of {tensor.type} has shape {tensor.shape}, must be a matrix")
-        raw = _raw(file, tensor)
+        raw = _raw(tensor)
         stored[raw.name] = raw
         matrices[name] = GgufMatrix(
             shape=tensor.shape, type=tensor.type, raw=raw, num_heads=num_heads, subtrahend=subtrahend
@@ -106,13 +107,13 @@ def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatr
     return stored, matrices
 
 
-def _raw(file: GgufFile, tensor: GgufTensor) -> StoredTensor:
+def _raw(tensor: GgufTensor) -> StoredTensor:
     """Return the stored rows of a tensor, under its own name; those of several matrices one after the other."""
     dtype, shape = tensor.type, tensor.shape
     if tensor.type in DECODERS:
         elements, num_bytes = BLOCKS[tensor.type]
         dtype, shape = "U8", (*tensor.shape[:-1], tensor.shape[-1] // elements * num_bytes)
-    return StoredTensor(tensor.name, file.path, dtype, shape, tensor.start, tensor.end)
+    return StoredTensor(tensor.name, tensor.path, dtype, shape, tensor.start, tensor.end)
 
 
 def _expert(tensor: GgufTensor, raw: StoredTensor, index: int) -> GgufMatrix:

@@ -24,7 +24,7 @@ from .dummy import DummySource
 from .files import STORED_DTYPES, StoredTensor, find_tensors
 from .formats import Matrices, find_matrices
 from .fused_rows import common_layout, concatenate
-from .gguf_file import GGUF_FILE
+from .gguf_folder import find_linked
 from .gguf_tensors import open_gguf
 from .quantized import QuantizedLayout, QuantizedRows
 from .quantizing import Quantization, QuantizingSource, is_linear
@@ -122,9 +122,9 @@ def open_source(
 
 
 def _find_stored(model_path: Path) -> tuple[dict[str, StoredTensor], Matrices]:
-    """Return a checkpoint's tensors, and those of a GGUF file that have to be decoded."""
-    if (model_path / GGUF_FILE).is_file():
-        stored, matrices = open_gguf(model_path / GGUF_FILE)
+    """Return a checkpoint's tensors, and those of a GGUF model that have to be decoded."""
+    if (gguf := find_linked(model_path)) is not None:
+        stored, matrices = open_gguf(gguf)
         return stored, Matrices(matrices)
     return find_tensors(model_path), Matrices()
 

@@ -131,6 +131,15 @@ def test_gguf_file(tmp_path: Path) -> None:
         assert info["settings"]["quantization"] == "int8"
 
 
+def test_gguf_in_parts(tmp_path: Path) -> None:
+    """A model in several files is served from any of them, under the name that they share."""
+    write_gguf(tmp_path / "small.gguf", "qwen3", TINY, types={"proj": "Q8_0"}, tokenizer=TINY, tensors_each=9)
+    *_, last = sorted(tmp_path.glob("small-*.gguf"))
+    with serving(tmp_path / "gguf", str(last), "--num-blocks", "100") as server:
+        assert server.complete("The cat sat on", 5, model="small").status_code == 200
+        assert server.get("/server_info").json()["engine"]["weights"] == "q8_0"
+
+
 def test_hub_id_from_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub id resolves to its snapshot; without a network, to one that was downloaded before."""
     import huggingface_hub.constants

@@ -45,7 +45,9 @@ def _make_parser(formats: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="quipu quantize", description="Write a checkpoint with quantized weights, which vLLM reads, too."
     )
-    parser.add_argument("model", help="the checkpoint: a folder, a GGUF file, a hub id, or `demo`")
+    parser.add_argument(
+        "model", help="the checkpoint: a folder, a GGUF file, a hub id, or `demo` (see `quipu serve -h`)"
+    )
     parser.add_argument("out", help="the folder to write, which must not exist")
     parser.add_argument(
         "--format",

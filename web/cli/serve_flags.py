@@ -28,7 +28,8 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         default="demo",
-        help="a folder, a hub id, or `demo` (the default), which is part of the package",
+        help="a folder, a GGUF file, a hub id (owner/name, or owner/name:Q4_K_M for GGUF), or `demo` (the default), "
+        "which is part of the package",
     )
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")

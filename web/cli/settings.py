@@ -7,6 +7,7 @@ only where it is resolved from something else.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,11 @@ def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) ->
 
 
 def _model_name(model: str) -> str:
-    """Return the name by which clients ask for it: a hub id as it is, a folder or file by its own name."""
+    """Return the name by which clients ask for it: a hub id as it is, a folder or file by its own name.
+
+    Which part of a model a file is (`-00001-of-00003`) is not part of that.
+    """
     path = Path(model)
-    return path.resolve().name if path.is_dir() else path.stem if path.is_file() else model
+    if path.is_file():
+        return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    return path.resolve().name if path.is_dir() else model

@@ -88,6 +88,17 @@ def test_hub_cache(hub: Path, folder: Path, cache: Path) -> None:
         find_or_fetch(wanted_elsewhere(folder, "owner/name"), None, cache, silent)
 
 
+def test_gguf_in_the_hub_cache(hub: Path, cache: Path) -> None:
+    """One type of a repository's GGUF files is found in the node's hub cache; nothing is downloaded."""
+    file = hub / "snapshots" / ("a" * 40) / "small-Q8_0.gguf"
+    write_gguf(file, "qwen3", TINY, tokenizer=TINY)
+    outline = make_outline(resolve(str(file)))
+    found = find_or_fetch(Wanted("owner/name:q8_0", ELSEWHERE, outline), None, cache, silent)
+    assert (found / "model.gguf").resolve() == file
+    with pytest.raises(CheckpointError, match=r"the hub cache .*/hub: not there"):
+        find_or_fetch(Wanted("owner/name:Q4_0", ELSEWHERE, outline), None, cache, silent)
+
+
 def test_hub_cache_has_the_servers_commit(hub: Path, folder: Path, cache: Path) -> None:
     """A node whose hub cache has a newer commit too finds the one that the server serves."""
     (hub / "refs" / "main").write_text("b" * 40)

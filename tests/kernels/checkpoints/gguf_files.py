@@ -54,14 +54,15 @@ def write_gguf(
     keys: dict[str, Any] | None = None,
     tokenizer: Path | None = None,
     pre: str = "gpt-2",
+    tensors_each: int = 0,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Write a checkpoint; return what each tensor holds, by its name in the checkpoint.
 
     `types` are types of matrices by a part of their name; the others are F32. `keys` are added to those that all
-    architectures have.
+    architectures have. With `tensors_each`, several files of so many tensors each are written, named as its parts.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_each)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
