@@ -238,6 +238,7 @@ _SCORES: Mapping[str, Strategy[Any]] = {
     "prompt_logprobs": mostly(st.integers(0, 20) | st.just(False), st.sampled_from([-1, 21])),
     "echo": st.booleans(),
     "top_logprobs": st.integers(-1, 21),
+    "return_tokens_as_token_ids": st.booleans(),
 }
 _REASONING: Mapping[str, Strategy[Any]] = {
     "enable_thinking": mostly(st.booleans(), JUNK),

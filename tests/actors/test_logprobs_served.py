@@ -66,12 +66,9 @@ def assert_logprobs(choice: dict[str, Any], prompt: list[int], count: int = 8) -
     assert choice["logprobs"]["tokens"] == list(map(one_by_one, outputs.token_ids))
     for at, reported in enumerate(choice["logprobs"]["top_logprobs"]):
         expected: dict[str, float] = {}
-        for token_id, logprob in zip(
-            [*outputs.top_ids[at], outputs.token_ids[at]],
-            [*outputs.top_logprobs[at], outputs.logprobs[at]],
-            strict=True,
-        ):
+        for token_id, logprob in zip(outputs.top_ids[at], outputs.top_logprobs[at], strict=True):
             expected.setdefault(one_by_one(token_id), logprob)  # incomplete characters have the same text
+        expected[one_by_one(outputs.token_ids[at])] = outputs.logprobs[at]
         assert reported == expected
     assert prompt_logprobs_of(choice) == by_id(prompt_scores(prompt, 2))
 

@@ -36,6 +36,8 @@ class WantedScores:
     """Number of top logprobs for each prompt token. None: no prompt logprobs."""
     echo: bool = False
     """Begin the text and the logprobs with the prompt."""
+    as_token_ids: bool = False
+    """Logprobs name tokens by their ids instead of their texts, of which several tokens may have the same."""
 
     @property
     def prompt_in_engine(self) -> int | None:

@@ -81,9 +81,9 @@ def expected_completion(tokens: tuple[ScoredToken, ...]) -> dict[str, Any]:
     top = []
     for token in tokens:
         by_text: dict[str, Any] = {}
-        others: list[Any] = [*token.top, token]
-        for other in others:
+        for other in token.top:
             by_text.setdefault(other.text, other.logprob)
+        by_text[token.text] = token.logprob
         top.append(None if token.logprob is None else by_text)
     return {
         "text_offset": [token.offset for token in tokens],
@@ -185,7 +185,7 @@ async def test_whole_chat_response() -> None:
     _, answer = await Client(make_app(FakeDesk(scripted(*events)))).post(CHAT, chat)
     (choice,) = answer["choices"]
     assert choice["message"]["content"] == text_of(prompt()[1:])
-    assert choice["prompt_logprobs"] == expected_prompt(prompt())
+    assert answer["prompt_logprobs"] == expected_prompt(prompt())
 
     def entry(one: ScoredToken | LikelyToken) -> dict[str, Any]:
         return {"token": one.text, "logprob": one.logprob, "bytes": list(one.utf8)}

@@ -28,10 +28,10 @@ from quipu.actors.messages.output import (
 
 from ...http.sse import json_for_line
 from ..content import CallBlock, CallIds, shown_events
-from ..generation import GenerationRequest
+from ..generation import GenerationRequest, WantedScores
 from ..stream import Transcript
 from .chunks import FUNCTION_CALL, TOOL_CALLS, ChunkWriter
-from .logprobs import chat_logprobs, chat_logprobs_pieces, prompt_logprobs_pieces
+from .logprobs import chat_logprobs, chat_logprobs_pieces
 from .token_ids import id_pieces
 
 CALL_ID_PREFIX = "call_"
@@ -54,12 +54,9 @@ def chat_choice(transcript: Transcript, index: int, wanted: GenerationRequest, c
         yield b"null"
     else:
         outputs = transcript.scores.get(index)
-        yield from chat_logprobs_pieces(() if outputs is None else (outputs,), scores.output)
+        yield from chat_logprobs_pieces(() if outputs is None else (outputs,), scores)
     reason = _finish_reason(transcript.finish_reasons.get(index), wanted, has_call=content.has_complete_call)
     yield b',"finish_reason":' + orjson.dumps(reason)
-    if scores.prompt is not None:
-        yield b',"prompt_logprobs":'
-        yield from prompt_logprobs_pieces(transcript.prompt_scores.get(index), scores.prompt)
     if wanted.with_token_ids:
         yield b',"token_ids":'
         yield from id_pieces(transcript.token_ids.get(index, ()))
@@ -169,8 +166,8 @@ class ChatWriter(ChunkWriter):
                 return b'"tool_calls":[{"index":%d,"id":%b,"type":"function","function":%b}]' % begun
         return b""
 
-    def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
-        return chat_logprobs(delta.scores, num_top) if delta.scores else None
+    def scores(self, delta: ScoredDelta, wanted: WantedScores) -> dict[str, Any] | None:
+        return chat_logprobs(delta.scores, wanted) if delta.scores else None
 
     def prompt_ids(self, index: int, token_ids: Sequence[int]) -> Iterator[bytes]:
         """Return a choice's first chunk, in pieces. That of the first choice has the ids of the prompt."""

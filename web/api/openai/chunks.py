@@ -22,7 +22,7 @@ from ...http.sse import DONE, Sink, json_for_line
 from ...request.errors import APIError, error_of
 from ...request.tally import Tally
 from ..content import CallIds
-from ..generation import GenerationRequest
+from ..generation import GenerationRequest, WantedScores
 from ..stream import StreamWriter
 from ..usage import openai_usage, tallied_usage
 from .common_fields import Delivery
@@ -84,7 +84,7 @@ class ChunkWriter(StreamWriter):
         """Return the chunks of a delta that has a text, events, a finish reason, logprobs or token ids."""
 
     @abstractmethod
-    def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
+    def scores(self, delta: ScoredDelta, wanted: WantedScores) -> dict[str, Any] | None:
         """Return the logprobs of the delta's output tokens, if it has any."""
 
     def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
@@ -143,7 +143,7 @@ class ChunkWriter(StreamWriter):
         """Return `_tail` with what the client asked to know of the delta's tokens."""
         tail = self._tail(finish_reason)
         if self._num_top is not None and isinstance(delta, ScoredDelta):
-            told = self.scores(delta, self._num_top)
+            told = self.scores(delta, self._wanted.scores)
             tail = tail if told is None else self.with_logprobs(tail, told)
         return b',"token_ids":' + orjson.dumps(delta.token_ids) + tail if self._wanted.with_token_ids else tail
 

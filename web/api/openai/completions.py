@@ -21,7 +21,7 @@ from ...http.sse import json_for_line
 from ...request.errors import bad_value, invalid
 from ..content import CallIds
 from ..fields import Fields, many_token_ids, missing, wrong_type
-from ..generation import GenerationRequest, read_model
+from ..generation import GenerationRequest, WantedScores, read_model
 from ..output_grammar import read_openai_grammar
 from ..pace import Pace
 from ..stream import Transcript
@@ -133,7 +133,7 @@ def completion_choice(
         yield b"null"
     else:
         told = (prompt if scores.echo else None, outputs)
-        yield from completion_logprobs_pieces((part for part in told if part is not None), scores.output)
+        yield from completion_logprobs_pieces((part for part in told if part is not None), scores)
     yield b',"finish_reason":' + orjson.dumps(transcript.finish_reasons.get(index))
     if scores.prompt is not None:
         yield b',"prompt_logprobs":'
@@ -191,9 +191,9 @@ class CompletionWriter(ChunkWriter):
         start = 0
         for some in slices(scores, num_top):
             end = len(text) if some.stop == len(scores) else max(start, scores.offset(some.stop))
-            told = completion_logprobs(list(scores.tokens(some.start, some.stop, num_top)), num_top)
+            told = completion_logprobs(list(scores.tokens(some.start, some.stop, num_top)), self._wanted.scores)
             yield head + json_for_line(text[start:end]) + self.with_logprobs(tail, told)
             start = end
 
-    def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
-        return completion_logprobs(delta.scores, num_top) if delta.scores else None
+    def scores(self, delta: ScoredDelta, wanted: WantedScores) -> dict[str, Any] | None:
+        return completion_logprobs(delta.scores, wanted) if delta.scores else None

@@ -1,8 +1,8 @@
 """Logprobs in completions and chat: the fields that request them, and their format.
 
-`logprobs` (and `top_logprobs` in chat) are the API's own; `prompt_logprobs` is vLLM's extension: the logprob of each
-prompt token. With `echo`, a completion's `logprobs` begin with the prompt's. Values are of the raw logits, before
-temperature and filters.
+`logprobs` (and `top_logprobs` in chat) are the API's own. vLLM's extensions are `prompt_logprobs`, the logprob of each
+prompt token, and `return_tokens_as_token_ids`, with which a token is written as `token_id:` and its id. With `echo`, a
+completion's `logprobs` begin with the prompt's. Values are of the raw logits, before temperature and filters.
 
 There may be a hundred thousand tokens, so whole responses are made in pieces of `MAX_ENTRIES`.
 """
@@ -27,12 +27,19 @@ MAX_ENTRIES = 512
 _LEAST = -9999.0
 """Stands for the logprob of an impossible token: JSON has no infinity."""
 
+Naming = Callable[[ScoredToken | LikelyToken], str]
+
 
 def read_completion_scores(fields: Fields) -> WantedScores:
     """Return which logprobs a completion requests. Raises APIError."""
     # False requests nothing, as in chat, where the field is a flag.
     num_output = None if fields.get("logprobs") is False else fields.integer("logprobs", 0, MAX_LOGPROBS)
-    return WantedScores(output=num_output, prompt=_read_prompt_logprobs(fields), echo=fields.flag("echo"))
+    return WantedScores(
+        output=num_output,
+        prompt=_read_prompt_logprobs(fields),
+        echo=fields.flag("echo"),
+        as_token_ids=fields.flag("return_tokens_as_token_ids"),
+    )
 
 
 def read_chat_scores(fields: Fields) -> WantedScores:
@@ -41,7 +48,11 @@ def read_chat_scores(fields: Fields) -> WantedScores:
     num_top = fields.integer("top_logprobs", 0, MAX_LOGPROBS) or 0
     if num_top and not is_wanted:
         raise bad_value("top_logprobs", "only allowed when `logprobs` is true")
-    return WantedScores(output=num_top if is_wanted else None, prompt=_read_prompt_logprobs(fields))
+    return WantedScores(
+        output=num_top if is_wanted else None,
+        prompt=_read_prompt_logprobs(fields),
+        as_token_ids=fields.flag("return_tokens_as_token_ids"),
+    )
 
 
 def _read_prompt_logprobs(fields: Fields) -> int | None:
@@ -60,27 +71,29 @@ def slices(scores: TokenScores, num_top: int) -> Iterator[range]:
         yield range(start, min(start + size, len(scores)))
 
 
-def completion_logprobs(tokens: Sequence[ScoredToken], num_top: int) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[ScoredToken], wanted: WantedScores) -> dict[str, Any]:
     """Return the `logprobs` of a chunk of a completion."""
+    num_top, name = wanted.output or 0, _naming(wanted)
     return {
         "text_offset": [token.offset for token in tokens],
         "token_logprobs": [_number(token.logprob) for token in tokens],
-        "tokens": [token.text for token in tokens],
-        "top_logprobs": [_by_text(token, num_top) for token in tokens],
+        "tokens": [name(token) for token in tokens],
+        "top_logprobs": [_by_name(token, num_top, name) for token in tokens],
     }
 
 
-def completion_logprobs_pieces(parts: Iterable[TokenScores], num_top: int) -> Iterator[bytes]:
+def completion_logprobs_pieces(parts: Iterable[TokenScores], wanted: WantedScores) -> Iterator[bytes]:
     """Yield the `logprobs` of a whole completion, as JSON: the tokens of all parts in order."""
     parts = tuple(parts)
+    num_top, name = wanted.output or 0, _naming(wanted)
     yield b'{"text_offset":'
     yield from _array(parts, 0, lambda token: token.offset)
     yield b',"token_logprobs":'
     yield from _array(parts, 0, lambda token: _number(token.logprob))
     yield b',"tokens":'
-    yield from _array(parts, 0, lambda token: token.text)
+    yield from _array(parts, 0, name)
     yield b',"top_logprobs":'
-    yield from _array(parts, num_top, lambda token: _by_text(token, num_top))
+    yield from _array(parts, num_top, lambda token: _by_name(token, num_top, name))
     yield b"}"
 
 
@@ -98,35 +111,52 @@ def _array(
     yield b"]"
 
 
-def _by_text(token: ScoredToken, num_top: int) -> dict[str, float | None] | None:
-    """Return the top tokens and the token itself, by text. Of two with the same text the likelier one is kept."""
+def _naming(wanted: WantedScores) -> Naming:
+    return _token_id if wanted.as_token_ids else _text
+
+
+def _text(token: ScoredToken | LikelyToken) -> str:
+    return token.text
+
+
+def _token_id(token: ScoredToken | LikelyToken) -> str:
+    return f"token_id:{token.token_id}"
+
+
+def _by_name(token: ScoredToken, num_top: int, name: Naming) -> dict[str, float | None] | None:
+    """Return the top tokens and the token itself, by name.
+
+    Of those with the same text, which half characters have in common, the token itself is kept, else the likeliest.
+    """
     if token.logprob is None:
         return None
-    by_text: dict[str, float | None] = {}
-    told: tuple[ScoredToken | LikelyToken, ...] = (*token.top[:num_top], token)
-    for other in told:
-        by_text.setdefault(other.text, _number(other.logprob))
-    return by_text
+    by_name: dict[str, float | None] = {}
+    for other in token.top[:num_top]:
+        by_name.setdefault(name(other), _number(other.logprob))
+    by_name[name(token)] = _number(token.logprob)
+    return by_name
 
 
-def chat_logprobs(tokens: Sequence[ScoredToken], num_top: int) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[ScoredToken], wanted: WantedScores) -> dict[str, Any]:
     """Return the `logprobs` of a chunk of a chat choice."""
-    return {"content": [_chat_entry(token, num_top) for token in tokens], "refusal": None}
+    num_top, name = wanted.output or 0, _naming(wanted)
+    return {"content": [_chat_entry(token, num_top, name) for token in tokens], "refusal": None}
 
 
-def chat_logprobs_pieces(parts: Iterable[TokenScores], num_top: int) -> Iterator[bytes]:
+def chat_logprobs_pieces(parts: Iterable[TokenScores], wanted: WantedScores) -> Iterator[bytes]:
     """Yield the `logprobs` of a whole chat choice, as JSON."""
+    num_top, name = wanted.output or 0, _naming(wanted)
     yield b'{"content":'
-    yield from _array(parts, num_top, lambda token: _chat_entry(token, num_top))
+    yield from _array(parts, num_top, lambda token: _chat_entry(token, num_top, name))
     yield b',"refusal":null}'
 
 
-def _chat_entry(token: ScoredToken, num_top: int) -> dict[str, Any]:
-    return {**_chat_token(token), "top_logprobs": [_chat_token(other) for other in token.top[:num_top]]}
+def _chat_entry(token: ScoredToken, num_top: int, name: Naming) -> dict[str, Any]:
+    return {**_chat_token(token, name), "top_logprobs": [_chat_token(other, name) for other in token.top[:num_top]]}
 
 
-def _chat_token(token: ScoredToken | LikelyToken) -> dict[str, Any]:
-    return {"token": token.text, "logprob": _number(token.logprob), "bytes": list(token.utf8)}
+def _chat_token(token: ScoredToken | LikelyToken, name: Naming) -> dict[str, Any]:
+    return {"token": name(token), "logprob": _number(token.logprob), "bytes": list(token.utf8)}
 
 
 def prompt_logprobs_pieces(scores: TokenScores | None, num_top: int) -> Iterator[bytes]:

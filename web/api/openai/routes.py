@@ -28,6 +28,7 @@ from ..usage import openai_usage
 from . import chat, chat_response, completions
 from .chunks import ChunkWriter, Envelope
 from .common_fields import Delivery, read_delivery
+from .logprobs import prompt_logprobs_pieces
 from .passing import PassingOn
 from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
 from .token_ids import id_pieces
@@ -88,10 +89,18 @@ class ChoicesReply(Reply):
                 yield b","
             yield from self._dialect.choice(transcript, index, self.wanted, self._call_ids)
         yield b'],"usage":' + orjson.dumps(openai_usage(record, with_tiers=self._delivery.with_tiers))
-        if self.wanted.with_token_ids and self._dialect.has_one_prompt:
+        if self._dialect.has_one_prompt:
+            yield from self._about_prompt(transcript)
+        yield b"}"
+
+    def _about_prompt(self, transcript: Transcript) -> Iterator[bytes]:
+        """Yield what all choices have in common."""
+        if self.wanted.scores.prompt is not None:
+            yield b',"prompt_logprobs":'
+            yield from prompt_logprobs_pieces(transcript.prompt_scores.get(0), self.wanted.scores.prompt)
+        if self.wanted.with_token_ids:
             yield b',"prompt_token_ids":'
             yield from id_pieces(transcript.prompt_token_ids.get(0, ()))
-        yield b"}"
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ChunkWriter:
         return self._dialect.writer(sink, self._envelope, self._delivery, self.wanted, self._call_ids, tally, log)

@@ -48,7 +48,7 @@ COMPLETIONS_SHAPE = Shape(
     known=_GENERATION
     | _FORMATS
     | unsupported.COMPLETIONS.keys()
-    | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs", "return_token_ids"},
+    | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"},
     objects={OPTIONS: _CACHE_OPTIONS, "stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
 )
 
@@ -93,6 +93,7 @@ CHAT_SHAPE = Shape(
         "prompt_logprobs",
         "reasoning_effort",
         "return_token_ids",
+        "return_tokens_as_token_ids",
         "thinking_token_budget",
         "tool_choice",
         "tools",

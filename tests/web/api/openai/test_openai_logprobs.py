@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -53,12 +54,16 @@ def script(*prompt: ScoredToken, echo: str = "") -> Sequence[OutletEvent]:
 
 
 async def whole(path: str, events: Sequence[OutletEvent], **fields: Any) -> dict[str, Any]:
+    return dict((await answered(path, events, **fields))["choices"][0])
+
+
+async def answered(path: str, events: Sequence[OutletEvent], **fields: Any) -> dict[str, Any]:
     exchange, answer = await Client(make_app(FakeDesk(scripted(*events)))).post(path, body(path, **fields))
     assert exchange.status == 200, answer
-    (choice,) = answer["choices"]
+    assert len(answer["choices"]) == 1
     if not fields.get("echo"):  # the client's type does not allow the null of a prompt's first token
         (Completion if path == COMPLETIONS else ChatCompletion).model_validate(answer)
-    return dict(choice)
+    return dict(answer)
 
 
 async def streamed(path: str, events: Sequence[OutletEvent], **fields: Any) -> list[dict[str, Any]]:
@@ -91,6 +96,50 @@ async def test_completion() -> None:
         "text_offset": [5, 8, 8],
     }
     assert "prompt_logprobs" not in choice
+
+
+async def test_sampled_token_among_others_of_its_text() -> None:
+    """A half character has the logprob of its own token, not that of a likelier one with the same text."""
+    other = LikelyToken(13, "�", b"\xc4", -0.25, 1)
+    events = [
+        STARTED,
+        ScoredDelta(0, "", 1, FinishReason.LENGTH, None, scores=(msgspec.structs.replace(HALF, top=(other,)),)),
+    ]
+    choice = await whole(COMPLETIONS, [*events, Closed(record(), None)], logprobs=1)
+    assert choice["logprobs"]["top_logprobs"] == [{"�": -0.75}]
+    choice = await whole(COMPLETIONS, [*events, Closed(record(), None)], logprobs=1, return_tokens_as_token_ids=True)
+    assert choice["logprobs"]["top_logprobs"] == [{"token_id:13": -0.25, "token_id:10": -0.75}]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_tokens_as_ids(is_streamed: bool) -> None:
+    """With vLLM's extension tokens are named by their ids, of which no two have the same; all else is as without."""
+
+    async def told(path: str, **fields: Any) -> list[dict[str, Any]]:
+        if not is_streamed:
+            return [(await whole(path, script(FIRST, PROMPT, echo="To be"), **fields))["logprobs"]]
+        choices = await streamed(path, script(FIRST, PROMPT, echo="To be"), **fields)
+        return [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
+
+    completions = {"logprobs": 2, "echo": True}
+    for named, plain in zip(
+        await told(COMPLETIONS, **completions, return_tokens_as_token_ids=True),
+        await told(COMPLETIONS, **completions, return_tokens_as_token_ids=False),
+        strict=True,
+    ):
+        by_text = {token.text: f"token_id:{token.token_id}" for token in (FIRST, PROMPT, HEL, HALF, END)}
+        assert named["tokens"] == [by_text[text] for text in plain["tokens"]]
+        assert {**named, "tokens": None, "top_logprobs": None} == {**plain, "tokens": None, "top_logprobs": None}
+        if named["tokens"][-1] == "token_id:11":
+            assert named["top_logprobs"][-1] == {"token_id:9": -0.125, "token_id:12": -2.5, "token_id:11": -9999.0}
+    chat = {"logprobs": True, "top_logprobs": 2}
+    content = [entry for part in await told(CHAT, **chat, return_tokens_as_token_ids=True) for entry in part["content"]]
+    texts = [entry for part in await told(CHAT, **chat) for entry in part["content"]]
+    assert [entry["token"] for entry in content] == ["token_id:7", "token_id:10", "token_id:11"]
+    assert [[top["token"] for top in entry["top_logprobs"]] for entry in content] == [
+        ["token_id:8", "token_id:9"], ["token_id:10"], ["token_id:9", "token_id:12"],
+    ]  # fmt: skip
+    assert [entry["bytes"] for entry in content] == [entry["bytes"] for entry in texts]
 
 
 async def test_no_more_logprobs_than_requested() -> None:
@@ -163,11 +212,12 @@ async def test_chat() -> None:
 
 async def test_chat_prompt_logprobs() -> None:
     """The extension `prompt_logprobs` is keyed by token id: null for the first token, and the prompt's own token with
-    its rank.
+    its rank. All choices have the prompt in common, so that it is beside them.
     """
-    choice = await whole(CHAT, script(PROMPT), prompt_logprobs=2)
-    assert choice["logprobs"] is None
-    assert choice["prompt_logprobs"] == [
+    answer = await answered(CHAT, script(PROMPT), prompt_logprobs=2)
+    (choice,) = answer["choices"]
+    assert choice["logprobs"] is None and "prompt_logprobs" not in choice
+    assert answer["prompt_logprobs"] == [
         None,
         {
             "5": {"logprob": -0.5, "rank": 1, "decoded_token": " be"},
