@@ -29,7 +29,7 @@ class CacheCollector(Collector):
         figures = self._cache.overall()
         reuse, evictions = figures.reuse, figures.evictions
         values: dict[str, dict[str, float]] = {name: {} for name, _, _ in _GAUGES}
-        if figures.prompt_tokens:
+        if figures.hit_rate is not None:
             values["cache_window_hit_ratio"][""] = figures.hit_rate
         if reuse is not None and reuse.query_blocks:
             values["cache_possible_hit_ratio"][""] = reuse.hit_rate

@@ -7,7 +7,10 @@ import attrs
 
 @attrs.define
 class CacheStats:
-    """What the log line `prefix_cache.stats` shows, cumulative over the life of the web process."""
+    """What the log line `prefix_cache.stats` shows, cumulative over the life of the web process.
+
+    Of requests of which it is known how many tokens were cached: an upstream may not say.
+    """
 
     total_requests: int = 0
     hit_requests: int = 0

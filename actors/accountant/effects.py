@@ -122,22 +122,23 @@ class SideEffects:
         prompt, cached = account.usage.prompt, account.cached
         if isinstance(prompt, Known) and not applied.counted_prompts:
             applied.counted_prompts[0] = CountedPrompt(prompt.n, cached)
-            self._store.stats.total_requests += 1
-            self._store.stats.hit_requests += _num_known(cached) > 0
             self._count_prompt(account.engine_id, prompt.n, cached)
             if isinstance(cached, Known):
+                self._store.stats.total_requests += 1
+                self._store.stats.hit_requests += cached.n > 0
                 self._metrics.count_cached({UNATTRIBUTED: cached.n}, account.engine_id)
                 watch_foreign_prompt(self._store.cache, request, prompt.n, cached.n, now)
                 warn_of_no_hits(self._store.cache, self._log)
 
     def _count_prompt(self, engine_id: int | None, num_tokens: int, cached: Count) -> None:
-        """Raise the counters of all prompts. What was not counted is no hit."""
-        metrics, stats, num_cached = self._metrics, self._store.stats, _num_known(cached)
-        stats.total_prompt_tokens += num_tokens
-        stats.total_cached_tokens += num_cached
+        """Raise the counters of all prompts. What was not counted is neither hit nor miss."""
+        metrics, stats = self._metrics, self._store.stats
         metrics.prompt_tokens.inc(num_tokens, engine_id)
-        metrics.prefix_cache_queries.inc(num_tokens, engine_id)
-        metrics.prefix_cache_hits.inc(num_cached, engine_id)
+        if isinstance(cached, Known):
+            stats.total_prompt_tokens += num_tokens
+            stats.total_cached_tokens += cached.n
+            metrics.prefix_cache_queries.inc(num_tokens, engine_id)
+            metrics.prefix_cache_hits.inc(cached.n, engine_id)
 
     def _count_admission(self, account: Account, prompt: PromptAccount, before: list[CountedPrompt]) -> None:
         """Raise every counter that a prompt's frozen numbers concern, in one event."""

@@ -39,7 +39,9 @@ class Metrics:
             "cached_tokens", "Prompt tokens served from cache.", "tier", (*TIERS, UNATTRIBUTED)
         )
         self.generation_tokens = counter("generation_tokens", "Completion tokens of closed requests.")
-        self.prefix_cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self.prefix_cache_queries = counter(
+            "prefix_cache_queries", "Prompt tokens of which it is known how many were cached."
+        )
         self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.recomputed_tokens = counter("recomputed_tokens", "Positions computed or read again after a preemption.")
         self.steps = counter("engine_steps", "Steps that engines have reported.")

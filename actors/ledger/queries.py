@@ -88,6 +88,8 @@ class Sum:
     num_faulted: int = 0
     """Requests that the server itself failed, which count no tokens."""
     prompt_tokens: int = 0
+    queried_tokens: int = 0
+    """Prompt tokens of which it is known how many were cached: what a hit rate is a share of."""
     cached_tokens: int = 0
     cache_write_tokens: int = 0
     cached_device_tokens: int = 0
@@ -147,6 +149,9 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
     for name in _COUNTS:
         columns[f"{name}_tokens"] = total(_of_kind(name, "known", f"{name}_tokens"))
         columns[f"estimated_{name}_tokens"] = total(_of_kind(name, "estimate", f"{name}_tokens"))
+    columns["queried_tokens"] = total(
+        sa.case((sa.and_(c.prompt_kind == "known", c.cached_kind == "known"), c.prompt_tokens), else_=0)
+    )
     groups: list[sa.ColumnElement[Any]] = [is_faulted().label("is_faulted"), *(c[name] for name in group_by)]
     if bucket_s is not None:
         quotient = c.closed_at / bucket_s
@@ -188,6 +193,7 @@ class SumBuilder:
         for name, count in zip(_COUNTS, (record.prompt, record.cached, record.cache_write), strict=True):
             _add(into, name, count)
         if isinstance(record.cached, Known):
+            _add(into, "queried", record.prompt)
             for tier, number in (record.cached_by_tier or {}).items():
                 name = f"cached_{tier if tier in TIERS else 'unattributed'}_tokens"
                 setattr(into, name, getattr(into, name) + number)
@@ -222,5 +228,5 @@ def _add(into: Sum, name: str, count: Count) -> None:
     match count:
         case Known(n):
             setattr(into, f"{name}_tokens", getattr(into, f"{name}_tokens") + n)
-        case Estimate(n):
+        case Estimate(n) if name in _COUNTS:
             setattr(into, f"estimated_{name}_tokens", getattr(into, f"estimated_{name}_tokens") + n)

@@ -124,7 +124,7 @@ def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float
     by_outcome[Outcome.REJECTED] = by_outcome.get(Outcome.REJECTED, 0) + num_suppressed
     ledger: dict[str, float] = {
         "prompt_tokens_total": total.prompt_tokens,
-        "prefix_cache_queries_total": total.prompt_tokens,
+        "prefix_cache_queries_total": total.queried_tokens,
         "prefix_cache_hits_total": total.cached_tokens,
         **{f'cached_tokens_total{{tier="{tier}"}}': getattr(total, f"cached_{tier}_tokens") for tier in TIERS},
         "generation_tokens_total": total.completion_tokens,

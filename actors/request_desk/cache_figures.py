@@ -87,9 +87,9 @@ class CacheFigures:
     pins: PinFigures
 
     @property
-    def hit_rate(self) -> float:
-        """The share of prompt tokens that were cached."""
-        return self.cached_tokens / max(1, self.prompt_tokens)
+    def hit_rate(self) -> float | None:
+        """The share of prompt tokens that were cached. None: there were none."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
 
 class UnknownBranch(Exception):

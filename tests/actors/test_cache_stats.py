@@ -159,7 +159,8 @@ async def test_metrics_show_the_same(autojump_clock: trio.abc.Clock) -> None:
         for line in text.splitlines()
         if line.startswith("quipu:cache_")
     }
-    assert values["quipu:cache_window_hit_ratio}"] == figures.hit_rate > 0
+    assert values["quipu:cache_window_hit_ratio}"] == figures.hit_rate
+    assert figures.hit_rate == figures.cached_tokens / figures.prompt_tokens > 0
     assert values["quipu:cache_possible_hit_ratio}"] == figures.reuse.hit_rate == figures.hit_rate
     assert values['quipu:cache_blocks_for_hits,share="0.99"}'] == figures.reuse.blocks[0.99] == 4
     assert values["quipu:cache_pinned_tokens}"] == 0

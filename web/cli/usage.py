@@ -138,6 +138,8 @@ def _print_table(lines: Sequence[CostLine], by: Sequence[str], *, with_bucket: b
         print("  ".join(cells).rstrip())
     if whole.sum.estimated_cached_tokens:
         print(f"({whole.sum.estimated_cached_tokens:,} tokens more were estimated to be cached: not billed as cached)")
+    if num_unknown := whole.sum.prompt_tokens - whole.sum.queried_tokens:
+        print(f"(of {num_unknown:,} input tokens it is not known how many were cached: they are in no hit rate)")
     if whole.sum.num_faulted:
         print(
             f"({whole.sum.num_faulted:,} of the requests failed through the server's own fault: their tokens do not "
@@ -149,7 +151,7 @@ def _print_table(lines: Sequence[CostLine], by: Sequence[str], *, with_bucket: b
 
 def _numbers(line: CostLine, currencies: Sequence[str]) -> list[str]:
     one = line.sum
-    rate = f"{one.cached_tokens / one.prompt_tokens:.1%}" if one.prompt_tokens else "-"
+    rate = f"{one.cached_tokens / one.queried_tokens:.1%}" if one.queried_tokens else "-"
     counts = (one.num_requests, one.prompt_tokens, one.cached_tokens, one.cache_write_tokens, one.completion_tokens)
     requests, prompt, cached, written, output = (f"{count:,}" for count in counts)
     cost = line.cost

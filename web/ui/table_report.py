@@ -107,6 +107,7 @@ def _describe(line: CostLine, by: Sequence[str]) -> dict[str, Any]:
         "cache_write_tokens": one.cache_write_tokens,
         "completion_tokens": one.completion_tokens,
         "reasoning_tokens": one.reasoning_tokens,
+        "queried_tokens": one.queried_tokens,
         "disputed": one.num_disputed,
         "faulted": one.num_faulted,
         "cost": line.cost,

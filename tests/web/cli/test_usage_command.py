@@ -62,9 +62,10 @@ def test_table(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == [
         "model  api_key  requests  input  cached  hit rate  written  output",
         "big    -               1    100      48     48.0%       48   1,000",
-        "demo   key-1           5    400     144     36.0%      192      40",
-        "total                  6    500     192     38.4%      240   1,040",
+        "demo   key-1           5    400     144     48.0%      192      40",
+        "total                  6    500     192     48.0%      240   1,040",
         "(96 tokens more were estimated to be cached: not billed as cached)",
+        "(of 100 input tokens it is not known how many were cached: they are in no hit rate)",
         "(1 of the requests failed through the server's own fault: their tokens do not count)",
     ]
 
@@ -206,8 +207,8 @@ def test_cost(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [line.split() for line in lines[:4]] == [
         ["model", "requests", "input", "cached", "hit", "rate", "written", "output", "EUR"],
         ["big", "1", "100", "48", "48.0%", "48", "1,000", "-"],
-        ["demo", "5", "400", "144", "36.0%", "192", "40", "0.000195"],
-        ["total", "6", "500", "192", "38.4%", "240", "1,040", "0.000195"],
+        ["demo", "5", "400", "144", "48.0%", "192", "40", "0.000195"],
+        ["total", "6", "500", "192", "48.0%", "240", "1,040", "0.000195"],
     ]
     assert lines[-1] == "(no price, and so no cost: big)"
     assert usage(*where, "--json") == 0

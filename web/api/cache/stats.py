@@ -63,7 +63,7 @@ def describe(figures: CacheFigures) -> dict[str, Any]:
         "hit_requests": figures.num_hits,
         "prompt_tokens": figures.prompt_tokens,
         "cached_tokens": figures.cached_tokens,
-        "hit_rate": round(figures.hit_rate, 4),
+        "hit_rate": None if figures.hit_rate is None else round(figures.hit_rate, 4),
         "series": [_slice(one) for one in figures.series],
         "infinite_cache": None if figures.reuse is None else _reuse(figures.reuse),
         "evictions": None if figures.evictions is None else _evictions(figures.evictions),

@@ -35,13 +35,14 @@ export function pointOf(before, now) {
     return number ? grown(`${name}_sum`) / number : null;
   };
   const prompt = grown("prompt_tokens_total");
+  const queried = grown("prefix_cache_queries_total"); // of which the number of cached ones is known
   const blocks = (state) => sumOf(now.samples, "kv_blocks", { state });
   return {
     requests: grown("requests_total") / seconds,
     // the counter of generated tokens grows when requests close: these two grow with each token
     tokens: (grown("inter_token_latency_seconds_count") + grown("time_to_first_token_seconds_count")) / seconds,
     prompt: prompt / seconds,
-    cachedShare: prompt ? (100 * grown("cached_tokens_total")) / prompt : null,
+    cachedShare: queried ? (100 * grown("prefix_cache_hits_total")) / queried : null,
     steps: grown("engine_steps_total") / seconds,
     running: sumOf(now.samples, "num_requests_running"),
     waiting: sumOf(now.samples, "num_requests_waiting"),

@@ -72,7 +72,7 @@ function Found({ groups, times, asked }) {
     <div class="cards">
       <${Figure} title="Requests" text=${count(total.requests)} />
       <${Figure} title="Prompt tokens" text=${count(total.prompt_tokens)} />
-      <${Figure} title="From cache" text=${share(total.cached_tokens, total.prompt_tokens)} />
+      <${Figure} title="From cache" text=${share(total.cached_tokens, total.queried_tokens)} />
       <${Figure} title="Completion tokens" text=${count(total.completion_tokens)} />
       ${hasPrices && html`<${Figure} title="Cost" text=${money(total.cost)} />`}
     </div>
@@ -131,7 +131,7 @@ function Table({ rows, by, withStart = false, hasPrices, label }) {
         ${rows.map((row, at) => html`<tr key=${at}>
           ${withStart && html`<td>${clock(row.start)}</td>`}${by.map((name) => html`<td key=${name}>${row[name] ?? "–"}</td>`)}
           <td class="n">${count(row.requests)}</td><td class="n">${count(row.prompt_tokens)}</td><td class="n">${count(row.cached_tokens)}</td>
-          <td class="n">${share(row.cached_tokens, row.prompt_tokens)}</td><td class="n">${count(row.cache_write_tokens)}</td><td class="n">${count(row.completion_tokens)}</td>
+          <td class="n">${share(row.cached_tokens, row.queried_tokens)}</td><td class="n">${count(row.cache_write_tokens)}</td><td class="n">${count(row.completion_tokens)}</td>
           ${hasPrices && html`<td class="n">${money(row.cost)}</td>`}<td class="n">${count(row.disputed)}</td>
         </tr>`)}
       </tbody>
