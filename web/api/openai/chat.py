@@ -19,7 +19,7 @@ from ..pace import Pace
 from ..thinking import Thinking
 from .chat_messages import read_messages
 from .chat_tools import read_chat_tools
-from .common_fields import read_generation, read_limit
+from .common_fields import read_generation, read_limit, unused_verbosity
 from .logprobs import read_chat_scores
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .template_fields import read_documents, read_switch_and_budget, read_template_kwargs
@@ -45,7 +45,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         read = await read_messages(fields, breakpoints, pace)
         tools = await read_chat_tools(fields, info.output.call_form, pace)
         documents = await read_documents(fields, pace)
-    unused = [*thinking.unused, *tools.unused, *breakpoints.unused(read.parts)]
+    unused = [*thinking.unused, *unused_verbosity(fields), *tools.unused, *breakpoints.unused(read.parts)]
     if documents and "documents" not in info.output.template_variables:
         documents = ()
         unused.append("documents")

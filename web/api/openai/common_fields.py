@@ -129,3 +129,10 @@ def read_delivery(fields: Fields) -> Delivery:
         continuous_usage=options.flag("continuous_usage_stats"),
         with_tiers=fields.flag("return_cached_tokens_details"),
     )
+
+
+def unused_verbosity(fields: Fields) -> tuple[str, ...]:
+    """Return the path of `verbosity` if it asks for what no model here can do. Raises APIError."""
+    if fields.get("verbosity") is None or fields.text("verbosity") == "medium":
+        return ()
+    return (fields.param("verbosity"),)

@@ -21,7 +21,7 @@ from ..generation import GenerationRequest, read_model
 from ..output_grammar import read_format
 from ..pace import Pace
 from ..thinking import Thinking
-from .common_fields import TokenLimit, read_delivery, read_generation
+from .common_fields import TokenLimit, read_delivery, read_generation, unused_verbosity
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .responses_echo import read_echo
 from .responses_input import read_input
@@ -95,7 +95,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         thinking_budget=thinking.budget,
         unused_fields=(
             *thinking.unused,
-            *_unused_verbosity(fields),
+            *unused_verbosity(fields.fields("text")),
             *tools.unused,
             *breakpoints.unused(read.parts),
         ),
@@ -120,11 +120,3 @@ def _refuse(fields: Fields) -> None:
     if include and _LOGPROBS in include:
         # Everything else that can be included belongs to items that this server never produces.
         raise unsupported_value("include", f"`{_LOGPROBS}` is not supported by this server")
-
-
-def _unused_verbosity(fields: Fields) -> tuple[str, ...]:
-    """Check `text.verbosity`, of which only the usual one has an effect. Raises APIError."""
-    text = fields.fields("text")
-    if text.get("verbosity") is None or text.text("verbosity") == "medium":
-        return ()
-    return (text.param("verbosity"),)

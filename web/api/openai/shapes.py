@@ -98,6 +98,7 @@ CHAT_SHAPE = Shape(
         "tool_choice",
         "tools",
         "top_logprobs",
+        "verbosity",
     },
     objects={OPTIONS: _CACHE_OPTIONS, "stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
     lists={"messages": _CHAT_MESSAGE},

@@ -48,6 +48,7 @@ def _is_text_format(value: Any) -> bool:
 
 _EITHER: Mapping[str, Neutral] = {
     "ebnf": _empty,
+    "stop_sequences": _empty,
     "json_schema": _empty,
     "kv_transfer_params": _empty,
     "length_penalty": _one,
@@ -63,6 +64,10 @@ _EITHER: Mapping[str, Neutral] = {
 
 COMPLETIONS: Mapping[str, Neutral] = {
     **_EITHER,
+    "enable_thinking": _empty,
+    "functions": _empty,
+    "max_output_tokens": _never,
+    "tools": _empty,
     "add_special_tokens": _true,
     "prompt_embeds": _empty,
     "suffix": _empty,
@@ -77,10 +82,13 @@ CHAT: Mapping[str, Neutral] = {
     "best_of": _one,
     "chat_template": _empty,
     "echo": _empty,
+    "max_output_tokens": _never,
     "mm_processor_kwargs": _empty,
     "modalities": _among([], ["text"]),
     "prediction": _empty,
-    "verbosity": _among("medium"),
+    "reasoning": _empty,
+    "text": _empty,
+    "thinking": _empty,
     "web_search_options": _never,  # even an empty object requests a search
 }
 
@@ -95,6 +103,8 @@ RESPONSES: Mapping[str, Neutral] = {
     "conversation": _never,
     "documents": _empty,
     "echo": _empty,
+    "function_call": _among("auto"),
+    "functions": _empty,
     "guided_choice": _empty,
     "guided_grammar": _empty,
     "guided_json": _empty,
@@ -110,6 +120,7 @@ RESPONSES: Mapping[str, Neutral] = {
     "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,
     "structured_outputs": _empty,
+    "thinking": _empty,
     "top_logprobs": _empty,
     "truncation": _among("disabled"),
     "verbosity": _among("medium"),
