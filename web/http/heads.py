@@ -54,8 +54,10 @@ def check_framing(request: h11.Request) -> None:
         raise RefusedRequest(400)
 
 
-def check_lines(received: bytes, max_headers: int) -> None:
+def check_head(received: bytes, max_headers: int, max_bytes: int) -> None:
     """Refuse line ends other than CRLF, and a head of too many lines before h11 parses them, 2 us each.
+
+    And a head that is too long: h11 limits only what is incomplete, so that one read may bring four times as much.
 
     `received` begins with the request and may be incomplete. Raises RefusedRequest.
     """
@@ -63,5 +65,5 @@ def check_lines(received: bytes, max_headers: int) -> None:
     if _BAD_LINE_END.search(head):
         raise RefusedRequest(400)
     num_lines = head.count(b"\n") + bool(end)
-    if num_lines - 1 > max_headers:  # the first is the request line
+    if num_lines - 1 > max_headers or len(head) > max_bytes:  # the first line is the request's
         raise RefusedRequest(431)

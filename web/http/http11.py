@@ -28,7 +28,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope, WorkerContext
 
-from .heads import RefusedRequest, check_framing, check_lines, origin_form
+from .heads import RefusedRequest, check_framing, check_head, origin_form
 from .turns import start_turn
 
 HYPERCORN_VERSION = "0.18.0"
@@ -153,7 +153,7 @@ class Protocol(H11Protocol):
         while not self.closed and self.connection.their_state is not h11.MUST_CLOSE:
             try:
                 if self.connection.their_state is h11.IDLE:
-                    check_lines(self.connection.trailing_data[0], self.max_headers)
+                    check_head(self.connection.trailing_data[0], self.max_headers, self.config.h11_max_incomplete_size)
                 event = self.connection.next_event()
                 if isinstance(event, h11.Request):
                     check_framing(event)
