@@ -10,6 +10,7 @@ than half of the budget; a share is released exactly once.
 from __future__ import annotations
 
 from collections import Counter
+from http import HTTPStatus
 from typing import Any, cast
 
 import trio
@@ -140,8 +141,17 @@ class MeteredHTTP(ScopedHTTP):
 async def take_body() -> tuple[bytearray, BodyShare]:
     """Return the whole body of the current request, and its share of the budget.
 
-    Raises RequestEntityTooLarge, RequestTimeout, and APIError (503) if there is no memory for it.
+    Raises RequestEntityTooLarge, RequestTimeout and APIError: 503 if there is no memory, 415 for a compressed body.
     """
+    if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
+        message = "Unsupported `Content-Encoding`: this server reads bodies without compression only."
+        raise APIError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            message,
+            "invalid_request_error",
+            param="Content-Encoding",
+            code="unsupported_content_encoding",
+        )
     context = current_request_context()
     body, principal = cast(MeteredBody, request.body), context.principal
     if principal.key_id is not None:

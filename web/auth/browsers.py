@@ -29,7 +29,8 @@ def install_browser_rules(app: QuartTrio, rules: BrowserRules) -> None:
     @app.before_request
     async def check() -> Response | None:
         host, origins = request.headers.get("Host", ""), request.headers.getlist("Origin")
-        if not rules.allows_host(host):
+        # HTTP/1.0 does without, which probes of proxies use and no browser does
+        if "Host" in request.headers and not rules.allows_host(host):
             return turn_away(_wrong_host())
         if origins and all(map(rules.allows_origin, origins)):
             is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers

@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .quantize_command import main as quantize
 
         return quantize(argv[1:])
-    arguments = make_parser().parse_args(argv)
+    arguments, unknown = make_parser().parse_known_args(argv)
+    if unknown:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     match arguments.command:
         case "keys":
             return run_keys(arguments)
@@ -53,14 +55,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="quipu", description=quipu.__doc__.splitlines()[0] if quipu.__doc__ else None)
     parser.add_argument("--version", action="version", version=f"quipu {quipu.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    add_serve_flags(commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs"))
+    serve = commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs")
+    add_serve_flags(serve)
     commands.add_parser("bench", help="measure a server or an engine: `quipu bench --help`")
     commands.add_parser("chat", help="talk to a served model: `quipu chat --help`")
-    add_ledger_actions(commands.add_parser("ledger", help="verify, export or reconcile the usage ledger"))
-    add_usage_flags(commands.add_parser("usage", help="show usage by model, key or tenant"))
+    ledger = commands.add_parser("ledger", help="verify, export or reconcile the usage ledger")
+    add_ledger_actions(ledger)
+    usage = commands.add_parser("usage", help="show usage by model, key or tenant")
+    add_usage_flags(usage)
     commands.add_parser("explain", help="explain what of a request's prompts was cached: `quipu explain --help`")
     commands.add_parser("quantize", help="write a checkpoint with quantized weights: `quipu quantize --help`")
-    add_key_actions(commands.add_parser("keys", help="create API keys for a key file"))
+    keys = commands.add_parser("keys", help="create API keys for a key file")
+    add_key_actions(keys)
+    for command in (serve, ledger, usage, keys):
+        command.set_defaults(parser=command)  # says which flags there are if one is unknown
     return parser
 
 

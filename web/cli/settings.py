@@ -54,7 +54,7 @@ def resolve_config(
     path = resolve(arguments.model)
     checkpoint = read_info(path, name=_model_name(arguments.model), dtype=arguments.dtype)
     sampling_defaults = read_sampling_defaults(arguments.generation_config, path, checkpoint.vocab_size)
-    names = tuple(arguments.served_model_name or [checkpoint.name])
+    names = tuple(dict.fromkeys(arguments.served_model_name or [checkpoint.name]))
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)
     kv_cache_dtype = checkpoint.dtype if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype
     engine_settings = _given(arguments, EngineConfig)
@@ -112,7 +112,7 @@ def _resolve_front(
     arguments: argparse.Namespace, upstreams: tuple[UpstreamConfig, ...], engines: dict[str, Any]
 ) -> tuple[RuntimeConfig, ServingInfo]:
     """Return the sizes of a server without engines, which has no checkpoint."""
-    names = tuple(arguments.served_model_name or ())
+    names = tuple(dict.fromkeys(arguments.served_model_name or ()))
     given = _given(arguments, RuntimeConfig) | engines
     engine = EngineConfig(model_path="", max_model_len=0, eos_token_ids=(), block_size=arguments.block_size)
     config = RuntimeConfig(engine=engine, model_names=names, vocab_size=0, kv_dtype="", upstreams=upstreams, **given)

@@ -193,7 +193,7 @@ def from_request_error(error: RequestError) -> APIError:
     """Return an actor's error as an HTTP error."""
     match error.kind:
         case ErrorKind.INVALID:
-            return invalid(error.message, error.param, error.code)
+            return invalid(error.message, error.param, error.code or "invalid_value")
         case ErrorKind.OVERLOADED:
             return unavailable(error.message, error.code)
         case ErrorKind.TIMEOUT:

@@ -42,6 +42,19 @@ async def eventually(look: Callable[[], bool]) -> None:
             await trio.sleep(0.001)
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("identity", 200), ("", 200), ("gzip", 415), ("GZIP, identity", 415)])
+async def test_compressed_bodies(encoding: str, status: int) -> None:
+    """A body that says to be compressed is refused by that header's name, in the shape of the API, and is not read."""
+    client = Client(app_with(FakeDesk()))
+    exchange, answer = await client.post("/v1/completions", body_of(10), {"Content-Encoding": encoding})
+    assert exchange.status == status
+    if status == 415:
+        told = {"type": "invalid_request_error", "param": "Content-Encoding", "code": "unsupported_content_encoding"}
+        assert told.items() <= answer["error"].items() and "Content-Encoding" in answer["error"]["message"]
+        exchange, answer = await client.post("/v1/messages", body_of(10), {"Content-Encoding": encoding})
+        assert exchange.status == 415 and answer["type"] == "error"
+
+
 async def test_over_budget_is_503_until_memory_is_released() -> None:
     """A body beyond the budget gets a 503 with Retry-After, until other bodies have been encoded."""
     desk = FakeDesk(script=scripted(), gate=trio.Event())

@@ -33,12 +33,18 @@ def rules(*given: str, has_keys: bool = False) -> BrowserRules:
 
 
 async def ask(
-    rules: BrowserRules, method: str, path: str, host: str, headers: Mapping[str, str] | None = None, *keys: KeyEntry
+    rules: BrowserRules,
+    method: str,
+    path: str,
+    host: str | None,
+    headers: Mapping[str, str] | None = None,
+    *keys: KeyEntry,
 ) -> tuple[Exchange, bytes]:
     app = make_app(FakeDesk(), AppOptions(browsers=rules), KeyStore(keys))
 
     async def under_its_name(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        fields = [(name, host.encode() if name == b"host" else value) for name, value in scope["headers"]]
+        fields = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        fields += [] if host is None else [(b"host", host.encode())]
         await app(scope | {"headers": fields}, receive, send)
 
     async with Client(under_its_name).open(method, path, BODY, headers) as exchange:
@@ -78,6 +84,11 @@ async def test_loopback_hosts(host: str, method: str, path: str) -> None:
     exchange, body = await ask(rules(), method, path, host)
     assert (exchange.status == 403) == (host in OTHERS)
     assert (b"--allowed-hosts" in body) == (host in OTHERS)
+
+
+async def test_no_host() -> None:
+    """A probe of HTTP/1.0 need not say to whom it speaks; browsers, which may be led astray, always do."""
+    assert (await ask(rules(), "GET", "/health", None))[0].status == 200
 
 
 async def test_allowed_hosts() -> None:

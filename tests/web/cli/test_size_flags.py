@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quipu.web.cli.cli import make_parser
+from quipu.web.cli.cli import main, make_parser
 from quipu.web.cli.settings import resolve_config
 from tests.tiny import TINY
 
@@ -47,6 +47,21 @@ def test_invalid_values(flag: str, text: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "demo", f"{flag}={text}"])
     assert flag in capsys.readouterr().err
+
+
+def test_unknown_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown flag is named with the flags of the command that it was given to."""
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "demo", "--zork", "1"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "usage: quipu serve" in told and "unrecognized arguments: --zork 1" in told
+
+
+def test_served_names() -> None:
+    """A name that is given twice is one name."""
+    _, info = resolve_config(make_parser().parse_args(["serve", str(TINY), "--served-model-name", "a", "b", "a"]))
+    assert info.model_names == ("a", "b")
 
 
 def test_values_reach_the_engine() -> None:
