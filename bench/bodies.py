@@ -260,6 +260,7 @@ _ANTHROPIC_PROMPT: Mapping[str, Strategy[Any]] = {
         {"type": st.sampled_from(["enabled", "disabled", "adaptive"])}, optional={"budget_tokens": BUDGET}
     ),
     "output_config": st.fixed_dictionaries({}, optional={"effort": EFFORT}),
+    "chat_template_kwargs": OBJECT,
     "cache_control": MARK,
     "metadata": OBJECT | st.fixed_dictionaries({"user_id": mostly(TEXT, JUNK)}),
 }

@@ -35,7 +35,6 @@ UNSUPPORTED = ("container", "mcp_servers")
 OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "chat_template": ("",),
-    "chat_template_kwargs": ({},),
     "documents": ([],),
     "ebnf": ("",),
     "echo": (False,),

@@ -27,6 +27,7 @@ from ..fields import Fields, missing, wrong_type
 from ..forced_calls import read_calls_grammar
 from ..output_grammar import only_one, read_schema_format
 from ..pace import Pace
+from ..template_fields import read_template_kwargs
 from ..thinking import Thinking
 from .cache_control import Breakpoints
 from .conversation import Conversation, blocks_of, read_assistant, read_user, say_text, text_of
@@ -67,7 +68,7 @@ async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header
         tools=tuple(tools.shown),
         continue_final=continue_final,
         marks=breakpoints.marks(),
-        template_kwargs=thinking.variables,
+        template_kwargs=read_template_kwargs(fields, thinking),
         parts=tuple(conversation.parts),
     )
     return AskedPrompt(

@@ -44,6 +44,7 @@ MESSAGES_SHAPE = Shape(
         {
             NAME,
             "cache_salt",
+            "chat_template_kwargs",
             "max_tokens",
             "messages",
             "metadata",

@@ -16,13 +16,13 @@ from ...request.errors import bad_value
 from ..fields import Fields
 from ..generation import GenerationRequest, read_model
 from ..pace import Pace
+from ..template_fields import read_documents, read_switch_and_budget, read_template_kwargs
 from ..thinking import Thinking
 from .chat_messages import read_messages
 from .chat_tools import read_chat_tools
 from .common_fields import read_generation, read_limit, unused_verbosity
 from .logprobs import read_chat_scores
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
-from .template_fields import read_documents, read_switch_and_budget, read_template_kwargs
 from .unsupported import CHAT, refuse_unsupported
 
 ENDPOINT = "/v1/chat/completions"

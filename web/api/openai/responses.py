@@ -20,13 +20,13 @@ from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest, read_model
 from ..output_grammar import read_format
 from ..pace import Pace
+from ..template_fields import read_switch_and_budget, read_template_kwargs
 from ..thinking import Thinking
 from .common_fields import TokenLimit, read_delivery, read_generation, unused_verbosity
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .responses_echo import read_echo
 from .responses_input import read_input
 from .responses_tools import ResponseTools
-from .template_fields import read_switch_and_budget, read_template_kwargs
 from .tool_choice import read_tool_choice
 from .unsupported import RESPONSES, refuse_unsupported
 

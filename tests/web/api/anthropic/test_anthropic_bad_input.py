@@ -21,6 +21,8 @@ def turn(role: str, *blocks: Any) -> dict[str, Any]:
 
 
 IN_PROMPT: list[tuple[dict[str, Any], str]] = [
+    ({"chat_template_kwargs": []}, "Invalid type for `chat_template_kwargs`: expected an object"),
+    ({"chat_template_kwargs": {"tools": []}}, "Invalid value for `chat_template_kwargs`: must not set"),
     ({"messages": None}, "Missing required parameter: `messages`"),
     ({"messages": "hi"}, "Invalid type for `messages`: expected a list"),
     ({"messages": []}, "Invalid value for `messages`: must not be empty"),

@@ -39,6 +39,11 @@ def message(role: str, content: str, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
+async def test_template_variables() -> None:
+    """As in vLLM, a client may set variables of the chat template."""
+    assert (await chat_of(chat_template_kwargs={"style": "brief"})).template_kwargs == {"style": "brief"}
+
+
 async def test_system_and_turns() -> None:
     """The system prompt comes first, text blocks are joined, consecutive turns of a role are merged."""
     messages = [

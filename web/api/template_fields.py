@@ -1,7 +1,7 @@
 """Fields of a request that go to the chat template: its variables, and how much the model is to reason.
 
-Used for chat and for responses. What must always hold: a variable in `chat_template_kwargs` takes precedence over the
-fields that stand for it.
+Used by every endpoint with a chat. What must always hold: a variable in `chat_template_kwargs` takes precedence over
+the fields that stand for it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...request.errors import bad_value
-from ..fields import Fields, wrong_type
-from ..pace import Pace
-from ..thinking import Thinking
+from ..request.errors import bad_value
+from .fields import Fields, wrong_type
+from .pace import Pace
+from .thinking import Thinking
 
 MAX_TEMPLATE_KWARGS = 256
 _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
