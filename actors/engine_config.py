@@ -71,7 +71,7 @@ class EngineConfig:
         "--activations",
         choices=("auto", "float", "int8"),
         help="what quantized weights are multiplied with; `auto`: int8 if the checkpoint was made for it, else "
-        "`float`, the data type",
+        "`float`: bfloat16 if the processor multiplies it, else float32, whatever the data type",
     )
     block_size: int = setting(16, "--block-size", minimum=1, help="tokens in a KV block")
     kv_cache_bytes: int | None = setting(

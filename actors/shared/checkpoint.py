@@ -54,7 +54,8 @@ def resolve(model: str, *, only_local: bool = False) -> Path:
         return _with_json(path).resolve()
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise CheckpointError(
-            f"model {model!r} is neither a folder nor a GGUF file, nor a hub id (owner/name, owner/name:TYPE)"
+            f"model {model!r} is neither a folder nor a hub id of the form owner/name (owner/name:TYPE for GGUF), nor a "
+            "GGUF file"
         )
     try:
         return _with_json(fetch(model, only_local=only_local))
@@ -77,14 +78,19 @@ def _with_json(path: Path) -> Path:
         raise CheckpointError(str(error)) from None
 
 
-def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> CheckpointInfo:
-    """Read config.json and generation_config.json of the checkpoint in `path`. Raises CheckpointError."""
+def read_info(
+    path: Path, *, name: str | None = None, dtype: str = "auto", quantization: str | None = None
+) -> CheckpointInfo:
+    """Read config.json and generation_config.json of the checkpoint in `path`, which is to be quantized as told.
+
+    Raises CheckpointError.
+    """
     config = read_json(path / "config.json")
     max_model_len = _context_length(config)
     vocab_size = _positive(config, "vocab_size")
     if dtype == "auto":
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-        if dtype == "float16" and config.get("quantization_config"):
+        if dtype == "float16" and (quantization or config.get("quantization_config")):
             dtype = "bfloat16"  # as the weights are opened (kernels/checkpoints/weights.py)
     if dtype not in _DTYPES:
         raise CheckpointError(f"dtype {_shown(dtype)} is not supported; choose one of {', '.join(_DTYPES)}")

@@ -73,11 +73,19 @@ def read_awq(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> d
         value = value.lower() if isinstance(value, str) else value
         if value != allowed:
             raise ValueError(f"config.json: quantization_config.{entry} {value!r} is not supported, only {allowed!r}")
+    group_size = next((config[name] for name in ("group_size", "q_group_size") if name in config), None)
     found: dict[str, StoredMatrix] = {}
     for name, qweight in stored.items():
         if name.endswith(".qweight"):
             module = name.removesuffix(".qweight")
-            found[f"{module}.weight"] = _read_matrix(module, qweight, stored)
+            matrix = _read_matrix(module, qweight, stored)
+            width = matrix.shape[1]
+            if group_size is not None and matrix.layout.group_size != (width if group_size == -1 else group_size):
+                raise ValueError(
+                    f"tensors of {module} have groups of {matrix.layout.group_size}, but config.json: "
+                    f"quantization_config.group_size is {group_size!r}"
+                )
+            found[f"{module}.weight"] = matrix
     return found
 
 

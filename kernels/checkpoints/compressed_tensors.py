@@ -10,6 +10,7 @@ what is computed is either computed or refused by name.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from .files import STORED_DTYPES, MappedFiles, StoredTensor
 from .packed_words import unpack_bytes, unpack_nibbles
 from .quantized import BITS, QuantizedLayout, QuantizedRows
 from .stored_matrices import StoredMatrix, layout_name
+
+_log = logging.getLogger(__name__)
 
 _FORMATS = ("pack-quantized", "int-quantized")
 _PART = ".weight_"
@@ -117,6 +120,8 @@ def _read_config(config: Mapping[str, Any]) -> tuple[list[_Scheme], str | None]:
         activations.add(_read_activations(f"{path}.input_activations", group.get("input_activations")))
         if group.get("output_activations") is not None:
             raise ValueError(f"{path}.output_activations is not supported")
+    if len(activations) > 1:
+        _log.warning("not all groups of weights are made for int8 activations, so none are used")
     return schemes, "int8" if activations == {"int8"} else None
 
 
@@ -132,7 +137,7 @@ def _read_scheme(path: str, weights: Any) -> _Scheme:
     }.items():
         default = "int" if entry == "type" else None
         if weights.get(entry, default) not in allowed:
-            shown = ", ".join(repr(one) for one in allowed if one is not None)
+            shown = ", ".join(repr(one) for one in allowed if one) or "False"
             raise ValueError(f"{path}.{entry} {weights.get(entry)!r} is not supported, only {shown}")
     group_size = weights.get("group_size") if weights["strategy"] == "group" else None
     if weights["strategy"] == "group" and (not isinstance(group_size, int) or group_size < 1):

@@ -48,25 +48,25 @@ class Rewritten:
     """Matrices of layers that are not quantized: groups do not divide their rows."""
 
 
-def rewrite(model_path: Path, out: Path, form: str, *, max_shard_bytes: int) -> Rewritten:
+def rewrite(model_path: Path, config: dict[str, Any], out: Path, form: str, *, max_shard_bytes: int) -> Rewritten:
     """Write the checkpoint in `model_path` to the new folder `out`.
 
-    Raises ValueError for a checkpoint that cannot be read or is quantized already, and FileExistsError.
+    `config` is its `config.json`, of a family that is served: in others, what readers take for a matrix of a layer may
+    not be one here. Raises ValueError for a checkpoint that cannot be read, or is quantized already; FileExistsError.
     """
     if form not in FORMATS:
         raise ValueError(f"unknown format {form!r}: choose {', '.join(FORMATS)}")
-    config: dict[str, Any] = json.loads((model_path / "config.json").read_bytes())
     quantization = Quantization.parse("int8" if form == "w8a8" else form)
     source, dtype, _ = open_source(model_path, config, load_format="auto", dtype="auto")
     layouts: dict[str, QuantizedLayout] = {}
     for name, shape in source.shapes.items():
         if source.layout(name) is not None:
-            raise ValueError(f"{model_path} is quantized already: tensor {name} is {source.format(name)}")
+            raise ValueError(f"the checkpoint is quantized already: tensor {name} is {source.format(name)}")
         if is_linear(name) and (layout := quantization.layout(name, shape)) is not None:
             layouts[name] = layout
     kept = tuple(sorted(name for name in source.shapes if is_linear(name) and name not in layouts))
     if not layouts:
-        raise ValueError(f"{model_path} has no matrices that can be quantized as {form}")
+        raise ValueError(f"the checkpoint has no matrices that can be quantized as {form}")
     with _new_folder(out) as folder:
         _copy_others(model_path, folder)
         new = config | {
@@ -81,7 +81,7 @@ def rewrite(model_path: Path, out: Path, form: str, *, max_shard_bytes: int) -> 
             source.check(name, shape)
             _write(writer, source, name, shape, layouts.get(name), dtype, form)
         source.check_all_used(frozenset())
-        written = sum(path.stat().st_size for path in folder.iterdir())
+        written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     read = sum(torch.Size(shape).numel() for shape in source.shapes.values()) * dtype.itemsize
     return Rewritten(len(layouts), written, read, kept)
 
@@ -159,27 +159,30 @@ def _write(
 
 
 def _copy_others(model_path: Path, folder: Path) -> None:
-    """Copy the files that hold no weights."""
-    for path in sorted(model_path.iterdir()):
+    """Copy the files that hold no weights, those in folders too."""
+    for path in sorted(model_path.rglob("*")):
+        place = path.relative_to(model_path)
         is_weights = path.suffix in _WEIGHTS or ".index" in path.suffixes
-        if path.is_file() and not is_weights and not path.name.startswith(".") and path.name != "config.json":
-            shutil.copyfile(path, folder / path.name)
+        is_hidden = any(part.startswith(".") for part in place.parts)
+        if path.is_file() and not is_weights and not is_hidden and place != Path("config.json"):
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / place)
 
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
     """Make a folder that gets its name at the end of the block, and is removed if that fails."""
-    if out.exists():
+    if os.path.lexists(out):
         raise FileExistsError(f"{out} exists already")
     folder = out.parent / f".{out.name}.{os.getpid()}.partial"
     folder.mkdir(parents=True)
     try:
         yield folder
-        for path in folder.iterdir():
+        for path in filter(Path.is_file, folder.rglob("*")):
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
-        if out.exists():
+        if os.path.lexists(out):
             raise FileExistsError(f"{out} exists already")
         folder.rename(out)
     finally:

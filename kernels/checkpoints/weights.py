@@ -12,6 +12,7 @@ backend computes in, and finite, or a ValueError names it; and no tensor of a ch
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from .quantized import QuantizedLayout, QuantizedRows
 from .quantizing import Quantization, QuantizingSource, is_linear
 from .scratch import Scratch
 from .sources import Shape, Source, StoredSource, unsupported_dtype
+
+_log = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """Supported dtypes of weights and KV, by their name in configurations."""
@@ -106,12 +109,16 @@ def open_source(
     if name is None:
         name = "float32" if stored is None else str(_stored_dtype(stored))
     name = str(name).removeprefix("torch.")
-    if dtype == "auto" and name == "float16" and config_json.get("quantization_config"):
+    if dtype == "auto" and name == "float16" and (wanted or config_json.get("quantization_config")):
         name = "bfloat16"  # what little is not quantized; no CPU computes in float16
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not supported: choose {', '.join(DTYPES)}")
     rounded = DTYPES[name]
     if stored is None:
+        if config_json.get("quantization_config") and wanted is None:
+            _log.warning(
+                "dummy weights are not quantized, the checkpoint's own are: --quantization gives them a format"
+            )
         return DummySource(rounded, wanted), rounded, None
     if config_json.get("quantization_config"):
         matrices = find_matrices(config_json, stored, name)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from quipu.actors.shared.checkpoint import CheckpointError, resolve
 
@@ -22,23 +24,44 @@ def main(argv: Sequence[str]) -> int:
     # read once, when torch is loaded: threads that wait for each other by spinning take ten times as long on a busy CPU
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     from quipu.kernels.checkpoints.rewriting import FORMATS, rewrite
+    from quipu.kernels.models.config import read_config
+    from quipu.kernels.models.families import find_family
 
     arguments = _make_parser(FORMATS).parse_args(argv)
     out = Path(arguments.out)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     try:
-        done = rewrite(resolve(arguments.model), out, arguments.format, max_shard_bytes=arguments.max_shard_size)
+        path = resolve(arguments.model)
+        config = read_config(path)
+        find_family(config).parse(config)
+        done = rewrite(path, config, out, arguments.format, max_shard_bytes=arguments.max_shard_size)
     except (CheckpointError, ValueError, OSError) as error:
-        print(f"quipu quantize: {error}", file=sys.stderr)
+        where = f"{out}: " if isinstance(error, OSError) and error.filename is None and error.strerror else ""
+        print(f"quipu quantize: {where}{error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"quipu quantize: interrupted, and {out} was not written", file=sys.stderr)
+        return 130
     print(
-        f"{done.num_quantized} matrices as {arguments.format} in {out}: {done.num_bytes / 2**30:.2f} GiB instead of "
-        f"{done.read_bytes / 2**30:.2f} GiB"
+        f"{done.num_quantized} matrices as {arguments.format} in {out}: {_size(done.num_bytes)} instead of "
+        f"{_size(done.read_bytes)}"
     )
     if done.kept:
         print(
             f"not quantized, because groups do not divide their rows: {len(done.kept)} matrices, such as {done.kept[0]}"
         )
     return 0
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End the process as a signal does, but remove what is half written on the way."""
+    raise SystemExit(128 + number)
+
+
+def _size(num_bytes: int) -> str:
+    unit, shift = ("GiB", 30) if num_bytes >= 1 << 30 else ("MiB", 20)
+    return f"{num_bytes / (1 << shift):.2f} {unit}"
 
 
 def _make_parser(formats: Sequence[str]) -> argparse.ArgumentParser:

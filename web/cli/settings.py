@@ -52,7 +52,9 @@ def resolve_config(
             raise CheckpointError("--engines 0 needs an --upstream")
         return _resolve_front(arguments, upstreams, engines)
     path = resolve(arguments.model)
-    checkpoint = read_info(path, name=_model_name(arguments.model), dtype=arguments.dtype)
+    checkpoint = read_info(
+        path, name=_model_name(arguments.model), dtype=arguments.dtype, quantization=arguments.quantization
+    )
     sampling_defaults = read_sampling_defaults(arguments.generation_config, path, checkpoint.vocab_size)
     names = tuple(dict.fromkeys(arguments.served_model_name or [checkpoint.name]))
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)

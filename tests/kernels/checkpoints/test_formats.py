@@ -175,6 +175,26 @@ def test_dtype_of_quantized_float16(tmp_path: Path, dtype: str, expected: str) -
     assert read_info(tmp_path, dtype=dtype).dtype == expected
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_dtype_of_float16_that_is_quantized(tmp_path: Path, quantization: str | None) -> None:
+    """A plain checkpoint in float16 that is quantized while loading is bfloat16, too: no CPU computes in float16."""
+    config = {"dtype": "float16", "vocab_size": 10, "max_position_embeddings": 20}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({f"{Q}.weight": torch.zeros(8, 32, dtype=torch.float16)}, tmp_path / "model.safetensors")
+    _, found = open_weights(tmp_path, config, load_format="auto", dtype="auto", quantization=quantization)
+    expected = "float16" if quantization is None else "bfloat16"
+    assert str(found) == f"torch.{expected}" and read_info(tmp_path, quantization=quantization).dtype == expected
+
+
+def test_groups_of_awq_as_configured(tmp_path: Path) -> None:
+    """Tensors in other groups than the configuration says are refused."""
+    tensors = pack_awq(Q, (8, 32))[0]
+    width, num_groups = tensors[f"{Q}.qweight"].shape[0], tensors[f"{Q}.scales"].shape[0]
+    opened(tmp_path, AWQ_CONFIG | {"group_size": width // num_groups}, tensors, "float16")
+    with pytest.raises(ValueError, match=r"self_attn\.q_proj have groups of .*group_size is 7"):
+        opened(tmp_path, AWQ_CONFIG | {"group_size": 7}, tensors, "float16")
+
+
 @pytest.mark.parametrize(("entry", "value"), [("version", "gemv"), ("bits", 8), ("zero_point", False)])
 def test_unsupported_awq(tmp_path: Path, entry: str, value: Any) -> None:
     """Refuse other layouts of AWQ by name."""

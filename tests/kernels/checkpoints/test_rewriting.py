@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,7 +44,7 @@ def write_bfloat16(checkpoint: Path, folder: Path) -> Path:
 def test_others_read_the_same(tmp_path: Path, checkpoints: dict[str, Path], name: str, form: str) -> None:
     """Let `compressed-tensors` decompress every matrix to exactly our numbers, and leave plain tensors as they are."""
     source = write_bfloat16(checkpoints[name], tmp_path / "in")
-    done = rewrite(source, tmp_path / "out", form, max_shard_bytes=10**9)
+    done = rewrite(source, read_config(source), tmp_path / "out", form, max_shard_bytes=10**9)
     plain, stored = load_tensors(source), load_file(tmp_path / "out" / "model.safetensors")
     config = QuantizationConfig.model_validate(read_config(tmp_path / "out")["quantization_config"])
     scheme = config.config_groups["group_0"]
@@ -72,7 +76,7 @@ def test_others_read_the_same(tmp_path: Path, checkpoints: dict[str, Path], name
 def test_our_loader_serves_it(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     """Serve what was written, in several files, as the numbers that were written, and say what it is made for."""
     source = write_bfloat16(checkpoints["llama"], tmp_path / "in")
-    rewrite(source, tmp_path / "out", "w8a8", max_shard_bytes=30_000)
+    rewrite(source, read_config(source), tmp_path / "out", "w8a8", max_shard_bytes=30_000)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
     config = read_config(tmp_path / "out")
     opened, _ = open_weights(tmp_path / "out", config, load_format="auto", dtype="auto")
@@ -88,9 +92,9 @@ def test_pieces_are_written_alike(
     tmp_path: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Write the same bytes whatever the pieces."""
-    rewrite(checkpoints["llama"], tmp_path / "a", "int4", max_shard_bytes=10**9)
+    rewrite(checkpoints["llama"], read_config(checkpoints["llama"]), tmp_path / "a", "int4", max_shard_bytes=10**9)
     monkeypatch.setattr(rewriting, "QUANTIZED_PIECE", 700)
-    rewrite(checkpoints["llama"], tmp_path / "b", "int4", max_shard_bytes=10**9)
+    rewrite(checkpoints["llama"], read_config(checkpoints["llama"]), tmp_path / "b", "int4", max_shard_bytes=10**9)
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
@@ -108,6 +112,61 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", str(out), str(tmp_path / "again"), "--format", "int8"]) == 1
     assert "is quantized already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    assert main(["quantize", str(TINY), str(tmp_path / "link"), "--format", "int8"]) == 1
+    assert "link exists already" in capsys.readouterr().err
+
+
+def test_folders_are_copied(tmp_path: Path) -> None:
+    """Files in folders belong to a checkpoint too, such as more chat templates; weights in other formats do not."""
+    source = tmp_path / "in"
+    shutil.copytree(TINY, source)
+    for name in ("additional_chat_templates/rag.jinja", "onnx/model.onnx", ".cache/x.json"):
+        (source / name).parent.mkdir()
+        (source / name).write_text("x")
+    rewrite(source, read_config(source), tmp_path / "out", "int8", max_shard_bytes=10**9)
+    assert (tmp_path / "out" / "additional_chat_templates" / "rag.jinja").read_text() == "x"
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == {"additional_chat_templates"}
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ('{"architectures": ["OPTForCausalLM"]}', "unsupported architecture (OPTForCausalLM)"),
+        ("[]", "config.json is not a JSON object"),
+        ("{", "config.json is not JSON"),
+    ],
+)
+def test_unsupported_models(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str, told: str) -> None:
+    """A model that is not served is not written: others would take more of its matrices for quantized than are."""
+    source = tmp_path / "in"
+    shutil.copytree(TINY, source)
+    (source / "config.json").write_text(config)
+    assert main(["quantize", str(source), str(tmp_path / "out"), "--format", "int8"]) == 1
+    assert told in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """A command that is ended leaves nothing behind, and prints no traceback."""
+    out = tmp_path / "out"
+    script = f"""
+import os, signal, sys
+from quipu.kernels.checkpoints import rewriting
+from quipu.web.cli.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+write = rewriting._write
+def interrupted(*args):
+    write(*args)
+    os.kill(os.getpid(), {int(number)})
+rewriting._write = interrupted
+sys.exit(main(["quantize", {str(TINY)!r}, {str(out)!r}, "--format", "int8"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == code and "Traceback" not in ended.stderr
+    assert ("was not written" in ended.stderr) == (number is signal.SIGINT)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
@@ -117,14 +176,14 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, checkpoints: dict[str, Pat
     tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
     save_file(tensors, source / "model.safetensors")
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight has a value that is not finite"):
-        rewrite(source, tmp_path / "out", "int4", max_shard_bytes=10**9)
+        rewrite(source, read_config(source), tmp_path / "out", "int4", max_shard_bytes=10**9)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_transformers_reads_it(tmp_path: Path, form: str) -> None:
     """Load the folder with transformers as it is: every matrix is the one that our loader reads."""
-    rewrite(TINY, tmp_path / "out", form, max_shard_bytes=1_000_000)
+    rewrite(TINY, read_config(TINY), tmp_path / "out", form, max_shard_bytes=1_000_000)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     theirs(torch.tensor([[1, 2]]))  # decompresses
     ours, _ = open_weights(tmp_path / "out", read_config(tmp_path / "out"), load_format="auto", dtype="auto")
