@@ -54,8 +54,8 @@ def resolve(model: str, *, only_local: bool = False) -> Path:
         return _with_json(path).resolve()
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise CheckpointError(
-            f"model {model!r} is neither a folder nor a hub id of the form owner/name (owner/name:TYPE for GGUF), nor a "
-            "GGUF file"
+            f"model {model!r} is neither a folder nor a hub id of the form owner/name (owner/name:TYPE for GGUF), "
+            "nor a GGUF file"
         )
     try:
         return _with_json(fetch(model, only_local=only_local))
