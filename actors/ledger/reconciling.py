@@ -73,15 +73,17 @@ def reconcile(
     *, data_dir: Path | None = None, url: str | None = None, live: Mapping[str, float] | None = None
 ) -> list[ServerAccount]:
     """Compare every server in the ledger, oldest first. `live`: the running server's counters. Raises LedgerError."""
+    folder = None if data_dir is None else LedgerFolder(data_dir)
     with open_reader(data_dir=data_dir, url=url) as reader:
-        starts, stops = _marks(reader, None if data_dir is None else LedgerFolder(data_dir))
+        starts, stops = _marks(reader, folder)
         sums = _sums(reader)
         accounts = []
         ordered = sorted(starts.values(), key=lambda start: start.at)
         for start in ordered:
             stop = stops.get(start.server)
             counters = None if stop is None else stop.values.get("counters")
-            ended = "stopped" if stop is not None else "killed"
+            is_running = start is ordered[-1] and folder is not None and folder.is_in_use
+            ended = "stopped" if stop is not None else "running" if is_running else "killed"
             if stop is None and live is not None and _shows(live, start, is_last=start is ordered[-1]):
                 counters, ended = live, "running"
             accounts.append(_account(start, ended, sums.get(start.server) or _Sums(), counters))

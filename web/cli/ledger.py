@@ -190,6 +190,8 @@ def _print_account(account: ServerAccount) -> None:
     print(f"{account.server}, started {started}, {account.ended}")
     if account.ended == "killed":
         print("  it left no counters; the ledger's sums alone:")
+    elif account.ended == "running" and all(line.counter is None for line in account.lines):
+        print("  --metrics-url compares with its counters; the ledger's sums alone:")
     if account.num_open:
         print(f"  {account.num_open} accounts are open: their prompts are counted, their records are still to come")
     for line in account.lines:

@@ -300,6 +300,8 @@ async def test_reconcile(tmp_path: Path) -> None:
         await write(ledger, "b", disputed=True)
         await write(ledger, "open", closes=False)
         shutil.copytree(tmp_path / "a", tmp_path / "killed")
+        (running,) = reconcile(data_dir=tmp_path / "a")
+        assert running.ended == "running" and all(line.counter is None for line in running.lines)
         ledger.journal.close(record_of("open", completion_tokens=1), partial(int))
     (account,) = reconcile(data_dir=tmp_path / "a")
     wrong = {line.name: (line.ledger, line.counter) for line in account.lines if not line.agrees}
