@@ -116,6 +116,8 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
             yield f"{path} streamed {event.get('type') or event['object']}", response.headers, event
     response = server.post("/v1/messages/count_tokens", {"model": "demo", **CHAT})
     yield "/v1/messages/count_tokens", response.headers, response.json()
+    response = server.post("/v1/responses/input_tokens", {"model": "demo", "input": "Hi."})
+    yield "/v1/responses/input_tokens", response.headers, response.json()
     for url in ("/v1/messages", "/v1/completions"):
         response = server.post("/v1/cache/lookup", {"url": url, "body": {"model": "demo", **BODIES[url]}})
         assert response.status_code == 200, response.text

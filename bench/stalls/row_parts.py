@@ -14,6 +14,7 @@ MEBIBYTE = 1 << 20
 ALLOWED_MS = 50.0
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT, LOOKUP = "/v1/messages", "/v1/messages/count_tokens", "/v1/cache/lookup"
+INPUT_TOKENS = "/v1/responses/input_tokens"
 WORDS = "A quipu is a ledger of knotted cords, and what is tied into it stays. "
 
 

@@ -19,6 +19,7 @@ from bench.stalls.row_parts import (
     CHAT,
     COMPLETIONS,
     COUNT,
+    INPUT_TOKENS,
     LOOKUP,
     MEBIBYTE,
     MESSAGES,
@@ -143,6 +144,7 @@ ROWS: Sequence[Row] = (
     Row("messages of 4 MB", one(MESSAGES, lambda: chat([said(text_of(4 * MEBIBYTE))]))),
     Row("response of 4 MB", one(RESPONSES, lambda: response(text_of(4 * MEBIBYTE)))),
     Row("count_tokens of 4 MB", one(COUNT, lambda: chat([said(text_of(4 * MEBIBYTE))]), 4), concurrency=4),
+    Row("input_tokens of 4 MB", one(INPUT_TOKENS, lambda: response(text_of(4 * MEBIBYTE)), 4), concurrency=4),
     Row("count_tokens, left", _leaving(COUNT, lambda: chat([said(text_of(4 * MEBIBYTE))]), 8), concurrency=8),
     Row(
         "look-up of 4 MB", one(LOOKUP, lambda: _looked_up(CHAT, chat([said(text_of(4 * MEBIBYTE))])), 4), concurrency=4

@@ -57,6 +57,25 @@ def chat_usage(answer: Any) -> dict[str, Any]:
     }
 
 
+def test_counted_as_served(client: openai.OpenAI) -> None:
+    """The count of a body is the input of its usage, tools and instructions included; nothing is cached by it."""
+    tool: Any = {
+        "type": "function", "name": "weather", "strict": False,
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }  # fmt: skip
+    body: dict[str, Any] = {"input": text_prompt("counted", 60), "instructions": "Be brief.", "tools": [tool]}
+    counted = client.responses.input_tokens.count(model="demo", **body)
+    assert counted.object == "response.input_tokens"
+    usage = client.responses.create(max_output_tokens=4, **GREEDY, **body).usage
+    assert usage is not None and usage.input_tokens == counted.input_tokens > 60
+    assert usage.input_tokens_details.cached_tokens == 0
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.input_tokens.count(model="demo", input=5)
+    assert refused.value.param == "input"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_tokens.count(model="other", input="x")
+
+
 @pytest.mark.parametrize("first", ["responses", "chat"])
 def test_same_prompt_as_chat(client: openai.OpenAI, first: str) -> None:
     """One prompt gives the same text and usage on both endpoints, cold and warm, and each hits the other's cache."""

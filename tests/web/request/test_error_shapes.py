@@ -19,6 +19,7 @@ ENDPOINTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "x"}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
     ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+    ("/v1/responses/input_tokens", {"input": "x"}),
 ]
 
 

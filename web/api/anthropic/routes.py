@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptRefused
+from quipu.actors.request_desk.interface import Desk
 
 from ...http.sse import Sink
 from ...options import AppOptions
-from ...request.errors import from_request_error, speaks_anthropic, unavailable
+from ...request.errors import speaks_anthropic
 from ...request.request_context import current_request_context
 from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
-from ..bodies import take_body
 from ..content import CallIds
-from ..fields import parse_object
-from ..ignored_fields import ignored_fields
+from ..counting import CountedPrompt, count_tokens
 from ..stream import Transcript
 from .body import ENDPOINT, MessagesRequest, read_count, read_messages_request
 from .message import PING, MessageWriter, whole_message
@@ -59,19 +58,12 @@ def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
         return await answer(ENDPOINT, read_message, MESSAGES_SHAPE, desk, options)
 
     @app.post(COUNT_ENDPOINT)
-    async def count_tokens() -> dict[str, int]:
-        data, share = await take_body()
-        context, parsed = current_request_context(), await parse_object(data, share.grow)
-        prompt = await read_count(parsed, desk.info, options)
-        context.ignored_fields = await ignored_fields(parsed, MESSAGES_SHAPE, prompt.unused_fields)
-        del data, parsed
-        try:
-            num_tokens = await desk.count_tokens(prompt.chat, "messages", context.principal.tenant)
-        except PromptRefused as refused:
-            raise from_request_error(refused.error) from None
-        except DeskClosed as closed:
-            raise unavailable(str(closed)) from None
-        return {"input_tokens": num_tokens}
+    async def count_message() -> dict[str, int]:
+        return {"input_tokens": await count_tokens(read, MESSAGES_SHAPE, desk)}
+
+    async def read(body: dict[str, Any]) -> CountedPrompt:
+        asked = await read_count(body, desk.info, options)
+        return CountedPrompt(asked.chat, "messages", asked.unused_fields)
 
     @app.after_request
     async def name_response(response: Response) -> Response:

@@ -1,4 +1,4 @@
-"""The routes of `/v1/responses`. Registered by `install_responses`.
+"""The routes of `/v1/responses`, and of `/v1/responses/input_tokens`. Registered by `install_responses`.
 
 Responses are not stored: the routes for an earlier one answer with an error that says so.
 """
@@ -23,12 +23,15 @@ from ...request.errors import not_found
 from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
+from ..counting import CountedPrompt, count_tokens
 from ..stream import Transcript
 from .responses import ENDPOINT, ResponseRequest, read_response
 from .responses_body import Draft, with_items
 from .responses_items import OutputItems
 from .responses_stream import ResponseWriter
 from .shapes import RESPONSES_SHAPE
+
+COUNT_ENDPOINT = f"{ENDPOINT}/input_tokens"
 
 
 class ResponseReply(Reply):
@@ -70,6 +73,15 @@ def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     @app.post(ENDPOINT)
     async def create_response() -> Response:
         return await answer(ENDPOINT, read, RESPONSES_SHAPE, desk, options)
+
+    @app.post(COUNT_ENDPOINT)
+    async def count_input() -> dict[str, Any]:
+        num_tokens = await count_tokens(read_counted, RESPONSES_SHAPE, desk)
+        return {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+    async def read_counted(body: dict[str, Any]) -> CountedPrompt:
+        wanted = (await read_response(body, desk.info, options.max_sequences)).wanted
+        return CountedPrompt(wanted.prompts[0], wanted.prompt_param, wanted.unused_fields)
 
     @app.route(f"{ENDPOINT}/<response_id>", methods=["GET", "DELETE"])
     @app.get(f"{ENDPOINT}/<response_id>/input_items")

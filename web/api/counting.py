@@ -1,0 +1,44 @@
+"""Counting the tokens of a prompt that is not served, for the endpoints that do so in their API's shape.
+
+What must always hold: a body is read as the endpoint that would serve it reads it, so that the number is the one that
+its usage would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+
+from quipu.actors.messages.prompts import Prompt
+from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptRefused
+
+from ..request.errors import from_request_error, unavailable
+from ..request.request_context import current_request_context
+from .bodies import take_body
+from .fields import parse_object
+from .ignored_fields import Shape, ignored_fields
+
+
+@attrs.frozen
+class CountedPrompt:
+    prompt: Prompt
+    param: str
+    """The field that it comes from, for errors."""
+    unused_fields: tuple[str, ...]
+
+
+async def count_tokens(read: Callable[[dict[str, Any]], Awaitable[CountedPrompt]], shape: Shape, desk: Desk) -> int:
+    """Return how many prompt tokens the current request's body would have. Raises APIError."""
+    data, share = await take_body()
+    context, parsed = current_request_context(), await parse_object(data, share.grow)
+    counted = await read(parsed)
+    context.ignored_fields = await ignored_fields(parsed, shape, counted.unused_fields)
+    del data, parsed
+    try:
+        return await desk.count_tokens(counted.prompt, counted.param, context.principal.tenant)
+    except PromptRefused as refused:
+        raise from_request_error(refused.error) from None
+    except DeskClosed as closed:
+        raise unavailable(str(closed)) from None
