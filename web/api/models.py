@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quart import request
 from quart_trio import QuartTrio
 
 from quipu.actors.request_desk.interface import Desk
@@ -14,6 +15,7 @@ from quipu.actors.request_desk.interface import Desk
 from ..request.errors import no_model, speaks_anthropic
 from .anthropic import models as anthropic
 from .openai import models as openai
+from .query import Parameters
 
 
 def install_models(app: QuartTrio, desk: Desk) -> None:
@@ -21,7 +23,9 @@ def install_models(app: QuartTrio, desk: Desk) -> None:
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return anthropic.list_models(desk.info) if speaks_anthropic() else openai.list_models(desk.info)
+        if speaks_anthropic():
+            return anthropic.list_models(desk.info, Parameters(request.args))
+        return openai.list_models(desk.info)
 
     @app.get("/v1/models/<path:name>")  # model names contain slashes
     async def show_model(name: str) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from quipu.actors.ledger.reading import GroupColumn, Query, open_reader
 from ..api.admin.cost_report import NUMBERS, CostLine, columns, price_parts, split, total
 from ..api.admin.prices import PriceError, read_prices
 from ..api.admin.usage_buckets import WIDTHS
-from ..api.admin.usage_params import LATEST
 from ..api.admin.usage_report import COUNTED, RETRIES
+from ..api.query import LATEST
 from .ledger import EXIT_USAGE, moment
 from .ledger_flags import URL_VARIABLE
 

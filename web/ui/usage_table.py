@@ -22,10 +22,10 @@ from quipu.actors.ledger.reading import Query
 from ..api.admin.prices import PriceList
 from ..api.admin.usage_buckets import WIDTHS
 from ..api.admin.usage_pages import check_order
-from ..api.admin.usage_params import Parameters
 from ..api.admin.usage_report import COUNTED
 from ..api.admin.usage_source import UsageSource
 from ..api.answer import whole_response
+from ..api.query import Parameters
 from ..request.errors import bad_value
 from ..request.request_context import current_request_context
 from .static_files import HEADERS

@@ -37,8 +37,8 @@ from ...request.request_context import current_request_context
 from ..bodies import take_body
 from ..fields import Fields, parse_object, wrong_type
 from ..ignored_fields import Shape, ignored_fields
+from ..query import Parameters, listed
 from .routes import describe_upstreams
-from .usage_params import Parameters, listed
 
 ADDED: Final = Shape(known=frozenset({"count"}))
 DRAINED: Final = Shape(known=frozenset({"mode", "timeout_s"}))

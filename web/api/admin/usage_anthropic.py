@@ -17,10 +17,10 @@ from quart_trio import QuartTrio
 
 from ..answer import whole_response
 from ..fields import missing
+from ..query import Parameters
 from .anthropic_report import DIMENSIONS, AnthropicReport
 from .usage_buckets import DEFAULT_WIDTH, WIDTHS, Range
 from .usage_pages import check_order, filters_of, start_of
-from .usage_params import Parameters
 from .usage_source import UsageSource
 
 _SAME_FILTERS: Final = {

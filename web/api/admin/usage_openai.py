@@ -16,10 +16,10 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from ..answer import whole_response
+from ..query import Parameters
 from .openai_report import DIMENSIONS, OpenAIReport
 from .usage_buckets import DEFAULT_WIDTH, WIDTHS, Range
 from .usage_pages import check_order, filters_of, start_of
-from .usage_params import Parameters
 from .usage_source import UsageSource
 
 REFUSED: Final = {"user_ids": "keys here belong to a tenant, not to a user; filter by `api_key_ids`"}

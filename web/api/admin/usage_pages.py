@@ -10,8 +10,8 @@ import binascii
 import re
 
 from ...request.errors import APIError, bad_value
+from ..query import Parameters
 from .usage_buckets import BucketWidth
-from .usage_params import Parameters
 from .usage_report import RETRIES, Filters
 
 

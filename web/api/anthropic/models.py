@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from quipu.actors.request_desk.interface import ServingInfo
 
+from ...request.errors import bad_value
+from ..query import Parameters
 
-def list_models(info: ServingInfo) -> dict[str, Any]:
-    """Return all models, on one page."""
+DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
+
+
+def list_models(info: ServingInfo, parameters: Parameters) -> dict[str, Any]:
+    """Return a page of the models: `limit` of them, after `after_id` or before `before_id`. Raises APIError."""
     names = info.model_names
-    data = [describe_model(name, info) for name in names]
+    limit = parameters.whole("limit", 1, MAX_LIMIT) or DEFAULT_LIMIT
+    start, end = _place(names, parameters, "after_id", -1) + 1, _place(names, parameters, "before_id", len(names))
+    if parameters.text("before_id") is not None and parameters.text("after_id") is None:
+        page, has_more = names[max(start, end - limit) : end], end - start > limit  # the last ones before it
+    else:
+        page, has_more = names[start:end][:limit], end - start > limit
     return {
-        "data": data,
-        "has_more": False,
-        "first_id": next(iter(names), None),
-        "last_id": next(reversed(names), None),
+        "data": [describe_model(name, info) for name in page],
+        "has_more": has_more,
+        "first_id": page[0] if page else None,
+        "last_id": page[-1] if page else None,
     }
+
+
+def _place(names: Sequence[str], parameters: Parameters, cursor: str, default: int) -> int:
+    name = parameters.text(cursor)
+    if name is None:
+        return default
+    if name not in names:
+        raise bad_value(cursor, "must be the id of a model in this list")
+    return names.index(name)
 
 
 def describe_model(name: str, info: ServingInfo) -> dict[str, Any]:

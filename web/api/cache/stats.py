@@ -20,7 +20,7 @@ from quipu.actors.request_desk.cache_figures import CacheFigures, CacheView, Evi
 from quipu.actors.request_desk.interface import Desk
 
 from ...request.request_context import current_request_context
-from ..admin.usage_params import Parameters
+from ..query import Parameters
 
 DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 1024

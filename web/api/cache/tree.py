@@ -25,7 +25,7 @@ from quipu.actors.request_desk.interface import Desk
 
 from ...request.errors import bad_value, not_found
 from ...request.request_context import current_request_context
-from ..admin.usage_params import Parameters
+from ..query import Parameters
 
 MAX_NODES: Final = 2000
 MAX_BYTES: Final = 1 << 20

@@ -15,7 +15,7 @@ from quipu.actors.request_desk.interface import PromptRefused
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, body, stream, text, total
-from tests.web.fakes import Client, FakeDesk, failure, record, scripted
+from tests.web.fakes import INFO, Client, FakeDesk, failure, record, scripted
 
 STARTED = Started(40, 16, 24, created_5m_tokens=3, created_1h_tokens=5)
 RECORD = record(cached_tokens=16, cache_write_tokens=24, completion_tokens=2)
@@ -248,6 +248,32 @@ async def test_models() -> None:
     assert exchange.status == 404 and answer["error"]["type"] == "not_found_error"
     exchange, page = await client.get("/v1/models")
     assert page["object"] == "list" and "request-id" not in exchange.headers
+
+
+@pytest.mark.parametrize(
+    ("query", "ids", "has_more"),
+    [
+        ("limit=2", ["a", "b"], True),
+        ("limit=2&after_id=b", ["c", "d"], False),
+        ("limit=1&after_id=b", ["c"], True),
+        ("limit=2&before_id=d", ["b", "c"], True),
+        ("before_id=b", ["a"], False),
+        ("after_id=d", [], False),
+    ],
+)
+async def test_pages_of_models(query: str, ids: list[str], has_more: bool) -> None:
+    """A client may ask for the models page by page, forwards and backwards."""
+    desk = FakeDesk(info=attrs.evolve(INFO, model_names=("a", "b", "c", "d")))
+    _, page = await Client(make_app(desk)).get(f"/v1/models?{query}", {"anthropic-version": "2023-06-01"})
+    assert [model["id"] for model in page["data"]] == ids and page["has_more"] is has_more
+    assert (page["first_id"], page["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=abc", "after_id=other", "before_id=other"])
+async def test_invalid_pages_of_models(query: str) -> None:
+    """The error names the parameter."""
+    exchange, answer = await Client(make_app(FakeDesk())).get(f"/v1/models?{query}", {"anthropic-version": "x"})
+    assert exchange.status == 400 and query.partition("=")[0] in answer["error"]["message"]
 
 
 async def test_unknown_betas_and_fields_are_ignored() -> None:

@@ -1,4 +1,4 @@
-"""Query parameters of the usage reports, read one by one with errors that name them.
+"""Query parameters, read one by one with errors that name them.
 
 Lists may be written `a=1&a=2`, `a[]=1&a[]=2` or `a[0]=1&a[1]=2`: clients do all three. A parameter that stands alone
 and is empty is absent; unknown ones are left alone.
@@ -15,8 +15,8 @@ from typing import Final
 
 from werkzeug.datastructures import MultiDict
 
-from ...request.errors import bad_value, invalid
-from ..fields import missing, wrong_type
+from ..request.errors import bad_value, invalid
+from .fields import missing, wrong_type
 
 LATEST: Final = 253_402_300_799
 """The last second of the year 9999, in Unix time."""
