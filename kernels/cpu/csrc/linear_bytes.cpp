@@ -32,8 +32,6 @@ void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* s
 }
 
 #ifdef QUIPU_AMX
-constexpr int64_t kFewRows = 8;  // up to this many, tiles would be mostly empty
-
 // Many rows by one panel.
 template <class C>
 void multiply_tiles(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel) {
@@ -81,15 +79,12 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
     });
     for_each_piece(op, pass, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
 #ifdef QUIPU_AMX
-        if (rows > kFewRows) {
+        if (rows > kFewRows) {  // tiles of fewer would be mostly empty
             for (int64_t i = 0; i < panels; i++) multiply_tiles<C>(op, m, x, row, rows, panel + i);
             return;
         }
 #endif
-        for (int64_t done = 0, some; done < rows; done += some) {
-            some = std::min<int64_t>(8, rows - done);
-            multiply_few<C>(op, m, x, row + done, some, panel, panels);
-        }
+        multiply_codes<C>(op, m, x, row, rows, panel, panels);
     });
 }
 

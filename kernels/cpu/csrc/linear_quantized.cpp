@@ -7,8 +7,6 @@
 
 namespace {
 
-constexpr int64_t kDirectRows = 8;  // up to this many, codes are multiplied as they are; for more, they are expanded first
-
 #ifdef QUIPU_PAIRS
 typedef PairProduct Product;
 typedef PairCodes8 Codes8;
@@ -46,7 +44,7 @@ void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* s
 #ifdef QUIPU_AMX
 // All rows go through tiles, whose sums have other bits than those of the vector instruction.
 template <class C>
-void multiply_many(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel) {
+void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel) {
     static thread_local std::vector<float> totals(2 * kRowsPerChunk * kPanel);
     alignas(64) static thread_local bf16 wide[kQuantizedDepth * kPanel];
     float* sums = totals.data() + kRowsPerChunk * kPanel;
@@ -75,9 +73,23 @@ void multiply_many(const Op& op, const QuantizedMatrix& m, const PreparedRows& x
     }
     finish_panel(op, row, rows, panel, totals.data(), kPanel);
 }
-#else
+
 template <class C>
-void multiply_many(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel) {
+void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+    for (int64_t i = 0; i < panels; i++) multiply_panel<C>(op, m, x, row, rows, panel + i);
+}
+#elif defined(QUIPU_PAIRS)
+// Two codes become a pair of bfloat16 in fewer instructions than it takes to store the pair for other rows.
+template <class C>
+void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+    multiply_codes<C>(op, m, x, row, rows, panel, panels);
+}
+#else
+// For more rows than this, codes are expanded to floats first, a part of a panel at a time.
+constexpr int64_t kDirectRows = 48;
+
+template <class C>
+void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel) {
     static thread_local std::vector<float> totals(2 * kRowsPerChunk * kPanel);
     alignas(64) static thread_local Element wide[kQuantizedDepth * kPanel];
     const uint8_t* codes = m.codes + panel * m.panel_bytes();
@@ -94,6 +106,12 @@ void multiply_many(const Op& op, const QuantizedMatrix& m, const PreparedRows& x
     }
     finish_panel(op, row, rows, panel, totals.data(), kPanel);
 }
+
+template <class C>
+void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+    if (rows <= kDirectRows) return multiply_codes<C>(op, m, x, row, rows, panel, panels);
+    for (int64_t i = 0; i < panels; i++) multiply_panel<C>(op, m, x, row, rows, panel + i);
+}
 #endif
 
 template <class C>
@@ -102,10 +120,7 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
         prepare<typename C::Product>(m, op.x + row * op.x_stride, words, sums);
     });
     for_each_piece(op, pass, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-#ifndef QUIPU_AMX
-        if (rows <= kDirectRows) return multiply_few<C>(op, m, x, row, rows, panel, panels);
-#endif
-        for (int64_t i = 0; i < panels; i++) multiply_many<C>(op, m, x, row, rows, panel + i);
+        multiply<C>(op, m, x, row, rows, panel, panels);
     });
 }
 

@@ -31,7 +31,7 @@ struct Sums {
     int64_t stride;
 };
 
-constexpr int64_t kCodesAhead = 4096;  // bytes of codes to prefetch ahead
+constexpr int64_t kCodesAhead = 4096;  // bytes of codes to prefetch ahead; twice as many where rows are multiplied in between
 constexpr int kPanelsTogether = kLanes == 8 ? 2 : 4;  // whose codes are in registers at a time, beside the sums of all
 
 // Calls go with each index below N, known to the compiler.
@@ -124,6 +124,7 @@ static void expand(const uint8_t* panel, int64_t first, int64_t last, uint8_t* t
     const typename C::Loader codes;
     for (int64_t unit = first; unit < last; unit += C::kUnits) {
         const uint8_t* at = panel + unit / C::kUnits * 2 * C::kBytes;
+        for (int line = 0; line < 2 * C::kBytes; line += 64) prefetch_first(at + 2 * kCodesAhead + line);
         auto raw = codes.load(at);
         for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {
             typename C::Product::Right l, h;

@@ -105,11 +105,13 @@ static void for_each_piece(const Op& op, const Pass& pass, const Worker& worker,
     }
 }
 
-// Few rows by several panels, from the codes themselves: memory is what takes time.
+constexpr int64_t kFewRows = 8;
+
+// At most kFewRows rows by several panels, from the codes themselves.
 template <class C>
 static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
                          int64_t panels) {
-    alignas(64) float totals[8 * kMostPanels * kPanel];
+    alignas(64) float totals[kFewRows * kMostPanels * kPanel];
     constexpr int64_t stride = kMostPanels * kPanel;
     int64_t units = m.padded_width() / C::Product::kInputs;
     PreparedRows some{x.p + row * x.stride, x.stride, x.sums_at};
@@ -123,4 +125,18 @@ static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedR
         else multiply_all<C, 1>(rows, some, columns, 0, units, sums);
     }
     for (int64_t i = 0; i < panels; i++) finish_panel(op, row, rows, panel + i, totals + i * kPanel, stride);
+}
+
+// Any number of rows by several panels, from the codes themselves: few by all panels, more by one panel after the other, which
+// stays in the second-level cache.
+template <class C>
+static void multiply_codes(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
+                           int64_t panels) {
+    if (rows <= kFewRows) return multiply_few<C>(op, m, x, row, rows, panel, panels);
+    int64_t parts = (rows + kFewRows - 1) / kFewRows;
+    for (int64_t i = 0; i < panels; i++)
+        for (int64_t part = 0; part < parts; part++) {
+            int64_t first = rows * part / parts, count = rows * (part + 1) / parts - first;
+            multiply_few<C>(op, m, x, row + first, count, panel + i, 1);
+        }
 }
