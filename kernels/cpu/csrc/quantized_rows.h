@@ -105,7 +105,7 @@ static void for_each_piece(const Op& op, const Pass& pass, const Worker& worker,
     }
 }
 
-constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRows = 8, kPanelRows = 64;
 
 // At most kFewRows rows by several panels, from the codes themselves.
 template <class C>
@@ -127,16 +127,16 @@ static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedR
     for (int64_t i = 0; i < panels; i++) finish_panel(op, row, rows, panel + i, totals + i * kPanel, stride);
 }
 
-// Any number of rows by several panels, from the codes themselves: few by all panels, more by one panel after the other, which
-// stays in the second-level cache.
+// Any number of rows by several panels, from the codes themselves. Of up to kPanelRows rows, all are multiplied by one panel, whose
+// codes stay in the second-level cache, before the next; of more, a few by all panels, so that they stay in the first.
 template <class C>
 static void multiply_codes(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
                            int64_t panels) {
     if (rows <= kFewRows) return multiply_few<C>(op, m, x, row, rows, panel, panels);
-    int64_t parts = (rows + kFewRows - 1) / kFewRows;
-    for (int64_t i = 0; i < panels; i++)
+    int64_t parts = (rows + kFewRows - 1) / kFewRows, step = rows <= kPanelRows ? 1 : panels;
+    for (int64_t i = 0; i < panels; i += step)
         for (int64_t part = 0; part < parts; part++) {
             int64_t first = rows * part / parts, count = rows * (part + 1) / parts - first;
-            multiply_few<C>(op, m, x, row + first, count, panel + i, 1);
+            multiply_few<C>(op, m, x, row + first, count, panel + i, step);
         }
 }
