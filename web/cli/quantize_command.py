@@ -30,7 +30,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = _make_parser(FORMATS).parse_args(argv)
     out = Path(arguments.out)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores hangups, and they stay ignored
+            signal.signal(number, _end)
     try:
         path = resolve(arguments.model)
         config = read_config(path)

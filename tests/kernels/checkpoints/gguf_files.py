@@ -74,20 +74,18 @@ def write_gguf(
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_freq_base(float(config.get("rope_theta") or 10_000.0))
+    extra_tensors = {name: value for name, value in (keys or {}).items() if isinstance(value, np.ndarray)}
     for name, value in (keys or {}).items():
-        if isinstance(value, np.ndarray):
-            writer.add_tensor(name, value)
-        else:
-            _add_key(
-                writer,
-                f"{architecture}.{name}" if not name.startswith(("general", "split", "tokenizer")) else name,
-                value,
-            )
+        if name not in extra_tensors:
+            is_general = name.startswith(("general", "split", "tokenizer"))
+            _add_key(writer, name if is_general else f"{architecture}.{name}", value)
     if tokenizer is None:
         _add_plain_tokenizer(writer, config["vocab_size"])
     else:
         add_tokenizer(writer, tokenizer, pre)
     held = _add_tensors(writer, architecture, config, load_tensors(checkpoint), types or {})
+    for name, value in extra_tensors.items():
+        writer.add_tensor(name, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

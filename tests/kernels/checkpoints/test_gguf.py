@@ -253,6 +253,7 @@ def parts(tmp_path: Path, checkpoints: dict[str, Path]) -> list[Path]:
     write_gguf(tmp_path / "m.gguf", "phi3", checkpoints["phi3"], keys=KEYS["phi3"][1], tensors_each=7)
     found = sorted(tmp_path.glob("m-*.gguf"))
     assert len(found) > 2 and not (tmp_path / "m.gguf").exists()
+    assert "rope_factors_long.weight" in read_gguf(found[-1]).tensors
     return found
 
 

@@ -147,6 +147,25 @@ def test_unsupported_models(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_hangups_that_are_ignored(tmp_path: Path) -> None:
+    """A command that was started to outlive its terminal, as with nohup, goes on."""
+    out = tmp_path / "out"
+    script = f"""
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from quipu.kernels.checkpoints import rewriting
+from quipu.web.cli.cli import main
+write = rewriting._write
+def hung_up(*args):
+    write(*args)
+    os.kill(os.getpid(), signal.SIGHUP)
+rewriting._write = hung_up
+sys.exit(main(["quantize", {str(TINY)!r}, {str(out)!r}, "--format", "int8"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and (out / "config.json").is_file(), ended.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """A command that is ended leaves nothing behind, and prints no traceback."""
@@ -156,6 +175,8 @@ import os, signal, sys
 from quipu.kernels.checkpoints import rewriting
 from quipu.web.cli.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 write = rewriting._write
 def interrupted(*args):
     write(*args)
@@ -164,7 +185,7 @@ rewriting._write = interrupted
 sys.exit(main(["quantize", {str(TINY)!r}, {str(out)!r}, "--format", "int8"]))
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert ended.returncode == code and "Traceback" not in ended.stderr
+    assert ended.returncode == code and "Traceback" not in ended.stderr, ended.stderr
     assert ("was not written" in ended.stderr) == (number is signal.SIGINT)
     assert list(tmp_path.iterdir()) == []
 
