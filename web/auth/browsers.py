@@ -29,8 +29,9 @@ def install_browser_rules(app: QuartTrio, rules: BrowserRules) -> None:
     @app.before_request
     async def check() -> Response | None:
         host, origins = request.headers.get("Host", ""), request.headers.getlist("Origin")
-        # HTTP/1.0 does without, which probes of proxies use and no browser does
-        if "Host" in request.headers and not rules.allows_host(host):
+        # HTTP/1.0 does without, which probes of proxies use and no browser does; Quart then adds an empty one
+        has_host = any(name == b"host" for name, _ in request.scope["headers"])
+        if has_host and not rules.allows_host(host):
             return turn_away(_wrong_host())
         if origins and all(map(rules.allows_origin, origins)):
             is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers

@@ -45,7 +45,8 @@ async def ask(
     async def under_its_name(scope: dict[str, Any], receive: Any, send: Any) -> None:
         fields = [(name, value) for name, value in scope["headers"] if name != b"host"]
         fields += [] if host is None else [(b"host", host.encode())]
-        await app(scope | {"headers": fields}, receive, send)
+        version = "1.0" if host is None else "1.1"
+        await app(scope | {"headers": fields, "http_version": version}, receive, send)
 
     async with Client(under_its_name).open(method, path, BODY, headers) as exchange:
         await exchange.wait_started()
