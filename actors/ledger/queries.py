@@ -3,7 +3,8 @@
 Used by `reading.py`.
 
 What must always hold: both ways give the same result; a sum of counted tokens contains no estimates; a request that the
-server itself failed counts as one request and no tokens, except when the ledger is reconciled with the counters.
+server itself failed counts as one request and no tokens, except when the ledger is reconciled with the counters; a
+count that cannot be, which earlier versions believed of an upstream, is in no sum, so that no sum overflows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final, Literal
 import attrs
 import sqlalchemy as sa
 
-from ..messages.counts import Count, Estimate, Known
+from ..messages.counts import MAX_COUNT, Count, Estimate, Known
 from ..messages.outcomes import Outcome
 from ..messages.usage_record import UsageRecord
 from .fields import TIERS
@@ -144,13 +145,16 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
         "num_admitted": where(c.admitted_at.is_not(None)),
         "num_disputed": where(c.disputed),
     }
-    columns |= {name: total(c[name]) for name in _PLAIN}
+    columns |= {name: total(sa.case((_can_be(c[name]), c[name]), else_=0)) for name in _PLAIN}
     columns |= {f"cached_{tier}_tokens": total(_of_kind("cached", "known", f"cached_{tier}_tokens")) for tier in TIERS}
     for name in _COUNTS:
         columns[f"{name}_tokens"] = total(_of_kind(name, "known", f"{name}_tokens"))
         columns[f"estimated_{name}_tokens"] = total(_of_kind(name, "estimate", f"{name}_tokens"))
     columns["queried_tokens"] = total(
-        sa.case((sa.and_(c.prompt_kind == "known", c.cached_kind == "known"), c.prompt_tokens), else_=0)
+        sa.case(
+            (sa.and_(c.prompt_kind == "known", c.cached_kind == "known", _can_be(c.prompt_tokens)), c.prompt_tokens),
+            else_=0,
+        )
     )
     groups: list[sa.ColumnElement[Any]] = [is_faulted().label("is_faulted"), *(c[name] for name in group_by)]
     if bucket_s is not None:
@@ -163,7 +167,12 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
 
 
 def _of_kind(count: str, kind: str, name: str) -> sa.ColumnElement[int]:
-    return sa.case((records.c[f"{count}_kind"] == kind, records.c[name]), else_=0)
+    column = records.c[name]
+    return sa.case((sa.and_(records.c[f"{count}_kind"] == kind, _can_be(column)), column), else_=0)
+
+
+def _can_be(column: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    return column <= MAX_COUNT
 
 
 class SumBuilder:
@@ -189,14 +198,14 @@ class SumBuilder:
             if not self._as_booked:
                 return
         for name in _PLAIN:
-            setattr(into, name, getattr(into, name) + getattr(record, name))
+            _increase(into, name, getattr(record, name))
         for name, count in zip(_COUNTS, (record.prompt, record.cached, record.cache_write), strict=True):
             _add(into, name, count)
         if isinstance(record.cached, Known):
             _add(into, "queried", record.prompt)
             for tier, number in (record.cached_by_tier or {}).items():
                 name = f"cached_{tier if tier in TIERS else 'unattributed'}_tokens"
-                setattr(into, name, getattr(into, name) + number)
+                _increase(into, name, number)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         bucket = None if self._bucket_s is None else float(row["bucket"])
@@ -227,6 +236,11 @@ class SumBuilder:
 def _add(into: Sum, name: str, count: Count) -> None:
     match count:
         case Known(n):
-            setattr(into, f"{name}_tokens", getattr(into, f"{name}_tokens") + n)
+            _increase(into, f"{name}_tokens", n)
         case Estimate(n) if name in _COUNTS:
-            setattr(into, f"estimated_{name}_tokens", getattr(into, f"estimated_{name}_tokens") + n)
+            _increase(into, f"estimated_{name}_tokens", n)
+
+
+def _increase(into: Sum, name: str, number: int) -> None:
+    if number <= MAX_COUNT:
+        setattr(into, name, getattr(into, name) + number)

@@ -45,6 +45,9 @@ class Unknown:
 
 UNKNOWN: Final = Unknown()
 
+MAX_COUNT: Final = 2**31 - 1
+"""Of one request: a larger count cannot be. The sum of four billion such counts fits into 63 bits."""
+
 Count = Known | Estimate | Unknown
 
 

@@ -58,7 +58,7 @@ def random_record(chooser: random.Random, name: str) -> UsageRecord:
         outcome=chooser.choice(list(Outcome)),
         admitted_at=chooser.choice([T0, None]),
         closed_at=T0 + chooser.choice([0.0, 59.999999, 60.0, chooser.uniform(0, 10_000)]),
-        prompt=chooser.choice([Known(prompt), UNKNOWN]),
+        prompt=chooser.choice([Known(prompt), UNKNOWN, Known(2**62)]),
         cached=cached,
         cached_by_tier={"device": number - host, "host": host} if isinstance(cached, Known) else None,
         cache_write=chooser.choice(counts),
