@@ -36,7 +36,8 @@ from .restarts import Deaths, keep_running
 from .router.balance import Balance
 from .router.routing import Routing
 from .router.upstream_routing import UpstreamRouting
-from .upstream_probes import UpstreamProbes, make_http
+from .upstream_http.upstream_client import UpstreamClient
+from .upstream_probes import UpstreamProbes
 from .upstream_prompts import UpstreamPrompts, open_prompts
 from .upstreams.actor import Upstreams
 from .upstreams.seats import UpstreamSeat, UpstreamSeats
@@ -114,7 +115,7 @@ async def open_upstreams(
             names = (*own_names, *passed_on)
             desk.info = attrs.evolve(desk.info, model_names=names, passed_on=passed_on, shared=shared)
 
-    async with make_http() as http, open_prompts(config, seats) as prompts, trio.open_nursery() as nursery:
+    async with UpstreamClient() as http, open_prompts(config, seats) as prompts, trio.open_nursery() as nursery:
         balance = None if own is None else Balance(config.routing, own, routing, prefill_budget=prefill_budget)
         desk.upstreams = Upstreams(seats, http, desk, accountant, routing, show, prompts.find, balance)
         if prompts.tokenizers:

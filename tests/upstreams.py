@@ -132,6 +132,8 @@ class FakeUpstream:
     is_healthy: bool = True
     is_hung: bool = False
     """Connections are accepted, and probes not answered."""
+    probe: Script | None = None
+    """Answers probes instead."""
     tls: ssl.SSLContext | None = None
     asked: list[Asked] = attrs.field(factory=list)
     """Requests for a completion, in order."""
@@ -164,6 +166,9 @@ class FakeUpstream:
             self.num_probes += 1
             if self.is_hung:
                 await trio.sleep_forever()
+            if self.probe is not None:
+                await self.probe(asked, answering)
+                return
             is_list = asked.path == "/v1/models"
             body = json.dumps({"data": [{"id": name} for name in self.models]}) if is_list else "{}"
             await answering.whole(body.encode(), 200 if self.is_healthy else 503)

@@ -32,6 +32,8 @@ class Forward:
     """...and for usage in every chunk."""
     has_one_choice: bool = True
     """One prompt and one choice, so that usage in a chunk is all that was used so far."""
+    is_timed: bool = False
+    """It has a deadline (`--request-timeout`)."""
     tenant: str = ""
     affinity: bytes = b""
     prompts: tuple[Prompt, ...] = attrs.field(default=(), repr=False)
@@ -46,6 +48,8 @@ class UpstreamRefusal:
     body: bytes
     content_type: str
     retry_after: str | None = None
+    content_encoding: str | None = None
+    """How the body is compressed, though this was not asked for."""
 
 
 class ForwardOutlet(Protocol):

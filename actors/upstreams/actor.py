@@ -11,20 +11,22 @@ read holds up nobody but its own upstream's connection; no key is logged.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+import math
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 import attrs
-import httpx2
 import structlog
 import trio
 
 from ..channel import Poster
 from ..messages.accountant import Answered, Answering, Forwarded, Refused
 from ..messages.outcomes import ErrorKind, Fault, RequestError
-from ..messages.upstream import ForeignUsage, Forward, ForwardOutlet, UpstreamRefusal
+from ..messages.upstream import ForeignUsage, Forward, ForwardOutlet
 from ..request_desk.desk import RequestDesk
 from ..request_desk.passing_on import Placement, UpstreamStatus
+from ..upstream_http.upstream_client import Response, UpstreamClient
+from ..upstream_http.upstream_errors import OwnShortage, UpstreamError
 from .attempts import (
     MAX_ATTEMPTS,
     MAX_ERROR_BYTES,
@@ -33,11 +35,12 @@ from .attempts import (
     check_head,
     failure_of_status,
     headers_for,
+    refusal_of,
     relay_for,
 )
 from .choosing import Balancer, Chooser, Chosen, FindPrompts, Prompts
 from .event_stream import UpstreamGarbage
-from .relay import Relay, UpstreamFailure, body_for
+from .relay import Relay, UpstreamFailure, body_for, reading
 from .seats import UpstreamSeat, UpstreamSeats
 
 log = structlog.get_logger()
@@ -60,6 +63,7 @@ class _Exchange:
 
     scope: trio.CancelScope
     heard_at: float
+    is_timed: bool
     given_up: str | None = None
 
     def give_up(self, why: str) -> None:
@@ -75,8 +79,10 @@ class _Passing:
     outlet: ForwardOutlet
     relay: Relay | None = None
     """Of the last attempt; None before the first."""
+    is_open: bool = False
+    """Its client got the head of a stream, and perhaps comments."""
     has_begun: bool = False
-    """Its client got something."""
+    """Its client got something of an answer."""
     is_complete: bool = False
 
 
@@ -86,7 +92,7 @@ class Upstreams:
     def __init__(
         self,
         seats: UpstreamSeats,
-        http: httpx2.AsyncClient,
+        http: UpstreamClient,
         desk: RequestDesk,
         accountant: Poster[Forwarded | Answering | Answered | Refused],
         chooser: Chooser,
@@ -156,6 +162,8 @@ class Upstreams:
                 if failed.event is not None:
                     passing.outlet.finish(b"data: " + failed.event + b"\n\n")
                 break
+            if failed.is_ours:
+                break
         return NOBODY if failed is None else failed.error()
 
     def _fail(self, passing: _Passing, error: RequestError) -> None:
@@ -168,14 +176,15 @@ class Upstreams:
         passing.relay = relay_for(forward, route.estimate, is_continuous=seat.config.continuous_usage)
         self._accountant.post(Forwarded(forward.request_id, seat.engine_id, seat.incarnation, route.estimate))
         with trio.CancelScope() as scope:
-            exchange = _Exchange(scope, trio.current_time())
+            exchange = _Exchange(scope, trio.current_time(), forward.is_timed)
             seat.exchanges[exchange] = None
             self._show(seat)
             try:
                 failed = await self._exchange(passing, seat, route, exchange)
-            except httpx2.HTTPError as error:
-                why = "it cannot be reached" if isinstance(error, httpx2.ConnectError) else "its connection was lost"
-                failed = Failed(why, is_unreachable=isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout))
+            except UpstreamError as error:
+                failed = Failed(str(error), is_unreachable=error.is_unreachable)
+            except OwnShortage as shortage:
+                failed = Failed(str(shortage), is_ours=True)
             except UpstreamGarbage as garbage:
                 failed = Failed(f"it sent {garbage}")
             except UpstreamFailure as failure:
@@ -198,28 +207,25 @@ class Upstreams:
         assert relay is not None
         body = body_for(forward, seat.model_for(forward.model), is_continuous=seat.config.continuous_usage)
         headers = headers_for(seat.config.key, forward.request_id)
-        async with self._http.stream("POST", seat.url + forward.path, content=body, headers=headers) as response:
+        async with self._http.ask("POST", seat.url + forward.path, headers, body) as response:
             exchange.heard_at = trio.current_time()
-            if (failed := failure_of_status(response.status_code)) is not None:
+            if (failed := failure_of_status(response.status)) is not None:
                 return failed
-            if response.status_code != OK:
+            if response.status != OK:
                 await self._refuse(passing, response)
                 return None
             check_head(forward, response.headers)
-            async with parts_of(response) as parts:
-                async for part in parts:
-                    exchange.heard_at = trio.current_time()
-                    for start in range(0, len(part), SLICE_BYTES):
-                        if data := relay.feed(part[start : start + SLICE_BYTES]):
-                            self._begin(passing, route)
-                            await passing.outlet.send(data)
-                        await trio.lowlevel.checkpoint()
-                    if relay.is_done:
-                        break
-                with suppress(httpx2.HTTPError), trio.move_on_after(REST_S):
-                    async for _ in parts:
-                        await trio.lowlevel.checkpoint()
-        last = relay.end()
+            while not relay.is_done and (part := await response.receive()):
+                for start in range(0, len(part), SLICE_BYTES):
+                    with reading():
+                        data = relay.feed(part[start : start + SLICE_BYTES])
+                    await self._relay(passing, route, exchange, data)
+                exchange.heard_at = trio.current_time()
+            with suppress(UpstreamError, OwnShortage), trio.move_on_after(REST_S):
+                while await response.receive():
+                    await trio.lowlevel.checkpoint()
+        with reading():
+            last = relay.end()
         self._begin(passing, route)
         if relay.usage.problems:
             problems = list(relay.usage.problems)
@@ -228,24 +234,34 @@ class Upstreams:
         passing.outlet.finish(last)
         return None
 
+    async def _relay(self, passing: _Passing, route: Chosen, exchange: _Exchange, data: bytes) -> None:
+        """Send a part of a stream."""
+        if data:
+            self._open(passing)
+            if passing.relay is not None and passing.relay.has_begun:
+                self._begin(passing, route)
+            exchange.heard_at = math.inf  # while its client does not read, the upstream is not silent
+            await passing.outlet.send(data)
+        await trio.lowlevel.checkpoint()
+
     def _begin(self, passing: _Passing, route: Chosen) -> None:
-        """Note that the client gets something."""
+        """Note that the client gets something of an answer."""
         if not passing.has_begun:
             passing.has_begun = True
             self._chooser.on_answering(route)
             self._accountant.post(Answering(passing.forward.request_id))
-            if passing.forward.is_stream:
-                passing.outlet.begin()
+            self._open(passing)
 
-    async def _refuse(self, passing: _Passing, response: httpx2.Response) -> None:
+    def _open(self, passing: _Passing) -> None:
+        """Begin the client's stream, if it is one. Until there is an answer, another upstream may still give it."""
+        if passing.forward.is_stream and not passing.is_open:
+            passing.is_open = True
+            passing.outlet.begin()
+
+    async def _refuse(self, passing: _Passing, response: Response) -> None:
         """Pass on why an upstream does not serve a request."""
-        headers = response.headers
-        refusal = UpstreamRefusal(
-            response.status_code,
-            await read_up_to(response, MAX_ERROR_BYTES),
-            headers.get("content-type", "application/json"),
-            headers.get("retry-after"),
-        )
+        body = await response.read_up_to(MAX_ERROR_BYTES + 1)
+        refusal = refusal_of(response.status, response.headers, body)
         passing.outlet.refuse(refusal)
         message = f"The upstream server refused it with status {refusal.status}."
         self._accountant.post(Refused(passing.forward.request_id, RequestError(ErrorKind.INVALID, message)))
@@ -257,32 +273,3 @@ NOBODY = RequestError(ErrorKind.OVERLOADED, "No upstream server that serves this
 def _answered(forward: Forward, relay: Relay, *, is_complete: bool) -> Answered:
     usage: ForeignUsage = relay.usage
     return Answered(forward.request_id, usage, relay.ends.finish_reason, relay.ends.num_choices, is_complete)
-
-
-@asynccontextmanager
-async def parts_of(response: httpx2.Response) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Read a body as it comes, perhaps not to its end.
-
-    The client library reads with generators inside of generators, of which only the outermost could be closed. So the
-    next read is cancelled, which ends them all.
-    """
-    parts = response.aiter_raw()
-    try:
-        yield parts
-    finally:
-        with suppress(httpx2.HTTPError), trio.CancelScope() as scope:
-            scope.cancel()
-            async for _ in parts:
-                pass  # the generators have to be cancelled, not this loop
-
-
-async def read_up_to(response: httpx2.Response, max_bytes: int) -> bytes:
-    """Return the beginning of a body."""
-    body = bytearray()
-    async with parts_of(response) as parts:
-        async for part in parts:
-            await trio.lowlevel.checkpoint()  # parts that have come already are read without one
-            body += part[: max_bytes - len(body)]
-            if len(body) >= max_bytes:
-                break
-    return bytes(body)

@@ -48,7 +48,12 @@ class Answer(msgspec.Struct):
         if not self.says_usage:
             return None
         text = bytes(self.usage)  # type: ignore[arg-type] # `says_usage` has checked it
-        return msgspec.json.decode(text) if len(text) <= MAX_USAGE_BYTES else "too long to be usage"
+        if len(text) > MAX_USAGE_BYTES:
+            return "too long to be usage"
+        try:
+            return msgspec.json.decode(text)
+        except (ValueError, RecursionError):  # bytes that are no UTF-8, numbers that have too many digits
+            return "not usage"
 
 
 # As an array-like object of so many members, what follows them is skipped without being made.
@@ -72,7 +77,7 @@ def parse_answer(data: bytes) -> Answer:
         if len(data) <= SMALL_BYTES:
             return _small.decode(data)
         large = _large.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         raise UpstreamGarbage("what is no response of the OpenAI API") from None
     first: tuple[Choice | None, ...] = () if large.choices is None else msgspec.structs.astuple(large.choices)
     return Answer([choice for choice in first if choice is not None], large.usage, large.error)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import attrs
+import msgspec
 
 from ..messages.outcomes import ErrorKind, RequestError
-from ..messages.upstream import Forward
+from ..messages.upstream import Forward, UpstreamRefusal
 from .event_stream import UpstreamGarbage
 from .relay import Relay, StreamRelay, WholeRelay
 
@@ -15,8 +17,12 @@ MAX_ATTEMPTS = 3
 """Upstreams that one request is sent to at most."""
 MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an error."""
+JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 OK, UNAUTHORIZED, FORBIDDEN, REQUEST_TIMEOUT, UNAVAILABLE = 200, 401, 403, 408, 503
+_PLAIN = re.compile(r"[\x20-\x7e]{1,256}")
+"""Headers that are passed on."""
+_ENCODING = re.compile(r"[A-Za-z0-9-]{1,16}")
 
 
 @attrs.frozen
@@ -28,11 +34,15 @@ class Failed:
     is_overload: bool = False
     is_unreachable: bool = False
     """Nothing was heard of it: other requests would fare no better."""
+    is_ours: bool = False
+    """It is this server that lacks something, so that other upstreams would fare no better."""
     event: bytes | None = None
     """What it says itself, for a stream's client."""
 
     def error(self) -> RequestError:
         """Return what the client is told if no other upstream answers."""
+        if self.is_ours:
+            return RequestError(ErrorKind.OVERLOADED, f"The server cannot ask an upstream server now: {self.why}.")
         if self.is_overload:
             return RequestError(ErrorKind.OVERLOADED, f"The upstream server is overloaded: {self.why}.")
         return RequestError(ErrorKind.UPSTREAM, f"The upstream server failed: {self.why}.")
@@ -63,7 +73,33 @@ def failure_of_status(status: int) -> Failed | None:
 def check_head(forward: Forward, headers: Mapping[str, str]) -> None:
     """Check that a success is what was asked for. Raises UpstreamGarbage."""
     content_type = headers.get("content-type", "")
-    if content_type.startswith(EVENT_STREAM) is not forward.is_stream:
+    if content_type.lower().startswith(EVENT_STREAM) is not forward.is_stream:
         raise UpstreamGarbage("a response of another type than was asked for")
-    if headers.get("content-encoding", "identity") != "identity":
+    if _encoding_of(headers) is not None:
         raise UpstreamGarbage("a compressed response that was not asked for")
+
+
+def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> UpstreamRefusal:
+    """Return what the client gets of a refusal: the upstream's own words, if it can read them.
+
+    `body`: up to one byte more than is passed on.
+    """
+    retry_after, encoding = headers.get("retry-after", ""), _encoding_of(headers)
+    content_type = headers.get("content-type", JSON)
+    if encoding is not None and (len(body) > MAX_ERROR_BYTES or not _ENCODING.fullmatch(encoding)):
+        message = f"The upstream server refused it with status {status}, and an explanation that cannot be read."
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": "upstream_refused"}
+        body, content_type, encoding = msgspec.json.encode({"error": error}), JSON, None
+    return UpstreamRefusal(
+        status,
+        body[:MAX_ERROR_BYTES],
+        content_type if _PLAIN.fullmatch(content_type) else JSON,
+        retry_after if _PLAIN.fullmatch(retry_after) else None,
+        encoding,
+    )
+
+
+def _encoding_of(headers: Mapping[str, str]) -> str | None:
+    """Return the encoding of a body, None if it is as it is."""
+    encoding = headers.get("content-encoding", "").strip()
+    return None if encoding.lower() in ("", "identity") else encoding

@@ -10,6 +10,8 @@ for; the last bytes are held back; nothing here grows with a response but what i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import attrs
@@ -19,7 +21,7 @@ from ..messages.counts import UNKNOWN
 from ..messages.outcomes import FinishReason
 from ..messages.upstream import ForeignUsage, Forward
 from .answers import MAX_CHOICES, Answer, Choice, parse_answer, with_usage, without_usage
-from .event_stream import EventSplitter, UpstreamGarbage
+from .event_stream import Comment, EventSplitter, UpstreamGarbage
 from .foreign_usage import read_usage, told_usage
 from .json_members import CannotReplace, Member
 
@@ -27,8 +29,19 @@ MAX_WHOLE_BYTES = 8 << 20
 """A response in one piece. It is read at once, which takes 2 to 30 ms; a longer one has to be streamed."""
 DONE = b"[DONE]"
 _NO_USAGE = b',"usage":null}'
-_LENGTHS = {"length": FinishReason.LENGTH, "max_tokens": FinishReason.LENGTH}
-_STOPS = frozenset({"stop", "tool_calls", "function_call", "eos", "stop_sequence"})
+MAX_INDEX = 2**31
+"""Choices of larger indexes are passed over."""
+
+
+class _OtherReason:
+    """Why a choice has ended, in words that a record does not know."""
+
+
+_OTHER = _OtherReason()
+_REASONS = {
+    **dict.fromkeys(("length", "max_tokens"), FinishReason.LENGTH),
+    **dict.fromkeys(("stop", "tool_calls", "function_call", "eos", "stop_sequence"), FinishReason.STOP),
+}
 
 
 class Relay(Protocol):
@@ -45,6 +58,11 @@ class Relay(Protocol):
         """Whether the upstream has said that it is done."""
         ...
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything but comments is sent to the client."""
+        ...
+
     def feed(self, data: bytes) -> bytes:
         """Return what the client is sent now. Raises UpstreamGarbage."""
         ...
@@ -58,13 +76,15 @@ class Relay(Protocol):
 class Ends:
     """How the choices of a response have ended."""
 
-    reasons: dict[int, str | None] = attrs.field(factory=dict)
+    reasons: dict[int, FinishReason | _OtherReason | None] = attrs.field(factory=dict)
+    """By choice. None: it has not ended. What an upstream says is not kept, since it may be long."""
 
     def note(self, choices: list[Choice] | None) -> None:
         for choice in choices or ():
             index = choice.index or 0
-            if index in self.reasons or len(self.reasons) < MAX_CHOICES:
-                self.reasons[index] = choice.finish_reason or self.reasons.get(index)
+            if index in self.reasons or (len(self.reasons) < MAX_CHOICES and 0 <= index < MAX_INDEX):
+                said = choice.finish_reason
+                self.reasons[index] = _REASONS.get(said, _OTHER) if said else self.reasons.get(index)
 
     @property
     def num_choices(self) -> int:
@@ -77,8 +97,8 @@ class Ends:
     @property
     def finish_reason(self) -> FinishReason | None:
         """The first choice's, if a record knows it."""
-        said = self.reasons.get(0)
-        return _LENGTHS.get(said or "", FinishReason.STOP if said in _STOPS else None)
+        reason = self.reasons.get(0)
+        return reason if isinstance(reason, FinishReason) else None
 
 
 class StreamRelay:
@@ -87,6 +107,7 @@ class StreamRelay:
         self.ends = Ends()
         self.usage = ForeignUsage()
         self.is_done = False
+        self.has_begun = False
         self._hides_chunk_usage = hides_chunk_usage
         self._has_one_choice = forward.has_one_choice
         self._shows_usage = forward.shows_usage
@@ -102,12 +123,17 @@ class StreamRelay:
         rest = b"".join(part for event in self._events.rest() for part in self._take(event))
         if not (self.is_done or self.ends.all_have_ended):
             raise UpstreamGarbage("the end of its response before it was complete")
+        if not self.ends.num_choices:
+            raise UpstreamGarbage("the end of a response that has no choices")
+        self.has_begun = True
         return rest + b"".join(self._held) + b"data: [DONE]\n\n"
 
     def _take(self, event: bytes) -> list[bytes]:
         """Return what the client is sent of an event, and of what was held back before it."""
         if self.is_done:
             return []
+        if isinstance(event, Comment):
+            return [event, b"\n\n"]
         if event == DONE:
             self.is_done = True
             return []
@@ -124,6 +150,7 @@ class StreamRelay:
                 held, self._held = self._held, [self._framed(event, answer)] if self._shows_usage else []
                 return held
         held, self._held = self._held, []
+        self.has_begun = True
         return [*held, self._framed(event, answer)]
 
     def _framed(self, event: bytes, answer: Answer) -> bytes:
@@ -140,6 +167,7 @@ class StreamRelay:
 
 class WholeRelay:
     is_done = False
+    has_begun = False
 
     def __init__(self, forward: Forward, estimate: int | None) -> None:
         self.ends = Ends()
@@ -159,11 +187,24 @@ class WholeRelay:
         if answer.says_error:
             raise UpstreamGarbage("an error with the status of a success")
         self.ends.note(answer.choices)
+        if not self.ends.num_choices:
+            raise UpstreamGarbage("a response without choices")
         if not answer.says_usage:
             return body
         said = answer.said()
         self.usage = read_usage(said)
         return _with_told(body, said, self.usage, self._estimate)
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raise whatever is raised in the block, in which an upstream's bytes are read, as that upstream's fault."""
+    try:
+        yield
+    except (UpstreamGarbage, UpstreamFailure):
+        raise
+    except Exception as error:
+        raise UpstreamGarbage(f"what cannot be read ({type(error).__name__})") from error
 
 
 class UpstreamFailure(Exception):

@@ -24,11 +24,18 @@ MAX_BACKOFF_S = 10.0
 MAX_MODELS = 1024
 """Models of one upstream; further ones are passed over."""
 MAX_MODEL_CHARS = 256
+MAX_MODEL_LEN = 2**31 - 1
+"""A longer context is treated as if none was said."""
 
 
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+
+
+def _length(model: _Model) -> int | None:
+    length = model.max_model_len
+    return length if length is not None and 0 < length <= MAX_MODEL_LEN else None
 
 
 class _Models(msgspec.Struct):
@@ -40,6 +47,11 @@ class Exchange(Protocol):
 
     heard_at: float
     """When it last sent something of it."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the request ends by itself after a time, so that a long silence does not matter."""
+        ...
 
     def give_up(self, why: str) -> None:
         """Treat it as failed."""
@@ -119,9 +131,9 @@ class UpstreamSeat:
         """Note which models it lists; return whether that has changed. What is no list changes nothing."""
         try:
             listed = msgspec.json.decode(body, type=_Models).data
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return False
-        models = {model.id: model.max_model_len for model in listed[:MAX_MODELS] if len(model.id) <= MAX_MODEL_CHARS}
+        models = {model.id: _length(model) for model in listed[:MAX_MODELS] if len(model.id) <= MAX_MODEL_CHARS}
         has_changed, self.models = models != self.models, models
         return has_changed
 
@@ -178,13 +190,16 @@ class UpstreamSeats:
         return tuple(seat.status() for seat in self)
 
     def health(self) -> Health:
-        """Return the health of a server that has nothing but upstreams: as good as its best one's."""
+        """Return the health of a server that has nothing but upstreams: as good as its best one's.
+
+        Everybody may see it, so it has no address.
+        """
         num_started = sum(seat.incarnation for seat in self)
         missing = [seat for seat in self if not seat.is_ready]
         if len(missing) < len(self._seats):
-            first = f"{missing[0].url}: {missing[0].detail}" if missing else ""
+            first = missing[0].detail if missing else ""
             detail = f"{len(missing)} of {len(self._seats)} upstreams are not ready: {first}" if missing else ""
             return Health(State.READY, num_started, detail)
         is_starting = all(seat.state is UpstreamState.STARTING for seat in missing)
-        detail = "no upstream is ready: " + (f"{missing[0].url}: {missing[0].detail}" if missing else "there is none")
+        detail = f"no upstream is ready: {missing[0].detail if missing else 'there is none'}"
         return Health(State.STARTING if is_starting else State.RESTARTING, num_started, detail)

@@ -166,6 +166,7 @@ def read_forward(
         has_one_choice=body.get("n") in (None, 1) and not isinstance(body.get("prompt"), list),
         has_stream_options="stream_options" in body,
         asks_details=fields.flag("return_cached_tokens_details"),
+        is_timed=options.request_timeout_s is not None,
         tenant=tenant,
         affinity=affinity_of(tenant, read_affinity_key(fields, *AFFINITY_FIELDS)),
     )
@@ -177,6 +178,8 @@ def refused(refusal: UpstreamRefusal) -> Response:
     response = Response(refusal.body, status=refusal.status, content_type=refusal.content_type)
     if refusal.retry_after is not None:
         response.headers["Retry-After"] = refusal.retry_after
+    if refusal.content_encoding is not None:
+        response.headers["Content-Encoding"] = refusal.content_encoding
     return response
 
 

@@ -1,0 +1,192 @@
+"""The client of all upstreams: makes connections, and keeps some for the next request.
+
+    async with http.ask("POST", url, headers, body) as response:      # UpstreamError, OwnShortage
+        while part := await response.receive(): ...
+
+Used by `upstreams/actor.py` and `upstream_probes.py`. On h11 and not on a library's client, since such a one keeps
+cookies, prepares redirects, and uses a connection again on which more than a response was sent, so that one tenant may
+get what was meant for another.
+
+What must always hold: a request has one connection, which nothing else uses before its response is read to the end and
+nothing follows; no more than `MAX_IDLE` connections are open that have no request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from types import TracebackType
+from typing import Self
+
+import attrs
+import httpx2
+import trio
+
+from .upstream_connection import Connection, Head, Stream
+from .upstream_errors import OwnShortage, UpstreamUnreachable, as_upstreams
+
+CONNECT_S = 5.0
+"""How long a connection may take to be made."""
+SHORTAGE_S = 2.0
+"""How long a shortage of descriptors, threads or memory is waited for..."""
+RETRY_S = 0.05
+"""...and between two looks."""
+KEEPALIVE_S = 2.0
+"""Shorter than servers keep idle connections, so that no request is sent on one that is being closed."""
+MAX_IDLE = 256
+ALWAYS = (("Accept", "*/*"), ("Accept-Encoding", "identity"), ("User-Agent", "quipu"))
+"""Of every request. Compression would make an upstream buffer what it should send at once."""
+
+
+@attrs.frozen
+class Origin:
+    """Where a connection goes."""
+
+    host: str
+    port: int
+    is_encrypted: bool
+
+
+@attrs.frozen
+class _Place:
+    origin: Origin
+    target: bytes
+    host: str
+    """The `Host` header."""
+
+
+@attrs.frozen
+class Response:
+    """A response whose head has come."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By name in lower case."""
+    _connection: Connection = attrs.field(repr=False)
+
+    async def receive(self) -> bytes:
+        """Return the next part of the body; empty at its end. Raises UpstreamError. Not always a checkpoint."""
+        return await self._connection.receive()
+
+    async def read_up_to(self, max_bytes: int) -> bytes:
+        """Return the beginning of the body. Raises UpstreamError."""
+        body = bytearray()
+        while len(body) < max_bytes and (part := await self.receive()):
+            body += part[: max_bytes - len(body)]
+            await trio.lowlevel.checkpoint()
+        return bytes(body)
+
+
+class UpstreamClient:
+    def __init__(self) -> None:
+        self._idle: dict[Origin, deque[Connection]] = {}
+        """Connections that wait for a request, by when they are closed."""
+        self._num_idle = 0
+        # of the environment, SSL_CERT_FILE and SSL_CERT_DIR count, proxies do not
+        self._ssl = httpx2.create_ssl_context()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for kept in self._idle.values():
+            while kept:
+                kept.pop().close()
+
+    @property
+    def num_idle(self) -> int:
+        return self._num_idle
+
+    @asynccontextmanager
+    async def ask(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> AsyncIterator[Response]:
+        """Send a request and wait for the head of its response. Raises UpstreamError or OwnShortage.
+
+        The connection is kept if the body was read to its end, and else closed at the end of the block.
+        """
+        place = _place_of(url)
+        connection = await self._take(place.origin) or await self._connect(place.origin)
+        try:
+            sent = [("Host", place.host), *ALWAYS, *headers.items(), ("Content-Length", str(len(body)))]
+            await connection.send(method, place.target, sent, body)
+            head: Head = await connection.receive_head()
+            yield Response(head.status, head.headers, connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._keep(place.origin, connection)
+
+    async def _take(self, origin: Origin) -> Connection | None:
+        """Return a connection that was kept, if there is one that is as it was left."""
+        kept = self._idle.get(origin)
+        while kept:
+            connection = kept.pop()
+            self._num_idle -= 1
+            try:
+                if trio.current_time() < connection.idle_until and await connection.is_quiet():
+                    return connection
+            except BaseException:
+                connection.close()
+                raise
+            connection.close()
+        return None
+
+    def _keep(self, origin: Origin, connection: Connection) -> None:
+        now = trio.current_time()
+        for others in self._idle.values():
+            while others and others[0].idle_until <= now:
+                others.popleft().close()
+                self._num_idle -= 1
+        if self._num_idle >= MAX_IDLE or not connection.start_next():
+            connection.close()
+            return
+        connection.idle_until = now + KEEPALIVE_S
+        self._idle.setdefault(origin, deque()).append(connection)
+        self._num_idle += 1
+
+    async def _connect(self, origin: Origin) -> Connection:
+        """Make a connection; wait a while for what is short on this machine."""
+        give_up_at = trio.current_time() + SHORTAGE_S
+        while True:
+            try:
+                with as_upstreams("it cannot be reached", UpstreamUnreachable):
+                    return Connection(await self._open(origin))
+            except OwnShortage:
+                if trio.current_time() >= give_up_at:
+                    raise
+                if self._num_idle:
+                    self._close_idle()
+            await trio.sleep(RETRY_S)
+
+    async def _open(self, origin: Origin) -> Stream:
+        with trio.fail_after(CONNECT_S):
+            stream = await trio.open_tcp_stream(origin.host, origin.port)
+            if not origin.is_encrypted:
+                return stream
+            try:
+                encrypted = trio.SSLStream(stream, self._ssl, server_hostname=origin.host, https_compatible=True)
+                await encrypted.do_handshake()
+            except BaseException:
+                stream.socket.close()
+                raise
+            return encrypted
+
+    def _close_idle(self) -> None:
+        """Close the connections that wait for a request: their descriptors are needed."""
+        for kept in self._idle.values():
+            while kept:
+                kept.pop().close()
+        self._num_idle = 0
+
+
+@lru_cache(1024)
+def _place_of(address: str) -> _Place:
+    url = httpx2.URL(address)
+    is_encrypted = url.scheme == "https"
+    port = url.port or (443 if is_encrypted else 80)
+    return _Place(Origin(url.raw_host.decode(), port, is_encrypted), url.raw_path, url.netloc.decode())
