@@ -84,7 +84,8 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         prices = None if arguments.prices is None else read_prices(arguments.prices)
         config, info = resolve_config(arguments, read_upstreams(arguments, os.environ))
         raise_file_limit()
-        max_connections = arguments.max_connections or default_max_connections()
+        files_each = 2 if config.upstreams else 1  # a request that is passed on has a connection to its upstream, too
+        max_connections = arguments.max_connections or default_max_connections(files_each)
         resolved = ledger_settings(ledger) | {
             "max_connections": max_connections,
             "open_admin": arguments.open_admin,

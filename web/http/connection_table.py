@@ -33,12 +33,15 @@ LOG_EVERY_S = 60.0
 _log = structlog.get_logger("quipu.web")
 
 
-def default_max_connections() -> int:
-    """Return as many as the file descriptor limit of this process allows, within reason."""
+def default_max_connections(files_each: int = 1) -> int:
+    """Return as many as the file descriptor limit of this process allows, within reason.
+
+    `files_each`: descriptors that a connection may take, with what is opened for its request.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return DEFAULT_MAX_CONNECTIONS
-    return max(1, min(DEFAULT_MAX_CONNECTIONS, soft - RESERVED_FILES - RESERVED_SLOTS))
+    return max(1, min(DEFAULT_MAX_CONNECTIONS, (soft - RESERVED_FILES - RESERVED_SLOTS) // files_each))
 
 
 class ConnectionTable:

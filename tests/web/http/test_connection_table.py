@@ -108,3 +108,10 @@ async def test_slots_are_released() -> None:
                 assert await is_closed(client)
                 await client.close()
             await trio.testing.wait_all_tasks_blocked(0.05)
+
+
+def test_default_leaves_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a request takes two descriptors, half as many connections are served."""
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (1080, 1080))
+    assert connection_table.default_max_connections() == 1000
+    assert connection_table.default_max_connections(files_each=2) == 500
