@@ -48,8 +48,6 @@ class UpstreamRefusal:
     body: bytes
     content_type: str
     retry_after: str | None = None
-    content_encoding: str | None = None
-    """How the body is compressed, though this was not asked for."""
 
 
 class ForwardOutlet(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
 
 import attrs
@@ -22,7 +23,8 @@ EVENT_STREAM = "text/event-stream"
 OK, UNAUTHORIZED, FORBIDDEN, REQUEST_TIMEOUT, UNAVAILABLE = 200, 401, 403, 408, 503
 _PLAIN = re.compile(r"[\x20-\x7e]{1,256}")
 """Headers that are passed on."""
-_ENCODING = re.compile(r"[A-Za-z0-9-]{1,16}")
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""For zlib, by the encoding's name."""
 
 
 @attrs.frozen
@@ -86,17 +88,26 @@ def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> Upstream
     """
     retry_after, encoding = headers.get("retry-after", ""), _encoding_of(headers)
     content_type = headers.get("content-type", JSON)
-    if encoding is not None and (len(body) > MAX_ERROR_BYTES or not _ENCODING.fullmatch(encoding)):
-        message = f"The upstream server refused it with status {status}, and an explanation that cannot be read."
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": "upstream_refused"}
-        body, content_type, encoding = msgspec.json.encode({"error": error}), JSON, None
+    if encoding is not None:
+        body = _decompressed(body, encoding)
+        if not body:
+            message = f"The upstream server refused it with status {status}, and an explanation that cannot be read."
+            error = {"message": message, "type": "invalid_request_error", "param": None, "code": "upstream_refused"}
+            body, content_type = msgspec.json.encode({"error": error}), JSON
     return UpstreamRefusal(
         status,
         body[:MAX_ERROR_BYTES],
         content_type if _PLAIN.fullmatch(content_type) else JSON,
         retry_after if _PLAIN.fullmatch(retry_after) else None,
-        encoding,
     )
+
+
+def _decompressed(body: bytes, encoding: str) -> bytes:
+    """Return the beginning of a body that was compressed though nobody asked for it; empty if it cannot be read."""
+    try:
+        return zlib.decompressobj(_WINDOWS[encoding.lower()]).decompress(body, MAX_ERROR_BYTES)
+    except (KeyError, zlib.error):
+        return b""
 
 
 def _encoding_of(headers: Mapping[str, str]) -> str | None:

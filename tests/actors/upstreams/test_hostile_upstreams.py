@@ -140,6 +140,27 @@ async def test_comments_and_no_answer() -> None:
         assert (record.outcome, record.admitted_at, record.fault) == (Outcome.FAILED, None, None)
 
 
+@pytest.mark.parametrize("status", [200, 400])
+async def test_stream_that_waits_for_its_upstream(status: int) -> None:
+    """The client hears something while its upstream says nothing; a late refusal is then an error event."""
+    go_on = trio.Event()
+
+    async def script(asked: Asked, answering: Answering) -> None:
+        await go_on.wait()
+        await (hello(asked, answering) if status == 200 else answering.whole(b"{}", status))
+
+    async with open_fake(script, options=AppOptions(heartbeat_s=0.01)) as (served, _):
+        text = ""
+        async with served.client.stream("POST", CHAT, json=ASK | {"stream": True}) as response:
+            assert response.status_code == 200
+            async for part in response.aiter_text():
+                text += part
+                if text.startswith(": ping\n\n"):
+                    go_on.set()
+        assert text.endswith("data: [DONE]\n\n") and ('"error"' in text) == (status == 400)
+        assert (await served.record()).outcome is (Outcome.FINISHED if status == 200 else Outcome.REJECTED)
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -232,12 +253,14 @@ async def test_compressed_refusal(status: int) -> None:
 
     async with open_fake(compressed(gzip.compress(body), "gzip")) as (served, (fake,)):
         answer = await served.ask()
-        assert (answer.status_code, answer.content) == (status, body), "as the client has decoded it"
-        assert answer.headers["content-encoding"] == "gzip"
-        fake.script = compressed(bytes(70_000), "gzip")
-        answer = await served.ask()
-        assert answer.status_code == status and "cannot be read" in answer.json()["error"]["message"]
-        assert "content-encoding" not in answer.headers
+        assert (answer.status_code, answer.content) == (status, body)
+        fake.script = compressed(gzip.compress(bytes(1_000_000)), "GZIP")
+        assert (await served.ask()).content == bytes(64 * 1024), "cut as others are"
+        for encoding in ("gzip", "br", "gzip, br", "\xff"):
+            fake.script = compressed(bytes(70_000), encoding)
+            answer = await served.ask()
+            assert answer.status_code == status and "cannot be read" in answer.json()["error"]["message"]
+            assert "content-encoding" not in answer.headers
 
 
 async def test_own_shortage_is_not_the_upstreams_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,12 @@ The body goes on as it came, so nothing of it is checked here but what this serv
 answer is a stream, and whether its client is to see usage.
 
 What must always hold: the last bytes of a response are sent after its usage record is stored; the upstream is slowed
-down to what its client reads.
+down to what its client reads; a stream's client hears something in time, whatever its upstream does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -116,8 +117,12 @@ async def pass_on(
     outlet = PassedOn(open_sink(context, options), context.tally, context.log, placement)
     mailbox.attach(outlet.consume)
     context.scope.start_soon(ticket.pass_on, outlet)
+    is_stream = forward.is_stream
     del forward, received, body, data
-    await outlet.begun.wait()
+    with trio.move_on_after(options.heartbeat_s if is_stream else math.inf):
+        await outlet.begun.wait()
+    if not outlet.begun.is_set():
+        outlet.begin_early()
     if (closed_at_once := outlet.closed) is None:
         return stream_response(outlet.sink, PING, context, options)
     if outlet.refusal is not None:
@@ -178,8 +183,6 @@ def refused(refusal: UpstreamRefusal) -> Response:
     response = Response(refusal.body, status=refusal.status, content_type=refusal.content_type)
     if refusal.retry_after is not None:
         response.headers["Retry-After"] = refusal.retry_after
-    if refusal.content_encoding is not None:
-        response.headers["Content-Encoding"] = refusal.content_encoding
     return response
 
 
@@ -207,6 +210,11 @@ class PassedOn(StreamWriter):
     def begin(self) -> None:
         self._streams = True
         self.begun.set()
+
+    def begin_early(self) -> None:
+        """Begin the stream although nothing of it has come, since proxies end connections on which nothing is sent."""
+        self.begin()
+        self.sink.push(PING)
 
     async def send(self, data: bytes) -> None:
         self.sink.push(data)
