@@ -1,8 +1,9 @@
-"""Rows of random bodies made of each endpoint's own fields (`bench/bodies.py`), and of questions about usage
-(`bench/report_queries.py`)."""
+"""Rows of random bodies made of each endpoint's own fields (`bench/bodies.py`), of questions about usage
+(`bench/report_queries.py`), and of requests that an upstream answers with drawn bytes (`drawn_answers.py`)."""
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from typing import TypeVar
@@ -13,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from bench.bodies import ENDPOINTS, bodies
 from bench.report_queries import REPORTS, paths
 from bench.stalls.attack import RawRequest
-from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, got, posted
+from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, chat, got, posted, said
 from bench.stalls.upstream import MODEL
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ def fuzz_rows(count: int) -> list[Row]:
                 ]
 
             rows.append(Row(f"{endpoint} {start}", make, concurrency=CONCURRENCY, server="small"))
-    return rows + _passed_on(-(-count // len(ENDPOINTS))) + _reports(-(-count // len(ENDPOINTS)))
+    share = -(-count // len(ENDPOINTS))
+    return rows + _passed_on(share) + _answered(share) + _reports(share)
 
 
 def _reports(count: int) -> list[Row]:
@@ -67,6 +69,22 @@ def _passed_on(count: int) -> list[Row]:
         return Row(f"passed on: {endpoint}", make, concurrency=CONCURRENCY, server="passing")
 
     return [row(endpoint) for endpoint in (CHAT, COMPLETIONS)]
+
+
+def _answered(count: int) -> list[Row]:
+    """Return rows with requests whose answers are drawn."""
+
+    def row(name: str, *, streams: bool) -> Row:
+        def make(port: int) -> list[RawRequest]:
+            asked = [chat([said("Hi.")], model=MODEL, user=f"drawn {at}", stream=streams) for at in range(count)]
+            return [
+                RawRequest(posted(port, CHAT, json.dumps(body).encode()), disconnect_after_s=DISCONNECT_AFTER_S)
+                for body in asked
+            ]
+
+        return Row(f"drawn answers: {name}", make, concurrency=CONCURRENCY, server="passing", fails=True)
+
+    return [row("whole", streams=False), row("streams", streams=True)]
 
 
 def draw(strategy: SearchStrategy[T], count: int) -> list[T]:

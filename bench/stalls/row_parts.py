@@ -28,6 +28,8 @@ class Row:
     """Key of `servers.KINDS` to send it to."""
     refused: bool = False
     """Whether overload is expected: a 503 with Retry-After is not a fault."""
+    fails: bool = False
+    """Whether an upstream is expected to fail: a 502 is not a fault."""
     probe: Callable[[int], bytes] | None = None
     """A small request to send instead of `/health`; `health_ms` then measures its responses."""
     allowed_ms: float = ALLOWED_MS

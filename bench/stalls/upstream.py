@@ -1,8 +1,8 @@
 """A small upstream with the OpenAI API, whose answers a client chooses: `python -m bench.stalls.upstream`.
 
 It prints its port and serves until it is killed, in a process of its own with a lower priority, as another machine
-would. The field `user` of a request names one of `ANSWERS`; any other
-request gets a short one.
+would. The field `user` of a request names one of `ANSWERS`, or the number of a drawn one (`drawn_answers.py`); any
+other request gets a short one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from functools import partial
 
 import trio
 
+from bench.stalls.drawn_answers import drawn_answer
+
 MODEL = "far"
 NICENESS = 10
 MEBIBYTE = 1 << 20
 KEPT_BYTES = 4096
 """Of a body at least so many bytes are looked at, at the beginning and at the end."""
 _USER = re.compile(rb'"user": ?"([a-z ]+)"')
+_DRAWN = re.compile(rb'"user": ?"drawn ([0-9]{1,9})"')
 _LENGTH = re.compile(rb"content-length: *([0-9]+)", re.IGNORECASE)
 _SAID = b'{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}'
 _CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
@@ -122,7 +125,13 @@ async def _serve(stream: trio.SocketStream) -> None:
         async with stream:
             data = bytearray()
             while await _read_request(stream, data):
-                await _answer(stream, data)
+                if (found := _DRAWN.search(data)) is not None:
+                    drawn = drawn_answer(int(found[1]), streams=_streams(data))
+                    await stream.send_all(drawn.data)
+                    if drawn.closes:
+                        return
+                else:
+                    await _answer(stream, data)
                 data.clear()
     except* (trio.BrokenResourceError, trio.ClosedResourceError):
         pass  # the server under test has had enough of it
@@ -169,11 +178,14 @@ def _answer_to(request: bytearray) -> str:
     found = _USER.search(request)
     if found is not None and found[1].decode() in ANSWERS:
         return found[1].decode()
+    return "hello" if _streams(request) else "short"
+
+
+def _streams(request: bytearray) -> bool:
     try:
-        streams = json.loads(request.partition(b"\r\n\r\n")[2])["stream"] is True
+        return json.loads(request.partition(b"\r\n\r\n")[2])["stream"] is True
     except (ValueError, KeyError, TypeError, RecursionError):
-        streams = False
-    return "hello" if streams else "short"
+        return False
 
 
 if __name__ == "__main__":
