@@ -9,6 +9,7 @@ is logged; a shortage on this machine takes no upstream out of use.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 import trio
@@ -25,7 +26,8 @@ FIRST_PROBES_S = 2.0
 """How long the start waits for the upstreams' first answers."""
 MAX_PROBE_BYTES = 1 << 20
 MAX_HEALTH_BYTES = 64 * 1024
-"""What is read of an answer of `/health`, so that its connection can be used again."""
+HEALTH_BODY_S = 0.1
+"""What is read of an answer of `/health`, and for how long, so that its connection can be used again."""
 SILENCE_S = 30.0
 """After which an answer is given up if its upstream does not answer probes either..."""
 MAX_SILENCE_S = 600.0
@@ -97,7 +99,8 @@ class UpstreamProbes:
         async with self._http.ask("GET", f"{seat.url}/health", headers) as response:
             if response.status >= 500:
                 return f"it says that it is not healthy (status {response.status})"
-            await response.read_up_to(MAX_HEALTH_BYTES)
+            with suppress(UpstreamError), trio.move_on_after(HEALTH_BODY_S):
+                await response.read_up_to(MAX_HEALTH_BYTES)
         async with self._http.ask("GET", f"{seat.url}/v1/models", headers) as response:
             if response.status in (UNAUTHORIZED, FORBIDDEN):
                 return "it does not accept this server's key"

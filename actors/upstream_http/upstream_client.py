@@ -112,7 +112,9 @@ class UpstreamClient:
         place = _place_of(url)
         connection = await self._take(place.origin) or await self._connect(place.origin)
         try:
-            sent = [("Host", place.host), *ALWAYS, *headers.items(), ("Content-Length", str(len(body)))]
+            sent = [("Host", place.host), *ALWAYS, *headers.items()]
+            if method != "GET":
+                sent.append(("Content-Length", str(len(body))))
             await connection.send(method, place.target, sent, body)
             head: Head = await connection.receive_head()
             yield Response(head.status, head.headers, connection)

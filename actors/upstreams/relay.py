@@ -91,6 +91,10 @@ class Ends:
         return len(self.reasons)
 
     @property
+    def one_has_ended(self) -> bool:
+        return any(reason is not None for reason in self.reasons.values())
+
+    @property
     def all_have_ended(self) -> bool:
         return bool(self.reasons) and None not in self.reasons.values()
 
@@ -121,10 +125,8 @@ class StreamRelay:
 
     def end(self) -> bytes:
         rest = b"".join(part for event in self._events.rest() for part in self._take(event))
-        if not (self.is_done or self.ends.all_have_ended):
+        if not (self.ends.one_has_ended if self.is_done else self.ends.all_have_ended):
             raise UpstreamGarbage("the end of its response before it was complete")
-        if not self.ends.num_choices:
-            raise UpstreamGarbage("the end of a response that has no choices")
         self.has_begun = True
         return rest + b"".join(self._held) + b"data: [DONE]\n\n"
 

@@ -170,11 +170,12 @@ async def test_stream_that_waits_for_its_upstream(status: int) -> None:
         b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":0}}\n\ndata: [DONE]\n\n',
         b'data: {"choices":[{"index":-1,"finish_reason":"stop"}]}\n\n',
         b'data: {"object":"chat.completion.chunk"}\n\ndata: [DONE]\n\n',
+        b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\ndata: [DONE]\n\n',
     ],
-    ids=["done", "nothing", "comment", "usage", "index", "no choices"],
+    ids=["done", "nothing", "comment", "usage", "index", "no choices", "no reason"],
 )
 async def test_stream_without_an_answer(sent: bytes) -> None:
-    """A stream that ends without a choice is a failure, whatever else was in it."""
+    """A stream is a failure if no choice has ended in it, whatever else was in it."""
 
     async def script(asked: Asked, answering: Answering) -> None:
         await answering.begin()
