@@ -55,7 +55,7 @@ def test_explanation_and_cache(demo: Server, browser: Browser) -> None:
     browser.find(".settings textarea").send_keys(SYSTEM)
     ask(browser, "Where does Mira live?")
     ask(browser, "Where does Otto live?")
-    browser.all("button.link")[0].click()
+    browser.all(".turn.user button.edit")[0].click()
     browser.find(".editor textarea").send_keys(" Please say where.")
     browser.button("Send as a branch").click()
     browser.until(lambda: len(browser.all(".promptbar")) == 1 and browser.all(".strip.messages"), "another answer")
@@ -70,7 +70,7 @@ def test_explanation_and_cache(demo: Server, browser: Browser) -> None:
     names = {"reused": "from cache", "copied": "copied", "computed": "computed"}
     assert titles == [f"{names[source]}: tokens {start:,} to {end:,}" for source, start, end in sources]
     browser.button("why not more?").click()
-    browser.wait_text(".why", f"The cached part ends at token {prompt['ended']['token']:,}, in message 1 (user).")
+    browser.wait_text(".why", f"The cached part ends at token {prompt['ended']['token']:,}, in message 2 (user).")
     browser.wait_text(".why", f"Request {prompt['ended']['diverged_from']} continued differently there.")
     browser.button("show in the cache").click()
     browser.wait_text("h1", "Cache")
@@ -87,7 +87,7 @@ def test_edit_and_branches(demo: Server, browser: Browser) -> None:
     browser.open(demo.url)
     ask(browser, "What is a quipu?")
     ask(browser, "What are you?")
-    browser.all(".turn.user button.link")[0].click()
+    browser.all(".turn.user button.edit")[0].click()
     editor = browser.find(".editor textarea")
     assert editor.get_attribute("value") == "What is a quipu?"
     editor.send_keys(Keys.END, " Say it again.")

@@ -90,7 +90,7 @@ def test_cords_and_knots(keyed: Server, browser: Browser) -> None:
     browser.find(f"[data-id='{top['id']}'] .knot").click()
     exact = min(child["diverged"]["token"] for child in children if child["diverged"]["exact"])
     browser.wait_text(".about", f"{top['requests']} requests came by. {len(children)} branches go on.")
-    browser.wait_text(".about", f"They differ from token {exact} on, in message 1 (user).")
+    browser.wait_text(".about", f"They differ from token {exact} on, in message 2 (user).")
     browser.wait_text(".details dl div", f"tokens\n{top['tokens']}")
     browser.wait_text(".details li", "engine ")
     label = browser.find(f"[data-id='{top['id']}']").get_attribute("aria-label")
@@ -113,7 +113,7 @@ def test_path_of_a_request(keyed: Server, browser: Browser) -> None:
         ".path-card", f"{prompt['prompt_tokens'] // 16 * 16} tokens in whole blocks; all of them are cached"
     )
     browser.wait_text(".path-card", f"{prompt['cached_tokens']} came from cache")
-    browser.wait_text(".path-card", f"at token {prompt['ended']['token']}, in message 1 (user)")
+    browser.wait_text(".path-card", f"at token {prompt['ended']['token']}, in message 2 (user)")
     on_path = {node["id"] for node in tree(keyed, request=request_id)["nodes"] if node["path_tokens"]}
     assert ids_of(browser, ".is-on-path") == on_path
     assert len(browser.all(".quipu .over")) >= len(on_path) >= 2
@@ -132,7 +132,7 @@ def test_order_of_eviction(keyed: Server, browser: Browser) -> None:
     order = tree(keyed, "ops")["eviction_order"]
     first = browser.find(f"[data-id='{order[0]}'] .number:not(.tokens)")
     assert first.text == "1"
-    browser.wait_text("h2", "Evicted first")
+    browser.wait_text("h2", "Next in the order of eviction")
     browser.find("ol button").click()
     browser.until(lambda: chosen(browser) == order[0], "the first is chosen")
 

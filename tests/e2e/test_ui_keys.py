@@ -177,13 +177,13 @@ def test_reasoning_calls_and_explanation(keyed: Server, browser: Browser) -> Non
     browser.wait_text(".facts", "48 from cache (48.0 %)")
     browser.wait_text(".facts", "16 copied (16.0 %)")
     roles = browser.until(lambda: browser.all(".strip.messages span"), "the messages")
-    assert [role.text for role in roles] == ["system", "user", "assistant"]
+    assert [role.text for role in roles] == ["system", "user", ""]
     assert [role.get_attribute("title") for role in roles[1:]] == [
-        "message 1, user: 4 of 35 tokens copied, 31 of 35 tokens computed",
+        "message 2, user: 4 of 35 tokens copied, 31 of 35 tokens computed",
         "assistant, from the template: 5 of 5 tokens computed",
     ]
     browser.button("why not more?").click()
-    browser.wait_text(".why", "The cached part ends at token 64, in message 1 (user). From there on")
+    browser.wait_text(".why", "The cached part ends at token 64, in message 2 (user). From there on")
     browser.wait_text(".why", "Request req-0 continued differently there.")
     browser.wait_text(".why li", "Move the date to the end.")
     browser.find(".editor textarea").send_keys("sunny")

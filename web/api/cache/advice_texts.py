@@ -1,4 +1,6 @@
-"""What is said about each kind of advice. Texts have numbers and indexes only, never anything of a prompt."""
+"""What is said about each kind of advice. Texts have numbers only, never anything of a prompt.
+
+Messages are numbered from 1 in texts, as people count; the field `message` is an index from 0."""
 
 from __future__ import annotations
 
@@ -41,6 +43,6 @@ def describe_advice(advice: Advice, outline: PromptOutline, block_size: int) -> 
     token = outline.start_of(advice.message) if advice.token is None else advice.token
     num_blocks = advice.num_blocks or 0
     without = "The list of tools" if advice.code is AdviceCode.KEYS_REORDERED else "The system prompt"
-    place = without if advice.message is None else f"Message {advice.message}"
+    place = without if advice.message is None else f"Message {advice.message + 1}"
     text = TEXTS[advice.code].format(place=place, num_blocks=num_blocks, num_tokens=num_blocks * block_size)
     return {"code": advice.code.value, "message": advice.message, "token": token, "text": text}

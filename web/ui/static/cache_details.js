@@ -60,7 +60,7 @@ function evictionOf({ node, order }) {
   if (node.in_use) return "not while in use";
   if (node.pinned_until) return "not while pinned";
   if (!node.cached_tokens) return "evicted";
-  return order ? `number ${count(order)} of those shown` : "–";
+  return order ? `number ${count(order)} in the order of those shown` : "–";
 }
 
 export function PathCard({ request, explained, nodes, isWhole, on }) {
@@ -88,7 +88,7 @@ export function NextToGo({ order, byId, on }) {
   if (!cords.length) return null;
   return html`
     <section class="card details">
-      <h2>Evicted first</h2>
+      <h2>Next in the order of eviction</h2>
       <ol class="plain goes-on">${cords.slice(0, SHOWN).map((cord, at) => html`<li key=${cord.id}>
         <span>${at + 1}.</span> <button class="link" onClick=${() => on.select(cord, true)}>${count(cord.node.tokens)} tokens at ${count(cord.node.start)}</button>
         <small>${cord.node.requests > 1 ? `${count(cord.node.requests)} requests` : "one request"}</small></li>`)}</ol>

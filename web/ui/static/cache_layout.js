@@ -4,6 +4,7 @@
 
 const BRANCHES_AT_A_KNOT = 24; // more are folded into one tassel
 const SHORTEST = 9;
+const TARGET = 24; // a cord is at least as long as a finger can hit
 const STRETCH = 5;
 const POWER = 0.4; // between a square root and a logarithm: 16 tokens and 100,000 are both seen
 const MORE_LENGTH = 34;
@@ -69,7 +70,7 @@ function layOut(tree, { pitch, stretch, hasNames }) {
   const place = (cord, start) => {
     cord.a = column * pitch;
     cord.d0 = start;
-    cord.length = cord.more ? MORE_LENGTH : stretch * lengthOf(cord.node.tokens);
+    cord.length = cord.more ? MORE_LENGTH : Math.max(TARGET, stretch * lengthOf(cord.node.tokens));
     cord.d1 = start + cord.length;
     deepest = Math.max(deepest, cord.d1);
     list.push(cord);

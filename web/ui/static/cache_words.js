@@ -1,4 +1,5 @@
 // What cords and knots mean, in words, for the panel and for screen readers. Pure functions.
+import { numberOf } from "./explain.js";
 import { count } from "./format.js";
 
 export const TIERS = ["device", "host", "disk", "remote"];
@@ -33,7 +34,7 @@ export function placeOf(diverged, start) {
 
 export function messageOf({ role, message, part }) {
   if (message === null || message === undefined) return { assistant: "the answer", system: "the system prompt" }[role] ?? `the template (${role})`;
-  return `message ${message} (${role})${part === null || part === undefined ? "" : `, part ${part}`}`;
+  return `message ${numberOf(message)} (${role})${part === null || part === undefined ? "" : `, part ${numberOf(part)}`}`;
 }
 
 /** Return sentences about the knot at the end of a cord: how many requests, how many go on, and what diverged. */
@@ -77,7 +78,7 @@ export function labelOf(cord, now) {
   if (node.cached_tokens < node.tokens) words.push(node.cached_tokens ? `${count(node.cached_tokens)} still cached` : "evicted");
   if (node.pinned_until) words.push("pinned");
   if (node.in_use) words.push("in use");
-  if (order) words.push(`evicted as number ${count(order)}`);
+  if (order) words.push(`number ${count(order)} in the order of eviction`);
   words.push(`used ${ago(now - node.last_used_at)}`);
   words.push(children.length ? times(children.length, "branch", "branches") : below ? `${times(below, "branch", "branches")} not loaded` : "end");
   return words.join(", ");

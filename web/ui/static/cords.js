@@ -28,7 +28,8 @@ export function Cords({ picture, groups, look, selected, on }) {
         ${groups.map((group) => html`<${MainCord} key=${group.tenant} group=${group} at=${at} look=${look} />`)}
       </g>
       <g aria-hidden="true">
-        ${picture.list.map((cord) => cord.node?.path_tokens > 0 && html`<${Overlay} key=${cord.id} cord=${cord} at=${at} />`)}
+        ${["edge", ""].map((part) => picture.list.map((cord) => cord.node?.path_tokens > 0 &&
+        html`<${Overlay} key=${part + cord.id} cord=${cord} at=${at} part=${part} />`))}
       </g>
       ${picture.list.map((cord) => html`<${Cord} key=${cord.id} cord=${cord} at=${at} look=${look} on=${on}
         isSelected=${cord.id === selected} isFocusable=${cord.id === focused} />`)}
@@ -82,12 +83,12 @@ export const engineClass = (engine) => (engine === undefined ? "engine-none" : `
 /** Return the engines that have some of a branch, those with most of it first. */
 export const enginesOf = (node) => Object.entries(node.engines).sort(([, one], [, other]) => other - one).map(([id]) => id);
 
-/** The path of a request, below all cords. */
-function Overlay({ cord, at }) {
+/** The path of a request, below all cords: its edge, and within it a ground on which they can be seen. */
+function Overlay({ cord, at, part }) {
   const { link, whole } = shapeOf(cord, at);
   return html`
-    ${link && html`<path class="over" d=${link} />`}
-    <path class="over" d=${whole} ...${partly(cord.node.path_tokens / cord.node.tokens)} />
+    ${link && html`<path class=${`over ${part}`} d=${link} />`}
+    <path class=${`over ${part}`} d=${whole} ...${partly(cord.node.path_tokens / cord.node.tokens)} />
   `;
 }
 

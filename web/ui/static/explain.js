@@ -5,7 +5,7 @@ const REASONS = {
   none: "Every block that could come from the cache did. The last token of a prompt is always computed, and only full blocks are kept.",
   disabled: "Prefix caching is turned off on this server.",
   shorter_than_a_block: "The prompt is too short: it does not fill one block of the cache.",
-  evicted: "What follows was cached and has been evicted, because its blocks were needed for other prompts.",
+  evicted: "What follows had been cached before, but when this request came its blocks had been taken for other prompts.",
   other_domain: "The same tokens are cached for another tenant or salt. Caches are never shared between them.",
   diverged: "From there on the prompt differs from every prompt that is cached.",
   needs_prompt_logprobs: "The request asks for scores of its prompt, so all of it is computed.",
@@ -35,8 +35,8 @@ export function explainInWords(usage, prompt) {
 
 function whereOf({ token, message, part }, prompt) {
   const role = prompt?.messages?.find(({ index }) => index === message)?.role;
-  const within = isNumber(message) ? `, in message ${message}${role ? ` (${role})` : ""}` : "";
-  return `at token ${count(token)}${within}${isNumber(part) ? `, part ${part}` : ""}`;
+  const within = isNumber(message) ? `, in message ${numberOf(message)}${role ? ` (${role})` : ""}` : "";
+  return `at token ${count(token)}${within}${isNumber(part) ? `, part ${numberOf(part)}` : ""}`;
 }
 
 function evictionOf({ by, idle_s: idle }) {
@@ -48,8 +48,11 @@ function evictionOf({ by, idle_s: idle }) {
 
 const isNumber = (value) => typeof value === "number";
 
-/** Return what a message of the prompt is called, counted from 0 as everywhere in the API. What the template adds at the end has no number. */
-export const nameOf = ({ index, role }) => (isNumber(index) ? `message ${index}, ${role}` : `${role}, from the template`);
+/** Return an index of the API, which counts from 0, as people count. */
+export const numberOf = (index) => (isNumber(index) ? index + 1 : index);
+
+/** Return what a message of the prompt is called. What the template adds at the end has no number. */
+export const nameOf = ({ index, role }) => (isNumber(index) ? `message ${numberOf(index)}, ${role}` : `${role}, from the template`);
 
 const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
