@@ -2,7 +2,7 @@
 import { showInCache } from "./cache_choice.js";
 import { explainInWords, nameOf, partsOf, sourcesIn } from "./explain.js";
 import { count, duration, rate, share } from "./format.js";
-import { html, useState } from "./html.js";
+import { html, useLayoutEffect, useRef, useState } from "./html.js";
 
 const SHORTEST_S = 0.02; // a shorter answer arrives in one piece, which has no speed
 const NAMES = { reused: "from cache", copied: "copied", computed: "computed" };
@@ -48,14 +48,29 @@ export function AnswerBar({ node, seesCache }) {
 }
 
 function Strip({ class: name, all, parts, label }) {
+  const box = useRef(null);
+  useLayoutEffect(() => {
+    const watcher = new ResizeObserver(() => showWhole(box.current));
+    watcher.observe(box.current);
+    return () => watcher.disconnect();
+  }, []);
+  useLayoutEffect(() => showWhole(box.current));
   return html`
-    <div class=${`strip ${name}`} role="img" aria-label=${label}>
+    <div class=${`strip ${name}`} role="img" aria-label=${label} ref=${box}>
       ${parts.map(
         ({ start, end, kind, text, title }) =>
-          html`<span key=${start} class=${kindClass(kind)} title=${title} style=${{ width: `${(100 * (end - start)) / all}%` }}>${text}</span>`,
+          html`<span key=${start} class=${kindClass(kind)} title=${title} style=${{ width: `${(100 * (end - start)) / all}%` }}>${text && html`<b>${text}</b>`}</span>`,
       )}
     </div>
   `;
+}
+
+/** Show the labels that have room, and no part of the others: their part's title has them, too. */
+function showWhole(box) {
+  const labels = [...box.querySelectorAll("b")];
+  for (const label of labels) label.hidden = false;
+  const fits = labels.map((label) => label.getBoundingClientRect().width <= label.parentNode.clientWidth);
+  labels.forEach((label, at) => (label.hidden = !fits[at]));
 }
 
 function Why({ usage, prompt }) {

@@ -1,6 +1,7 @@
 // One streamed answer: sends the chat, fills in the node as tokens come, and measures what a client can measure.
-import { events, getJson, request } from "./api.js";
+import { currentKey, events, getJson, request } from "./api.js";
 import { messagesTo } from "./conversation.js";
+import { asCurl } from "./curl.js";
 
 const REDRAW_MS = 33;
 let hasExplain = true; // until the server says that it has no such endpoint
@@ -12,6 +13,7 @@ export async function fillAnswer(node, settings, redraw) {
   node.startedAt = performance.now();
   try {
     const body = bodyOf(node, settings);
+    node.asCurl = () => asCurl(new URL("../v1/chat/completions", document.baseURI).href, body, currentKey() !== null);
     const response = await request("v1/chat/completions", { body, signal: node.abort.signal });
     node.requestId = response.headers.get("X-Quipu-Request-Id");
     node.ignored = response.headers.get("X-Quipu-Ignored-Fields");
@@ -23,6 +25,7 @@ export async function fillAnswer(node, settings, redraw) {
   } catch (error) {
     node.state = error.name === "AbortError" ? "stopped" : "failed";
     node.error = node.state === "failed" ? error.message : null;
+    node.refusedField = error.param ?? null;
   }
   redraw();
   if (node.state === "done") {
@@ -45,16 +48,8 @@ function bodyOf(node, settings) {
     if (text.trim() !== "") body[name] = Number(text);
   }
   if (settings.thinking) body.enable_thinking = settings.thinking === "on";
-  if (settings.tools.trim()) body.tools = parseTools(settings.tools);
+  if (settings.tools.trim()) body.tools = JSON.parse(settings.tools);
   return body;
-}
-
-function parseTools(text) {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`Tools are not valid JSON: ${error.message}`);
-  }
 }
 
 function take(node, chunk) {

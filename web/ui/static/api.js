@@ -7,10 +7,11 @@ const KEY = "quipu.key";
 const SENDABLE = /^[\x21-\x7e]+$/; // what a header can carry
 
 export class ApiError extends Error {
-  constructor(status, message, code) {
+  constructor(status, message, code, param) {
     super(message);
     this.status = status;
     this.code = code;
+    this.param = param; // the field that is wrong, if the server names one
   }
 }
 
@@ -62,7 +63,7 @@ export const getText = async (path, options) => (await request(path, options)).t
 async function errorOf(response) {
   try {
     const { error } = await response.json();
-    return new ApiError(response.status, String(error.message), error.code);
+    return new ApiError(response.status, String(error.message), error.code, error.param);
   } catch {
     return new ApiError(response.status, `The server answered ${response.status}.`);
   }

@@ -20,6 +20,13 @@ export class Conversation {
     return node;
   }
 
+  /** Take back `node`, which is the last child of its parent; what was chosen before it is chosen again. */
+  remove(node, before) {
+    const { parent } = node;
+    parent.children.splice(parent.children.indexOf(node), 1);
+    parent.chosen = Math.max(0, Math.min(before, parent.children.length - 1));
+  }
+
   /** Return the nodes of the chosen branch, first to last. */
   path() {
     const nodes = [];

@@ -2,6 +2,6 @@
 import htm from "./vendor/htm.js";
 import { h, render } from "./vendor/preact.js";
 
-export { render };
-export { useEffect, useMemo, useReducer, useRef, useState } from "./vendor/preact-hooks.js";
+export { h, render };
+export { useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState } from "./vendor/preact-hooks.js";
 export const html = htm.bind(h);

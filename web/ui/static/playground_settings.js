@@ -17,7 +17,8 @@ export const firstSettings = () => ({
   tools: "",
 });
 
-export function Settings({ settings, models, redraw }) {
+/** `wrong` is the message about tools that were refused, or null. */
+export function Settings({ settings, models, wrong, onTools, redraw }) {
   const [isWide] = useState(() => window.matchMedia("(min-width: 60rem)").matches);
   const set = (change) => (event) => {
     change(event.target.value);
@@ -49,9 +50,10 @@ export function Settings({ settings, models, redraw }) {
         </label>
       </div>
       <label>Tools (JSON list)
-        <textarea rows="3" spellcheck=${false} value=${settings.tools} onInput=${set((value) => (settings.tools = value))}
-          placeholder='[{"type": "function", "function": {…}}]'></textarea>
+        <textarea rows="3" name="tools" spellcheck=${false} value=${settings.tools} aria-invalid=${wrong !== null} aria-describedby=${wrong && "toolserror"}
+          onInput=${(event) => onTools(event.target.value)} placeholder='[{"type": "function", "function": {…}}]'></textarea>
       </label>
+      ${wrong && html`<p class="error" role="alert" id="toolserror">${wrong}</p>`}
     </details>
   `;
 }
