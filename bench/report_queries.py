@@ -15,6 +15,7 @@ from hypothesis.strategies import SearchStrategy as Strategy
 from bench.body_parts import mostly
 
 TABLE = "/ui/usage"
+KEY_NAMES = "/ui/key-names"
 OPENAI = "/v1/organization/usage/completions"
 ANTHROPIC = "/v1/organizations/usage_report/messages"
 RECORD = "/v1/usage/"
@@ -44,8 +45,10 @@ REPORTS: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "until": _SECONDS,
         "bucket": _WIDTH,
         "by": _among("model", "api_key", "tenant"),
+        "tenant": _NAMES,
         "format": mostly(st.sampled_from(["json", "csv"]), _JUNK),
     },
+    KEY_NAMES: {"id": _NAMES},
     OPENAI: {
         **_COMMON,
         "start_time": _SECONDS,

@@ -50,6 +50,7 @@ PATHS = (
     "/v1/admin/engines",
     "/ui/session",
     "/ui/usage?since=1",
+    "/ui/key-names?id=1",
     "/v1/cache/stats",
     "/v1/cache/tree",
 )

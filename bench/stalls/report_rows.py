@@ -14,6 +14,7 @@ OPENAI = f"/v1/organization/usage/completions?start_time={FIRST_S}"
 ANTHROPIC = "/v1/organizations/usage_report/messages?starting_at=" + datetime.fromtimestamp(FIRST_S, UTC).strftime(
     "%Y-%m-%dT%H:%M:%SZ"
 )
+KEY_NAMES = "/ui/key-names?" + "&".join(f"id=key-{number}" for number in range(500))
 BY_ALL = "&group_by=model&group_by=api_key_id&group_by="
 
 
@@ -54,5 +55,6 @@ REPORT_ROWS: Sequence[Row] = (
         "booked",
     ),
     Row("usage reports, left", _leaving(f"{OPENAI}&bucket_width=1h&limit=168{BY_ALL}project_id", 16), 8, "booked"),
+    Row("names of 500 keys", getting(KEY_NAMES, 8), 8, "booked"),
     Row("200 usage records", _records, 16, "booked", refused=True),
 )

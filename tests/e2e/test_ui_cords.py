@@ -80,12 +80,12 @@ def test_cords_beside_a_path_stay_legible(served: Server, browser: Browser, sche
         browser.find(CORD)
         browser.find("input[name=request]").send_keys("req-1", Keys.ENTER)
         browser.find(".quipu .over")
-        for engine, colour in (("", "age"), ("", "tier"), ("", "engine"), ("1", "engine")):
-            browser.run(CHOOSE, {"engine": engine, "colour": colour})
+        for only, colour in (("", "age"), ("", "tier"), ("", "engine"), ("1", "engine")):
+            browser.run(CHOOSE, {"engine": only, "colour": colour})
             browser.until(lambda c=colour: browser.all(f".cord[class*={c}-]"), colour)
             found = browser.run(CONTRASTS)
             assert len(found) > 50
-            assert [one for one in found if one[1] < 3] == [], (engine, colour)
+            assert [one for one in found if one[1] < 3] == [], (only, colour)
 
 
 def test_cached_is_not_called_evicted(served: Server, browser: Browser) -> None:

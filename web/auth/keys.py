@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -41,6 +41,7 @@ class KeyRing:
         check_distinct(entries)
         self._secret = secrets.token_bytes(32)
         self._holders: dict[bytes, _Holder] = {}
+        self._by_id: dict[str, Principal] = {}
         for entry in entries:
             principal = Principal(
                 tenant=entry.tenant,
@@ -51,6 +52,7 @@ class KeyRing:
             )
             digest = bytes.fromhex(entry.sha256)
             self._holders[self._place(digest)] = _Holder(digest, principal)
+            self._by_id[entry.id] = principal
         self.num_keys = len(entries)
         self.num_admin_keys = sum(entry.admin for entry in entries)
 
@@ -61,6 +63,18 @@ class KeyRing:
         if holder is None or not hmac.compare_digest(holder.digest, digest):
             return None
         return holder.principal
+
+    def names(self, key_ids: Iterable[str], asker: Principal) -> dict[str, str]:
+        """Return the names of those keys that are known and that `asker` may see, by id."""
+        found = (self._by_id.get(key_id) for key_id in key_ids)
+        return {
+            one.key_id: one.key_name
+            for one in found
+            if one is not None
+            and one.key_id is not None
+            and one.key_name is not None
+            and (asker.is_admin or one.tenant == asker.tenant)
+        }
 
     def _place(self, digest: bytes) -> bytes:
         # A dictionary lookup takes longer the more of the key matches. With names that are keyed by a secret of this

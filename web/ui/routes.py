@@ -4,6 +4,7 @@
     GET /ui/                 the one page; what it shows is chosen after `#`
     GET /ui/static/{name}    scripts, styles, licences
     GET /ui/session          whose key this is, and what it may see
+    GET /ui/key-names?id=…   the names of keys, of those that the asker may see
     GET /ui/usage            (`usage_table.py`)
 
 What must always hold: the page and its files need no key and tell nothing; everything else is authenticated like the
@@ -14,13 +15,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from quart import Response
+from quart import Response, request
 from quart_trio import QuartTrio
 
 import quipu
 
 from ..api.admin.prices import PriceList
 from ..api.admin.usage_source import UsageSource
+from ..api.query import Parameters
 from ..auth.keys import KeyStore
 from ..auth.local_clients import is_from_this_machine
 from ..request.errors import not_found
@@ -67,6 +69,11 @@ def install_ui(
             "shows_usage": usage is not None and sees_accounts,
             "has_prices": prices is not None,
         }
+
+    @app.get("/ui/key-names")
+    async def name_keys() -> dict[str, Any]:
+        asked = Parameters(request.args).texts("id") or ()
+        return {"names": keys.ring.names(asked, current_request_context().principal)}
 
     if usage is not None:
         install_usage_table(app, usage, prices)

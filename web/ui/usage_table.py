@@ -1,9 +1,9 @@
 """`GET /ui/usage`: usage by time, model, key and tenant, with its cost, as the usage page shows and exports it.
 
-    ?since=UNIX&until=UNIX&by=model&by=api_key&bucket=1h&format=json|csv
+    ?since=UNIX&until=UNIX&by=model&by=api_key&tenant=NAME&bucket=1h&format=json|csv
 
-An admin, and on a server without keys the server's own machine, sees every tenant; every other key sees its own. The
-numbers are those of the usage reports (docs/usage-reports.md).
+An admin, and on a server without keys the server's own machine, sees every tenant, or those of `tenant`; every other
+key sees its own, whatever it asks for. The numbers are those of the usage reports (docs/usage-reports.md).
 
 What must always hold: no parameter can widen what a key sees; an answer has at most `MAX_BUCKETS` buckets. It is made
 elsewhere (`table_report.py`).
@@ -59,6 +59,9 @@ def _read(parameters: Parameters, now: float) -> Wanted:
     if bucket is not None and (until - since) / WIDTHS[bucket].width_s > MAX_BUCKETS:
         raise bad_value("bucket", f"too narrow for this range, which would have more than {MAX_BUCKETS} of them")
     principal = current_request_context().principal
-    query = Query(since=since, until=until, tenants=() if principal.is_admin else (principal.tenant,), outcomes=COUNTED)
+    wanted = parameters.texts("tenant") or ()
+    query = Query(
+        since=since, until=until, tenants=wanted if principal.is_admin else (principal.tenant,), outcomes=COUNTED
+    )
     by = parameters.choices("by", GROUPS) or ()
     return Wanted(query, by, bucket, is_csv=parameters.choice("format", FORMATS, "json") == "csv")

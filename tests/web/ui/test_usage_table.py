@@ -91,6 +91,34 @@ async def test_tenant_sees_its_own() -> None:
     assert [(row["tenant"], row["requests"]) for row in answer["rows"]] == [("acme", 3), ("ops", 1)]
 
 
+async def test_tenant_that_an_admin_asks_for() -> None:
+    """An admin sees all tenants, or those of `tenant`, in rows, total, disputed accounts and export."""
+    client = client_of(keys=keyed())
+    _, answer = await get(client, KEYS["ops"], by=["tenant"], tenant="acme")
+    assert [(row["tenant"], row["requests"]) for row in answer["rows"]] == [("acme", 3)]
+    assert (answer["total"]["requests"], [found["request_id"] for found in answer["disputed"]]) == (3, ["r4"])
+    _, answer = await get(client, KEYS["ops"], by=["tenant"], tenant=["ops", "nobody"])
+    assert [row["tenant"] for row in answer["rows"]] == ["ops"]
+    _, answer = await get(client, KEYS["ops"], tenant="nobody")
+    assert answer["total"]["requests"] == 0
+
+
+async def test_key_names() -> None:
+    """A key learns the names of its tenant's keys, an admin those of all; ids that are not known have none."""
+    client = client_of(keys=keyed())
+    path = "/ui/key-names?id=id-acme&id=id-ops&id=id-gone"
+    assert (await client.get(path))[0].status == 401
+    _, answer = await client.get(path, {"x-api-key": KEYS["acme"]})
+    assert answer == {"names": {"id-acme": "acme's"}}
+    _, answer = await client.get(path, {"x-api-key": KEYS["ops"]})
+    assert answer == {"names": {"id-acme": "acme's", "id-ops": "ops's"}}
+    assert (await client.get("/ui/key-names", {"x-api-key": KEYS["ops"]}))[1] == {"names": {}}
+    assert (await client_of().get(path))[1] == {"names": {}}
+    many = "&".join(f"id={number}" for number in range(501))
+    exchange, answer = await client.get(f"/ui/key-names?{many}", {"x-api-key": KEYS["ops"]})
+    assert (exchange.status, answer["error"]["param"]) == (400, "id")
+
+
 async def test_cost(tmp_path: Path) -> None:
     """Each request costs what its model cost when it ended; a model without a price is named and costs nothing."""
     _, answer = await get(client_of(prices=prices_in(tmp_path)), by=["tenant"])
@@ -130,6 +158,7 @@ async def test_export(tmp_path: Path) -> None:
         ({"bucket": "1s"}, "bucket"),
         ({"bucket": "1m"}, "bucket"),
         ({"format": "xml"}, "format"),
+        ({"tenant": ["acme", ""]}, "tenant"),
     ],
 )
 async def test_refusals(parameters: dict[str, Any], param: str) -> None:

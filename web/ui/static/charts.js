@@ -1,4 +1,5 @@
 // Small graphs in SVG. Their colours are in the style sheet, so that they follow light and dark by themselves.
+import { short } from "./format.js";
 import { html } from "./html.js";
 
 const WIDTH = 120;
@@ -17,26 +18,37 @@ export function Sparkline({ values, slots, label }) {
   `;
 }
 
-/** Bars over time. `bars` have `title` and `parts`: a number for each of `kinds`. */
-export function StackedBars({ bars, kinds, label }) {
-  const top = Math.max(...bars.map(({ parts }) => parts.reduce((sum, part) => sum + part, 0)), 1);
+/** Bars over time. `bars` have `title` and `parts`: a number for each of `kinds`. `ticks` are written below, evenly. */
+export function StackedBars({ bars, kinds, label, unit, ticks }) {
+  const top = roundUp(Math.max(...bars.map(({ parts }) => parts.reduce((sum, part) => sum + part, 0)), 1));
   const width = WIDTH / Math.max(bars.length, 1);
   return html`
-    <svg class="bars" viewBox=${`0 0 ${WIDTH} 40`} preserveAspectRatio="none" role="img" aria-label=${label}>
-      ${bars.map(({ title, parts }, at) => {
-        let below = 0;
-        return html`<g key=${at}>
-          <title>${title}</title>
-          <rect class="is-ground" x=${at * width} y="0" width=${width} height="40" />
-          ${parts.map((part, place) => {
-            const height = (part / top) * 38;
-            below += height;
-            return part > 0 && html`<rect key=${place} class=${`is-${kinds[place]}`} x=${(at + 0.1) * width} y=${40 - below} width=${0.8 * width} height=${height} />`;
-          })}
-        </g>`;
-      })}
-    </svg>
+    <div class="chart">
+      <p class="axis down" aria-hidden="true"><span>${short(top)} ${unit}</span><span>${short(top / 2)}</span><span>0</span></p>
+      <svg class="bars" viewBox=${`0 0 ${WIDTH} 40`} preserveAspectRatio="none" role="img" aria-label=${label}>
+        ${[0, 20].map((y) => html`<line key=${y} class="grid" x1="0" x2=${WIDTH} y1=${y} y2=${y} />`)}
+        ${bars.map(({ title, parts }, at) => {
+          let below = 0;
+          return html`<g key=${at}>
+            <title>${title}</title>
+            <rect class="is-ground" x=${at * width} y="0" width=${width} height="40" />
+            ${parts.map((part, place) => {
+              const height = (part / top) * 40;
+              below += height;
+              return part > 0 && html`<rect key=${place} class=${`is-${kinds[place]}`} x=${(at + 0.1) * width} y=${40 - below} width=${0.8 * width} height=${height} />`;
+            })}
+          </g>`;
+        })}
+      </svg>
+      <p class="axis along" aria-hidden="true">${ticks.map((text, at) => html`<span key=${at}>${text}</span>`)}</p>
+    </div>
   `;
+}
+
+/** Return the next number of the form 1, 2 or 5 with zeros. */
+function roundUp(number) {
+  const size = 10 ** Math.floor(Math.log10(number));
+  return [1, 2, 5, 10].find((step) => step * size >= number) * size;
 }
 
 /** Shares of a whole in one line, with their names and numbers below. */

@@ -26,6 +26,17 @@ export function money(cost) {
   return amounts.length ? amounts.join(" + ") : "–";
 }
 
+const utcDay = new Intl.DateTimeFormat("en", { month: "short", day: "numeric", timeZone: "UTC" });
+const utcDate = new Intl.DateTimeFormat("en", { year: "numeric", month: "short", day: "numeric", timeZone: "UTC" });
+const utcTime = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone: "UTC" });
+
+/** Return a time in UTC; `detail` is "day", "date" (with the year), "time", or all but the year. */
+export function utc(unixSeconds, detail = "") {
+  const ms = unixSeconds * 1000;
+  const one = { day: utcDay, date: utcDate, time: utcTime }[detail];
+  return one ? one.format(ms) : `${utcDay.format(ms)} ${utcTime.format(ms)}`;
+}
+
 export function clock(unixSeconds, withDate = true) {
   const date = new Date(unixSeconds * 1000);
   const time = date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
