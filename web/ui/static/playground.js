@@ -11,6 +11,7 @@ import { wrongTools } from "./tools_check.js";
 import { isSendKey, Turn } from "./turns.js";
 
 const IDEAS = ["What is a quipu?", "Tell me a story about Mira and Otto.", "What are you?"];
+const NEAR_PX = 120;
 const chat = { conversation: new Conversation(), settings: firstSettings(), draft: "", wrong: null }; // outlives a look at another page
 
 const isRunning = () => chat.conversation.path().some(({ state }) => state === "running");
@@ -43,6 +44,7 @@ export function Playground({ session }) {
     found.focus();
   });
 
+  const showEnd = () => requestAnimationFrame(() => end.current?.scrollIntoView({ block: "end" }));
   const refuse = (message, at) => {
     chat.wrong = message;
     redraw();
@@ -70,10 +72,11 @@ export function Playground({ session }) {
         chat.draft ||= first.typed ?? draft;
         refuse(last.error, null);
       }
+      if (isAtEnd()) showEnd(); // the answer has grown
       redraw();
     });
     focusOn("#draft");
-    requestAnimationFrame(() => end.current?.scrollIntoView({ block: "end" }));
+    showEnd();
     return true;
   };
   const send = () => {
@@ -121,6 +124,12 @@ export function Playground({ session }) {
       </section>
     </div>
   `;
+}
+
+/** Return whether the end of the conversation is read, and not something above it. */
+function isAtEnd() {
+  const { scrollHeight, scrollTop, clientHeight } = document.documentElement;
+  return scrollHeight - scrollTop - clientHeight < NEAR_PX;
 }
 
 function stop() {
