@@ -36,10 +36,12 @@ from .auth.browsers import install_browser_rules
 from .auth.keys import KeyStore
 from .http.paths import SentPathMap
 from .options import AppOptions
-from .request.errors import install_error_handlers, respond, unavailable
+from .request.error_handlers import install_error_handlers
+from .request.errors import respond, unavailable
 from .request.request_context import current_request_context, install_request_contexts
 from .telemetry.logs import frames_of
 from .telemetry.tracing import NoTracer, Tracer
+from .ui.root import install_root
 from .ui.routes import install_ui
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})
@@ -107,6 +109,7 @@ def make_app(
         install_openai_usage(app, usage)
         install_anthropic_usage(app, usage)
         install_usage_record(app, usage)
+    install_root(app, serves_ui=options.serves_ui)
     if options.serves_ui:
         install_ui(app, keys, usage, prices, open_admin=options.open_admin)
     return app

@@ -144,7 +144,7 @@ def read_model(fields: Fields, info: ServingInfo) -> str:
         )
         raise invalid(message, "model", "not_passed_on")
     if model not in info.model_names:
-        raise no_model(model)
+        raise no_model(model, info.model_names)
     return model
 
 

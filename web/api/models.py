@@ -31,7 +31,7 @@ def install_models(app: QuartTrio, desk: Desk) -> None:
     async def show_model(name: str) -> dict[str, Any]:
         info = desk.info
         if name not in info.model_names:
-            raise no_model(name)
+            raise no_model(name, info.model_names)
         if speaks_anthropic():
             return anthropic.describe_model(name, info)
         return openai.describe_model(name, info)

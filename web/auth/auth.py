@@ -21,7 +21,7 @@ from .local_clients import is_from_this_machine
 
 PAGE_ROUTES = frozenset({"/ui", "/ui/", "/ui/static/<path:name>"})
 """The page of `web/ui/` and its files: the same for everybody. The page asks for a key, and for data with that key."""
-OPEN_ROUTES = frozenset({"/health", "/ready"}) | PAGE_ROUTES
+OPEN_ROUTES = frozenset({"/", "/health", "/ready"}) | PAGE_ROUTES
 """Routes for probes, which have no key, and for what a browser loads before it has one."""
 ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
 """Routes that show or change what all tenants share."""

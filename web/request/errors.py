@@ -1,7 +1,7 @@
 """Errors as clients see them: one exception for handlers to raise, and the JSON shape of the API that was called.
 
-Every way in which a request can fail before its status line ends here: a field that cannot be served, an error that an
-actor sent, a route that does not exist, a bug. The shape is OpenAI's,
+A field that cannot be served, or an error that an actor sent, is an `APIError`; `error_handlers.py` makes one of
+everything else by which a request fails before its status line. The shape is OpenAI's,
 `{"error": {"message", "type", "param", "code"}}`, or Anthropic's on the paths of its API (`speaks_anthropic`):
 `{"type": "error", "error": {"type", "message"}, "request_id"}`. Messages follow OpenAI's wording, with field names in
 backticks.
@@ -13,20 +13,16 @@ never by message.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 import orjson
-import structlog
 from quart import Response, g, request
-from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
 
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 
-from ..telemetry.logs import frames_of
 from .request_context import current_request_context, note_error
 
 RETRY_AFTER_S = 1
@@ -34,8 +30,8 @@ RETRY_AFTER_S = 1
 
 MAX_QUOTED = 200
 """Characters of a client's input that a message to it may quote."""
-
-_log = structlog.get_logger("quipu.web")
+MAX_NAMED = 8
+"""Models that a message names."""
 
 
 class APIError(Exception):
@@ -152,9 +148,13 @@ def not_found(message: str, param: str | None = None, code: str | None = None) -
     return APIError(HTTPStatus.NOT_FOUND, message, "invalid_request_error", param=param, code=code)
 
 
-def no_model(name: str) -> APIError:
-    """Return the error for a model name, as the client wrote it, under which nothing is served."""
-    return not_found(f"The model {quoted(name)} does not exist.", "model", "model_not_found")
+def no_model(name: str, served: Sequence[str]) -> APIError:
+    """Return the error for a model name, as the client wrote it, under which nothing is served; `served` are those of
+    `/v1/models`, which the same client may read."""
+    names = ", ".join(map(quoted, served[:MAX_NAMED]))
+    more = f" and {len(served) - MAX_NAMED} more (GET /v1/models)" if len(served) > MAX_NAMED else ""
+    hint = f" Served here: {names}{more}." if served else ""
+    return not_found(f"The model {quoted(name)} does not exist.{hint}", "model", "model_not_found")
 
 
 def quoted(text: str) -> str:
@@ -224,32 +224,6 @@ def raise_error_of(closed: Closed) -> None:
         del error  # it refers to this frame and so to the whole request: a cycle for the garbage collector
 
 
-def _from_http_exception(error: HTTPException) -> APIError:
-    """Return the error for an exception of the router or the body reader."""
-    status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
-    name = error.name
-    match status:
-        case HTTPStatus.NOT_FOUND:
-            return not_found(f"Unknown URL: {_method_and_path()}.", code="unknown_url")
-        case HTTPStatus.METHOD_NOT_ALLOWED:
-            message = f"Invalid method for URL: {_method_and_path()}."
-            return APIError(status, message, "invalid_request_error", code="bad_method")
-        case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            message = "The request body is too large."
-            return APIError(status, message, "invalid_request_error", code="body_too_large")
-        case HTTPStatus.REQUEST_TIMEOUT:
-            message = "The request body did not arrive in time."
-            return APIError(status, message, "invalid_request_error", code="body_timeout")
-        case _ if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            return APIError(status, f"{name}.", "invalid_request_error")
-        case _:
-            return APIError(status, f"{name}.", "server_error")
-
-
-def _method_and_path() -> str:
-    return f"{quoted(request.method)[1:-1]} {quoted(request.path)[1:-1]}"
-
-
 def respond(error: APIError) -> Response:
     """Return the response to the current request, and note the error for its closing line."""
     note_error(error.code, error.param)
@@ -263,27 +237,3 @@ def turn_away(error: APIError) -> Response:
         # Its bytes are still to come, so the connection cannot carry another request.
         response.headers["Connection"] = "close"
     return response
-
-
-def install_error_handlers(app: QuartTrio) -> None:
-    """Answer every error of `app` in the shapes of this module."""
-
-    @app.errorhandler(APIError)
-    async def on_api_error(error: APIError) -> Response:
-        return respond(error)
-
-    @app.errorhandler(HTTPException)
-    async def on_http_exception(error: HTTPException) -> Response:
-        response = respond(_from_http_exception(error))
-        if isinstance(error, MethodNotAllowed) and error.valid_methods:
-            response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
-        if isinstance(error, RequestEntityTooLarge):
-            # The rest of the body is never read, so the connection cannot carry another request.
-            response.headers["Connection"] = "close"
-        return response
-
-    @app.errorhandler(Exception)
-    async def on_exception(error: Exception) -> Response:
-        log = current_request_context().log if "request_context" in g else _log
-        log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
-        return respond(internal())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -180,6 +181,36 @@ async def test_preflight_with_keys() -> None:
     assert exchange.status == 401
     exchange, _ = await ask(named, "POST", PATH, "quipu.example", other | {"x-api-key": "sk-1"}, key)
     assert exchange.status == 200 and "access-control-allow-origin" not in exchange.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", PATH, b"{", 400),
+        ("POST", PATH, b"\xff\x00", 400),
+        ("GET", "/metrics", b"", 403),
+        ("GET", "/nothing", b"", 404),
+        ("POST", PATH, b'{"model": "gpt-5"}', 404),
+        ("GET", PATH, b"", 405),
+        ("POST", PATH, b" " * 2000, 413),
+        ("POST", "/v1/messages", b" " * 2000, 413),
+        ("POST", PATH, json.dumps(BODY).encode(), 503),
+    ],
+)
+async def test_refusals_are_readable(method: str, path: str, body: bytes, status: int) -> None:
+    """A page of an allowed origin may read each refusal, and no other page any."""
+    options = AppOptions(browsers=rules("--allowed-origins", f'["{SITE}"]', has_keys=True), max_body_bytes=1000)
+    key = KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"))
+    desk = FakeDesk()
+    if status == 503:
+        desk.closed = "it stops"
+    client = Client(make_app(desk, options, KeyStore([key])))
+    for origin in (SITE, "https://third.example"):
+        async with client.open(method, path, body, {"Origin": origin, "x-api-key": "sk-1"}) as exchange:
+            await exchange.wait_started()
+            await exchange.read()
+        assert exchange.status == status
+        assert exchange.headers.get("access-control-allow-origin") == (SITE if origin == SITE else None)
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,14 @@ async def test_unknown_model_is_named(path: str, body: dict[str, Any]) -> None:
     """The error names the unknown model, on every endpoint."""
     exchange, answer = await Client(make_app(FakeDesk())).post(path, body | {"model": 'gpt-5\n"\u202e'})
     assert exchange.status == 404
-    assert answer["error"]["message"] == r'The model "gpt-5\n\"\u202e" does not exist.'
+    assert answer["error"]["message"] == r'The model "gpt-5\n\"\u202e" does not exist. Served here: "org/tiny", "tiny".'
 
 
 async def test_unknown_model_in_a_path_is_named() -> None:
     """The error names the decoded model, in both shapes."""
     for headers in ({}, VERSION):
         _, answer = await Client(make_app(FakeDesk())).get("/v1/models/org/gr%C3%B6%C3%9Fer", headers)
-        assert answer["error"]["message"] == 'The model "org/größer" does not exist.'
+        assert answer["error"]["message"] == 'The model "org/größer" does not exist. Served here: "org/tiny", "tiny".'
 
 
 def test_quoted_input_is_bounded() -> None:

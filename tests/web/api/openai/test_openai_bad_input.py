@@ -240,7 +240,7 @@ async def test_unknown_model(path: str) -> None:
 async def test_unknown_route_and_method() -> None:
     """404 and 405 have the same shape; 405 has Allow."""
     client = Client(make_app(FakeDesk()))
-    for path in ("/v1/nothing", "/v1//models", "/v1/completions/", "/"):
+    for path in ("/v1/nothing", "/v1//models", "/v1/completions/", "//"):
         exchange, answer = await client.get(path)
         assert exchange.status == 404 and answer["error"]["type"] == "invalid_request_error", path
     exchange, answer = await client.get(COMPLETIONS)

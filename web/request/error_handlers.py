@@ -1,0 +1,78 @@
+"""Answers to whatever ends a request before its status line: an `APIError`, an exception of the router or of the body's
+reader, a bug. The shapes are those of `errors.py`.
+
+What must always hold: nothing that a client sent is ever logged, so exceptions are logged by type and stack frames,
+never by message.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import structlog
+from quart import Response, current_app, g, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
+
+from ..telemetry.logs import frames_of
+from .errors import APIError, internal, not_found, quoted, respond
+from .known_urls import methods_of, nearest_url
+from .request_context import current_request_context
+
+_log = structlog.get_logger("quipu.web")
+
+
+def install_error_handlers(app: QuartTrio) -> None:
+    """Answer every error of `app` in the shapes of this module."""
+
+    @app.errorhandler(APIError)
+    async def on_api_error(error: APIError) -> Response:
+        return respond(error)
+
+    @app.errorhandler(HTTPException)
+    async def on_http_exception(error: HTTPException) -> Response:
+        response = respond(_from_http_exception(error))
+        if isinstance(error, MethodNotAllowed) and error.valid_methods:
+            response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+        if isinstance(error, RequestEntityTooLarge):
+            # The rest of the body is never read, so the connection cannot carry another request.
+            response.headers["Connection"] = "close"
+        return response
+
+    @app.errorhandler(Exception)
+    async def on_exception(error: Exception) -> Response:
+        log = current_request_context().log if "request_context" in g else _log
+        log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
+        return respond(internal())
+
+
+def _from_http_exception(error: HTTPException) -> APIError:
+    """Return the error for an exception of the router or the body reader."""
+    status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
+    name = error.name
+    match status:
+        case HTTPStatus.NOT_FOUND:
+            meant = nearest_url(current_app.url_map, request.path)
+            hint = "" if meant is None else f" Use {quoted(meant)[1:-1]} instead."
+            return not_found(f"Unknown URL: {_method_and_path()}.{hint}", code="unknown_url")
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            methods = methods_of(current_app.url_map, request.path)
+            message = f"Invalid method for URL: {_method_and_path()}." + (f" Use {methods}." if methods else "")
+            return APIError(status, message, "invalid_request_error", code="bad_method")
+        case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            message = (
+                f"The request body is too large: this server takes up to {current_app.config['MAX_CONTENT_LENGTH']:,} "
+                "bytes. Its operator may raise that with --max-body-bytes."
+            )
+            return APIError(status, message, "invalid_request_error", code="body_too_large")
+        case HTTPStatus.REQUEST_TIMEOUT:
+            message = "The request body did not arrive in time."
+            return APIError(status, message, "invalid_request_error", code="body_timeout")
+        case _ if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return APIError(status, f"{name}.", "invalid_request_error")
+        case _:
+            return APIError(status, f"{name}.", "server_error")
+
+
+def _method_and_path() -> str:
+    return f"{quoted(request.method)[1:-1]} {quoted(request.path)[1:-1]}"
