@@ -106,10 +106,33 @@ def test_cached_is_not_called_evicted(served: Server, browser: Browser) -> None:
     browser.wait_text(".path-card", "all of them are cached now.")
     browser.wait_text(".path-card", "in message 1, part 1. What follows had been cached before")
     browser.run("document.querySelector(arguments[0]).focus()", f"[data-id='{top}']")
-    browser.wait_text(".details dl div", "number 1 in the order of those shown")
+    browser.wait_text(".details dl div", "eviction order\nnumber 1")
     beside = browser.find(".beside").text
-    assert "evicted" not in beside.replace("Next in the order of eviction", ""), beside
+    assert "evicted" not in beside, beside
     assert "evicted" not in str(browser.find(f"[data-id='{top}']").get_attribute("aria-label"))
     browser.run("document.querySelector(arguments[0]).focus()", f"[data-id='{gone}']")
     browser.wait_text(".details dl div", "cached\nevicted")
     assert ", evicted," in str(browser.find(f"[data-id='{gone}']").get_attribute("aria-label"))
+
+
+def test_focus_in_the_explorer(served: Server, browser: Browser) -> None:
+    """What is pressed may vanish: the focus goes to the first cord that was unfolded, or to the request's field."""
+    nodes = [branch(f"{number:016x}", "0" * 16 if number else None, start=32 * bool(number)) for number in range(40)]
+    nodes[0] |= {"children": 39, "last_request": "req-1", "path_tokens": 32}
+    drawn = "return document.activeElement.dataset.id ?? document.activeElement.name"
+    browser.open(served.url)
+    fake(browser, {"/v1/cache/tree": tree_answer(nodes), "/v1/cache/explain/": answer(prompts=[])})
+    browser.run("location.hash = '#cache'")
+    browser.find(CORD)
+    browser.run("document.querySelector('.is-more').focus()")
+    browser.tab_to("e.textContent === 'Unfold them'")
+    browser.press(Keys.ENTER)
+    browser.until(lambda: browser.run(drawn) == nodes[25]["id"], "the focus on the first that was unfolded")
+    browser.press(Keys.HOME)
+    browser.tab_to("e.textContent === 'Path of its last request'")
+    browser.press(Keys.SPACE)
+    browser.until(lambda: browser.run(drawn) == "request", "the focus on the field")
+    browser.tab_to("e.textContent === 'remove'")
+    browser.press(Keys.ENTER)
+    browser.until(lambda: not browser.all(".path-card"), "the path is gone")
+    assert browser.run(drawn) == "request"

@@ -87,12 +87,16 @@ def test_key_is_asked_for_and_kept_for_the_tab(keyed: Server, browser: Browser) 
     assert browser.run("return document.activeElement.id") == "key"
     browser.press("sk-quipu-wrong", Keys.ENTER)
     browser.wait_text(".error", "Incorrect API key provided.")
+    browser.tab_to("e.textContent === 'Continue'")
+    browser.press(Keys.ENTER)
+    browser.until(lambda: browser.run("return document.activeElement.id") == "key", "the focus is back on the key")
     browser.find("#key").clear()
     browser.find("#key").send_keys("sk-→", Keys.ENTER)
     browser.wait_text(".error", "This is not a key.")
     browser.open(keyed.url)
     browser.find("#key").send_keys(ACME, Keys.ENTER)
     browser.find("#draft")
+    browser.until(lambda: browser.run("return document.activeElement.id") == "draft", "the focus goes on")
     assert browser.run("return Object.entries(sessionStorage)") == [["quipu.key", ACME]]
     assert browser.run("return [document.cookie, localStorage.length]") == ["", 0]
     urls = browser.run("return [location.href, ...performance.getEntries().map((entry) => entry.name)]")

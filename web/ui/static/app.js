@@ -48,6 +48,13 @@ function App() {
 
   const pages = session ? PAGES.filter((page) => page.isShown(session)) : [];
   const page = pages.find(({ id }) => hash === `#${id}`) ?? pages[0];
+  const before = useRef(null); // the page, or false while a key is asked for
+  useEffect(() => {
+    // what had the focus is gone with the page that had it
+    const isGone = before.current !== null && before.current !== page && document.activeElement === document.body;
+    if (isGone && page) (document.getElementById("draft") ?? document.getElementById("main")).focus();
+    before.current = locked ? false : (page ?? before.current);
+  }, [page, locked]);
   useEffect(() => {
     document.title = page ? `${page.title} · quipu` : "quipu";
   }, [page]);
@@ -70,7 +77,7 @@ function App() {
     </header>
     <main id="main" tabindex="-1">
       ${failure && html`<p class="error" role="alert">${failure} <button onClick=${load}>Try again</button></p>`}
-      ${locked && html`<${KeyPrompt} message=${locked.message} onKey=${load} />`}
+      ${locked && html`<${KeyPrompt} locked=${locked} onKey=${load} />`}
       ${page && html`<${page.view} session=${session} />`}
     </main>
   `;
@@ -90,9 +97,10 @@ function Who({ session, onForget }) {
   `;
 }
 
-function KeyPrompt({ message, onKey }) {
+function KeyPrompt({ locked, onKey }) {
+  const { message } = locked;
   const input = useRef(null);
-  useEffect(() => input.current.focus(), []);
+  useEffect(() => input.current.focus(), [locked]);
   const submit = (event) => {
     event.preventDefault();
     const key = input.current.value.trim();

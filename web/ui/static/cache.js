@@ -147,8 +147,11 @@ export function Cache({ session }) {
       if (withFocus) requestAnimationFrame(() => focus(cord.id));
     },
     open: (cord) => {
-      if (cord.more) chosen.unfolded.add(cord.parent?.id ?? "");
-      else if (cord.children.length + cord.below > 0) {
+      if (cord.more) {
+        const before = new Set(drawn.picture.list.map(({ id }) => id));
+        chosen.unfolded.add(cord.parent?.id ?? "");
+        requestAnimationFrame(() => focus([...box.current.querySelectorAll("[role=treeitem]")].map(({ dataset }) => dataset.id).find((id) => !before.has(id)) ?? ""));
+      } else if (cord.children.length + cord.below > 0) {
         chosen.above = [...chosen.above, ...stepsTo(cord)];
         chosen.selected = null;
         refresh().then(() => requestAnimationFrame(() => focus(box.current?.querySelector("[role=treeitem]")?.dataset.id ?? "")));
@@ -158,6 +161,7 @@ export function Cache({ session }) {
     layOver: (id) => {
       chosen.request = id;
       setNotice(null);
+      document.querySelector("input[name=request]").focus(); // the button that asked may vanish
       refresh();
       explain();
     },

@@ -36,7 +36,7 @@ export function Details({ cord, now, on }) {
         <div><dt>last used</dt><dd title=${clock(node.last_used_at)}>${ago(now - node.last_used_at)}</dd></div>
         <div><dt>made</dt><dd title=${clock(node.created_at)}>${ago(now - node.created_at)}</dd></div>
         <div><dt>tier</dt><dd>${node.cached_tokens ? node.tier : "–"}</dd></div>
-        <div><dt>eviction</dt><dd>${evictionOf(cord)}</dd></div>
+        <div><dt>eviction order</dt><dd title="of the branches shown">${evictionOf(cord)}</dd></div>
         ${node.pinned_until && html`<div><dt>pinned until</dt><dd>${clock(node.pinned_until, false)}, unless used</dd></div>`}
         <div><dt>tenant</dt><dd class="wraps">${node.tenant}</dd></div>
       </dl>
@@ -60,7 +60,7 @@ function evictionOf({ node, order }) {
   if (node.in_use) return "not while in use";
   if (node.pinned_until) return "not while pinned";
   if (!node.cached_tokens) return "evicted";
-  return order ? `number ${count(order)} in the order of those shown` : "–";
+  return order ? `number ${count(order)}` : "–";
 }
 
 export function PathCard({ request, explained, nodes, isWhole, on }) {
