@@ -21,7 +21,6 @@ import signal
 import socket
 
 import msgspec
-import orjson
 import structlog
 import trio
 
@@ -35,7 +34,8 @@ from .messages.handler import LookedUp
 from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from .processes.greeting import send_greeting
 from .processes.heartbeat import LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
-from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
+from .processes.log_format import processors, relay_libraries
+from .processes.log_writer import LogLines, LogWriter, standard_error
 from .processes.reconnection import Admission, Way, WayBack
 from .processes.shortage import LOADING_ERRORS, is_shortage
 from .processes.tcp_way import TcpWay
@@ -188,21 +188,15 @@ def refuse(admission: Admission, reason: str, log_writer: LogWriter) -> int:
 
 
 def _configure_log(level: str) -> LogWriter:
-    """Log one JSON object per line on stderr, as the web process does unless stderr is a terminal."""
+    """Log on stderr in the web process's form."""
+    number = logging.getLevelNamesMapping()[level.upper()]
     writer = LogWriter(standard_error())
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(orjson.dumps),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        processors=processors(),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=LogLines(writer),
         cache_logger_on_first_use=True,
     )
-    # the kernels do not use structlog: forward what they log while loading
-    kernels = logging.getLogger("quipu.kernels")
-    kernels.setLevel(level.upper())
-    kernels.addHandler(Relay())
+    relay_libraries(number)
+    logging.getLogger("quipu.kernels").setLevel(number)  # they do not use structlog, and say how they load
     return writer

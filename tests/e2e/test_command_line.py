@@ -12,6 +12,7 @@ import pytest
 
 import quipu
 from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch, run_quipu, serve_command
+from tests.e2e.terminals import CTRL_C, on_a_terminal
 from tests.tiny import TINY
 
 
@@ -95,3 +96,15 @@ def test_cross_site_requests(fake: Server) -> None:
     )
     for headers, status in cases:
         assert httpx.get(f"{fake.url}/v1/models", headers=headers, timeout=PATIENCE_S).status_code == status, headers
+
+
+def test_start_on_a_terminal(tmp_path: Path) -> None:
+    """Every line is text for people, the engine process's too, and the last one is the URL to open; Ctrl-C ends it."""
+    command = [str(QUIPU), "serve", "demo", "--port", "0", "--data-dir", str(tmp_path / "data")]
+    with on_a_terminal(*command) as user:
+        lines = (user.read_until("/ui\r\n")).splitlines()
+        assert lines[-1].startswith("ready: http://127.0.0.1:")
+        assert any("the cpu executor runs on" in line for line in lines)  # a line of the engine process
+        assert not [line for line in lines if line.startswith("{")]
+        user.type(CTRL_C)
+        user.read_until("server.stopping")

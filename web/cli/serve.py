@@ -46,6 +46,7 @@ from ..telemetry.loop_watch import watch_loop
 from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
+from .ready_line import announce, url_to_open
 from .service_manager import Manager, find_manager, notify
 from .settings import resolve_config
 from .upstream_flags import UpstreamError, read_upstreams
@@ -226,6 +227,8 @@ async def run_server(
                     url=[address.url for address in addresses],
                     model=list(runtime.desk.info.model_names),
                 )
+                url = url_to_open(addresses, serves_ui=options.serves_ui)
+                watching.start_soon(announce, url, runtime.desk.health, log_writer)
                 _calm_collector()
         # Only now that all accounts are closed: until then a second signal must kill the server, without a
         # KeyboardInterrupt.

@@ -1,7 +1,7 @@
 """The log of the whole process, configured once by the command line.
 
-One JSON object per line on stderr, or coloured text if stderr is a terminal. A thread writes the lines
-(`actors/processes/log_writer.py`).
+One JSON object per line on stderr, or coloured text if stderr is a terminal (`actors/processes/log_format.py`). A
+thread writes the lines (`actors/processes/log_writer.py`).
 
 What must always hold: values of local variables and messages of exceptions never reach a log, since they may quote
 what a client sent.
@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import atexit
 import logging
-import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
-import orjson
 import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quipu.actors.processes.log_writer import LogLines, LogWriter, Relay, standard_error
+from quipu.actors.processes.log_format import processors, relay_libraries
+from quipu.actors.processes.log_writer import LogLines, LogWriter, standard_error
 
 
 def count_in(registry: CollectorRegistry, writer: LogWriter) -> None:
@@ -47,30 +45,14 @@ def configure(level: str) -> LogWriter:
     levels = logging.getLevelNamesMapping()
     if level.upper() not in levels:
         raise ValueError(f"unknown log level: {level}")
-    processors: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
     writer = LogWriter(standard_error())
-    if sys.stderr is not None and sys.stderr.isatty():
-        # The default renderer of exceptions shows local variables.
-        plain = structlog.dev.plain_traceback
-        processors.append(structlog.dev.ConsoleRenderer(exception_formatter=plain))
-    else:
-        processors.append(structlog.processors.format_exc_info)
-        processors.append(structlog.processors.JSONRenderer(orjson.dumps, option=orjson.OPT_NON_STR_KEYS))
     structlog.configure(
-        processors=processors,
+        processors=processors(),
         wrapper_class=structlog.make_filtering_bound_logger(levels[level.upper()]),
         logger_factory=LogLines(writer),
         cache_logger_on_first_use=True,
     )
-    # Libraries log through the same writer: logging's own handlers would block the event loop if nobody reads stderr.
-    root = logging.getLogger()
-    root.setLevel(max(logging.WARNING, levels[level.upper()]))
-    if not any(isinstance(handler, Relay) for handler in root.handlers):
-        root.addHandler(Relay())
+    relay_libraries(levels[level.upper()])
     atexit.register(writer.drain)
     return writer
 
