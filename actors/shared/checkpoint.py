@@ -7,6 +7,8 @@ hold: nothing here opens a weight file.
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -23,6 +25,8 @@ _MAX = 2**31 - 1
 _MAX_DEPTH = 100
 """The limit of nesting; three levels are usual."""
 _SHOWN_CHARACTERS = 80
+_MAX_LISTED = 1000
+"""Files of a folder among which a model is looked for whose name was misspelled."""
 
 
 class CheckpointError(ValueError):
@@ -55,7 +59,7 @@ def resolve(model: str, *, only_local: bool = False) -> Path:
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise CheckpointError(
             f"model {model!r} is neither a folder nor a hub id of the form owner/name (owner/name:TYPE for GGUF), "
-            "nor a GGUF file"
+            f"nor a GGUF file{_similar(path)}"
         )
     try:
         return _with_json(fetch(model, only_local=only_local))
@@ -63,6 +67,19 @@ def resolve(model: str, *, only_local: bool = False) -> Path:
         raise CheckpointError(
             f"model {model!r} is not a folder and could not be fetched from the hub: {error}"
         ) from error
+
+
+def _similar(path: Path) -> str:
+    """Return the words of an error that name what is there and has nearly the name of `path`."""
+    try:
+        there = [each.name for each in islice(path.expanduser().parent.iterdir(), _MAX_LISTED)]
+    except OSError:
+        there = []
+    names = {name.lower(): str(path.parent / name) for name in there if not name.startswith(".")}
+    if path.parent == Path():
+        names["demo"] = "demo"
+    near = get_close_matches(path.name.lower(), names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near else "; `demo` is part of the package"
 
 
 def _with_json(path: Path) -> Path:

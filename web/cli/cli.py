@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import quipu
 
 from .keys import add_key_actions, run_keys
 from .ledger import add_ledger_actions, run_ledger
+from .one_line_parser import OneLineParser
 from .serve_flags import add_serve_flags
 from .usage import add_usage_flags, run_usage
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return quantize(argv[1:])
     arguments, unknown = make_parser().parse_known_args(argv)
     if unknown:
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        arguments.parser.refuse_unknown(unknown)
     match arguments.command:
         case "keys":
             return run_keys(arguments)
@@ -50,12 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_serve(arguments)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> OneLineParser:
     """Return the parser of all commands and flags."""
-    parser = argparse.ArgumentParser(prog="quipu", description=quipu.__doc__.splitlines()[0] if quipu.__doc__ else None)
+    parser = OneLineParser(prog="quipu", description=quipu.__doc__.splitlines()[0] if quipu.__doc__ else None)
     parser.add_argument("--version", action="version", version=f"quipu {quipu.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs")
+    # Another server's flag may be the beginning of one of ours that means something else.
+    serve = commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs", allow_abbrev=False)
     add_serve_flags(serve)
     commands.add_parser("bench", help="measure a server or an engine: `quipu bench --help`")
     commands.add_parser("chat", help="talk to a served model: `quipu chat --help`")

@@ -27,6 +27,7 @@ from ..api.cache.explanation_json import Reader, explanation_pieces
 from .bench.values import url, visible
 from .ledger import EXIT_USAGE
 from .ledger_flags import URL_VARIABLE
+from .one_line_parser import OneLineParser
 
 EXIT_UNKNOWN = 1
 PATIENCE_S = 30.0
@@ -48,9 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
-    parser = argparse.ArgumentParser(
-        prog="quipu explain", description="Explain what of a request's prompts was cached."
-    )
+    parser = OneLineParser(prog="quipu explain", description="Explain what of a request's prompts was cached.")
     add = parser.add_argument
     add("request_id", metavar="REQUEST_ID", help="the server's own id, from X-Quipu-Request-Id")
     add(
@@ -102,7 +101,10 @@ def _ask(base_url: str, request_id: str, key: str | None) -> bytes:
     if response.status_code == HTTPStatus.OK:
         return content
     code = EXIT_UNKNOWN if response.status_code == HTTPStatus.NOT_FOUND else EXIT_USAGE
-    raise ExplainError(_message_of(content) or f"{base_url} answered {response.status_code}", code)
+    said = _message_of(content) or f"{base_url} answered {response.status_code}"
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        said += f" Set it with --api-key, or in the variable {KEY_VARIABLE}."
+    raise ExplainError(said, code)
 
 
 def _message_of(content: bytes) -> str | None:

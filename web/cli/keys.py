@@ -10,9 +10,10 @@ import argparse
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 import trio
@@ -27,9 +28,8 @@ EXIT_USAGE = 2
 log = structlog.get_logger("quipu.keys")
 
 
-def add_key_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the key flags of `quipu serve`."""
-    add = parser.add_argument
+def add_key_flags(add: Callable[..., Any]) -> None:
+    """Add the key flags of `quipu serve` with `add`."""
     add(
         "--api-key",
         type=_hashed,

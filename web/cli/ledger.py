@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -167,8 +168,18 @@ def _read_metrics(url: str, key: str | None) -> dict[str, float]:
     try:
         with urllib.request.urlopen(request, timeout=METRICS_S) as answer:  # noqa: S310 - checked above
             return parse_metrics(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        raise LedgerError(f"cannot read {url}: {error}{_key_hint(error.code, has_key=key is not None)}") from None
     except (OSError, urllib.error.URLError, UnicodeDecodeError) as error:
         raise LedgerError(f"cannot read {url}: {error}") from None
+
+
+def _key_hint(status: int, *, has_key: bool) -> str:
+    """Return the words of an error that say which key the server wants; empty if it refused for another reason."""
+    if status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return ""
+    wanted = "the key in it is not an admin key of this server" if has_key else "it is not set"
+    return f"; the server wants an admin key in the variable {ADMIN_KEY_VARIABLE}: {wanted}"
 
 
 def _account_fields(account: ServerAccount) -> dict[str, object]:

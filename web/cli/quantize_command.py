@@ -16,6 +16,7 @@ from types import FrameType
 
 from quipu.actors.shared.checkpoint import CheckpointError, resolve
 
+from .one_line_parser import OneLineParser
 from .setting_flags import parse_size
 
 
@@ -66,7 +67,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _make_parser(formats: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="quipu quantize", description="Write a checkpoint with quantized weights, which vLLM reads, too."
     )
     parser.add_argument(

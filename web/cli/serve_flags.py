@@ -15,6 +15,7 @@ from ..options import AppOptions
 from .generation_config import AUTO
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
+from .model_flag import DEFAULT_MODEL, ModelAction
 from .setting_flags import add_settings, integer, number, parse_size
 from .upstream_flags import add_upstream_flags
 
@@ -23,15 +24,20 @@ OPTIONS = AppOptions()
 
 
 def add_serve_flags(command: argparse.ArgumentParser) -> None:
-    """Add all flags in the order of `--help`."""
+    """Add all flags in the order and groups of `--help`."""
     command.add_argument(
         "model",
         nargs="?",
-        default="demo",
+        default=DEFAULT_MODEL,
+        action=ModelAction,
         help="a folder, a GGUF file, a hub id (owner/name, or owner/name:Q4_K_M for GGUF), or `demo` (the default), "
         "which is part of the package",
     )
-    add = command.add_argument
+    # as for vLLM and SGLang
+    command.add_argument(
+        "--model", "--model-path", dest="model", action=ModelAction, default=DEFAULT_MODEL, help="the same, as a flag"
+    )
+    add = command.add_argument_group("server").add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
         "--port",
@@ -47,7 +53,9 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="where defaults of sampling fields come from: the checkpoint's generation_config.json (auto, the "
         "default), nowhere (vllm), or that file in a folder",
     )
-    add_settings(command, "engine")
+    add = command.add_argument_group("engine, weights and KV cache").add_argument
+    add_settings(add, "engine")
+    add = command.add_argument_group("limits of requests").add_argument
     add(
         "--max-connections",
         type=integer(Bounds(minimum=1)),
@@ -69,9 +77,12 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="memory for the bodies of all requests that are not encoded yet; beyond it requests get a 503 "
         "(default: 256MiB)",
     )
-    add_settings(command, "text")
-    add_settings(command, "events")
-    add_key_flags(command)
+    add = command.add_argument_group("prompts, grammars and tools").add_argument
+    add_settings(add, "text")
+    add = command.add_argument_group("events of the cache").add_argument
+    add_settings(add, "events")
+    add = command.add_argument_group("keys, hosts and pages").add_argument
+    add_key_flags(add)
     add("--open-admin", action="store_true", help="without keys: serve admin routes to other machines, too")
     hosts_help = (
         "hosts that the `Host` header may name besides loopback's, or `*` (default: none on loopback without keys, "
@@ -82,17 +93,22 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--allowed-origins", type=parse_origins, default=frozenset(), metavar="JSON", help=origins_help)
     add("--no-ui", action="store_true", help="serve no pages at /ui (docs/ui.md)")
     add("--prices", type=Path, metavar="FILE", help="prices of tokens, for the usage page (docs/usage-reports.md#cost)")
+    add = command.add_argument_group("time limits").add_argument
     add(
         "--request-timeout",
         type=number(Bounds(above=0)),
         metavar="SECONDS",
         help="abort a request that takes longer (default: never)",
     )
-    add_settings(command, "supervision")
-    add_settings(command, "router")
-    add_settings(command, "cache")
-    add_settings(command, "cluster")
-    add_upstream_flags(command)
+    add = command.add_argument_group("several engines, and routing").add_argument
+    add_settings(add, "supervision")
+    add_settings(add, "router")
+    add_settings(add, "cache")
+    add = command.add_argument_group("Ray cluster").add_argument
+    add_settings(add, "cluster")
+    add = command.add_argument_group("upstream servers").add_argument
+    add_upstream_flags(add)
+    add = command.add_argument_group("requests, traces and the log").add_argument
     add(
         "--otlp-traces-endpoint",
         metavar="URL",
@@ -113,7 +129,8 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the x-anthropic-billing-header of Claude Code's prompts, which then share no prefix across sessions",
     )
-    add_settings(command, "log")
+    add_settings(add, "log")
+    add = command.add_argument_group("ledger and shutdown").add_argument
     add("--data-dir", default="data", help="folder for what must outlive the server (default: %(default)s)")
     add_ledger_flags(add)
     add(
@@ -123,4 +140,4 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long open requests may take to finish at shutdown (default: %(default)g)",
     )
-    add_settings(command, "executor")
+    add_settings(add, "executor")

@@ -22,14 +22,14 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def add_settings(command: argparse.ArgumentParser, group: str) -> None:
-    """Add the flags of one group of settings, in the order of their declarations."""
+def add_settings(add: Callable[..., Any], group: str) -> None:
+    """Add the flags of one group of settings with `add`, in the order of their declarations."""
     for setting in SETTINGS:
         if setting.group == group:
-            _add(command, setting)
+            _add(add, setting)
 
 
-def _add(command: argparse.ArgumentParser, setting: Setting) -> None:
+def _add(add: Callable[..., Any], setting: Setting) -> None:
     options: dict[str, Any] = {"default": setting.default, "help": _help(setting)}
     if setting.reader == "switch":
         options["action"] = argparse.BooleanOptionalAction
@@ -37,7 +37,7 @@ def _add(command: argparse.ArgumentParser, setting: Setting) -> None:
         options |= {"type": _READERS[setting.reader](setting.bounds), "metavar": setting.metavar}
     if setting.choices:
         options["choices"] = setting.choices
-    command.add_argument(*setting.flags, **options)
+    add(*setting.flags, **options)
 
 
 def _help(setting: Setting) -> str:

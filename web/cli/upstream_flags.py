@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,9 +28,9 @@ class UpstreamError(Exception):
     """The upstreams cannot be used as configured. The message says why."""
 
 
-def add_upstream_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `quipu serve`."""
-    parser.add_argument(
+def add_upstream_flags(add: Callable[..., Any]) -> None:
+    """Add the flags of `quipu serve` with `add`."""
+    add(
         "--upstream",
         type=parse_upstream,
         action="append",
@@ -40,7 +40,7 @@ def add_upstream_flags(parser: argparse.ArgumentParser) -> None:
         "kv-events=tcp://HOST:PORT, where it publishes what it has cached, tokenizer=FOLDER, its tokenizer, and "
         "continuous-usage, if it accepts continuous_usage_stats (docs/upstreams.md)",
     )
-    parser.add_argument(
+    add(
         "--upstream-key-file",
         type=Path,
         metavar="FILE",

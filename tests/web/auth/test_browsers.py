@@ -25,7 +25,8 @@ PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-He
 
 
 def flags(*given: str) -> argparse.Namespace:
-    return make_parser().parse_args(["serve", "demo", *given])
+    found: argparse.Namespace = make_parser().parse_args(["serve", "demo", *given])
+    return found
 
 
 def rules(*given: str, has_keys: bool = False) -> BrowserRules:

@@ -50,12 +50,12 @@ def test_invalid_values(flag: str, text: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_unknown_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown flag is named with the flags of the command that it was given to."""
+    """An unknown flag is named in one line, with the command that it was given to."""
     with pytest.raises(SystemExit) as ended:
         main(["serve", "demo", "--zork", "1"])
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert "usage: quipu serve" in told and "unrecognized arguments: --zork 1" in told
+    assert told.startswith("quipu serve: error: unknown flag --zork") and told.count("\n") == 1
 
 
 def test_served_names() -> None:

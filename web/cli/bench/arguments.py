@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..one_line_parser import OneLineParser
 from .report import METRICS
 from .values import (
     count,
@@ -35,7 +36,7 @@ OFFLINE = {
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="quipu bench", description="measure a server or an engine")
+    parser = OneLineParser(prog="quipu bench", description="measure a server or an engine")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, help_text in OFFLINE.items():  # they have parsers of their own, see offline_arguments.py
         commands.add_parser(name, help=help_text)

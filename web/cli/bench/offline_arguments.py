@@ -12,6 +12,7 @@ from pathlib import Path
 
 import attrs
 
+from ..one_line_parser import OneLineParser
 from ..serve_flags import add_serve_flags
 from .arguments import CHAT, COMPLETIONS, FROM_FILES, OFFLINE, QUICK_DATASET, Quick, add_dataset
 from .values import count, positive
@@ -40,14 +41,14 @@ def parse_offline(argv: Sequence[str]) -> Offline:
             bench.dataset_name, bench.dataset_path = "custom", bench.dataset
         if bench.dataset_name in FROM_FILES and bench.dataset_path is None:
             parser.error(f"--dataset-name {bench.dataset_name} needs --dataset-path")
-    serving = argparse.ArgumentParser(prog=f"quipu bench {bench.command}", add_help=False, allow_abbrev=False)
+    serving = OneLineParser(prog=f"quipu bench {bench.command}", add_help=False, allow_abbrev=False)
     add_serve_flags(serving)
     serving.set_defaults(log_level="warning")  # a line per request would spoil the numbers
     return Offline(bench, serving.parse_args([bench.model, *rest]))
 
 
 def make_offline_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="quipu bench", description="measure an engine, without a server")
+    parser = OneLineParser(prog="quipu bench", description="measure an engine, without a server")
     commands = parser.add_subparsers(dest="command", required=True)
     latency, throughput = (
         # An abbreviation of one of these might be a flag of `quipu serve`.

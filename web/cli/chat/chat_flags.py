@@ -6,11 +6,12 @@ import argparse
 import math
 
 from ..bench.values import positive, url, visible
+from ..one_line_parser import OneLineParser
 from .slash_commands import help_text
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="quipu chat",
         description="Talk to a served model. The line after each answer says how much of the prompt was cached.",
         epilog=help_text(),

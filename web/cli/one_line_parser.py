@@ -1,0 +1,59 @@
+"""The parser of every command: a mistake is answered in one line, which names the nearest flag.
+
+`foreign_flags.py` knows the flags of other servers. What must always hold: a message has one line, whatever the command
+line holds, and the exit code is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from .foreign_flags import advice_of
+
+_MAX_QUOTED = 100
+"""Characters of an argument that a message quotes."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An `ArgumentParser` without the usage in its errors, which for `quipu serve` has a hundred lines."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            getattr(parsed, "parser", self).refuse_unknown(unknown)
+        return parsed
+
+    def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
+        """End the process, saying what to use instead of the first unknown flag."""
+        flag = next((word for word in unknown if word.startswith("-")), None)
+        if flag is None:
+            self.error(f"unexpected argument {_shown(unknown[0])}")
+        name = flag.partition("=")[0]
+        known = list(_options(self))
+        if self.prog.endswith(" serve") and (advice := advice_of(name)) is not None:
+            self.error(f"{name} {advice}")
+        near = difflib.get_close_matches(name[:_MAX_QUOTED].replace("_", "-"), known, n=1)
+        self.error(f"unknown flag {_shown(name)}" + (f"; did you mean {near[0]}?" if near else ""))
+
+    def error(self, message: str) -> NoReturn:
+        line = "".join(char if char.isprintable() else " " for char in message)
+        print(f"{self.prog}: error: {line} (`{self.prog} --help` lists all flags)", file=sys.stderr)
+        sys.exit(2)
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the long flags of a parser and of its commands."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public list of them
+        if isinstance(action.choices, dict):
+            for command in action.choices.values():
+                yield from _options(command)
+        elif action.help != argparse.SUPPRESS:
+            yield from (option for option in action.option_strings if option.startswith("--"))
+
+
+def _shown(word: str) -> str:
+    return word if len(word) <= _MAX_QUOTED else f"{word[:_MAX_QUOTED]}…"
