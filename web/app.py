@@ -23,7 +23,7 @@ from .api.admin.usage_openai import install_openai_usage
 from .api.admin.usage_record import install_usage_record
 from .api.admin.usage_source import UsageSource
 from .api.anthropic.routes import install_anthropic
-from .api.bodies import BodyBudget, MeteredHTTP
+from .api.bodies import BodyBudget, MeteredHTTP, MeteredRequest
 from .api.cache.explain import install_explain
 from .api.cache.lookup import install_lookup
 from .api.cache.stats import install_cache_stats
@@ -52,6 +52,7 @@ class QuipuApp(QuartTrio):
     """A Quart app whose requests own a scope, and whose log never has the contents of requests."""
 
     asgi_http_class = MeteredHTTP
+    request_class = MeteredRequest
     url_map_class = SentPathMap
 
     def __init__(self, bodies: BodyBudget) -> None:

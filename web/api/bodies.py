@@ -14,18 +14,20 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import trio
+from hypercorn.typing import HTTPScope
 from quart import request
-from quart.wrappers.request import Request
-from quart_trio.wrappers.request import TrioBody
-from werkzeug.exceptions import RequestTimeout
+from quart_trio.wrappers import TrioRequest
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
 from ..http.connection import Connection
-from ..http.scope import SCOPE_KEY, RequestScope, ScopedHTTP
+from ..http.scope import RequestScope, ScopedHTTP
 from ..request.errors import APIError, unavailable
 from ..request.request_context import current_request_context
 
 FREE_BYTES = 64 * 1024
 """Bytes of each body that are not counted: the number of connections bounds them."""
+SHARE_KEY = "body_share"
+"""Where the ASGI scope of a request has its `BodyShare`."""
 
 
 class BodyBudget:
@@ -91,22 +93,45 @@ class BodyShare:
                 del self._budget.by_tenant[self._tenant]  # else it would grow with every tenant ever seen
 
 
-class MeteredBody(TrioBody):
-    """A body whose bytes are counted as they arrive."""
+class MeteredBody:
+    """The body of one request: bytes are counted as they arrive, and handed over once.
+
+    It takes the place of Quart's own body, whose inside changes between versions: Quart up to 0.22 calls `append`, later
+    ones await `put` and call `disconnect`. Nothing here is inherited from it.
+    """
 
     def __init__(self, length: int | None, max_length: int | None, share: BodyShare) -> None:
-        super().__init__(length, max_length)
         self.share = share
+        self._max_length = max_length
+        self._data = bytearray()
+        self._complete = trio.Event()
+        self._refusal: Exception | None = None
+        if max_length is not None and length is not None and length > max_length:
+            self._refusal = RequestEntityTooLarge()
 
     def append(self, data: bytes) -> None:
-        if data and self._must_raise is None:
-            try:
-                self.share.grow(len(data))
-            except APIError as error:
-                self._must_raise = error
-                self._data = bytearray()  # the rest of the body is read and dropped
-                self.set_complete()
-        super().append(data)
+        """Take bytes from the client. What follows a refusal is dropped."""
+        if not data or self._refusal is not None:
+            return
+        if self._max_length is not None and len(self._data) + len(data) > self._max_length:
+            self._refuse(RequestEntityTooLarge())
+            return
+        try:
+            self.share.grow(len(data))
+        except APIError as error:
+            self._refuse(error)
+            return
+        self._data += data
+
+    async def put(self, data: bytes) -> None:
+        """Take bytes as `append` does, without waiting: the budget and the length bound them."""
+        self.append(data)
+
+    def set_complete(self) -> None:
+        self._complete.set()
+
+    def disconnect(self) -> None:
+        """Do nothing: whoever waits for the rest of the body is cancelled with the request."""
 
     @property
     def is_complete(self) -> bool:
@@ -115,27 +140,39 @@ class MeteredBody(TrioBody):
 
     async def take(self, connection: Connection | None = None) -> bytearray:
         """Wait for the whole body and hand it over. Raises RequestEntityTooLarge and APIError."""
-        if self._must_raise is None:
+        if self._refusal is None:
             if connection is not None and not self.is_complete:
                 await connection.ask_for_body()
             await self._complete.wait()
-        if self._must_raise is not None:
-            raise self._must_raise
+        if self._refusal is not None:
+            raise self._refusal
         data, self._data = self._data, bytearray()
         return data
 
+    def _refuse(self, refusal: Exception) -> None:
+        self._refusal = refusal
+        self._data = bytearray()
+        self.set_complete()
+
+
+class MeteredRequest(TrioRequest):
+    """A request whose body takes its memory from the application's budget."""
+
+    def __init__(self, *args: Any, scope: HTTPScope, max_content_length: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, scope=scope, max_content_length=max_content_length, **kwargs)
+        share = cast(BodyShare, cast(dict[str, Any], scope)[SHARE_KEY])
+        self.body = cast(Any, MeteredBody(self.content_length, max_content_length, share))
+
 
 class MeteredHTTP(ScopedHTTP):
-    """Quart's connection of one request, whose body takes its memory from the application's budget."""
+    """The connection of one request, with a share of the application's budget for its body."""
 
-    def _create_request_from_scope(self, send: Any) -> Request:
-        request = super()._create_request_from_scope(send)
+    def open_scope(self, scope: RequestScope) -> None:
+        super().open_scope(scope)
         app = cast(Any, self.app)  # a QuipuApp of `app.py`, which imports this module
         share = BodyShare(app.bodies)
-        scope: RequestScope = cast(dict[str, Any], self.scope)[SCOPE_KEY]
         scope.on_close(share.release)
-        request.body = MeteredBody(request.content_length, app.config["MAX_CONTENT_LENGTH"], share)
-        return request
+        cast(dict[str, Any], self.scope)[SHARE_KEY] = share
 
 
 async def take_body() -> tuple[bytearray, BodyShare]:
@@ -153,7 +190,7 @@ async def take_body() -> tuple[bytearray, BodyShare]:
             code="unsupported_content_encoding",
         )
     context = current_request_context()
-    body, principal = cast(MeteredBody, request.body), context.principal
+    body, principal = cast(MeteredBody, cast(object, request.body)), context.principal
     if principal.key_id is not None:
         body.share.assign(principal.tenant)
     with trio.move_on_after(request.body_timeout or float("inf")):

@@ -89,10 +89,14 @@ class ScopedHTTP(TrioASGIHTTPConnection):
             async with trio.open_nursery() as nursery:
                 scope = RequestScope(nursery, releases)
                 releases.push(scope.forget)
-                # Servers and applications extend the ASGI scope, a dict; its type lists only the standard keys.
-                cast(dict[str, object], self.scope)[SCOPE_KEY] = scope
+                self.open_scope(scope)
                 await super().__call__(receive, send)  # returns at the end of the response or of the client
                 nursery.cancel_scope.cancel()
+
+    def open_scope(self, scope: RequestScope) -> None:
+        """Put the scope where `request_scope()` finds it, before anything of the request is read."""
+        # Servers and applications extend the ASGI scope, a dict; its type lists only the standard keys.
+        cast(dict[str, object], self.scope)[SCOPE_KEY] = scope
 
 
 def request_scope() -> RequestScope:
