@@ -12,6 +12,7 @@ from types import TracebackType
 import structlog
 from quart import Response, request
 from quart_trio import QuartTrio
+from quart_trio.wrappers import TrioRequest
 
 from quipu.actors.request_desk.interface import Desk
 
@@ -52,7 +53,7 @@ class QuipuApp(QuartTrio):
     """A Quart app whose requests own a scope, and whose log never has the contents of requests."""
 
     asgi_http_class = MeteredHTTP
-    request_class = MeteredRequest
+    request_class: type[TrioRequest] = MeteredRequest
     url_map_class = SentPathMap
 
     def __init__(self, bodies: BodyBudget) -> None:

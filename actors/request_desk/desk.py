@@ -39,6 +39,7 @@ from .interface import (
     Health,
     ServingInfo,
     State,
+    Withheld,
 )
 from .mailbox import Mailbox
 from .open_requests import OpenRequest
@@ -79,6 +80,8 @@ class RequestDesk:
         self.health_of_engines: Callable[[], Health] = engines.health
         self.explain: Explain = lambda request_id, tenant: None
         """Set when the accountant's store is known."""
+        self.withheld: Withheld | None = None
+        """Why readiness is withheld, while it is (`web/cli/self_check.py`)."""
         self._accountant = accountant
         self._detokenizer = detokenizer
         self._metrics = metrics
@@ -162,6 +165,8 @@ class RequestDesk:
             return health
         if self.is_draining:
             return attrs.evolve(health, state=State.DRAINING, detail="the server is shutting down")
+        if (withheld := self.withheld) is not None:
+            return attrs.evolve(health, state=withheld.state, detail=withheld.detail)
         if (trouble := self._trouble()) is not None:
             return attrs.evolve(health, state=State.REFUSING, detail=trouble)
         return health

@@ -119,6 +119,15 @@ class Health:
 
 
 @attrs.frozen
+class Withheld:
+    """Why a server whose engine is ready does not say so: it has not shown yet that clients are answered."""
+
+    state: State
+    """What it says instead."""
+    detail: str
+
+
+@attrs.frozen
 class ServingInfo:
     """What is served, for `/v1/models` and `/server_info`."""
 

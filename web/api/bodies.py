@@ -14,7 +14,6 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import trio
-from hypercorn.typing import HTTPScope
 from quart import request
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
@@ -96,8 +95,8 @@ class BodyShare:
 class MeteredBody:
     """The body of one request: bytes are counted as they arrive, and handed over once.
 
-    It takes the place of Quart's own body, whose inside changes between versions: Quart up to 0.22 calls `append`, later
-    ones await `put` and call `disconnect`. Nothing here is inherited from it.
+    It replaces Quart's own body and inherits nothing from it, since that changes between versions: Quart up to 0.22
+    calls `append`, later versions await `put` and call `disconnect`.
     """
 
     def __init__(self, length: int | None, max_length: int | None, share: BodyShare) -> None:
@@ -158,9 +157,9 @@ class MeteredBody:
 class MeteredRequest(TrioRequest):
     """A request whose body takes its memory from the application's budget."""
 
-    def __init__(self, *args: Any, scope: HTTPScope, max_content_length: int | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, scope=scope, max_content_length=max_content_length, **kwargs)
-        share = cast(BodyShare, cast(dict[str, Any], scope)[SHARE_KEY])
+    def __init__(self, *args: Any, max_content_length: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, max_content_length=max_content_length, **kwargs)
+        share = cast(BodyShare, cast(dict[str, Any], self.scope)[SHARE_KEY])
         self.body = cast(Any, MeteredBody(self.content_length, max_content_length, share))
 
 

@@ -47,6 +47,7 @@ from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer,
 from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
 from .ready_line import announce, url_to_open
+from .self_check import SelfCheckedApp
 from .service_manager import Manager, find_manager, notify
 from .settings import resolve_config
 from .upstream_flags import UpstreamError, read_upstreams
@@ -202,23 +203,20 @@ async def run_server(
             stopping = trio.Event()
             watching.start_soon(_wait_signal, stopping, log_writer)
             async with trio.open_nursery() as serving:
+                app = SelfCheckedApp(
+                    make_app(runtime.desk, options, keys, tracer, usage=usage, prices=prices), runtime.desk
+                )
                 addresses: list[Address] = await serving.start(
                     partial(
                         serve,
-                        make_app(
-                            runtime.desk,
-                            options,
-                            keys,
-                            tracer,
-                            usage=usage,
-                            prices=prices,
-                        ),
+                        app,
                         host=host,
                         port=port,
                         config=server,
                         shutdown_trigger=partial(_drain, runtime.desk, stopping, grace_s),
                     )
                 )
+                watching.start_soon(app.check, url_to_open(addresses, serves_ui=False))
                 watching.start_soon(watch_loop, runtime.metrics.event_loop_lag)
                 if manager is not None:
                     watching.start_soon(notify, manager, runtime.desk.health, stopping)
