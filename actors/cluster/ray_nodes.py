@@ -29,7 +29,7 @@ log = structlog.get_logger()
 def check_ray() -> None:
     """Raise CheckpointError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise CheckpointError("--engines ray:N needs Ray, which is not installed: pip install 'quipu-llm[ray]'")
+        raise CheckpointError("--engines ray:N needs Ray, which is not installed: pip install './quipu_llm-….whl[ray]'")
 
 
 class RayNodes:

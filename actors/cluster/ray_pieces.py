@@ -5,7 +5,7 @@ Ray moves a piece between the nodes' object stores, where it is read in place: t
 shared memory. Nothing else holds it, so Ray frees it on both nodes when that view is dropped, after the piece is
 written.
 
-What must always hold: Ray is imported only when this is used; it is an extra (`pip install 'quipu-llm[ray]'`).
+What must always hold: Ray is imported only when this is used; it is an extra (`pip install './quipu_llm-….whl[ray]'`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise CheckpointError("Ray is not installed: pip install 'quipu-llm[ray]'") from error
+        raise CheckpointError("Ray is not installed: pip install './quipu_llm-….whl[ray]'") from error
     return ray
 
 

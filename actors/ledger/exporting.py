@@ -87,7 +87,7 @@ def _export_parquet(found: Iterable[LedgerRecord], output: BinaryIO) -> int:
         pa: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
-        raise LedgerError("Parquet needs pyarrow: pip install 'quipu-llm[parquet]'") from None
+        raise LedgerError("Parquet needs pyarrow: pip install './quipu_llm-….whl[parquet]'") from None
     kinds = {"text": pa.string(), "big_integer": pa.int64(), "double": pa.float64(), "boolean": pa.bool_()}
     columns = [(name, kinds[table.c[name].type.__visit_name__]) for name in EXPORT_NAMES]
     schema = pa.schema(columns)

@@ -25,7 +25,7 @@ class TritonUnavailable(Exception):
 def why_unavailable() -> str | None:
     """Return what is missing, or None. Does not start CUDA."""
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed (pip install 'quipu-llm[triton]')"
+        return "Triton is not installed (pip install './quipu_llm-….whl[triton]')"
     import torch
 
     if not torch.cuda.is_available():

@@ -94,4 +94,4 @@ async def open_tracer(config: TracingConfig | None) -> AsyncIterator[Tracer]:
 
 
 def _missing(error: ImportError) -> str:
-    return f"traces need packages that are not installed ({error.name}): pip install 'quipu-llm[otel]'"
+    return f"traces need packages that are not installed ({error.name}): pip install './quipu_llm-….whl[otel]'"

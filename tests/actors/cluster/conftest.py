@@ -17,7 +17,7 @@ from tests.actors.cluster.ray_nodes import RayNodes, ray_environment, running_no
 def ray_cluster() -> Iterator[RayNodes]:
     """Start Ray once, with a head node; tests add nodes and remove them again. No driver is connected."""
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed (pip install 'quipu-llm[ray]')")
+        pytest.skip("Ray is not installed (pip install './quipu_llm-….whl[ray]')")
     # pytest's own temporary folders have paths that are too long for sockets
     folder = Path(tempfile.mkdtemp(prefix="quipu-ray-"))
     try:
