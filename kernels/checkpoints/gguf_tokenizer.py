@@ -178,15 +178,31 @@ def _find_merges(vocab: dict[str, int], types: list[int], scores: list[float]) -
     """Return every way to make a token of two others, best score first."""
     # tokens that a vocabulary's author has defined have the best score: runs of spaces, for example
     normal = {token: number for token, number in vocab.items() if types[number] in (_NORMAL, _USER_DEFINED)}
-    found = []
-    for token, number in normal.items():
-        for at in range(1, len(token)):
-            left, right = normal.get(token[:at]), normal.get(token[at:])
-            if left is not None and right is not None:
-                found.append((-scores[number], number, left, right, at))
-    found.sort()
     tokens = list(vocab)
+    ends = _beginnings({token[::-1]: number for token, number in normal.items()})
+    found = sorted(
+        (-scores[number], number, beginnings[at], ends[number][len(tokens[number]) - at], at)
+        for number, beginnings in _beginnings(normal).items()
+        for at in beginnings.keys() & {len(tokens[number]) - size for size in ends[number]}
+    )
     return [[tokens[number][:at], tokens[number][at:]] for _, number, _, _, at in found]
+
+
+def _beginnings(texts: dict[str, int]) -> dict[int, dict[int, int]]:
+    """Return, by the number of each text, the others that it begins with: their numbers by length.
+
+    Takes time in proportion to the characters of all texts, however long one of them is.
+    """
+    found: dict[int, dict[int, int]] = {}
+    enclosing: list[
+        str
+    ] = []  # in sorted order a text follows those that it begins with, and what else begins with them
+    for text in sorted(texts):
+        while enclosing and not text.startswith(enclosing[-1]):
+            enclosing.pop()
+        found[texts[text]] = {len(other): texts[other] for other in enclosing if other}
+        enclosing.append(text)
+    return found
 
 
 def _model(

@@ -161,6 +161,47 @@ def test_sentence_pieces() -> None:
     assert 2 in found.encode("a</s>b").ids
 
 
+class CountedText(str):
+    """A text that counts how many characters are copied out of it."""
+
+    __slots__ = ()
+    num_copied = 0
+
+    def __getitem__(self, place: Any) -> str:
+        part = super().__getitem__(place)
+        CountedText.num_copied += len(part)
+        return part
+
+
+def merges_of(tokens: list[str]) -> list[list[str]]:
+    file = keys_of(tokens, model="llama", token_type=[1] * len(tokens), scores=[0.0] * len(tokens))
+    merges: list[list[str]] = make_tokenizer(file)["model"]["merges"]
+    return merges
+
+
+def test_merges_are_all_cuts_into_tokens() -> None:
+    """Find what trying every place of every token finds, in the same order."""
+    draw = random.Random(5)
+    for _ in range(50):
+        drawn = ("".join(draw.choices("ab", k=draw.randint(1, 9))) for _ in range(60))
+        tokens = list(dict.fromkeys(["a", "b", *drawn]))
+        cuts = [
+            (number, tokens.index(token[:at]), tokens.index(token[at:]), at)
+            for number, token in enumerate(tokens)
+            for at in range(1, len(token))
+            if token[:at] in tokens and token[at:] in tokens
+        ]
+        assert merges_of(tokens) == [[tokens[number][:at], tokens[number][at:]] for number, *_, at in sorted(cuts)]
+
+
+@pytest.mark.parametrize("tokens", [["a", "a" * 20_000], ["a", *("a" * 2_000 + "b" * k + "c" for k in range(40))]])
+def test_long_tokens_are_not_copied_at_every_place(monkeypatch: pytest.MonkeyPatch, tokens: list[str]) -> None:
+    """Copy a vocabulary's characters a few times, however long one of its tokens is."""
+    monkeypatch.setattr(CountedText, "num_copied", 0)
+    assert merges_of([CountedText(token) for token in tokens]) == []
+    assert CountedText.num_copied <= 3 * sum(map(len, tokens))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
