@@ -61,10 +61,10 @@ class EvictionLog:
 
     def on_removed(self, keys: Sequence[bytes]) -> None:
         released = self._released_at.take(keys)
-        first = 0
+        first, are_alike = 0, released.count(released[0]) == len(released) if keys else True
         while first < len(keys):
             since, end = released[first], len(keys)
-            if released.count(since) != len(released):
+            if not are_alike:
                 end = next((index for index in range(first, len(keys)) if released[index] != since), end)
             eviction = Eviction(self.now, self.taker, since, self._num_evicted + first)
             self._current.put(keys if end - first == len(keys) else keys[first:end], eviction)

@@ -13,7 +13,7 @@ What must always hold: what is kept is bounded by the number of blocks in the po
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -52,8 +52,11 @@ class MissTracker:
         self._block_size = block_size
         self._is_stored = is_stored
         self._by_first_key: KeyTable[StoredRun] = make_key_table()
-        self._runs_after: dict[bytes, list[StoredRun]] = {}
-        """Runs by the key that they follow, newest last. A run is known while its first block is cached."""
+        self._runs_after: dict[bytes, OrderedDict[StoredRun, None]] = {}
+        """Runs by the key that they follow, newest last. A run is known while its first block is cached.
+
+        Ordered by links: of thousands of runs that follow one key, any may be removed, or the newest be asked for.
+        """
         self._beginnings: Counter[tuple[int, ...]] = Counter()
         """How many chains begin with these tokens, in whatever cache domain."""
         self.evictions = EvictionLog(num_blocks, is_stored)
@@ -76,7 +79,7 @@ class MissTracker:
             tokens = array("I", pack_tokens(token_ids, part_start, part_start + len(part) * size))
             run = StoredRun(part, keys[first - 1] if first else parent_key, tokens, block_index + first, sequence_id)
             self._by_first_key.put(part[:1], run)
-            self._runs_after.setdefault(run.parent_key, []).append(run)
+            self._runs_after.setdefault(run.parent_key, OrderedDict())[run] = None
             if run.block_index == 0:
                 self._beginnings[self._first_tokens(run)] += 1
         self.evictions.on_stored(keys)
@@ -89,7 +92,7 @@ class MissTracker:
     def _forget(self, run: StoredRun) -> None:
         """Drop a run whose first block was evicted; the others were evicted before it."""
         runs = self._runs_after[run.parent_key]
-        runs.remove(run)
+        del runs[run]
         if not runs:
             del self._runs_after[run.parent_key]
         if run.block_index == 0:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.block_manager import misses
-from quipu.actors.block_manager.misses import MAX_RUN_BLOCKS, MissTracker
+from quipu.actors.block_manager.misses import MAX_RUN_BLOCKS, MissTracker, StoredRun
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.shared.block_keys import chain_keys
 
@@ -136,3 +136,27 @@ def test_tokens_of_evicted_blocks_are_dropped() -> None:
     (run,) = tracker._by_first_key.take(keys[:1])  # noqa: SLF001 (what is kept is not public)
     assert run is not None and not tracker._by_first_key  # noqa: SLF001 (nor is that nothing else is)
     assert len(run.keys) == MAX_RUN_BLOCKS and len(run.token_ids) == MAX_RUN_BLOCKS * SIZE
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_evicting_one_of_many_runs_compares_it_with_no_other(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    """Prompts of one block that follow the same key are forgotten in whatever order, each without a walk."""
+    num_runs, num_compared = 1000, 0
+
+    def count_comparisons(one: StoredRun, other: object) -> bool:
+        nonlocal num_compared
+        num_compared += 1
+        return one is other
+
+    monkeypatch.setattr(StoredRun, "__eq__", count_comparisons)
+    tracker = MissTracker(num_runs, SIZE, lambda key: True)
+    keys = [index.to_bytes(32, "big") for index in range(num_runs)]
+    for index, key in enumerate(keys):
+        tracker.on_stored([key], b"root", [index, index], 0, 0, index + 1)
+    going = keys[::order]
+    for first in range(0, num_runs - 2, 2):
+        tracker.on_removed(going[first : first + 2])
+    assert num_compared < num_runs
+    last = going[-1]
+    miss = tracker.explain(b"root", [b"n" * 32], [keys.index(last), 5000], 0, 1)
+    assert miss.detail is not None and miss.detail.sequence_id == keys.index(last) + 1
