@@ -260,7 +260,7 @@ def test_invalid_endpoint(flag: str) -> None:
 async def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the flag the server does not start and says what to install; with the environment alone it starts."""
     monkeypatch.setitem(sys.modules, "quipu.web.telemetry.otel", None)
-    with pytest.raises(TracingError, match=r"quipu-llm\[otel\]"):
+    with pytest.raises(TracingError, match=r"whl\[otel\]"):
         async with open_tracer(TracingConfig("http://c/v1/traces")):
             pass
     with structlog.testing.capture_logs() as lines:
