@@ -15,13 +15,16 @@ pinned; the number of pinned blocks stays within its limit.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 import attrs
 
 from ..messages.prompts import Pin
+from .pin_segments import PinSegments, Segment
 from .pools import Pool
 
 
@@ -29,9 +32,16 @@ from .pools import Pool
 class PinnedPrefix:
     key: bytes
     """Key of its last block."""
-    blocks: list[int]
+    end: Segment
+    number: int
+    """Of those with the same expiry, the first one gives way first."""
     ttl_s: float
     expires_at: float
+
+    @property
+    def blocks(self) -> list[int]:
+        """All its blocks, from the first one on."""
+        return self.end.prefix()
 
     def refresh(self, now: float) -> None:
         self.expires_at = max(self.expires_at, now + self.ttl_s)
@@ -81,7 +91,10 @@ class Pins:
         self._pool = pool
         self._block_size = block_size
         self._max_blocks = max_blocks
+        self._segments = PinSegments(pool)
         self._by_key: dict[bytes, PinnedPrefix] = {}
+        self._by_end: dict[Segment, PinnedPrefix] = {}
+        self._numbers = itertools.count()
         self._no_expiry_before = math.inf
         self._marks: dict[int, Marks] = {}
         """By sequence, while it holds blocks."""
@@ -103,8 +116,8 @@ class Pins:
         return list(self._by_key.values())
 
     def blocks(self) -> list[list[int]]:
-        """Return the blocks of each pin."""
-        return [pin.blocks for pin in self._by_key.values()]
+        """Return all pinned blocks, each once, by the segments that pins share."""
+        return self._segments.all_blocks()
 
     # ------------------------------------------------------------ marks
 
@@ -165,10 +178,12 @@ class Pins:
             blocks = pool.match(keys, wanted.num_blocks)
             if len(blocks) < wanted.num_blocks or not pool.is_written(blocks):
                 return False  # lost in the meantime, or another sequence is about to write it again
-            if pool.num_pinned + pool.num_unpinned(blocks) > self._max_blocks:
+            num_unpinned = pool.num_unpinned(blocks)
+            if pool.num_pinned + num_unpinned > self._max_blocks:
                 return False
-            pool.pin(blocks)
-            pin = self._by_key[key] = PinnedPrefix(key, blocks, wanted.ttl_s, now)
+            end = self._segments.add(blocks, num_unpinned)
+            pin = self._by_key[key] = PinnedPrefix(key, end, next(self._numbers), wanted.ttl_s, now)
+            self._by_end[end] = pin
         pin.ttl_s = max(pin.ttl_s, wanted.ttl_s)
         pin.refresh(now)
         self._no_expiry_before = min(self._no_expiry_before, pin.expires_at)
@@ -201,15 +216,28 @@ class Pins:
         Pins whose release would free no block are kept as long as the release of others does.
         """
         pool = self._pool
-        pins = sorted(self._by_key.values(), key=attrgetter("expires_at"))
+        if pool.num_free >= num_free or not pool.num_pinned_only:
+            return
+        # those whose blocks are all part of longer pins are looked at once these are gone
+        waiting = [(pin.expires_at, pin.number, pin.key) for pin in self._by_key.values() if not pin.end.children]
+        heapify(waiting)
         while pool.num_free < num_free and pool.num_pinned_only:
-            index = next((i for i, pin in enumerate(pins) if pool.is_freed_by(pin.blocks)), 0)
-            self._remove(pins.pop(index))
+            if waiting:
+                pin = self._by_key.get(heappop(waiting)[2])
+                if pin is None or not self._segments.frees_any(pin.end):
+                    continue
+            else:
+                pin = min(self._by_key.values(), key=attrgetter("expires_at", "number"))
+            end = self._remove(pin)
             self.num_yielded += 1
+            if end is not None:
+                pin = self._by_end[end]
+                heappush(waiting, (pin.expires_at, pin.number, pin.key))
 
-    def _remove(self, pin: PinnedPrefix) -> None:
-        del self._by_key[pin.key]
-        self._pool.unpin(pin.blocks)
+    def _remove(self, pin: PinnedPrefix) -> Segment | None:
+        """Release a pin. Returns the end of one whose release may free blocks now, if there is a new one."""
+        del self._by_key[pin.key], self._by_end[pin.end]
+        return self._segments.remove(pin.end)
 
     def drop_marks(self) -> None:
         """Drop what was to be pinned for sequences, all of which are gone. What is pinned stays so."""

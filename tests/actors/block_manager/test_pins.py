@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from quipu.actors.block_manager.pins import Pins
+from quipu.actors.block_manager.pool_checks import COMMITTED
+from quipu.actors.block_manager.pools import Pool, make_pool
 from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.messages.prompts import Pin
 from quipu.actors.messages.scheduler import Granted
@@ -269,3 +272,44 @@ def test_reset_removes_all_pins(manager: Manager) -> None:
     assert pinned_of(granted) == []
     assert granted.num_pinned_blocks == granted.num_cached_blocks == 0 and granted.num_free_blocks == 16
     assert manager.found(PROMPT) == 0
+
+
+class CountingPool:
+    """A pool that counts the blocks of which it is asked, or told, something about pins."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._pool = make_pool(num_blocks)
+        self.num_looked_at = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def is_freed_by(self, blocks: list[int]) -> bool:
+        self.num_looked_at += len(blocks)
+        return self._pool.is_freed_by(blocks)
+
+    def unpin(self, blocks: list[int]) -> None:
+        self.num_looked_at += len(blocks)
+        self._pool.unpin(blocks)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_pins_of_every_prefix_take_no_more_than_its_blocks(order: int) -> None:
+    """They are kept once a block, and give way one after the other, longest first, without a look at the others."""
+    num_blocks = 200
+    pool = CountingPool(num_blocks + 1)
+    keys = [index.to_bytes(32, "big") for index in range(num_blocks)]
+    blocks = pool.take(num_blocks)
+    pool.publish(blocks, keys, COMMITTED)
+    pool.release(blocks)
+    pins = Pins(cast("Pool", pool), SIZE, num_blocks)
+    for num_pinned in range(1, num_blocks + 1)[::order]:
+        pins.mark(num_pinned, keys, (Pin(num_pinned, 300),))
+        pins.plan(1, [num_pinned], [0], [num_pinned * SIZE])
+        pins.commit([1], 0.0)
+    assert len(pins) == num_blocks and sum(map(len, pins.blocks())) == num_blocks
+    pins.give_way(num_blocks // 2)
+    assert sorted(len(pin.blocks) for pin in pins.prefixes()) == list(range(1, num_blocks // 2 + 1))
+    pins.give_way(num_blocks)
+    assert not pins.blocks() and pool.num_free == num_blocks
+    assert pool.num_looked_at <= 3 * num_blocks
