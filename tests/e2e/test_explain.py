@@ -33,7 +33,7 @@ def ask(server: Server, *texts: str) -> str:
 
 
 def command(folder: Path, *arguments: str) -> Any:
-    done = run_quipu("explain", *arguments, folder=folder)
+    done = run_quipu("explain", "--json", *arguments, folder=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -55,6 +55,12 @@ def test_explain_before_and_after_a_restart(tmp_path: Path) -> None:
         assert [message["index"] for message in prompt["messages"]] == [0, 1, None]
         assert prompt["blocks"][-1]["end"] == prompt["messages"][-1]["end"] == prompt["prompt_tokens"]
         assert command(tmp_path, second, "--base-url", server.url, "--api-key", KEYS["acme"]) == shown
+        told = run_quipu("explain", second, "--base-url", server.url, "--api-key", KEYS["acme"], folder=tmp_path).stdout
+        cached, size = prompt["cached_tokens"], prompt["prompt_tokens"]
+        assert f"Request {second} had {size} tokens in its prompt, of which {cached} (" in told
+        assert f"token {prompt['ended']['token']}, in message 2 (user)." in told
+        assert f"Request {first} continued differently there." in told
+        assert "\n  message 2, user: " in told
         assert [get(server, name, "bolt").text for name in (second, "req-x")] == [get(server, "req-y", "acme").text] * 2
         record = httpx.get(f"{server.url}/v1/usage/{second}", headers={"x-api-key": KEYS["acme"]}).json()
         assert [record[name] for name in NUMBERS[:4]] == [prompt[name] for name in NUMBERS[:4]]

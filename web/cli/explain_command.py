@@ -1,8 +1,9 @@
-"""`quipu explain`: what of a request's prompts was cached, why not more, and what could be changed, as JSON.
+"""`quipu explain`: what of a request's prompts was cached, why not more, and what could be changed.
 
 Asks a running server, or reads a data directory or a database like `quipu usage`, where blocks, messages and advice are
-not kept. Both answers are made by the endpoint's own function (`web/api/cache/explanation_json.py`). The result goes to
-stdout; errors go to stderr, with exit code 1 for a request that is not known, and 2 for everything else.
+not kept. Both answers are made by the endpoint's own function (`web/api/cache/explanation_json.py`), and said in
+sentences (`explanation_sentences.py`) or, with `--json`, shown as they are. The result goes to stdout; errors go to
+stderr, with exit code 1 for a request that is not known, and 2 for everything else.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from quipu.actors.ledger.reading import open_reader
 
 from ..api.cache.explanation_json import Reader, explanation_pieces
 from .bench.values import url, visible
+from .explanation_sentences import sentences
 from .ledger import EXIT_USAGE
 from .ledger_flags import URL_VARIABLE
 from .one_line_parser import OneLineParser
@@ -59,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="URL of the server, with or without /v1 (default: %(default)s)",
     )
     add("--api-key", type=visible, help=f"sent as a bearer token (default: ${KEY_VARIABLE})")
+    add("--json", action="store_true", help="print everything that is known, as JSON")
     add("--data-dir", help="read this data directory instead of asking a server")
     add("--ledger-url", metavar="URL", help=f"read this database instead; or, with --data-dir, set {URL_VARIABLE}")
     return parser
@@ -78,7 +81,15 @@ def run_explain(arguments: argparse.Namespace, environment: Mapping[str, str]) -
         print(f"quipu: {error}", file=sys.stderr)
         return error.code
     try:
-        print(orjson.dumps(orjson.loads(answer), option=orjson.OPT_INDENT_2).decode())
+        explanation = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        print("quipu: the answer is not JSON", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        if arguments.json:
+            print(orjson.dumps(explanation, option=orjson.OPT_INDENT_2).decode())
+        else:
+            print("\n".join(sentences(explanation)))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,74 @@
+"""What `quipu explain` says of an explanation (`web/cli/explanation_sentences.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quipu.actors.messages.block_manager import MissReason
+from quipu.web.cli.explanation_sentences import MAX_SHOWN, REASONS, sentences
+
+ENDED = {"reason": "evicted", "token": 1117, "message": 0, "part": 2, "diverged_from": None}
+PROMPT = {
+    "prompt_tokens": 1357,
+    "cached_tokens": 1104,
+    "lost_to_rounding": 13,
+    "blocks": [{"start": 0, "end": 1104, "source": "reused"}, {"start": 1104, "end": 1357, "source": "computed"}],
+    "messages": [
+        {"index": 0, "role": "system", "start": 0, "end": 1205},
+        {"index": None, "role": "assistant", "start": 1205, "end": 1357},
+    ],
+    "ended": ENDED | {"evicted": {"at": 1.0, "by": "req-b", "idle_s": 12.4}},
+    "advice": [{"code": "pool_too_small", "text": "Give the cache 64 blocks."}],
+}
+USAGE = {"prompt_tokens": 1357, "cached_tokens": 1104, "restored_tokens": 1, "recomputed_tokens": 32}
+EXPLANATION = {"request_id": "req-a", "state": "closed", "usage": USAGE, "prompts": [PROMPT]}
+
+
+def test_sentences() -> None:
+    """Numbers, the place counted from 1, the reason, each message's sources, and advice are said."""
+    assert list(sentences(EXPLANATION)) == [
+        "Request req-a had 1,357 tokens in its prompt, of which 1,104 (81%) came from the cache.",
+        "1 token was found in the cache after an interruption.",
+        "32 tokens were computed again after an interruption.",
+        "The cached part ends at token 1,117, in message 1 (system), part 3.",
+        REASONS["evicted"],
+        "Request req-b took its place.",
+        "It had not been used for 12 s.",
+        "13 tokens more were the same, but did not fill a block.",
+        "  message 1, system: 1,104 tokens reused, 101 tokens computed",
+        "  assistant, no message of its own: 152 tokens computed",
+        "Advice: Give the cache 64 blocks.",
+    ]
+
+
+def test_zero_and_unknown_differ() -> None:
+    """No cached token is 0, and what nobody counted is not."""
+    (zero,) = sentences({"request_id": "r", "usage": {"prompt_tokens": 5, "cached_tokens": 0}})
+    (unknown,) = sentences({"request_id": "r", "usage": {"prompt_tokens": 5, "cached_tokens": None}})
+    assert "of which 0 (0%) came from the cache" in zero
+    assert unknown.endswith("how many of them were cached is not known.")
+
+
+def test_every_reason_has_a_sentence() -> None:
+    """Whatever reason an engine gives, a person can read it."""
+    assert set(REASONS) == {reason.value for reason in MissReason}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        None,
+        {},
+        {"usage": [], "prompts": {}},
+        {"prompts": [None, 3, {"ended": 7, "blocks": [1], "messages": [{"start": "x"}], "advice": ["\x1b[31m"]}]},
+        {"usage": {"prompt_tokens": True, "cached_tokens": -1}, "request_id": "\x1b]0;x\x07" * 1000},
+        {"prompts": [{"ended": {"reason": ["x"], "token": 1e9, "evicted": {"idle_s": "x"}}}] * 100},
+    ],
+)
+def test_any_answer_is_printed_safely(answer: Any) -> None:
+    """Another server's answer prints no control characters, and no more than a terminal can take."""
+    lines = list(sentences(answer))
+    assert all(line.isprintable() and len(line) < MAX_SHOWN + 200 for line in lines) and len(lines) < 400
