@@ -18,6 +18,7 @@ from quipu.kernels.fake import FakeBackend
 from ..channel import Poster, Receiver
 from ..messages.executor import StepPlan
 from ..messages.scheduler import StepResult
+from ..threads import run_in_thread
 from .step_runner import Executor
 
 THREAD_GRACE_S = 1.0
@@ -35,7 +36,7 @@ async def run_executor(executor: Executor, plans: Receiver[StepPlan], results: P
 async def wait_until_idle(executor: Executor) -> None:
     """Wait until the pass has ended that may still be running after `run_executor`, however long it takes."""
     if executor.thread is not None:
-        await trio.to_thread.run_sync(executor.thread.join, abandon_on_cancel=True)
+        await run_in_thread(executor.thread.join, abandon_on_cancel=True)
 
 
 async def _run_in_loop(
@@ -90,6 +91,6 @@ async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results:
                     work.put(plan)
     finally:
         work.put(None)
-        with trio.CancelScope(shield=True):
+        with trio.move_on_after(2 * THREAD_GRACE_S, shield=True):
             # the backend must not be closed during a pass; a pass that hangs ends with the process
-            await trio.to_thread.run_sync(thread.join, THREAD_GRACE_S)
+            await run_in_thread(thread.join, THREAD_GRACE_S)

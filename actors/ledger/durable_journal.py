@@ -24,6 +24,7 @@ import trio
 
 from ..messages.outcomes import Outcome
 from ..messages.usage_record import UsageRecord
+from ..threads import run_in_thread
 from .entries import GROWTH_BYTES, MAX_LINE_BYTES, Chain, Line, admitted_line
 from .preallocated_segments import PreallocatedSegments
 from .refusals import RefusalBudget
@@ -204,8 +205,9 @@ class DurableJournal:
     def _num_free_bytes(self) -> int:
         return self._segments.num_bytes - self._reserved - self._new_bytes - self._writer.num_queued_bytes
 
-    def _note_full_disk(self, error: OSError) -> None:
-        self._troubles.fail("room", f"no room for the usage ledger: {error.strerror or error}")
+    def _note_full_disk(self, error: OSError | MemoryError) -> None:
+        why = getattr(error, "strerror", None) or str(error) or "out of memory"
+        self._troubles.fail("room", f"no room for the usage ledger: {why}")
         self._wants_segment.set()
 
     def _hold_back(self, record: UsageRecord) -> None:
@@ -220,8 +222,8 @@ class DurableJournal:
             await self._wants_segment.wait()
             try:
                 enough = "room" not in self._troubles  # then a single spare segment is enough
-                await trio.to_thread.run_sync(partial(self._segments.allocate, unless_spare=enough))
-            except OSError as error:
+                await run_in_thread(partial(self._segments.allocate, unless_spare=enough))
+            except (OSError, MemoryError) as error:
                 self._note_full_disk(error)
                 await trio.sleep(ROOM_RETRY_S)
                 continue

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 import structlog
 import trio
 
+from ..threads import run_in_thread
 from .database import Batch, LedgerError, load, loaded_position, migrate, read_firsts, reason
 from .retention import delete_old
 from .retries import RetryIndex
@@ -91,7 +92,7 @@ class Loader:
             try:
                 await self._run_once()
                 backoff_s = FIRST_BACKOFF_S
-            except (sa.exc.SQLAlchemyError, LedgerError, OSError) as error:
+            except (sa.exc.SQLAlchemyError, LedgerError, OSError, MemoryError) as error:
                 self._fail(error)
                 await trio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
@@ -102,7 +103,7 @@ class Loader:
             try:
                 while self._position is None or self._position < self._journal.durable:
                     await self._load_some()
-            except (sa.exc.SQLAlchemyError, LedgerError, OSError) as error:
+            except (sa.exc.SQLAlchemyError, LedgerError, OSError, MemoryError) as error:
                 self._fail(error)
 
     async def _run_once(self) -> None:
@@ -181,4 +182,4 @@ class Loader:
 
 async def _in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread that is abandoned on cancellation: a hanging database must not keep the server up."""
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+    return await run_in_thread(work, abandon_on_cancel=True)

@@ -19,6 +19,7 @@ import attrs
 import structlog
 import trio
 
+from ..threads import run_in_thread
 from .preallocated_segments import OpenSegment, PreallocatedSegments
 from .segment_files import Position, SegmentFile
 
@@ -228,10 +229,11 @@ class SegmentWriter:
                 self._to_sync = trio.Event()
                 continue
             try:
-                await trio.to_thread.run_sync(partial(self._sync, group, rewrite=rewrite))
-            except OSError as error:
+                await run_in_thread(partial(self._sync, group, rewrite=rewrite))
+            except (OSError, MemoryError) as error:
                 # the kernel may have dropped what was not synced: write it again before the next attempt
-                self._troubles.fail("sync", f"cannot sync the usage ledger: {error.strerror or error}")
+                why = getattr(error, "strerror", None) or str(error) or "out of memory"
+                self._troubles.fail("sync", f"cannot sync the usage ledger: {why}")
                 rewrite = True
                 await trio.sleep(RETRY_S)
                 continue

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 import structlog
 import trio
 
+from ..threads import run_in_thread
 from .database import LedgerError, make_engine, migrate, reason
 from .durable_journal import DurableJournal
 from .entries import MAX_LINE_BYTES, Chain
@@ -150,7 +151,7 @@ async def _first_connect(engine: sa.Engine) -> None:
     """Raise LedgerError early for a database that cannot be used; an unreachable one does not prevent the start."""
     with trio.move_on_after(FIRST_CONNECT_S):
         try:
-            await trio.to_thread.run_sync(partial(migrate, engine), abandon_on_cancel=True)
+            await run_in_thread(partial(migrate, engine), abandon_on_cancel=True)
         except sa.exc.SQLAlchemyError as error:
             log.warning("ledger.database_away", why=reason(error), help="records wait in the write-ahead file")
 

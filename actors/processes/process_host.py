@@ -25,6 +25,7 @@ from ..engine_shares import SPIN_COUNT, EngineShares
 from ..machine_parts import available_memory, read_machine
 from ..shared.step_record import StepRecord
 from ..supervisor import Death
+from ..threads import run_in_thread
 from .child import OWN_GROUP, kill_group
 from .connected_host import ConnectedHost
 from .cut_off_files import find_cut_off
@@ -61,7 +62,7 @@ class LocalProcess:
 
     async def explain(self) -> Death:
         if self._process.returncode == -signal.SIGBUS:
-            return await trio.to_thread.run_sync(_explain_bus_error, self._checkpoint)
+            return await run_in_thread(_explain_bus_error, self._checkpoint)
         return explain(self._process.returncode)
 
     def release(self) -> None:

@@ -20,6 +20,7 @@ from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
 from ..processes.idle_processes import IdleProcesses
 from ..shared.grammar_library import load_grammars
+from ..threads import run_in_thread
 from ..tokenizer.grammar_check import GrammarChecker
 from .fair_queue import FairQueue
 from .grammar_process import GrammarProcess, ProcessGone
@@ -98,7 +99,7 @@ class GrammarPool:
     async def check(self, spec: GrammarSpec, tenant: str) -> str | RequestError:
         if self._setup is None or len(spec.source) <= SMALL_CHARACTERS:
             check = self._checker.check
-            result = await trio.to_thread.run_sync(check, spec, limiter=self._threads, abandon_on_cancel=True)
+            result = await run_in_thread(check, spec, limiter=self._threads, abandon_on_cancel=True)
             self._checker.keep(spec, result)
             return result
         job = _Job(spec, tenant)

@@ -16,6 +16,7 @@ from typing import TypeVar, TypeVarTuple
 
 import trio
 
+from ..threads import run_in_thread
 from ..tokenizer.encoder import TextEncoder
 from ..tokenizer.prompt_sizes import SHORT_BYTES
 from .encode_processes import IDLE_S, EncodeProcesses, Lease
@@ -88,7 +89,7 @@ class LaneSlot:
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         await self._wait_for_turn()
-        return await trio.to_thread.run_sync(call, *args, limiter=self._lane.threads)
+        return await run_in_thread(call, *args, limiter=self._lane.threads)
 
     async def encode(self, call: Callable[[TextEncoder], T]) -> T:
         processes = self._lane.processes
@@ -97,9 +98,7 @@ class LaneSlot:
         await self._wait_for_turn()
         lease = Lease()
         try:
-            return await trio.to_thread.run_sync(
-                processes.run, call, lease, limiter=self._lane.threads, abandon_on_cancel=True
-            )
+            return await run_in_thread(processes.run, call, lease, limiter=self._lane.threads, abandon_on_cancel=True)
         except trio.Cancelled:
             lease.cancel()
             raise
@@ -188,10 +187,10 @@ class Lanes:
         if self._processes is None:
             return
         try:
-            await trio.to_thread.run_sync(self._processes.warm_up, abandon_on_cancel=True)
+            await run_in_thread(self._processes.warm_up, abandon_on_cancel=True)
             while True:
                 await trio.sleep(IDLE_S)
-                await trio.to_thread.run_sync(self._processes.end_idle)
+                await run_in_thread(self._processes.end_idle)
         finally:
             self._processes.close()
 

@@ -20,6 +20,8 @@ import numpy as np
 import orjson
 import trio
 
+from quipu.actors.threads import run_in_thread
+
 from ..http.turns import turn
 from .json_structure import COMMA, MAX_VALUES, InvalidJson, Structure, TooComplex, find_structure
 
@@ -55,7 +57,7 @@ async def parse_json(
         except orjson.JSONDecodeError as error:
             raise InvalidJson(f"{error.msg} (line {error.lineno}, column {error.colno})") from None
     limiter = _modest_scans if len(data) <= _MODEST_BYTES else _large_scans
-    structure = await trio.to_thread.run_sync(find_structure, data, max_values, limiter=limiter)
+    structure = await run_in_thread(find_structure, data, max_values, limiter=limiter)
     if expect is not None:
         expect(structure.num_bytes)
     return await _Pieces(data, structure, limiter).whole()
@@ -98,7 +100,7 @@ class _Pieces:
                 return await self._parse(start, span.end)
 
     async def _container(self, span: _Span, depth: int) -> Any:
-        groups = await trio.to_thread.run_sync(self._groups, span, limiter=self._limiter)
+        groups = await run_in_thread(self._groups, span, limiter=self._limiter)
         is_array = self._data[span.start : span.start + 1] == b"["
         values: list[Any] = []
         members: dict[str, Any] = {}

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 
-import trio
 from quart import request
 
 from quipu.actors.messages.accountant import Caller
+from quipu.actors.threads import run_in_thread
 
 from ..request.errors import bad_value
 from ..request.request_context import RequestContext
@@ -32,7 +32,7 @@ async def caller_of(context: RequestContext, raw_body: bytes | bytearray, model:
     digest = None
     if key is not None:
         parts = (principal.tenant, key, context.endpoint, raw_body)
-        digest = _digest(*parts) if len(raw_body) <= _INLINE_BYTES else await trio.to_thread.run_sync(_digest, *parts)
+        digest = _digest(*parts) if len(raw_body) <= _INLINE_BYTES else await run_in_thread(_digest, *parts)
     return Caller(
         tenant=principal.tenant,
         key_id=principal.key_id,

@@ -18,6 +18,8 @@ from typing import Any
 import structlog
 import trio
 
+from quipu.actors.threads import run_in_thread
+
 from ..auth.key_file import KeyEntry, KeyFileError, check_entry, hash_key, new_key, render_entry
 from ..auth.keys import KeyStore, given_keys
 
@@ -80,7 +82,7 @@ async def _reload_on_hangup(keys: KeyStore, *, task_status: trio.TaskStatus[None
         task_status.started()
         async for _ in signals:
             try:
-                await trio.to_thread.run_sync(keys.reload, abandon_on_cancel=True)
+                await run_in_thread(keys.reload, abandon_on_cancel=True)
             except KeyFileError as error:
                 log.error("keys.not_reloaded", error=str(error), **keys.describe())
             else:

@@ -14,12 +14,16 @@ import attrs
 import structlog
 import trio
 
+from quipu.actors.threads import run_in_thread
+
 from .tracing import NoTracer, Tracer
 
 log = structlog.get_logger("quipu.tracing")
 
 TRACES_PATH = "/v1/traces"
 PROTOCOL = "http/protobuf"
+MAX_CLOSING_S = 10.0
+"""How long a stopping server waits for a thread that sends the last spans."""
 _ENDPOINT_NAMES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOL_NAMES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
@@ -89,8 +93,8 @@ async def open_tracer(config: TracingConfig | None) -> AsyncIterator[Tracer]:
     try:
         yield tracer
     finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(tracer.close)
+        with trio.move_on_after(MAX_CLOSING_S, shield=True):
+            await run_in_thread(tracer.close)
 
 
 def _missing(error: ImportError) -> str:
