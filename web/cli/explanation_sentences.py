@@ -22,6 +22,7 @@ REASONS = {
     "shorter_than_a_block": "The prompt is too short: it does not fill one block of the cache.",
     "evicted": "What follows had been cached before, but its blocks were given to other prompts.",
     "other_domain": "The same tokens are cached for another tenant or salt; caches are never shared between them.",
+    "nothing": "The prompt differs from every prompt that is cached from its beginning.",
     "diverged": "From there on the prompt differs from every prompt that is cached.",
     "needs_prompt_logprobs": "The request asks for scores of its prompt, so all of it was computed.",
 }
@@ -87,7 +88,10 @@ def _of_prompt(prompt: dict[str, Any]) -> Iterator[str]:
 def _of_end(ended: dict[str, Any], messages: list[dict[str, Any]]) -> Iterator[str]:
     reason = _text(ended.get("reason"))
     if reason not in ("none", "disabled", "needs_prompt_logprobs") and _is_count(token := ended.get("token")):
-        yield f"The cached part ends at token {token:,}{_place(ended, messages)}."
+        if token:
+            yield f"The cached part ends at token {token:,}{_place(ended, messages)}."
+        elif reason == "diverged":
+            reason = "nothing"
     yield REASONS.get(reason, f"Reason: {reason}.")
     if isinstance(other := ended.get("diverged_from"), str):
         yield f"Request {_text(other)} continued differently there."

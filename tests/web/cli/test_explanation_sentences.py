@@ -53,7 +53,14 @@ def test_zero_and_unknown_differ() -> None:
 
 def test_every_reason_has_a_sentence() -> None:
     """Whatever reason an engine gives, a person can read it."""
-    assert set(REASONS) == {reason.value for reason in MissReason}
+    assert set(REASONS) == {"nothing", *(reason.value for reason in MissReason)}
+
+
+def test_nothing_cached() -> None:
+    """A prompt that shares not even its first token is said to do so, not to end at token 0."""
+    ended = {"reason": "diverged", "token": 0, "message": 0, "part": None, "diverged_from": None}
+    lines = list(sentences({"usage": {"prompt_tokens": 47, "cached_tokens": 0}, "prompts": [{"ended": ended}]}))
+    assert lines[1:] == [REASONS["nothing"]]
 
 
 @pytest.mark.parametrize(

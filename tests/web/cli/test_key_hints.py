@@ -61,3 +61,11 @@ def test_explain(closed_server: str, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["explain", "req-1", "--base-url", closed_server]) == 2
     said = capsys.readouterr().err
     assert "--api-key" in said and "OPENAI_API_KEY" in said
+
+
+def test_bench_serve(closed_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`quipu bench serve` names its flag and its variable."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert main(["bench", "serve", "--quick", "--base-url", closed_server]) != 0
+    said = capsys.readouterr().err
+    assert "--api-key" in said and "OPENAI_API_KEY" in said

@@ -65,6 +65,9 @@ async def _get(url: str, headers: Mapping[str, str]) -> bytes:
             kind = "connect" if isinstance(error, httpx2.ConnectError) else None
             raise DiscoveryError(f"GET {url}: {str(error) or type(error).__name__}", kind) from error
     if response.status_code != httpx2.codes.OK:
-        message = f"GET {url} was answered {response.status_code}; name a model with --model"
+        what = "name a model with --model"
+        if response.status_code == httpx2.codes.UNAUTHORIZED:
+            what = "the server wants a key: give --api-key or set OPENAI_API_KEY"
+        message = f"GET {url} was answered {response.status_code}; {what}"
         raise DiscoveryError(message, f"http_{response.status_code}")
     return response.content
