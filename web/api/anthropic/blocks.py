@@ -55,7 +55,7 @@ def _whole_block(block: Block, number: int, message_id: str, call_ids: CallIds) 
 
 
 def _text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text}
 
 
 def _tool_use(index: int, name: str, call_ids: CallIds) -> dict[str, Any]:

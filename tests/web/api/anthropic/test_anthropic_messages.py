@@ -49,7 +49,7 @@ async def test_whole_response() -> None:
         "type": "message",
         "role": "assistant",
         "model": "org/tiny",
-        "content": [{"type": "text", "text": "Hello", "citations": None}],
+        "content": [{"type": "text", "text": "Hello"}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "stop_details": None,

@@ -21,7 +21,7 @@ BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_to
 STREAM = {**BODY, "stream": True}
 SOME_BLOCKS = [
     {"type": "thinking", "thinking": "Let me look."},
-    {"type": "text", "text": "I look.", "citations": None},
+    {"type": "text", "text": "I look."},
     {"type": "tool_use", "name": "get_weather", "input": {"city": "Cusco"}},
 ]
 
