@@ -103,6 +103,10 @@ class ChatWriter(ChunkWriter):
         """Everything before the contents of a delta, for each choice whose role has been sent."""
         self._called: set[int] = set()
         """The choices that have a complete call."""
+        names_reasoning = self._wanted.rules.names_reasoning
+        self._delta_end = b"," + _reasoning_fields(b"null") + b"}" if names_reasoning else b"}"
+        """The end of a delta without reasoning. Some clients read the field of each chunk of a model that reasons."""
+        self._empty_delta = self._delta_end.lstrip(b",")
 
     def render(self, delta: Delta) -> bytes:
         role = b""
@@ -114,20 +118,20 @@ class ChatWriter(ChunkWriter):
         if delta.events:
             text = self._events(head, delta)
         elif self._shows_every_token:
-            text = head + b'"content":' + json_for_line(delta.text) + b"}" + self._told_tail(delta, None)
+            text = head + b'"content":' + json_for_line(delta.text) + self._delta_end + self._told_tail(delta, None)
         elif delta.text:
-            text = head + b'"content":' + json_for_line(delta.text) + b"}" + self._tail(None)
+            text = head + b'"content":' + json_for_line(delta.text) + self._delta_end + self._tail(None)
         else:
             text = b""
         if delta.finish_reason is None:
             return role + text
         reason = _finish_reason(delta.finish_reason, self._wanted, has_call=delta.index in self._called)
-        return role + text + head + b"}" + self._tail(reason)
+        return role + text + head + self._empty_delta + self._tail(reason)
 
     def _open(self, index: int, content: bytes) -> tuple[bytes, bytes]:
         """Return the head of a choice's chunks, and its first chunk."""
         head = self._heads[index] = self._choice_head + b'%d,"delta":{' % index
-        return head, head + b'"role":"assistant","content":' + content + b"}" + self._tail(None)
+        return head, head + b'"role":"assistant","content":' + content + self._delta_end + self._tail(None)
 
     def _events(self, head: bytes, delta: Delta) -> bytes:
         """Return a chunk for each event. The first has what the client asked to know of the tokens."""
@@ -138,10 +142,11 @@ class ChatWriter(ChunkWriter):
             if isinstance(event, CallEnd):
                 self._called.add(delta.index)
                 continue
-            chunks += (head, self._fields(event, delta.index), b"}", next_tail)
+            end = b"}" if isinstance(event, ReasoningDelta) else self._delta_end
+            chunks += (head, self._fields(event, delta.index), end, next_tail)
             next_tail = tail
         if not chunks and self._shows_every_token:
-            chunks = [head, b"}", next_tail]
+            chunks = [head, self._empty_delta, next_tail]
         return b"".join(chunks)
 
     def _fields(self, event: OutputEvent, choice: int) -> bytes:

@@ -75,6 +75,21 @@ async def test_stream_of_events() -> None:
     assert call == {"index": 0, "type": "function", "function": {"name": "get_weather", "arguments": ""}}
 
 
+@pytest.mark.parametrize("changes", [{}, {"with_token_ids": True}])
+async def test_deltas_of_models_that_reason(changes: dict[str, Any]) -> None:
+    """Each delta of such a model has both names of reasoning, null where there is none; nothing else is changed."""
+    told: list[dict[str, Any]] = []
+    bare: list[dict[str, Any]] = []
+    for deltas_of, rules in ((told, ReplyRules(names_reasoning=True)), (bare, ReplyRules())):
+        reply = await reply_to(read_chat, STREAM, output=OutputRules(), rules=rules, **changes)
+        choices = [chunk["choices"][0] for chunk in streamed(reply, script(*SOME_CALL))]
+        deltas_of += [choice["delta"] for choice in choices]
+    for delta, without in zip(told, bare, strict=True):
+        # Calls have ids of their own in each response.
+        calls = {"tool_calls": delta["tool_calls"]} if "tool_calls" in without else {}
+        assert delta == {"reasoning_content": None, "reasoning": None, **without, **calls}
+
+
 @pytest.mark.parametrize(
     ("events", "reason", "expected"),
     [
