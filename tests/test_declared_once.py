@@ -120,7 +120,7 @@ def test_defaults_are_within_bounds() -> None:
 
 NAMED_ELSEWHERE = {
     # responses and traces repeat them
-    *("temperature", "top_p"),
+    *("frequency_penalty", "presence_penalty", "temperature", "top_p"),
     # the tokenizer, the scheduler and the detokenizer do their part
     *("allowed_token_ids", "bad_words", "ignore_eos", "min_tokens", "seed", "stop_token_ids"),
 }

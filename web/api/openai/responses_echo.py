@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quipu.actors.messages.sampling import LogitRules
+
 from ...request.errors import bad_value
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest
@@ -22,20 +24,24 @@ _VALUE_CHARS = 8
 """What a value counts for, besides the characters of a string."""
 _TEXTS = ("prompt_cache_key", "safety_identifier", "user")
 """Echoed. An id chosen by a client is no reason to share or to divide a cache; `../affinity.py` has what it is for."""
+_FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict")
 _SUMMARIES = ("auto", "concise", "detailed", "none")
 
 
 def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
     """Return what a response repeats. Raises APIError for fields that are read nowhere else."""
     choice = fields.get("tool_choice")
+    rules = wanted.sampling.rules or LogitRules()
     return {
         "background": False,
+        "frequency_penalty": rules.frequency_penalty,
         "instructions": fields.get("instructions"),
         "max_output_tokens": wanted.max_tokens,
         "max_tool_calls": fields.integer("max_tool_calls", 0),
         "metadata": _read_metadata(fields),
         "model": wanted.model,
         "parallel_tool_calls": fields.flag("parallel_tool_calls", default=True),
+        "presence_penalty": rules.presence_penalty,
         "previous_response_id": None,
         **{name: fields.text(name) if fields.get(name) is not None else None for name in _TEXTS},
         "reasoning": _read_reasoning(fields.fields("reasoning")),
@@ -44,7 +50,7 @@ def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
         "temperature": wanted.sampling.temperature,
         "text": {"format": _read_format(fields.fields("text"))},
         "tool_choice": next(iter(_small([choice])), "auto") if choice else "auto",
-        "tools": _small(fields.get("tools") or []),
+        "tools": [_whole_tool(tool) for tool in _small(fields.get("tools") or [])],
         "top_logprobs": 0,
         "top_p": wanted.sampling.top_p,
         "truncation": "disabled",
@@ -90,6 +96,13 @@ def _read_metadata(fields: Fields) -> Mapping[str, str]:
         limits = f"{MAX_METADATA_KEY_CHARS} characters, values at most {MAX_METADATA_VALUE_CHARS}"
         raise bad_value("metadata", f"keys must have at most {limits}")
     return value
+
+
+def _whole_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool with every field that clients' types require of a function; null is one that was absent."""
+    if tool.get("type") == "namespace" and type(tool.get("tools")) is list:
+        return {**tool, "tools": [_whole_tool(inner) for inner in tool["tools"]]}
+    return {**dict.fromkeys(_FUNCTION_FIELDS), **tool} if tool.get("type") == "function" else tool
 
 
 def _small(values: list[Any]) -> list[Any]:

@@ -30,7 +30,7 @@ USAGE = {
     "output_tokens_details": {"reasoning_tokens": 0},
     "total_tokens": 43,
 }
-OUR_OWN = {"store"}
+OUR_OWN = {"store", "frequency_penalty", "presence_penalty"}
 """In the documented object, but not in the client's type."""
 BROKEN = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
 

@@ -168,7 +168,6 @@ def item(**fields: Any) -> dict[str, Any]:
 
 MESSAGE = {"type": "message", "role": "user"}
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"model": None}, "model", "required"),
     ({"input": None}, "input", "required"),
     ({"input": 5}, "input", "a string or a list"),
     ({"input": ["x"]}, "input[0]", "an object"),
@@ -199,7 +198,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 5}, "max_tokens", "Use `max_output_tokens`"),
     ({"max_completion_tokens": 5}, "max_completion_tokens", "Use `max_output_tokens`"),
     ({"temperature": 3}, "temperature", "between 0 and 2"),
-    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"top_p": -1}, "top_p", "between 0 and 1"),
     ({"cache_salt": 7}, "cache_salt", "a string"),
     ({"priority": "high"}, "priority", "an integer"),
     ({"stream": "yes"}, "stream", "a boolean"),

@@ -24,7 +24,7 @@ from tests.web.replies import reply_to, streamed, whole
 BODY: dict[str, Any] = {"input": "hi"}
 STREAM = {**BODY, "stream": True}
 EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
-OWN = {"store", "status"}
+OWN = {"store", "status", "frequency_penalty", "presence_penalty"}
 """In the response or in a custom tool's call, but not in the types of OpenAI's client."""
 PATCH = "*** Begin Patch\n+\u2028é"
 CUSTOM = ReplyRules(custom_tools=frozenset({"apply_patch"}))

@@ -38,6 +38,7 @@ def shown(name: str, parameters: dict[str, Any], description: str | None = None)
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": GRAMMAR}
+ABSENT = {"description": None, "strict": None}
 TOOLS = [
     function("shell", description="Runs it.", strict=False),
     PATCH,
@@ -46,9 +47,9 @@ TOOLS = [
         "type": "namespace",
         "name": "mcp__git",
         "description": "d",
-        "tools": [function("log"), {**PATCH, "format": None}],
+        "tools": [{**ABSENT, **function("log")}, {**PATCH, "format": None}],
     },
-    {"type": "namespace", "name": "functions", "tools": [function("wait"), {"type": "web_search"}]},
+    {"type": "namespace", "name": "functions", "tools": [{**ABSENT, **function("wait")}, {"type": "web_search"}]},
     {"type": "web_search", "external_web_access": False},
     {"type": "local_shell"},
     {"type": "tool_search", "execution": "client", "description": "d", "parameters": {}},
@@ -120,6 +121,10 @@ async def test_echo() -> None:
     assert asked.answer["tools"] == TOOLS and asked.answer["reasoning"] == {"effort": "low", "summary": "auto"}
     long = function("long", description="x" * MAX_ECHOED)
     assert (await respond(tools=[TOOLS[0], long, TOOLS[1]])).answer["tools"] == [TOOLS[0]]
+    bare = {"type": "function", "name": "now"}
+    grouped = {"type": "namespace", "name": "g", "tools": [bare]}
+    complete = {**bare, "description": None, "parameters": None, "strict": None}
+    assert (await respond(tools=[bare, grouped])).answer["tools"] == [complete, {**grouped, "tools": [complete]}]
     wide = function("wide", parameters={"properties": {}, "enum": [1] * MAX_ECHOED})
     assert (await respond(tools=[wide])).answer["tools"] == []
     nested: Any = {}
