@@ -12,7 +12,7 @@ import trio
 from tests.runtimes import small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
-CONTINUOUS = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 def cached(usage: dict[str, Any]) -> Any:

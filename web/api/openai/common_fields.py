@@ -39,7 +39,7 @@ class Delivery:
     include_usage: bool
     """Every chunk has a `usage` field, and a last chunk carries the full usage."""
     continuous_usage: bool
-    """Every chunk carries the usage so far."""
+    """Every chunk carries the usage so far. Only with `include_usage`, as in vLLM."""
     with_tiers: bool
     """Cached tokens are split by tier."""
 
@@ -123,10 +123,11 @@ def read_delivery(fields: Fields) -> Delivery:
     options = fields.fields("stream_options")
     if fields.get("stream_options") and not stream:
         raise bad_value("stream_options", "only allowed when `stream` is true")
+    include_usage, continuous_usage = options.flag("include_usage"), options.flag("continuous_usage_stats")
     return Delivery(
         stream=stream,
-        include_usage=options.flag("include_usage"),
-        continuous_usage=options.flag("continuous_usage_stats"),
+        include_usage=include_usage,
+        continuous_usage=include_usage and continuous_usage,
         with_tiers=fields.flag("return_cached_tokens_details"),
     )
 

@@ -83,7 +83,10 @@ async def test_always_include_usage() -> None:
 
 
 async def test_continuous_usage() -> None:
-    """Every chunk has the sums so far, including tokens without text; the last one has those of the record."""
+    """Every chunk has the sums so far, including tokens without text; the last one has those of the record.
+
+    Without `include_usage`, no chunk has any.
+    """
     events = [
         Started(16, 0, 16),
         Delta(0, "a", 1, None),
@@ -94,10 +97,12 @@ async def test_continuous_usage() -> None:
         Delta(1, "", 0, FinishReason.STOP),
         Closed(record(completion_tokens=5, cache_write_tokens=16), None),
     ]
-    options = {"continuous_usage_stats": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
     request = body(prompt=["x", "y"], stream=True, stream_options=options)
     _, chunks = await Client(make_app(FakeDesk(scripted(*events)))).stream(PATH, request)
     assert chunks.pop() == "[DONE]"
+    last = chunks.pop()
+    assert last["choices"] == [] and last["usage"]["total_tokens"] == 45
     seen = [
         (
             chunk["usage"]["prompt_tokens"],
@@ -110,9 +115,10 @@ async def test_continuous_usage() -> None:
     ]
     assert seen == [(16, 0, 16, 1, 17), (40, 32, 16, 4, 44), (40, 32, 16, 5, 45), (40, 32, 16, 5, 45)]
 
-    request["stream_options"] = {"include_usage": True, **options}
-    _, chunks = await Client(make_app(FakeDesk(scripted(*events)))).stream(PATH, request)
-    assert chunks[-2]["choices"] == [] and chunks[-2]["usage"]["total_tokens"] == 45
+    request["stream_options"] = {**options, "include_usage": False}
+    _, without = await Client(make_app(FakeDesk(scripted(*events)))).stream(PATH, request)
+    assert [chunk["choices"] for chunk in without[:-1]] == [chunk["choices"] for chunk in chunks]
+    assert all("usage" not in chunk for chunk in without[:-1])
 
 
 async def test_tiers() -> None:
