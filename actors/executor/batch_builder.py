@@ -55,7 +55,9 @@ class SequenceState:
 
     @row_sampling.default
     def _make_row_sampling(self) -> RowSampling:
-        return RowSampling(**{name: getattr(self.sampling, name) for name in _ROW_SAMPLING})
+        row = RowSampling(**{name: getattr(self.sampling, name) for name in _ROW_SAMPLING})
+        # A top_p of 0 leaves the likeliest token alone; backends need not know it.
+        return row if row.top_p else attrs.evolve(row, temperature=0.0, top_p=1.0)
 
     def logit_processor(self) -> LogitProcessor | None:
         """Return what changes its logits, if its sampling has rules. All tokens before the next one must be known."""

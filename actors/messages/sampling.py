@@ -108,9 +108,9 @@ class SamplingParams:
     )
     top_p: float = sampling_field(
         1.0,
-        "keeps the most likely tokens whose probabilities add up to this",
+        "keeps the most likely tokens whose probabilities add up to this; 0 is greedy",
         apis=EVERY_API,
-        above=0,
+        minimum=0,
         maximum=1,
         from_checkpoint=True,
         is_portable=True,

@@ -36,6 +36,8 @@ async def parse_object(
     return body
 
 
+_EXACT = 2**53
+"""Up to here a float is one integer and no other."""
 _IDS_A_SLICE = 32_768
 _IDS_AN_ITEM = 128
 """Token ids that take about as long to check as one part of a message."""
@@ -47,6 +49,11 @@ def wrong_type(param: str, expected: str) -> APIError:
 
 def missing(param: str) -> APIError:
     return invalid(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")
+
+
+def whole_number(value: Any) -> Any:
+    """Return a float without a fraction as the integer that it is: JavaScript and JSON do not tell 5.0 from 5."""
+    return int(value) if type(value) is float and value.is_integer() and abs(value) <= _EXACT else value
 
 
 class Fields:
@@ -71,6 +78,7 @@ class Fields:
         if value is None:
             return None
         param = self.param(name)
+        value = whole_number(value)
         if type(value) is not int:
             # Integers beyond 64 bits arrive here as floats.
             raise wrong_type(param, "an integer of at most 64 bits")

@@ -21,7 +21,7 @@ from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, Sampling
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value, unknown_parameter
-from .fields import Fields, token_ids, wrong_type
+from .fields import Fields, token_ids, whole_number, wrong_type
 from .generation import NO_SCORES, WantedScores
 
 _FROM_CHECKPOINT: Mapping[type[attrs.AttrsInstance], Mapping[str, str]] = {
@@ -126,6 +126,7 @@ def _read_number(field: SamplingField, value: Any, context: _Context) -> float:
 
 
 def _read_integer(field: SamplingField, value: Any, context: _Context) -> int:
+    value = whole_number(value)
     if type(value) is not int:
         # Integers beyond 64 bits arrive here as floats.
         raise wrong_type(field.name, "an integer of at most 64 bits")

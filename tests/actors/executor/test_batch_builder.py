@@ -23,6 +23,13 @@ def test_every_field_of_row_sampling_is_copied_by_name() -> None:
     assert all(copied[name] != default for name, default in defaults.items()), "give the new field a value here"
 
 
+def test_top_p_of_zero_is_greedy() -> None:
+    """No backend has to know it: the row is that of a greedy sequence."""
+    params = SamplingParams(max_tokens=1, temperature=0.9, top_p=0.0)
+    state = SequenceState(slot=0, sampling=params, num_outputs=0, keys=[b""], tokens=[1])
+    assert state.row_sampling == RowSampling(temperature=0.0)
+
+
 def test_budget_is_processed_only_where_it_forces_a_token() -> None:
     """Rows of a sequence with only a thinking budget have no processor until it is used up, also after a preemption."""
     rules = LogitRules(

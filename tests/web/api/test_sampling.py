@@ -119,7 +119,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"bad_words": ["a" * 257]}, "bad_words", "between 1 and 256"),
     ({"bad_words": ["a"] * 257}, "bad_words", "at most 256"),
     ({"min_tokens": -1}, "min_tokens", "at least 0"),
-    ({"min_tokens": 1.0}, "min_tokens", "an integer"),
+    ({"min_tokens": 1.5}, "min_tokens", "an integer"),
     ({"min_tokens": True}, "min_tokens", "an integer"),
     ({"min_tokens": "1"}, "min_tokens", "an integer"),
     ({"stop_token_ids": [True]}, "stop_token_ids", "a list of integer token ids"),

@@ -73,7 +73,7 @@ def test_neutral_values_are_no_defaults(tmp_path: Path) -> None:
         ("temperature", -1, "temperature must be between 0 and 2, not -1"),
         ("temperature", "warm", "temperature must be a number, not 'warm'"),
         ("temperature", True, "temperature must be a number, not True"),
-        ("top_p", 0, "top_p must be greater than 0 and at most 1, not 0"),
+        ("top_p", 1.5, "top_p must be between 0 and 1, not 1.5"),
         ("top_k", 1.5, "top_k must be an integer, not 1.5"),
         ("repetition_penalty", float("nan"), "repetition_penalty must be greater than 0, not nan"),
     ],

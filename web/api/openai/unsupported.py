@@ -34,6 +34,11 @@ def _true(value: Any) -> bool:
     return value is True
 
 
+def _is_boolean(value: Any) -> bool:
+    """Either boolean: only slow tokenizers put spaces between special tokens, and none is used here."""
+    return type(value) is bool
+
+
 def _among(*values: object) -> Neutral:
     return lambda value: value in values
 
@@ -55,7 +60,7 @@ _EITHER: Mapping[str, Neutral] = {
     "logits_processors": _empty,
     "regex": _empty,
     "repetition_detection": _never,
-    "spaces_between_special_tokens": _true,
+    "spaces_between_special_tokens": _is_boolean,
     "structural_tag": _empty,
     "truncate_prompt_tokens": _empty,
     "use_beam_search": _empty,

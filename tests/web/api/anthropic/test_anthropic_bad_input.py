@@ -113,13 +113,12 @@ IN_PROMPT: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"format": {"type": "json_schema"}}}, "parameter: `output_config.format.schema`"),
 ]
 IN_REQUEST: list[tuple[dict[str, Any], str]] = [
-    ({"model": None}, "Missing required parameter: `model`"),
     ({"max_tokens": None}, "Missing required parameter: `max_tokens`"),
     ({"max_tokens": -1}, "Invalid value for `max_tokens`: must be at least 0"),
     ({"max_tokens": "5"}, "Invalid type for `max_tokens`: expected an integer"),
     ({"temperature": 1.5}, "Invalid value for `temperature`: must be between 0 and 1."),
-    ({"top_p": 0}, "Invalid value for `top_p`: must be greater than 0 and at most 1."),
-    ({"top_p": 1.1}, "`top_p`: must be greater than 0 and at most 1."),
+    ({"top_p": -0.1}, "Invalid value for `top_p`: must be between 0 and 1."),
+    ({"top_p": 1.1}, "`top_p`: must be between 0 and 1."),
     ({"top_k": -1}, "`top_k`: must be at least 0."),
     ({"stop_sequences": "END"}, "Invalid type for `stop_sequences`: expected a list of strings"),
     ({"stop_sequences": ["a"] * 17}, "Invalid value for `stop_sequences`: must have at most 16"),

@@ -16,16 +16,15 @@ CHAT = "/v1/chat/completions"
 
 # fields, param, a part of the message
 EITHER: list[tuple[dict[str, Any], str, str]] = [
-    ({"model": None}, "model", "required"),
     ({"model": 3}, "model", "a string"),
     ({"temperature": "hot"}, "temperature", "a number"),
     ({"temperature": True}, "temperature", "a number"),
     ({"temperature": -0.1}, "temperature", "between 0 and 2"),
     ({"temperature": 2.1}, "temperature", "between 0 and 2"),
-    ({"top_p": 0}, "top_p", "greater than 0"),
-    ({"top_p": 1.5}, "top_p", "at most 1"),
+    ({"top_p": -0.1}, "top_p", "between 0 and 1"),
+    ({"top_p": 1.5}, "top_p", "between 0 and 1"),
     ({"top_k": -2}, "top_k", "at least -1"),
-    ({"top_k": 1.0}, "top_k", "an integer"),
+    ({"top_k": 1.5}, "top_k", "an integer"),
     ({"min_p": 2}, "min_p", "between 0 and 1"),
     ({"seed": 2**64}, "seed", "64 bits"),
     ({"seed": -(2**63) - 1}, "seed", "64 bits"),
