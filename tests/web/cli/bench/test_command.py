@@ -147,20 +147,21 @@ def test_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "complaint"),
+    ("reply", "complaint", "flag"),
     [
-        (Reply(401, "application/json", [b"{}"]), "401"),
-        (Reply(200, "application/json", [b"{}"]), "not a list of models"),
-        (Reply(200, "application/json", [b'{"data": []}']), "lists no model"),
+        (Reply(401, "application/json", [b"{}"]), "401", "--api-key"),
+        (Reply(404, "application/json", [b"{}"]), "404", "--model"),
+        (Reply(200, "application/json", [b"{}"]), "not a list of models", "--model"),
+        (Reply(200, "application/json", [b'{"data": []}']), "lists no model", "--model"),
     ],
 )
-def test_model_not_found(capsys: pytest.CaptureFixture[str], reply: Reply, complaint: str) -> None:
+def test_model_not_found(capsys: pytest.CaptureFixture[str], reply: Reply, complaint: str, flag: str) -> None:
     """The message has the server's response and names the flag that helps."""
     with serving(lambda request: reply) as server:
         assert run("--base-url", server.url, *SMALL) == 1
     output = capsys.readouterr()
     assert complaint in output.err
-    assert "--model" in output.err
+    assert flag in output.err
     assert output.out == ""
 
 
