@@ -17,6 +17,21 @@ from .schema import marks, records, sources
 BATCH_ROWS: Final = 1000
 
 
+def newest_time(engine: sa.Engine, ledger: str) -> float | None:
+    """Return when this ledger's newest record was closed (Unix seconds); None if there is none."""
+    with engine.connect() as connection:
+        newest = connection.scalar(sa.select(sa.func.max(records.c.closed_at)).where(records.c.ledger == ledger))
+    return None if newest is None else float(newest)
+
+
+def count_old(engine: sa.Engine, ledger: str, before: float) -> int:
+    """Return how many of this ledger's records were closed before `before` (Unix seconds)."""
+    c = records.c
+    with engine.connect() as connection:
+        which = sa.and_(c.ledger == ledger, c.closed_at < before)
+        return connection.scalar(sa.select(sa.func.count()).select_from(records).where(which)) or 0
+
+
 def delete_old(engine: sa.Engine, ledger: str, before: float) -> int:
     """Delete this ledger's records closed before `before` (Unix seconds) and return how many there were."""
     c = records.c
