@@ -1,6 +1,6 @@
 """Measure how long one client can delay the others, whatever it sends.
 
-    python -m bench.stalls [--json] [--row NAME] [--streams 32] [--rounds 3] [--fuzz N] [--quick]
+    python -m bench.stalls [--json] [--row NAME] [--streams 32] [--rounds 3] [--fuzz N] [--quick] [--busy N]
 
 The server runs the fake executor at ten milliseconds per token; the benchmark keeps streams open and requests `/health`
 every ten milliseconds. It sends each row three times and prints the worst that the other clients saw: the longest gap
@@ -9,7 +9,8 @@ response status, and whether the same process still responds. The exit code is 1
 `nothing` by more than 50 ms, if the server died, or if it responded with a 5xx (except in rows that expect an
 overload). In the row `100 tokens beside 16 texts of 8 MB` a small completion replaces `/health` and may wait 100 ms
 longer. `--fuzz N` sends N random bodies made of each endpoint's own fields instead (`bench/bodies.py`), and requests
-that an upstream answers with drawn heads and bodies (`drawn_answers.py`).
+that an upstream answers with drawn heads and bodies (`drawn_answers.py`). `--busy N` measures beside N processes of the
+lowest priority that compute all the time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 import attrs
 
 from bench.stalls.attack import run_attack
+from bench.stalls.busy import busy
 from bench.stalls.monitor import Monitor
 from bench.stalls.row_parts import ALLOWED_MS, Row
 from bench.stalls.rows import ROWS
@@ -146,6 +148,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds per row; the worst counts")
     parser.add_argument("--fuzz", type=int, metavar="N", help="send N random bodies instead of the rows")
     parser.add_argument("--quick", action="store_true", help="smoke test: a few rows, once")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside N niced processes that compute")
     arguments = parser.parse_args()
     if arguments.fuzz is not None:
         from bench.stalls.fuzz import fuzz_rows  # loads hypothesis
@@ -158,7 +161,8 @@ def main() -> int:
     else:
         rows = [row for row in ROWS if not arguments.quick or row.name in QUICK]
     rounds = 1 if arguments.quick or arguments.fuzz is not None else arguments.rounds
-    found = measure(rows, arguments.streams, rounds, verbose=not arguments.json)
+    with busy(arguments.busy):
+        found = measure(rows, arguments.streams, rounds, verbose=not arguments.json)
     if arguments.json:
         print(json.dumps({"rows": [attrs.asdict(seen) for seen in found]}))
     faults = faults_of(found, rows)
