@@ -46,6 +46,9 @@ class Environment:
 ENVIRONMENTS = (
     Environment("3.11", False, CHECKOUT, PINNED),
     Environment("3.11", True, CHECKOUT, PINNED),
+    Environment("3.11", False, WHEEL, NEWEST),
+    Environment("3.11", True, WHEEL, NEWEST),
+    Environment("3.12", True, CHECKOUT, PINNED),
     Environment("3.12", True, WHEEL, NEWEST),
     Environment("3.13", True, WHEEL, NEWEST),
     Environment("3.13", True, CHECKOUT, PINNED),
