@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 import attrs
 
+from .end_token import end_token_ids
 from .hub import HubError, fetch
 
 DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo" / "checkpoint"
@@ -98,7 +99,9 @@ def _with_json(path: Path) -> Path:
 def read_info(
     path: Path, *, name: str | None = None, dtype: str = "auto", quantization: str | None = None
 ) -> CheckpointInfo:
-    """Read config.json and generation_config.json of the checkpoint in `path`, which is to be quantized as told.
+    """Read the checkpoint in `path`, which is to be quantized as told.
+
+    A turn ends with any token that config.json, generation_config.json or tokenizer_config.json names as its end.
 
     Raises CheckpointError.
     """
@@ -115,6 +118,7 @@ def read_info(
     eos = _as_ids("config.json", config.get("eos_token_id"))
     if generation.exists():
         eos += _as_ids(generation.name, read_json(generation).get("eos_token_id"))
+    eos += [token_id for token_id in end_token_ids(path, read_json) if token_id < vocab_size]
     return CheckpointInfo(
         path=path,
         name=name or path.name,

@@ -1,0 +1,50 @@
+"""Which tokens end a turn: whatever any of a checkpoint's files names as its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quipu.actors.shared.checkpoint import CheckpointError, read_info
+
+BPE = {"added_tokens": [{"id": 7, "content": "<|im_end|>"}], "model": {"vocab": {"a": 0, "</s>": 2}}}
+UNIGRAM = {"added_tokens": [], "model": {"vocab": [["<pad>", 0.0], ["</s>", 0.0], ["a", -1.5]]}}
+
+
+def ends(folder: Path, tokenizer_config: Any, tokenizer: Any = BPE) -> tuple[int, ...]:
+    """Return the ends of a checkpoint whose other files name 1 and 3."""
+    config = {"vocab_size": 9, "max_position_embeddings": 64, "eos_token_id": 1}
+    files = {"config": config, "generation_config": {"eos_token_id": [1, 3]}, "tokenizer": tokenizer}
+    for name, content in {**files, "tokenizer_config": tokenizer_config}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return read_info(folder).eos_token_ids
+
+
+@pytest.mark.parametrize(
+    ("named", "tokenizer", "found"),
+    [
+        ({"eos_token": "<|im_end|>"}, BPE, (1, 3, 7)),
+        ({"eos_token": {"content": "<|im_end|>", "lstrip": False}}, BPE, (1, 3, 7)),
+        ({"eos_token": "</s>"}, BPE, (1, 3, 2)),
+        ({"eos_token": "</s>"}, UNIGRAM, (1, 3)),
+        ({"eos_token": "a"}, UNIGRAM, (1, 3, 2)),
+        ({"eos_token": "x", "added_tokens_decoder": {"5": {"content": "x"}}}, BPE, (1, 3, 5)),
+        ({"eos_token": "x", "added_tokens_decoder": {"50": {"content": "x"}}}, BPE, (1, 3)),
+        ({"eos_token": "no such token"}, BPE, (1, 3)),
+        ({"eos_token": None}, BPE, (1, 3)),
+        ({"eos_token": ["</s>"]}, {"added_tokens": 3, "model": []}, (1, 3)),
+        ({"eos_token": "</s>", "added_tokens_decoder": [1]}, {"added_tokens": [7], "model": {"vocab": 3}}, (1, 3)),
+    ],
+)
+def test_union_of_ends(named: Any, tokenizer: Any, found: tuple[int, ...], tmp_path: Path) -> None:
+    """The tokenizer's own end counts beside those of the configurations; a name that is no token does not."""
+    assert ends(tmp_path, named, tokenizer) == found
+
+
+def test_broken_tokenizer_config_is_named(tmp_path: Path) -> None:
+    """A file that cannot be read is an error with its name."""
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json does not contain a JSON object"):
+        ends(tmp_path, [])
