@@ -69,6 +69,11 @@ class Fields:
         """Return the field's full path, as in `messages[1].content`."""
         return f"{self._path}.{name}" if self._path else name
 
+    @property
+    def path(self) -> str:
+        """The object's own path, as in `messages[1]`."""
+        return self._path
+
     def get(self, name: str) -> Any:
         """Return the field's value, None if it is absent or null."""
         return self._values.get(name)

@@ -46,15 +46,19 @@ async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable
 
     `unused` are the paths of fields that are known and had no effect.
     """
+    unused = tuple(unused)
     names = _Names()
-    for path in islice(unused, MAX_NAMES + 1):
+    for path in unused[: MAX_NAMES + 1]:
         names.add(path)
     async with Pace() as pace:
-        await _compare(body, shape, "", names, pace)
+        await _compare(body, shape, "", names, frozenset(unused), pace)
     return names.header()
 
 
-async def _compare(values: Mapping[str, Any], shape: Shape, path: str, names: _Names, pace: Pace) -> None:
+async def _compare(
+    values: Mapping[str, Any], shape: Shape, path: str, names: _Names, skipped: frozenset[str], pace: Pace
+) -> None:
+    """Add the names of one object's unknown fields. What has been `skipped` has its own name already."""
     await pace.tick()
     if not values.keys() <= shape.known:
         for name, value in islice(values.items(), _MAX_KEYS):
@@ -66,15 +70,16 @@ async def _compare(values: Mapping[str, Any], shape: Shape, path: str, names: _N
     for name, inner in shape.objects.items():
         value = values.get(name)
         if type(value) is dict:
-            await _compare(value, inner, f"{path}{name}.", names, pace)
+            await _compare(value, inner, f"{path}{name}.", names, skipped, pace)
     for name, inner in shape.lists.items():
         value = values.get(name)
         if type(value) is list:
             for index, item in enumerate(value):
                 if names.is_full:
                     return
-                if type(item) is dict:
-                    await _compare(item, inner, f"{path}{name}{shape.index.format(index)}.", names, pace)
+                where = f"{path}{name}{shape.index.format(index)}"
+                if type(item) is dict and where not in skipped:
+                    await _compare(item, inner, f"{where}.", names, skipped, pace)
 
 
 class _Names:

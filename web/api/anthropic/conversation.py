@@ -12,15 +12,15 @@ from typing import Any
 
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ContentMark
 
-from ...request.errors import APIError, bad_value, unsupported_value
+from ...request.errors import bad_value
 from ..fields import Fields, wrong_type
 from ..pace import Pace
+from .block_texts import BlockTexts, blocks_of, is_skipped
 from .cache_control import NAME, Breakpoints
 
 REDACTED = "[redacted]"
 """Stands for encrypted thinking."""
 _PARAGRAPH = "\n\n"
-_MAX_TYPE_CHARS = 40
 
 
 class Conversation:
@@ -35,6 +35,8 @@ class Conversation:
         """The ends of the client's parts so far."""
         self.message: int | None = None
         """The client's message that is being read; None: the system prompt."""
+        self.unused: list[str] = []
+        """Paths of blocks that were skipped."""
         self._messages: list[dict[str, Any]] = []
         self._said: list[str] = []
         self._num_chars = 0
@@ -108,18 +110,34 @@ def _call_mark(message: int, call: int, ttl: CacheTtl) -> CallMark:
     return CallMark(ttl, message, call)
 
 
+async def read_system(blocks: list[Fields], conversation: Conversation, first: int = 0) -> None:
+    """Read blocks of the system prompt, or of a message of its role, from the block with the index `first` on."""
+    for index, block in enumerate(blocks, first):
+        await conversation.pace.tick()
+        if is_skipped(block):
+            _skip(block, conversation)
+        else:
+            await say_text(block, conversation)
+            conversation.end_part(index, "system")
+
+
 async def read_user(blocks: list[Fields], conversation: Conversation) -> None:
+    if all(map(is_skipped, blocks)):
+        conversation.begin("user")  # a message is never lost with its blocks
     begun = False
     for index, block in enumerate(blocks):
         await conversation.pace.tick()
         if block.get("type") == "tool_result":
             await _read_result(block, conversation)
             begun = False
+        elif is_skipped(block):
+            _skip(block, conversation)
+            continue
         else:
             if not begun:
                 conversation.begin("user")
                 begun = True
-            say_text(block, conversation)
+            await say_text(block, conversation)
         conversation.end_part(index, "user")
 
 
@@ -138,8 +156,10 @@ async def read_assistant(blocks: list[Fields], conversation: Conversation) -> No
             case "tool_use":
                 _read_call(block, conversation)
                 conversation.end_part(index, "assistant", is_call=True)
+            case _ if is_skipped(block):
+                _skip(block, conversation)
             case _:
-                say_text(block, conversation)
+                await say_text(block, conversation)
                 conversation.end_part(index, "assistant")
 
 
@@ -169,39 +189,28 @@ async def _read_result(block: Fields, conversation: Conversation) -> None:
     elif content is not None:
         for inner in blocks_of(content, param, conversation.pace):
             await conversation.pace.tick()
-            say_text(inner, conversation)
+            if is_skipped(inner):
+                _skip(inner, conversation)
+            else:
+                await say_text(inner, conversation, is_result=True)
     conversation.breakpoints.block(block, conversation.place())
 
 
-def say_text(block: Fields, conversation: Conversation) -> None:
-    text = text_of(block)
+async def say_text(block: Fields, conversation: Conversation, *, is_result: bool = False) -> None:
+    """Add the text of a block. `is_result`: it is part of a tool's result, whose images are skipped."""
+    texts = BlockTexts(conversation.pace, is_result=is_result)
+    text = await texts.read(block)
+    conversation.unused += texts.unused
     conversation.say(text)
-    if not text and block.get(NAME) is not None:
+    if not text and block.get("type") == "text" and block.get(NAME) is not None:
         raise bad_value(block.param(NAME), "cannot be set for an empty text block")
-    if text:
-        conversation.breakpoints.block(block, conversation.place())
+    conversation.breakpoints.block(block, conversation.place() if text else None)
 
 
-def blocks_of(value: Any, param: str, pace: Pace) -> list[Fields]:
-    """Return the blocks of one field, and count them. Raises APIError."""
-    if type(value) is not list:
-        raise wrong_type(param, "a string or a list of blocks")
-    pace.check_parts(value, param)
-    for index, block in enumerate(value):
-        if type(block) is not dict:
-            raise wrong_type(f"{param}.{index}", "an object")
-    return [Fields(block, f"{param}.{index}") for index, block in enumerate(value)]
-
-
-def text_of(block: Fields) -> str:
-    if block.text("type") != "text":
-        raise _unsupported(block)
-    return block.text("text")
-
-
-def _unsupported(block: Fields) -> APIError:
-    named = block.text("type")[:_MAX_TYPE_CHARS]
-    return unsupported_value(block.param("type"), f"blocks of type `{named}` are not supported here by this server")
+def _skip(block: Fields, conversation: Conversation) -> None:
+    """Leave out a block that means nothing here; a `cache_control` at it has no effect."""
+    conversation.breakpoints.block(block, None)
+    conversation.unused.append(block.path)
 
 
 def _refuse_mark(block: Fields) -> None:

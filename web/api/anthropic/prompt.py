@@ -29,8 +29,9 @@ from ..output_grammar import only_one, read_schema_format
 from ..pace import Pace
 from ..template_fields import read_template_kwargs
 from ..thinking import Thinking
+from .block_texts import blocks_of, text_of
 from .cache_control import Breakpoints
-from .conversation import Conversation, blocks_of, read_assistant, read_user, say_text, text_of
+from .conversation import Conversation, read_assistant, read_system, read_user
 from .tools import read_choice, read_tools
 
 ROLES = ("user", "assistant", "system")
@@ -72,7 +73,11 @@ async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header
         parts=tuple(conversation.parts),
     )
     return AskedPrompt(
-        chat, tools.rules(choice.names, one_call=one_call), grammar, thinking.budget, (*thinking.unused, *tools.unused)
+        chat,
+        tools.rules(choice.names, one_call=one_call),
+        grammar,
+        thinking.budget,
+        (*thinking.unused, *tools.unused, *conversation.unused),
     )
 
 
@@ -98,10 +103,7 @@ async def _read_system(fields: Fields, conversation: Conversation, keep_billing_
         conversation.breakpoints.block(blocks.pop(0), None)
     if blocks:
         conversation.begin("system")
-    for index, block in enumerate(blocks, len(system) - len(blocks)):
-        await conversation.pace.tick()
-        say_text(block, conversation)
-        conversation.end_part(index, "system")
+    await read_system(blocks, conversation, len(system) - len(blocks))
 
 
 # ---------------------------------------------------------------- messages
@@ -151,10 +153,7 @@ async def _read_message(fields: Fields, conversation: Conversation, *, is_last: 
         await read_assistant(blocks, conversation)
     else:
         conversation.begin(role)
-        for index, block in enumerate(blocks):
-            await conversation.pace.tick()
-            say_text(block, conversation)
-            conversation.end_part(index, role)
+        await read_system(blocks, conversation)
     _check_results(param, role, conversation)
 
 

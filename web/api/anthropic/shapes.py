@@ -18,15 +18,19 @@ _BLOCK = Shape(
     known=frozenset(
         {
             NAME,
+            "caller",
             "content",
+            "context",
             "data",
             "id",
             "input",
             "is_error",
             "name",
             "signature",
+            "source",
             "text",
             "thinking",
+            "title",
             "tool_use_id",
             "type",
         }

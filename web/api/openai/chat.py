@@ -45,7 +45,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         read = await read_messages(fields, breakpoints, pace)
         tools = await read_chat_tools(fields, info.output.call_form, pace)
         documents = await read_documents(fields, pace)
-    unused = [*thinking.unused, *unused_verbosity(fields), *tools.unused, *breakpoints.unused(read.parts)]
+    unused = [*thinking.unused, *unused_verbosity(fields), *tools.unused, *read.unused, *breakpoints.unused(read.parts)]
     if documents and "documents" not in info.output.template_variables:
         documents = ()
         unused.append("documents")

@@ -1,6 +1,8 @@
 """The messages of a chat completion, in the form that chat templates expect.
 
-Messages hold text: a string, or a list of text parts, which are joined. Calls of earlier turns get their arguments as
+Messages hold text: a string, or a list of text parts, which are joined; a refusal of an earlier turn is text, too. What
+the model cannot read is refused, but skipped in a tool's result, since a history that has it could never be continued;
+so is the sound of an earlier answer. Calls of earlier turns get their arguments as
 objects; the `function_call` and the role `function` of older clients are read as a call and its result. How a role is
 rendered is up to the template.
 """
@@ -21,10 +23,16 @@ from .call_arguments import read_arguments
 from .prompt_cache import PartBreakpoints, read_breakpoint
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_UNSUPPORTED = ("audio", "refusal")
+_OF_ANSWERS = ("audio", "refusal")
+"""What only messages of the assistant may have."""
 _CALLS = ("tool_calls", "function_call")
 _MAY_BE_EMPTY = ("assistant", "function")
 """Roles whose messages may have no content."""
+_RESULTS = ("tool", "function")
+_TEXTS = ("text",)
+_ANSWERS = ("text", "refusal")
+"""Types of parts, whose text is in the field of the same name."""
+_UNREADABLE = ("image_url", "input_audio", "file")
 _MAX_TYPE_CHARS = 40
 
 
@@ -34,6 +42,8 @@ class ReadMessages:
 
     messages: tuple[Mapping[str, Any], ...]
     parts: tuple[ChatPart, ...]
+    unused: tuple[str, ...] = ()
+    """Paths of what was skipped."""
 
 
 async def read_messages(fields: Fields, breakpoints: PartBreakpoints, pace: Pace) -> ReadMessages:
@@ -52,7 +62,7 @@ async def read_messages(fields: Fields, breakpoints: PartBreakpoints, pace: Pace
         if type(message) is not dict:
             raise wrong_type(where, "an object")
         await reader.read(Fields(message, where))
-    return ReadMessages(tuple(reader.messages), tuple(reader.parts))
+    return ReadMessages(tuple(reader.messages), tuple(reader.parts), tuple(reader.unused))
 
 
 class _Reader:
@@ -60,6 +70,7 @@ class _Reader:
         self._breakpoints = breakpoints
         self.messages: list[Mapping[str, Any]] = []
         self.parts: list[ChatPart] = []
+        self.unused: list[str] = []
         self._pace = pace
         self._num_function_calls = 0
 
@@ -68,7 +79,7 @@ class _Reader:
         role = fields.text("role")
         if role not in ROLES:
             raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
-        for name in _UNSUPPORTED:
+        for name in _OF_ANSWERS if role != "assistant" else ():
             if fields.get(name):
                 raise unsupported_parameter(fields.param(name))
         for name in _CALLS:
@@ -79,6 +90,12 @@ class _Reader:
             message["name"] = fields.text("name")
         match role:
             case "assistant":
+                if not message["content"] and fields.get("refusal") is not None:
+                    message["content"] = fields.text("refusal")
+                    self._note_part(role, None, len(message["content"]))
+                if fields.get("audio") is not None:
+                    fields.fields("audio")
+                    self.unused.append(fields.param("audio"))
                 await self._read_assistant(fields, message)
             case "tool":
                 message["tool_call_id"] = fields.text("tool_call_id")
@@ -119,8 +136,13 @@ class _Reader:
             if type(call) is not dict:
                 raise wrong_type(where, "an object")
             call_fields = Fields(call, where)
+            if call_fields.get("type") == "custom":
+                custom = call_fields.fields("custom")
+                function = {"name": custom.text("name"), "arguments": {"input": custom.text("input")}}
+                read.append({"id": call_fields.text("id"), "type": "function", "function": function})
+                continue
             if call_fields.get("type") not in (None, "function"):
-                raise unsupported_value(f"{where}.type", "must be `function`")
+                raise unsupported_value(f"{where}.type", "must be `function` or `custom`")
             read.append(await self._read_call(call_fields.fields("function"), call_fields.text("id")))
         return read
 
@@ -142,6 +164,7 @@ class _Reader:
         if not content:
             raise bad_value(param, "must not be empty")
         self._pace.check_parts(content, param)
+        texts_of = _ANSWERS if role == "assistant" else _TEXTS
         texts = []
         num_chars = 0
         for index, part in enumerate(content):
@@ -151,11 +174,13 @@ class _Reader:
                 raise wrong_type(where, "an object")
             part_fields = Fields(part, where)
             part_type = part_fields.text("type")
-            if part_type != "text":
+            if part_type in _UNREADABLE and role in _RESULTS:
+                self.unused.append(where)
+            elif part_type not in texts_of:
                 named = part_type[:_MAX_TYPE_CHARS]
                 problem = f"must be `text`; parts of type `{named}` are not supported by this server"
                 raise unsupported_value(f"{where}.type", problem)
-            texts.append(part_fields.text("text"))
+            texts.append(part_fields.text(part_type) if part_type in texts_of else "")
             num_chars += len(texts[-1])
             self._note_part(role, index, num_chars)
             self._breakpoints.add(read_breakpoint(part_fields), len(self.messages), num_chars)

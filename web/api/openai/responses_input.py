@@ -11,6 +11,7 @@ Items are flat where chat messages are nested: calls and reasoning next to an as
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -35,6 +36,9 @@ SKIPPED = frozenset(
         "compaction",
         "compaction_summary",
         "compaction_trigger",
+        "computer_call",
+        "computer_call_output",
+        "configuration_update",
         "context_compaction",
         "file_search_call",
         "image_generation_call",
@@ -42,12 +46,18 @@ SKIPPED = frozenset(
         "mcp_approval_response",
         "mcp_call",
         "mcp_list_tools",
+        "program",
+        "program_output",
         "tool_search_call",
         "tool_search_output",
         "web_search_call",
     }
 )
 _TEXT_PARTS = ("input_text", "output_text")
+_ANSWER_PARTS = (*_TEXT_PARTS, "refusal")
+_UNREADABLE = ("input_image", "input_file")
+"""Parts that the model cannot read: refused in a message, skipped in the result of a tool, since a history that has one
+could never be continued."""
 _REASONING_PARTS = {"content": ("reasoning_text", "text"), "summary": ("summary_text",)}
 _MAX_TYPE_CHARS = 40
 
@@ -107,14 +117,18 @@ class _Reader:
         self._pace = pace
         self._readers: Mapping[str, Callable[[Fields], Awaitable[None]]] = {
             "additional_tools": self._read_tools,
+            "apply_patch_call": partial(self._read_client_call, name="apply_patch", arguments="operation"),
+            "apply_patch_call_output": partial(self._read_call_output, may_be_absent=True),
             "custom_tool_call": self._read_custom_call,
             "custom_tool_call_output": self._read_call_output,
             "function_call": self._read_call,
             "function_call_output": self._read_call_output,
-            "local_shell_call": self._read_shell_call,
+            "local_shell_call": partial(self._read_client_call, name="local_shell", arguments="action"),
             "local_shell_call_output": self._read_call_output,
             "message": self._read_message,
             "reasoning": self._read_reasoning,
+            "shell_call": partial(self._read_client_call, name="shell", arguments="action"),
+            "shell_call_output": self._read_shell_output,
         }
 
     async def read(self, item: Any, where: str) -> None:
@@ -147,7 +161,7 @@ class _Reader:
         role = fields.text("role")
         if role not in ROLES:
             raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
-        text = await self._read_text(fields, "content")
+        text = await self._read_text(fields, "content", _ANSWER_PARTS if role == "assistant" else _TEXT_PARTS)
         last = self.messages[-1] if len(self.messages) > self._num_before else {}
         if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
             last["content"] = text.text  # the preceding reasoning belongs to this message
@@ -164,11 +178,12 @@ class _Reader:
     async def _read_custom_call(self, fields: Fields) -> None:
         self._call(fields.text("call_id"), read_flat_name(fields), {"input": fields.text("input")})
 
-    async def _read_shell_call(self, fields: Fields) -> None:
-        action = fields.get("action")
-        if type(action) is not dict:
-            raise wrong_type(fields.param("action"), "an object")
-        self._call(fields.text("call_id"), "local_shell", action)
+    async def _read_client_call(self, fields: Fields, name: str, arguments: str) -> None:
+        """Read a call of a tool that OpenAI defines and the client carries out."""
+        value = fields.get(arguments)
+        if type(value) is not dict:
+            raise wrong_type(fields.param(arguments), "an object")
+        self._call(fields.text("call_id"), name, value)
 
     def _call(self, call_id: str, name: str, arguments: Any) -> None:
         """Add a call to the current assistant message, or begin one."""
@@ -181,8 +196,27 @@ class _Reader:
         place = len(self.messages) - 1, len(message["content"]), len(calls) - 1
         self.parts.append(ChatPart(self.item, None, "assistant", *place))
 
-    async def _read_call_output(self, fields: Fields) -> None:
-        content = _Text("") if fields.get("output") == [] else await self._read_text(fields, "output")
+    async def _read_call_output(self, fields: Fields, *, may_be_absent: bool = False) -> None:
+        is_empty = fields.get("output") == [] or (may_be_absent and fields.get("output") is None)
+        content = _Text("") if is_empty else await self._read_text(fields, "output", skipped=_UNREADABLE)
+        self._add_result(fields, content)
+
+    async def _read_shell_output(self, fields: Fields) -> None:
+        """Read what commands have printed, one after the other."""
+        outputs, param = fields.get("output"), fields.param("output")
+        if type(outputs) is not list:
+            raise wrong_type(param, "a list of outputs")
+        self._pace.check_parts(outputs, param)
+        texts = []
+        for index, output in enumerate(outputs):
+            await self._pace.tick()
+            if type(output) is not dict:
+                raise wrong_type(f"{param}[{index}]", "an object")
+            printed = Fields(output, f"{param}[{index}]")
+            texts += [printed.text(name) for name in ("stdout", "stderr") if printed.get(name) is not None]
+        self._add_result(fields, _Text("".join(texts)))
+
+    def _add_result(self, fields: Fields, content: _Text) -> None:
         message = {"role": "tool", "content": content.text}
         for name, key in (("call_id", "tool_call_id"), ("name", "name")):
             if fields.get(name) is not None:
@@ -200,7 +234,9 @@ class _Reader:
         elif fields.get("encrypted_content"):
             self._tools.unused.append(fields.param("encrypted_content"))
 
-    async def _read_text(self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS) -> _Text:
+    async def _read_text(
+        self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS, skipped: tuple[str, ...] = ()
+    ) -> _Text:
         """Return a string, or the joined texts of a list of parts."""
         value, param = fields.get(name), fields.param(name)
         if value is None:
@@ -220,10 +256,14 @@ class _Reader:
                 raise wrong_type(where, "an object")
             part_fields = Fields(part, where)
             part_type = part_fields.text("type")
-            if part_type not in part_types:
+            if part_type in skipped:
+                self._tools.unused.append(where)
+                texts.append("")
+            elif part_type not in part_types:
                 allowed, named = " or ".join(part_types), part_type[:_MAX_TYPE_CHARS]
                 problem = f"must be {allowed}; parts of type `{named}` are not supported by this server"
                 raise unsupported_value(f"{where}.type", problem)
-            texts.append(part_fields.text("text"))
+            else:
+                texts.append(part_fields.text("refusal" if part_type == "refusal" else "text"))
             breakpoints.append(read_breakpoint(part_fields))
         return _Text("".join(texts), tuple(accumulate(map(len, texts))), tuple(breakpoints))

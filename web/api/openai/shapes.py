@@ -52,9 +52,12 @@ COMPLETIONS_SHAPE = Shape(
     objects={OPTIONS: _CACHE_OPTIONS, "stream_options": _STREAM_OPTIONS, **_FORMAT_OBJECTS},
 )
 
-_CHAT_PART = Shape(known=frozenset({BREAKPOINT, "type", "text"}), objects={BREAKPOINT: _BREAKPOINT})
+_CHAT_PART = Shape(known=frozenset({BREAKPOINT, "refusal", "type", "text"}), objects={BREAKPOINT: _BREAKPOINT})
 _CHAT_FUNCTION_CALL = Shape(known=frozenset({"arguments", "name"}))
-_CHAT_CALL = Shape(known=frozenset({"function", "id", "index", "type"}), objects={"function": _CHAT_FUNCTION_CALL})
+_CHAT_CALL = Shape(
+    known=frozenset({"custom", "function", "id", "index", "type"}),
+    objects={"custom": Shape(known=frozenset({"input", "name"})), "function": _CHAT_FUNCTION_CALL},
+)
 _CHAT_MESSAGE = Shape(
     known=frozenset(
         {
@@ -105,8 +108,10 @@ CHAT_SHAPE = Shape(
 )
 
 _RESPONSE_PART = Shape(
-    known=frozenset({BREAKPOINT, "annotations", "logprobs", "text", "type"}), objects={BREAKPOINT: _BREAKPOINT}
+    known=frozenset({BREAKPOINT, "annotations", "logprobs", "refusal", "text", "type"}),
+    objects={BREAKPOINT: _BREAKPOINT},
 )
+_RESPONSE_OUTPUT = Shape(known=_RESPONSE_PART.known | {"outcome", "stderr", "stdout"}, objects=_RESPONSE_PART.objects)
 _RESPONSE_ITEM = Shape(
     known=frozenset(
         {
@@ -119,6 +124,7 @@ _RESPONSE_ITEM = Shape(
             "input",
             "name",
             "namespace",
+            "operation",
             "output",
             "phase",
             "role",
@@ -128,7 +134,7 @@ _RESPONSE_ITEM = Shape(
             "type",
         }
     ),
-    lists={"content": _RESPONSE_PART, "output": _RESPONSE_PART, "summary": _RESPONSE_PART},
+    lists={"content": _RESPONSE_PART, "output": _RESPONSE_OUTPUT, "summary": _RESPONSE_PART},
 )
 RESPONSES_SHAPE = Shape(
     known=_GENERATION

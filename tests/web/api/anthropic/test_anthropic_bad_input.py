@@ -61,8 +61,8 @@ IN_PROMPT: list[tuple[dict[str, Any], str]] = [
         "Invalid value for `messages.2.content.1.tool_use_id`: must be the `id`",
     ),
     (
-        {"messages": [USER, turn("assistant", CALL), turn("user", RESULT | {"content": [IMAGE]})]},
-        "Unsupported value for `messages.2.content.0.content.0.type`: blocks of type `image`",
+        {"messages": [USER, turn("assistant", CALL), turn("user", RESULT, IMAGE)]},
+        "Unsupported value for `messages.2.content.1.type`: blocks of type `image`",
     ),
     (
         {"messages": [USER, turn("assistant", CALL)]},

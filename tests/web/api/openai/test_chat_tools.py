@@ -230,7 +230,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (message(tool_calls={}), "messages[0].tool_calls", "a list"),
     (message(tool_calls=[1]), "messages[0].tool_calls[0]", "an object"),
     (message(tool_calls=[{}]), "messages[0].tool_calls[0].id", "required"),
-    (message(tool_calls=[{**CALL, "type": "custom"}]), "messages[0].tool_calls[0].type", "`function`"),
+    (message(tool_calls=[{**CALL, "type": "mcp"}]), "messages[0].tool_calls[0].type", "`function`"),
+    (message(tool_calls=[{**CALL, "type": "custom"}]), "messages[0].tool_calls[0].custom.name", "required"),
     (
         message(tool_calls=[{**CALL, "function": {"name": "f"}}]),
         "messages[0].tool_calls[0].function.arguments",
@@ -249,7 +250,17 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls", "the role `assistant`"),
     (message(function_call=1), "messages[0].function_call", "an object"),
     (message(reasoning_content=1), "messages[0].reasoning_content", "a string"),
-    (message(audio={"id": "x"}), "messages[0].audio", "not supported"),
+    (message(audio="x"), "messages[0].audio", "an object"),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": "x", "audio": {}},
+                {"role": "user", "content": "x", "refusal": "no"},
+            ]
+        },
+        "messages[1].refusal",
+        "not supported",
+    ),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "required"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "required"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name", "required"),

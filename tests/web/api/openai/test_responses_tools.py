@@ -186,7 +186,7 @@ async def test_items_without_meaning_here() -> None:
     ]
     asked = await respond(input=items)
     assert asked.prompt.messages == (USER, {"role": "assistant", "content": "", "reasoning_content": "hm"})
-    assert asked.ignored == "input[1],input[2],input[3].encrypted_content,input[2].execution"
+    assert asked.ignored == "input[1],input[2],input[3].encrypted_content"
 
 
 @pytest.mark.parametrize("empty", ["", []])
