@@ -68,7 +68,8 @@ def test_counted_as_served(client: openai.OpenAI) -> None:
     assert counted.object == "response.input_tokens"
     usage = client.responses.create(max_output_tokens=4, **GREEDY, **body).usage
     assert usage is not None and usage.input_tokens == counted.input_tokens > 60
-    assert usage.input_tokens_details.cached_tokens == 0
+    # other tests may have served the same tools, but nobody the text
+    assert usage.input_tokens_details.cached_tokens < counted.input_tokens - 60
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.input_tokens.count(model="demo", input=5)
     assert refused.value.param == "input"

@@ -98,7 +98,9 @@ class StandInDesk:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self.info: ServingInfo = attrs.evolve(desk.info, model_names=(MODEL,), passed_on={}, shared=frozenset())
+        self.info: ServingInfo = attrs.evolve(
+            desk.info, model_names=(MODEL,), has_engines=True, passed_on={}, shared=frozenset()
+        )
         self.upstreams: PassingOn | None = None
         self.num_counted = 0
         """The prompt tokens of the last answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import attrs
 import httpx2
@@ -124,4 +125,18 @@ async def test_nothing_is_passed_on() -> None:
         desk.info = attrs.evolve(desk.info, has_engines=False, passed_on={"far": None}, shared=frozenset({"both"}))
         stand_in = StandInDesk(desk)
         assert (stand_in.info.passed_on, stand_in.info.shared, stand_in.upstreams) == ({}, frozenset(), None)
+        assert stand_in.info.has_engines, "otherwise the endpoints would refuse it"
         assert await stand_in.count_tokens(COUNTED, "messages") == len(ANSWER)
+
+
+async def test_ready_with_upstreams_alone() -> None:
+    """A server that only passes requests on answers its own request, too."""
+    async with small_runtime() as client, trio.open_nursery() as nursery:
+        desk = client.runtime.desk
+        desk.info = attrs.evolve(desk.info, model_names=(), has_engines=False, passed_on={"far": None})
+        app = SelfCheckedApp(make_app(desk), desk)
+        (address,) = await nursery.start(partial(serve, app, host="127.0.0.1", port=0))
+        with trio.fail_after(5):
+            await app.check(address.url)
+        assert desk.health().is_ready
+        nursery.cancel_scope.cancel()
