@@ -9,9 +9,13 @@ What must always hold: a name that is no token of the vocabulary is no end.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+_ID = re.compile("[0-9]{1,10}")
+"""An id as a key of JSON. Longer ones are no ids, and Python refuses to read the longest."""
 
 ReadJson = Callable[[Path], dict[str, Any]]
 
@@ -29,7 +33,7 @@ def end_token_ids(folder: Path, read_json: ReadJson) -> list[int]:
     added = config.get("added_tokens_decoder")
     if isinstance(added, dict):
         for key, token in added.items():
-            if isinstance(token, dict) and token.get("content") == name and key.isdecimal():
+            if isinstance(token, dict) and token.get("content") == name and _ID.fullmatch(key):
                 return [int(key)]
     return _in_vocabulary(folder / "tokenizer.json", name, read_json)
 

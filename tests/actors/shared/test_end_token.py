@@ -33,6 +33,8 @@ def ends(folder: Path, tokenizer_config: Any, tokenizer: Any = BPE) -> tuple[int
         ({"eos_token": "a"}, UNIGRAM, (1, 3, 2)),
         ({"eos_token": "x", "added_tokens_decoder": {"5": {"content": "x"}}}, BPE, (1, 3, 5)),
         ({"eos_token": "x", "added_tokens_decoder": {"50": {"content": "x"}}}, BPE, (1, 3)),
+        ({"eos_token": "x", "added_tokens_decoder": {"5" * 5000: {"content": "x"}}}, BPE, (1, 3)),
+        ({"eos_token": "x", "added_tokens_decoder": {"\u0663": {"content": "x"}}}, BPE, (1, 3)),
         ({"eos_token": "no such token"}, BPE, (1, 3)),
         ({"eos_token": None}, BPE, (1, 3)),
         ({"eos_token": ["</s>"]}, {"added_tokens": 3, "model": []}, (1, 3)),
