@@ -20,7 +20,7 @@ class ReasoningBudget:
         self._num_tokens = num_tokens
         self._opening = Finder(opening)
         self._closing = Finder(closing)
-        self._num_drawn = 0  # outputs that are reasoning, a drawn opening delimiter included
+        self._num_drawn = 0  # outputs after the opening delimiter, wherever that is
         self._is_open = prompt_opens
         self._has_ended = False
 
@@ -31,7 +31,6 @@ class ReasoningBudget:
             if self._closing.add(token_id):
                 self._is_open, self._has_ended = False, True
         elif not self._has_ended and self._opening.add(token_id):
-            self._num_drawn = len(self._opening.ids)
             self._is_open = True
 
     @property

@@ -87,12 +87,12 @@ async def test_reasoning_is_closed_by_budget() -> None:
 
 
 async def test_reasoning_that_the_model_opens() -> None:
-    """It is closed by the budget as well, in which the opening delimiter counts; after that, nothing is forced."""
+    """It is closed by the budget as well, counted from behind the opening delimiter; after that, nothing is forced."""
     prompt, (opening, closing) = prompt_of(40, seed=6), (1, 2)
     async with open_client(tags=("<|im_start|>", "<|im_end|>")) as client:
         only = LogitRules(allowed_token_ids=(opening,))
         (output,), record = await ask(client, prompt, budget=3, rules=only, max_tokens=9)
-    assert output == [opening] * 3 + [closing] + [opening] * 5
+    assert output == [opening] * 4 + [closing] + [opening] * 4
     assert record.completion_tokens == 9
 
 

@@ -27,8 +27,7 @@ def expected(num_tokens: int, opening: Ids, closing: Ids, outputs: Ids, *, promp
     opened = 0 if prompt_opens else find(outputs, opening, 0)
     if opened is None or find(outputs, closing, opened) is not None:
         return None
-    begin = 0 if prompt_opens else opened - len(opening)
-    if len(outputs) - begin < num_tokens:
+    if len(outputs) - opened < num_tokens:
         return None
     inside = outputs[opened:]
     matched = max(size for size in range(len(closing)) if inside[len(inside) - size :] == closing[:size])
@@ -76,10 +75,10 @@ def drawn_with(budget: ReasoningBudget, wanted: Ids) -> list[int]:
         (2, True, [9, 8, 3, 4, 5], [9, 8, 3, 4, 5]),  # reasoning is limited once
         (2, False, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]),  # there is no reasoning
         (0, False, [1, 8, 3, 4, 5], [1, 8, 9, 4, 5]),
-        (1, False, [1, 8, 3, 4, 5], [1, 8, 9, 4, 5]),  # the opening delimiter counts
-        (2, False, [1, 8, 3, 4, 5], [1, 8, 3, 9, 5]),
-        (3, False, [8, 8, 8, 8, 5], [8, 8, 8, 9, 5]),
-        (1, False, [9, 8, 3, 4, 5], [9, 8, 9, 4, 5]),  # nothing is closed before it is opened
+        (1, False, [1, 8, 3, 4, 5], [1, 8, 3, 9, 5]),  # the opening delimiter does not count
+        (2, False, [1, 8, 3, 4, 5], [1, 8, 3, 4, 9]),
+        (3, False, [8, 8, 8, 8, 5], [8, 8, 8, 8, 9]),
+        (1, False, [9, 8, 3, 4, 5], [9, 8, 3, 9, 5]),  # nothing is closed before it is opened
         (9, True, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]),  # the output ends earlier
     ],
 )
