@@ -13,6 +13,7 @@ import re
 import struct
 from typing import Any
 
+from .gguf_ends import find_ends
 from .gguf_file import GgufFile
 
 ARCHITECTURES = {
@@ -53,9 +54,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Keys that change what is computed, by the values that do not."""
 _DENSE = re.compile(r"blk\.(\d{1,6})\.ffn_gate\.weight")
-_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>")
-"""Special tokens that end a turn, whether or not a key says so, as in llama.cpp."""
-_CONTROL = 3
 _SAMPLING = {"top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "temp": "temperature"}
 
 _log = logging.getLogger(__name__)
@@ -146,16 +144,9 @@ def make_generation_config(file: GgufFile) -> dict[str, Any]:
 
 
 def _token_ids(file: GgufFile) -> dict[str, Any]:
-    ends = [file.keys.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    tokens, types = (file.keys.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
-    if isinstance(tokens, list) and isinstance(types, list):
-        special = {
-            token: number for number, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == _CONTROL
-        }
-        ends += [special[end] for end in _ENDS if end in special]
     return {
         "bos_token_id": file.keys.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
+        "eos_token_id": list(find_ends(file).ids),
     }
 
 

@@ -1,7 +1,6 @@
 """The `tokenizer.json` and `tokenizer_config.json` that a GGUF file's keys stand for. No torch.
 
-`gguf_folder.py` writes them. A file names how text is split before merges apply (`tokenizer.ggml.pre`) instead of
-saying it; only those that are known here are read, since any other would tokenize nearly the same.
+`gguf_folder.py` writes them. A file names how text is split before merges apply (`gguf_splitting.py`).
 
 What must always hold: the same text has the same ids as with the tokenizer that the file was made from.
 """
@@ -10,56 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
+from .gguf_ends import find_ends
 from .gguf_file import GgufFile
+from .gguf_splitting import SPLITTING
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 """Special tokens of Phi-3 behind which white space stays; behind its others it is dropped."""
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CL100K = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_OTHERS}"
-_QWEN = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_OTHERS}"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_O200K = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@attrs.frozen
-class _Splitting:
-    """How text is split before merges apply."""
-
-    pattern: str | None
-    """None: as GPT-2."""
-    is_nfc: bool = False
-    each_digit: bool = False
-    ignore_merges: bool = False
-    """Whether a piece that is a token is not looked at any further."""
-    adds_bos: bool = False
-    """By default."""
-
-
-SPLITTING = {
-    "gpt-2": _Splitting(None),
-    "smollm": _Splitting(None, each_digit=True),
-    "llama-bpe": _Splitting(_CL100K, ignore_merges=True, adds_bos=True),
-    "llama3": _Splitting(_CL100K, ignore_merges=True, adds_bos=True),
-    "llama-v3": _Splitting(_CL100K, ignore_merges=True, adds_bos=True),
-    "dbrx": _Splitting(_CL100K),
-    "gpt-4o": _Splitting(_O200K),
-    "tekken": _Splitting(_TEKKEN, ignore_merges=True, adds_bos=True),
-    "qwen2": _Splitting(_QWEN, is_nfc=True),
-}
-"""Values of `tokenizer.ggml.pre`."""
 
 
 def make_tokenizer(file: GgufFile) -> dict[str, Any]:
@@ -71,8 +28,9 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
         again = next(token for number, token in enumerate(tokens) if vocab[token] != number)
         raise ValueError(f"key 'tokenizer.ggml.tokens' has token {again[:80]!r} twice")
     types = _types(file, tokens)
-    if file.keys.get("tokenizer.ggml.add_eos_token"):
-        raise ValueError("key 'tokenizer.ggml.add_eos_token' is true, which is not supported")
+    for name in ("add_eos_token", "add_sep_token"):
+        if file.keys.get(f"tokenizer.ggml.{name}"):
+            raise ValueError(f"key 'tokenizer.ggml.{name}' is true, which is not supported")
     if kind == "gpt2":
         parts = _byte_level(file, vocab)
     elif kind == "llama":
@@ -81,18 +39,19 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
         raise ValueError(f"key 'tokenizer.ggml.model' is {kind!r}; supported are 'gpt2' and 'llama'")
     # which tokens do is in no key: llama.cpp, too, knows it by the model
     strips = kind == "llama" and file.keys.get("general.architecture") == "phi3"
+    control = find_ends(file).known_by_text
     added = [
         {
             "id": number,
             "content": token,
-            "special": types[number] != _USER_DEFINED,
+            "special": types[number] != _USER_DEFINED or number in control,
             "normalized": False,
             "single_word": False,
             "lstrip": False,
             "rstrip": strips and types[number] == _CONTROL and token not in _NOT_STRIPPED,
         }
         for number, token in enumerate(tokens)
-        if token and types[number] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        if token and (types[number] in (_UNKNOWN, _CONTROL, _USER_DEFINED) or number in control)
     ]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
 

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
 from quipu.kernels.checkpoints.gguf_file import GgufFile
 from quipu.kernels.checkpoints.gguf_folder import make_gguf_folder
-from quipu.kernels.checkpoints.gguf_tokenizer import SPLITTING, make_tokenizer
+from quipu.kernels.checkpoints.gguf_splitting import SPLITTING
+from quipu.kernels.checkpoints.gguf_tokenizer import make_tokenizer
 from tests.kernels.checkpoints.gguf_files import write_gguf
 from tests.tiny import TINY
 
@@ -90,6 +91,35 @@ def test_white_space_behind_special_tokens_of_phi3() -> None:
     assert encode(phi, "<unk>a") == [0, 6]
 
 
+_OTHER_NAMES = {
+    "llama-bpe": "falcon3 falcon-h1 pixtral midm-2.0 lfm2 llama3 llama-v3 jina-v5-nano",
+    "dbrx": "smaug-bpe glm4 chatglm-bpe",
+    "qwen2": "deepseek-r1-qwen f2llmv2",
+    "megrez": "kormo stablelm2 hunyuan solar-open grok-2",
+    "gpt-2": "phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum exaone4 modern-bert mpt olmo jais",
+    "jais": "trillion granite-docling",
+    "smollm": "starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    "gpt-4o": "llama4 kanana2 talkie minimax-m2",
+}
+
+
+@pytest.mark.parametrize(
+    ("pre", "other"), [(pre, other) for pre, names in _OTHER_NAMES.items() for other in names.split()]
+)
+def test_other_names_of_a_splitting(pre: str, other: str) -> None:
+    """Make the same tokenizer for every name that llama.cpp has for a splitting."""
+    tokens = ["a", "b", "ab", "<s>"]
+    made, expected = (make_tokenizer(keys_of(tokens, pre=name, bos_token_id=3)) for name in (other, pre))
+    assert made == expected
+
+
+def test_qwens_pattern_without_its_normalizer() -> None:
+    """Split as Qwen does; only Qwen's own tokenizers compose characters."""
+    own, other = (make_tokenizer(keys_of(["a", "b", "ab"], pre=pre)) for pre in ("qwen2", "megrez"))
+    assert own.pop("normalizer") == {"type": "NFC"} and other.pop("normalizer") is None
+    assert own == other
+
+
 @pytest.mark.parametrize("pre", ["llama-bpe", "gpt-4o"])
 def test_splitting_of_openai(pre: str) -> None:
     """Split text as tiktoken's vocabulary of that name does."""
@@ -144,7 +174,10 @@ def test_sentence_pieces() -> None:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     tokenizer.decoder = decoders.Fuse()
-    corpus = [text for text in texts() if text.isascii()] + ["the model and the other of the same"] * 5
+    # a token with this text would be a special one
+    corpus = [text for text in texts() if text.isascii() and "<|im_end|>" not in text] + [
+        "the model and the other of the same"
+    ] * 5
     trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False, special_tokens=["<unk>", "<s>", "</s>"])
     tokenizer.train_from_iterator(corpus, trainer)
     learned = sorted(tokenizer.get_vocab().items(), key=lambda one: one[1])
@@ -208,6 +241,10 @@ def test_long_tokens_are_not_copied_at_every_place(monkeypatch: pytest.MonkeyPat
         ({"model": "t5"}, "tokenizer.ggml.model' is 't5'"),
         ({"pre": "default"}, "tokenizer.ggml.pre' is 'default'"),
         ({"pre": None}, "tokenizer.ggml.pre' is None"),
+        ({"pre": "jina-v1-en"}, "tokenizer.ggml.pre' is 'jina-v1-en'"),
+        ({"pre": "jina-v2-code"}, "tokenizer.ggml.pre' is 'jina-v2-code'"),
+        ({"pre": "roberta-bpe"}, "tokenizer.ggml.pre' is 'roberta-bpe'"),
+        ({"add_sep_token": True}, "tokenizer.ggml.add_sep_token' is true"),
         ({"tokens": ["a", "b", "a"]}, "has token 'a' twice"),
         ({"tokens": []}, "tokenizer.ggml.tokens' must be a list"),
         ({"token_type": [1]}, "tokenizer.ggml.token_type' must have"),
