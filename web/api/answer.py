@@ -1,9 +1,9 @@
 """The life cycle of one generation request over HTTP, the same for every API.
 
 Check the body, open a ticket at the request desk, register its release on the request's scope, wait for the first event
-(so that early errors have their own status), then respond as a whole or as a stream. Each endpoint calls `answer` with
-a reader of its API, which returns the `Reply` that formats the response (`api/openai/routes.py`,
-`api/anthropic/routes.py`).
+(so that early errors have their own status; a stream waits for one heartbeat interval), then respond as a whole or as a
+stream. Each endpoint calls `answer` with a reader of its API, which returns the `Reply` that formats the response
+(`api/openai/routes.py`, `api/anthropic/routes.py`).
 
 What must always hold: there is no checkpoint between `desk.open` and `on_close(ticket.leave)`; nothing else releases a
 ticket.
@@ -22,7 +22,7 @@ import trio
 from quart import Response
 
 from quipu.actors.messages.accountant import Caller
-from quipu.actors.messages.handler import Closed
+from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo, Ticket
@@ -241,11 +241,16 @@ async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[b
 
 
 async def _answer_streamed(reply: Reply, mailbox: Mailbox, context: RequestContext, options: AppOptions) -> Response:
-    # Until the first event arrives, the request may still be refused with a status of its own.
-    first = await mailbox.peek()
+    # Until the first event arrives, the request may still be refused with a status of its own. That cannot be waited
+    # for without end: proxies close connections on which nothing is sent.
+    first: OutletEvent | None = None
+    with trio.move_on_after(options.heartbeat_s):
+        first = await mailbox.peek()
     if isinstance(first, Closed):
         raise_error_of(first)
     sink = open_sink(context, options)
+    if first is None:
+        sink.push(reply.heartbeat)
     writer = reply.writer(sink, context.tally, context.log)
     mailbox.attach(writer.consume)
     return stream_response(sink, reply.heartbeat, context, options)

@@ -12,7 +12,8 @@ from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, record, scripted
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, scripted
+from tests.web.surfaces import events_of
 
 PATH = "/v1/completions"
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "once"}
@@ -176,3 +177,49 @@ async def test_heartbeat(autojump_clock: trio.testing.MockClock) -> None:
         assert await exchange.read_some() == b": ping\n\n"
         desk.ticket.mailbox.put(Closed(record(), None))
         assert await exchange.read() == b"data: [DONE]\n\n"
+
+
+WAITING = (
+    (PATH, STREAM),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True}),
+    ("/v1/responses", {"input": "hi", "stream": True}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}),
+)
+
+
+@pytest.mark.parametrize(("path", "body"), WAITING)
+async def test_stream_that_waits_in_the_queue(
+    path: str, body: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    """Its client gets the head and a heartbeat in time, and later the same events as one that did not wait."""
+    async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
+        await exchange.wait_started()
+        at_once = events_of(await exchange.read())
+    desk = FakeDesk(scripted())
+    async with Client(make_app(desk, AppOptions(heartbeat_s=15.0))).open("POST", path, body) as exchange:
+        assert await exchange.wait_started() == 200
+        assert trio.current_time() == pytest.approx(15.0)
+        assert b"ping" in (first := await exchange.read_some())
+        assert await exchange.read_some() == first
+        assert trio.current_time() == pytest.approx(30.0)
+        for event in hello():
+            desk.ticket.mailbox.put(event)
+        late = events_of(await exchange.read())
+    assert [event.keys() for event in late] == [event.keys() for event in at_once] and desk.ticket.num_leaves == 1
+
+
+@pytest.mark.parametrize(("path", "body"), WAITING)
+async def test_refusal_of_a_stream_that_waited(
+    path: str, body: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    """It has its own status before the first heartbeat, and is an error event in the API's shape after it."""
+    for wait_s in (14.0, 16.0):
+        desk = FakeDesk(scripted())
+        async with Client(make_app(desk, AppOptions(heartbeat_s=15.0))).open("POST", path, body) as exchange:
+            await trio.sleep(wait_s)
+            desk.ticket.mailbox.put(failure(ErrorKind.TIMEOUT, "too long"))
+            status, data = await exchange.wait_started(), await exchange.read()
+        assert status == (504 if wait_s < 15 else 200)
+        assert (b"ping" in data) == (wait_s > 15) and b"too long" in data and b"timeout_error" in data
+        assert (b"event: error\n" in data) == (wait_s > 15 and path in ("/v1/messages", "/v1/responses"))
+        assert data.endswith(b"data: [DONE]\n\n") == (wait_s > 15 and "completions" in path)
