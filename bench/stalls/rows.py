@@ -229,6 +229,7 @@ ROWS: Sequence[Row] = (
     Row("16 KB of headers", _headed(100), concurrency=8),
     Row("cache statistics, 200 times", getting("/v1/cache/stats?limit=1024", 200), concurrency=8),
     Row("cache tree, 100 times", getting("/v1/cache/tree?limit=2000&depth=1000", 100), concurrency=8),
+    Row("cache tree, 64 at once", getting("/v1/cache/tree?limit=2000&depth=1000", 64), concurrency=64),
     Row("1,000 connections", _connecting(1000), concurrency=50),
     Row("200 requests at once", one(COMPLETIONS, lambda: completion("Hi.", max_tokens=8), 200), concurrency=200),
 )

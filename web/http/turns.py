@@ -5,14 +5,18 @@ A large response is encoded in slices (`answer.py`, `http/sse.py`), a large body
 iteration of the loop. So they take turns: one slice of the whole process runs in each iteration. In the same way one
 request is started in each iteration (`http/http11.py`): a thousand at once would make it so long that streams stall.
 
-What must always hold: a turn takes about SLICE_S, whatever the work; nobody waits for anything during its turn.
+Where one client could fill the queue with its connections, the turns go round among tenants (`FairTurns`).
+
+What must always hold: a slice takes about SLICE_S, whatever the work; nobody waits for anything during it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import asynccontextmanager
 
+import attrs
 import trio
 
 SLICE_S = 0.002
@@ -39,6 +43,49 @@ def _lock_of_run(variable: trio.lowlevel.RunVar[trio.Lock]) -> trio.Lock:
         lock = trio.Lock()
         variable.set(lock)
         return lock
+
+
+class TooManyWaiting(Exception):
+    """One party has as many tasks in the queue as it may have; try again later."""
+
+
+@attrs.define(eq=False)
+class _Party:
+    turns: trio.Semaphore
+    num_tasks: int = 0
+    """That wait or have a turn."""
+
+
+class FairTurns:
+    """Turns of which `num_at_once` are taken at once, and which go round among the parties (tenants) that wait.
+
+    A task first takes one of its party's turns and then one of all turns, so that at most `num_at_once` tasks of a
+    party are in the queue in which everybody waits.
+    """
+
+    def __init__(self, num_at_once: int = 1, *, max_waiting: int | None = None) -> None:
+        """`max_waiting` tasks of a party may wait; None: any number."""
+        self._num_at_once = num_at_once
+        self._max_tasks = None if max_waiting is None else num_at_once + max_waiting
+        self._parties: dict[Hashable, _Party] = {}
+        self._turns = trio.Semaphore(num_at_once)
+
+    @asynccontextmanager
+    async def turn(self, party: Hashable) -> AsyncIterator[None]:
+        """Wait for a turn, and hold it while the block runs; always a checkpoint. Raises TooManyWaiting at once."""
+        its = self._parties.get(party)
+        if its is None:
+            its = self._parties[party] = _Party(trio.Semaphore(self._num_at_once))
+        if its.num_tasks == self._max_tasks:
+            raise TooManyWaiting
+        its.num_tasks += 1
+        try:
+            async with its.turns, self._turns:
+                yield
+        finally:
+            its.num_tasks -= 1
+            if not its.num_tasks:
+                del self._parties[party]
 
 
 def take_slice(pieces: Iterator[bytes], max_bytes: int) -> bytes:

@@ -18,3 +18,8 @@ class Principal:
     """May use admin routes, and see every tenant's records."""
     may_prioritize: bool = False
     """May set a `priority`, whether or not the server allows everybody to."""
+
+    @property
+    def party(self) -> tuple[str, bool]:
+        """As whom it takes turns with others: a tenant's clients never keep an administrator of this tenant waiting."""
+        return self.tenant, self.is_admin

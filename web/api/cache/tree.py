@@ -5,13 +5,15 @@ it, `limit` the nodes, `request` a request whose path is shown. A node is a bran
 No text and no token ids are in it.
 
 What must always hold: at most `MAX_NODES` nodes and `MAX_BYTES` bytes are answered; other tasks run every few nodes,
-and no engine is asked; another tenant's branch or request is answered like one that does not exist.
+however many clients ask, and tenants take turns; no engine is asked; another tenant's branch or request is answered
+like one that does not exist.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import attrs
@@ -23,6 +25,7 @@ from quart_trio import QuartTrio
 from quipu.actors.request_desk.cache_figures import Divergence, TreeNode, UnknownBranch, UnknownRequest
 from quipu.actors.request_desk.interface import Desk
 
+from ...http.turns import FairTurns
 from ...request.errors import bad_value, not_found
 from ...request.request_context import current_request_context
 from ..query import Parameters
@@ -32,7 +35,7 @@ MAX_BYTES: Final = 1 << 20
 DEFAULT_NODES: Final = 500
 DEFAULT_DEPTH: Final = 4
 MAX_DEPTH: Final = 1000
-NODES_AT_A_TIME: Final = 16
+NODES_AT_A_TIME: Final = 32
 PAUSE_S: Final = 0.001
 """Between some nodes and the next ones: an engine on the same processor does not wait for the whole answer."""
 NO_TENANT: Final = ""
@@ -49,11 +52,28 @@ class Found:
     nodes: list[TreeNode] = attrs.field(factory=list)
     fragments: list[orjson.Fragment] = attrs.field(factory=list)
     """The same as JSON."""
+    num_bytes: int = _BYTES_AROUND
     has_more: bool = False
+
+    def take(self, nodes: Iterator[TreeNode | None], limit: int) -> bool:
+        """Add the next of the nodes, as many as may be answered; return whether others are to be added after them."""
+        slice_of_nodes = list(islice(nodes, NODES_AT_A_TIME))
+        for node in slice_of_nodes:
+            if node is None:
+                continue
+            data = orjson.dumps(describe(node))
+            self.num_bytes += len(data) + _BYTES_OF_ORDER
+            if len(self.nodes) == limit or self.num_bytes > MAX_BYTES:
+                self.has_more = True
+                return False
+            self.nodes.append(node)
+            self.fragments.append(orjson.Fragment(data))
+        return len(slice_of_nodes) == NODES_AT_A_TIME
 
 
 def install_cache_tree(app: QuartTrio, desk: Desk) -> None:
     """Register the route."""
+    slices = FairTurns()
 
     @app.get("/v1/cache/tree")
     async def cache_tree() -> Response:
@@ -73,15 +93,21 @@ def install_cache_tree(app: QuartTrio, desk: Desk) -> None:
             raise not_found("There is no such branch in the cache.", "from", "branch_not_found") from None
         except UnknownRequest:
             raise not_found("The path of this request is not known.", "request", "request_not_found") from None
-        found = await _take(nodes, limit)
-        described = {
-            "object": "cache.tree",
-            "block_size": desk.cache.block_size,
-            "nodes": found.fragments,
-            "eviction_order": eviction_order(found.nodes),
-            "has_more": found.has_more,
-        }
-        return Response(orjson.dumps(described), content_type="application/json")
+        found = Found()
+        while True:
+            async with slices.turn(principal.party):
+                if not found.take(nodes, limit):
+                    break
+            await trio.sleep(PAUSE_S)
+        async with slices.turn(principal.party):
+            described = {
+                "object": "cache.tree",
+                "block_size": desk.cache.block_size,
+                "nodes": found.fragments,
+                "eviction_order": eviction_order(found.nodes),
+                "has_more": found.has_more,
+            }
+            return Response(orjson.dumps(described), content_type="application/json")
 
 
 def eviction_order(nodes: Sequence[TreeNode]) -> list[str]:
@@ -124,22 +150,3 @@ def describe_divergence(diverged: Divergence) -> dict[str, Any]:
         "message": diverged.message,
         "part": diverged.part,
     }
-
-
-async def _take(nodes: Iterator[TreeNode | None], limit: int) -> Found:
-    """Return as many nodes as may be answered."""
-    found = Found()
-    num_bytes = _BYTES_AROUND
-    for count, node in enumerate(nodes, 1):
-        if count % NODES_AT_A_TIME == 0:
-            await trio.sleep(PAUSE_S)
-        if node is None:
-            continue
-        data = orjson.dumps(describe(node))
-        num_bytes += len(data) + _BYTES_OF_ORDER
-        if len(found.nodes) == limit or num_bytes > MAX_BYTES:
-            found.has_more = True
-            break
-        found.nodes.append(node)
-        found.fragments.append(orjson.Fragment(data))
-    return found

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 import orjson
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quipu.actors.accountant.cache_watch import CacheWatch, WatchedPrompt
 from quipu.actors.accountant.prefix_tree import Passage
-from quipu.web.api.cache.tree import MAX_BYTES, MAX_NODES
+from quipu.actors.request_desk.cache_figures import TreeNode
+from quipu.web.api.cache.tree import MAX_BYTES, MAX_NODES, NODES_AT_A_TIME
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
@@ -254,6 +256,36 @@ async def test_size_of_the_answer() -> None:
         shown = orjson.loads(data)
         assert len(data) <= MAX_BYTES and shown["has_more"] is True
         assert len(shown["nodes"]) == count or (count is None and 100 < len(shown["nodes"]) < MAX_NODES)
+
+
+async def test_clients_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many clients ask, nodes for one of them are read between two iterations of the loop."""
+
+    class Iterations(trio.abc.Instrument):
+        num_nodes = most = 0
+
+        def after_io_wait(self, timeout: float) -> None:
+            self.most = max(self.most, self.num_nodes)
+            self.num_nodes = 0
+
+    cache, iterations = Cache(), Iterations()
+    for number in range(3 * NODES_AT_A_TIME):
+        cache.prompt("acme", number)
+    whole = cache.watch.tree
+
+    def counted(*args: Any) -> Iterator[TreeNode | None]:
+        for node in whole(*args):
+            iterations.num_nodes += 1
+            yield node
+
+    monkeypatch.setattr(cache.watch, "tree", counted)
+    client = cache.client()
+    trio.lowlevel.add_instrument(iterations)
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(get, client, "acme")
+    trio.lowlevel.remove_instrument(iterations)
+    assert iterations.most == NODES_AT_A_TIME
 
 
 @pytest.mark.parametrize(
