@@ -46,12 +46,17 @@ STRUCTURED_OUTPUTS = frozenset({*_KINDS, _TAG, *_STRUCTURED_UNSUPPORTED, "disabl
 
 
 async def read_openai_grammar(fields: Fields, pace: Pace) -> GrammarSpec | None:
-    """Read OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_…`. Raises APIError."""
+    """Read OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_…`, and llama.cpp's `grammar`.
+
+    Raises APIError.
+    """
     specs = [
         await read_format(fields, "response_format", "json_schema", pace),
         await _read_structured(fields, "structured_outputs", pace),
     ]
     specs += [await _read_one(fields, f"guided_{name}", _KINDS[name], pace) for name in _LEGACY]
+    if fields.get("grammar") != "":  # which llama.cpp takes for none
+        specs.append(await _read_one(fields, "grammar", GrammarKind.LARK, pace))
     return only_one(specs)
 
 
@@ -67,6 +72,9 @@ async def read_format(fields: Fields, name: str, nested: str | None, pace: Pace)
         case "text":
             return None
         case "json_object":
+            if form.get("schema") not in (None, {}):  # of llama.cpp, Together and others
+                form.fields("schema")
+                return await _read_schema(form, "schema", pace)
             return GrammarSpec(GrammarKind.JSON_OBJECT, ANY_OBJECT, form.param("type"))
         case "json_schema":
             return await _read_named_schema(form if nested is None else _required(form, nested), pace)

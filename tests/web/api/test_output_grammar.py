@@ -81,6 +81,19 @@ OPENAI: list[tuple[dict[str, Any], GrammarKind, str, str]] = [
     ({"guided_regex": "a+"}, GrammarKind.REGEX, "a+", "guided_regex"),
     ({"guided_choice": ["a"]}, GrammarKind.CHOICE, '["a"]', "guided_choice"),
     ({"guided_grammar": 'start: "a"'}, GrammarKind.LARK, 'start: "a"', "guided_grammar"),
+    ({"grammar": 'root ::= "a"'}, GrammarKind.LARK, 'root ::= "a"', "grammar"),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        GrammarKind.JSON_SCHEMA,
+        SOURCE,
+        "response_format.schema",
+    ),
+    (
+        {"response_format": {"type": "json_object", "schema": {}}},
+        GrammarKind.JSON_OBJECT,
+        ANY_OBJECT,
+        "response_format.type",
+    ),
 ]
 
 
@@ -97,6 +110,7 @@ async def test_openai_fields(path: str, fields: dict[str, Any], kind: GrammarKin
     ("path", "fields", "param"),
     [
         (RESPONSES, {"text": {"format": {"type": "json_schema", **NAMED}}}, "text.format.schema"),
+        (RESPONSES, {"text": {"format": {"type": "json_object", "schema": SCHEMA}}}, "text.format.schema"),
         (MESSAGES, {"output_format": {"type": "json_schema", "schema": SCHEMA}}, "output_format.schema"),
         (
             MESSAGES,
@@ -117,6 +131,7 @@ async def test_flat_formats(path: str, fields: dict[str, Any], param: str) -> No
     [
         (CHAT, {"response_format": {"type": "text"}, "structured_outputs": None}),
         (CHAT, {"guided_json": None}),
+        (CHAT, {"grammar": ""}),
         (RESPONSES, {"text": {"format": {"type": "text"}}}),
         (RESPONSES, {"text": {}}),
         (MESSAGES, {"output_config": {"format": None}, "output_format": None}),
@@ -177,6 +192,11 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "a boolean",
     ),
     (CHAT, {**FORMAT, "guided_regex": "a"}, "guided_regex", "not allowed together with `response_format.type`"),
+    (CHAT, {**FORMAT, "grammar": 'root ::= "a"'}, "grammar", "not allowed together with `response_format.type`"),
+    (CHAT, {"grammar": 5}, "grammar", "a string"),
+    (RESPONSES, {"grammar": 'root ::= "a"'}, "grammar", "not supported"),
+    (MESSAGES, {"grammar": 'root ::= "a"'}, "grammar", "not a parameter of this endpoint"),
+    (CHAT, {"response_format": {"type": "json_object", "schema": []}}, "response_format.schema", "an object"),
     (CHAT, {"structured_outputs": {}}, "structured_outputs", "must have one of"),
     (CHAT, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "together with"),
     (CHAT, {"structured_outputs": {"json_object": True, "regex": "a"}}, "structured_outputs.regex", "together"),

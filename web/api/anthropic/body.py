@@ -41,6 +41,7 @@ OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
     "enable_thinking": (),
     "function_call": ("auto",),
     "functions": ([],),
+    "grammar": ("",),
     "guided_choice": ([],),
     "guided_grammar": ("",),
     "guided_json": ("",),

@@ -72,7 +72,7 @@ def _read_format(text: Fields) -> Mapping[str, Any]:
         return {"type": "text"}
     names = ("type", "name", "description", "strict")
     told = {name: form.get(name) for name in names if form.get(name) is not None}
-    if form.get("type") == "json_schema":
+    if form.get("schema") is not None:
         told["schema"] = next(iter(_small([form.get("schema")])), {})
     return told
 

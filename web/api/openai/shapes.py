@@ -37,8 +37,16 @@ _STREAM_OPTIONS = Shape(known=frozenset({"continuous_usage_stats", "include_obfu
 """Deltas are never padded to hide their length, so `include_obfuscation` has no effect."""
 
 _SCHEMA_FORMAT = Shape(known=frozenset({"description", "name", "schema", "strict", "type"}))
-_FORMAT_FIELDS = frozenset({"at_least_one", "format", "json_schema", "structures", "triggers", "type"})
-_FORMATS = {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "response_format", "structured_outputs"}
+_FORMAT_FIELDS = frozenset({"at_least_one", "format", "json_schema", "schema", "structures", "triggers", "type"})
+_FORMATS = {
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "response_format",
+    "structured_outputs",
+}
 _FORMAT_OBJECTS = {
     "response_format": Shape(known=_FORMAT_FIELDS, objects={"json_schema": _SCHEMA_FORMAT}),
     "structured_outputs": Shape(known=STRUCTURED_OUTPUTS),

@@ -110,6 +110,7 @@ RESPONSES: Mapping[str, Neutral] = {
     "echo": _empty,
     "function_call": _among("auto"),
     "functions": _empty,
+    "grammar": _empty,
     "guided_choice": _empty,
     "guided_grammar": _empty,
     "guided_json": _empty,
