@@ -55,6 +55,7 @@ REPORT_ROWS: Sequence[Row] = (
         "booked",
     ),
     Row("usage reports, left", _leaving(f"{OPENAI}&bucket_width=1h&limit=168{BY_ALL}project_id", 16), 8, "booked"),
+    Row("64 usage reports at once", getting(f"{TABLE}&by=tenant", 64), 64, "booked", refused=True),
     Row("names of 500 keys", getting(KEY_NAMES, 8), 8, "booked"),
     Row("200 usage records", _records, 16, "booked", refused=True),
 )

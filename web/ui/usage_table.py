@@ -42,7 +42,8 @@ def install_usage_table(app: QuartTrio, source: UsageSource, prices: PriceList |
     @app.get("/ui/usage")
     async def usage_table() -> Response:
         wanted = _read(Parameters(request.args), time.time())
-        response = await whole_response(iter(await source.report(TableReport(wanted, packed))))
+        party = current_request_context().principal.party
+        response = await whole_response(iter(await source.report(TableReport(wanted, packed), party)))
         response.content_type = "text/csv; charset=utf-8" if wanted.is_csv else "application/json"
         response.headers.update({**HEADERS, "Cache-Control": "no-store"})
         return response

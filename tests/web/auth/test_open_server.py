@@ -35,7 +35,7 @@ ADMIN = [
 class NoUsage:
     """A usage source without records."""
 
-    async def record(self, query: Any) -> None:
+    async def record(self, query: Any, party: Any) -> None:
         return None
 
     async def sums(self, *args: Any, **kwargs: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Final
 from quart import Response, request
 from quart_trio import QuartTrio
 
+from ...request.request_context import current_request_context
 from ..answer import whole_response
 from ..fields import missing
 from ..query import Parameters
@@ -52,7 +53,8 @@ def install_anthropic_usage(app: QuartTrio, source: UsageSource, unix_time: Call
             for values in [parameters.choices(name, allowed)]
         ]
         filters = filters_of(parameters, "workspace_ids", matches_nothing=any(misses))
-        return await whole_response(iter(await source.report(AnthropicReport(page, filters, group_by))))
+        party = current_request_context().principal.party
+        return await whole_response(iter(await source.report(AnthropicReport(page, filters, group_by), party)))
 
 
 def _range(parameters: Parameters, now: float) -> Range:

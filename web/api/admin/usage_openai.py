@@ -15,6 +15,7 @@ from typing import Final
 from quart import Response, request
 from quart_trio import QuartTrio
 
+from ...request.request_context import current_request_context
 from ..answer import whole_response
 from ..query import Parameters
 from .openai_report import DIMENSIONS, OpenAIReport
@@ -35,7 +36,8 @@ def install_openai_usage(app: QuartTrio, source: UsageSource, unix_time: Callabl
         page = _range(parameters, unix_time())
         group_by = parameters.choices("group_by", DIMENSIONS) or ()
         filters = filters_of(parameters, "project_ids", matches_nothing=parameters.flag("batch") is True)
-        return await whole_response(iter(await source.report(OpenAIReport(page, filters, group_by))))
+        party = current_request_context().principal.party
+        return await whole_response(iter(await source.report(OpenAIReport(page, filters, group_by), party)))
 
 
 def _range(parameters: Parameters, now: float) -> Range:

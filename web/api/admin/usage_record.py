@@ -35,7 +35,7 @@ def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
         principal = current_request_context().principal
         found = None
         if request_id.isprintable():  # others are never ids, and not every database accepts them
-            found = await source.record(_query(request_id, principal))
+            found = await source.record(_query(request_id, principal), principal.party)
         if found is None:
             raise not_found("No usage record exists for this request id.", "request_id", "record_not_found")
         return describe(found, for_admin=principal.is_admin)

@@ -3,15 +3,15 @@
 The routes ask a `UsageSource` for reports (`reports.py`). `LedgerUsage` has them made by processes
 (`report_process.py`), which are started when they are needed and ended when they have been idle for long.
 
-What must always hold: no read and no rendering runs in this process; one report is made at a time, a bounded number
-waits, and each has a deadline; what a client no longer waits for is interrupted; if the ledger cannot be read, the
-response is a 503, and the reason is in the log but not in the response; when the block of `open_usage` is left, no
-process is left.
+What must always hold: no read and no rendering runs in this process; one report is made at a time; tenants take turns,
+of each a bounded number of reports waits, and each has a deadline; what a client no longer waits for is interrupted; if
+the ledger cannot be read, the response is a 503, and the reason is in the log but not in the response; when the block
+of `open_usage` is left, no process is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +24,7 @@ import trio
 from quipu.actors.ledger.reading import LedgerRecord, Query
 from quipu.actors.processes.idle_processes import IdleProcesses
 
+from ...http.turns import FairTurns, TooManyWaiting
 from ...request.errors import APIError, internal, invalid, unavailable
 from .report_process import Answered, ReportProcess, ReportProcessGone
 from .report_worker import Answer, Where
@@ -33,7 +34,8 @@ READ_S = 30.0
 """How long a client waits for a report, including the wait for a process."""
 NUM_PROCESSES = 1
 """Each takes some 60 MiB, and a processor while it makes a report, if nothing else wants it."""
-MAX_WAITING = 32
+MAX_WAITING = 16
+"""Reports of one tenant."""
 IDLE_S = 60.0
 """How long a process may be idle. Starting one takes half a second of a processor."""
 
@@ -44,11 +46,11 @@ class UsageSource(Protocol):
     """A source of usage data. Its methods raise APIError: 503 if the ledger cannot be read, 400 for what the report
     refuses."""
 
-    async def report(self, report: Report) -> Sequence[bytes]:
-        """Return the body of a report, in pieces that may each be sent at once."""
+    async def report(self, report: Report, party: Hashable) -> Sequence[bytes]:
+        """Return the body of a report, in pieces that may each be sent at once. The parties that ask take turns."""
         ...
 
-    async def record(self, query: Query) -> LedgerRecord | None:
+    async def record(self, query: Query, party: Hashable) -> LedgerRecord | None:
         """Return the first record that matches."""
         ...
 
@@ -56,11 +58,14 @@ class UsageSource(Protocol):
 @attrs.define(eq=False)
 class _Job:
     report: Report
+    party: Hashable
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     done: trio.Event = attrs.field(factory=trio.Event)
     answered: Answered | None = None
     why: str = ""
     """Why there is no answer."""
+    is_refused: bool = False
+    """Whether too many of its party wait."""
 
 
 @asynccontextmanager
@@ -85,8 +90,7 @@ class LedgerUsage:
 
     def __init__(self, where: Where, num_processes: int, max_waiting: int, read_s: float) -> None:
         self._where = where
-        self._processes = trio.CapacityLimiter(num_processes)
-        self._max_open = num_processes + max_waiting
+        self._turns = FairTurns(num_processes, max_waiting=max_waiting)
         self._read_s = read_s
         self._num_open = 0
         self._idle: IdleProcesses[ReportProcess] = IdleProcesses(IDLE_S)
@@ -111,14 +115,12 @@ class LedgerUsage:
         finally:  # once no task can put one back
             await self._idle.end_all()
 
-    async def record(self, query: Query) -> LedgerRecord | None:
-        return record_in(b"".join(await self.report(FirstRecord(query))))
+    async def record(self, query: Query, party: Hashable) -> LedgerRecord | None:
+        return record_in(b"".join(await self.report(FirstRecord(query), party)))
 
-    async def report(self, report: Report) -> Sequence[bytes]:
+    async def report(self, report: Report, party: Hashable) -> Sequence[bytes]:
         assert self._nursery is not None
-        if self._num_open >= self._max_open:
-            raise unavailable("Too many usage reports are being made. Try again later.", "too_many_reports")
-        job = _Job(report, why=f"no answer within {self._read_s:g} s")
+        job = _Job(report, party, why=f"no answer within {self._read_s:g} s")
         self._num_open += 1
         self._nursery.start_soon(self._serve, job)
         try:
@@ -126,6 +128,8 @@ class LedgerUsage:
                 await job.done.wait()
         finally:
             job.scope.cancel()
+        if job.is_refused:
+            raise unavailable("Too many usage reports are being made. Try again later.", "too_many_reports")
         if job.answered is None:
             raise _away(job.why)
         return _body_of(job.answered)
@@ -134,8 +138,10 @@ class LedgerUsage:
         """Have a job's report made when it is its turn, unless its client leaves first."""
         try:
             with job.scope:
-                async with self._processes:
+                async with self._turns.turn(job.party):
                     await self._make(job)
+        except TooManyWaiting:
+            job.is_refused = True
         finally:
             self._num_open -= 1
             job.done.set()

@@ -10,7 +10,6 @@ names another tenant's request.
 
 from __future__ import annotations
 
-import trio
 from quart import Response
 from quart_trio import QuartTrio
 
@@ -19,7 +18,7 @@ from quipu.actors.ledger.reading import Query
 from quipu.actors.messages.explanations import Explanation
 from quipu.actors.request_desk.interface import Desk
 
-from ...http.turns import turn
+from ...http.turns import FairTurns, TooManyWaiting, turn
 from ...request.errors import not_found, unavailable
 from ...request.principal import Principal
 from ...request.request_context import current_request_context
@@ -28,14 +27,13 @@ from ..answer import whole_response
 from .explanation_json import Reader, explanation_pieces
 
 MAX_WAITING = 32
-"""Requests whose records are to be read."""
+"""Requests of one tenant whose records are to be read."""
 
 
 def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> None:
     """Register the route. Without a source of usage records only the last requests are explained."""
-    reading = (
-        trio.Lock()
-    )  # one at a time, so that they leave room for usage reports, which are read by the same process
+    # one at a time, so that they leave room for usage reports, which are read by the same process
+    reading = FairTurns(max_waiting=MAX_WAITING)
 
     @app.get("/v1/cache/explain/<request_id>")
     async def explain(request_id: str) -> Response:
@@ -46,10 +44,13 @@ def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> No
             async with turn():
                 found = desk.explain(request_id, tenant)
             if found is None and usage is not None:
-                if reading.statistics().tasks_waiting >= MAX_WAITING:
-                    raise unavailable("Too many explanations are being read. Try again later.", "too_many_reports")
-                async with reading:
-                    found = await _from_record(usage, request_id, principal)
+                try:
+                    async with reading.turn(principal.party):
+                        found = await _from_record(usage, request_id, principal)
+                except TooManyWaiting:
+                    raise unavailable(
+                        "Too many explanations are being read. Try again later.", "too_many_reports"
+                    ) from None
         if found is None:
             raise not_found("No record exists for this request id.", "request_id", "record_not_found")
         return await whole_response(explanation_pieces(found, Reader(tenant), desk.info.block_size))
@@ -57,5 +58,5 @@ def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> No
 
 async def _from_record(usage: UsageSource, request_id: str, principal: Principal) -> Explanation | None:
     tenants = () if principal.is_admin else (principal.tenant,)
-    record = await usage.record(Query(request_ids=(request_id,), tenants=tenants))
+    record = await usage.record(Query(request_ids=(request_id,), tenants=tenants), principal.party)
     return None if record is None else explain_record(record.record)

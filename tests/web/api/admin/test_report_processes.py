@@ -28,6 +28,8 @@ from tests.processes import has_ended
 from tests.web.api.admin.usage_books import MIDNIGHT, copy_database, make_database, record_at
 
 PATIENCE_S = 30.0
+OPS = "ops"
+"""Who asks, where it does not matter."""
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +104,12 @@ def children() -> list[int]:
 
 
 async def body_of(usage: LedgerUsage, report: Any) -> bytes:
-    return b"".join(await usage.report(report))
+    return b"".join(await usage.report(report, OPS))
 
 
 async def error_of(usage: LedgerUsage, report: Any) -> APIError:
     with pytest.raises(APIError) as get_error:
-        await usage.report(report)
+        await usage.report(report, OPS)
     return get_error.value
 
 
@@ -116,7 +118,7 @@ async def test_started_when_needed_and_used_again(data_dir: Path) -> None:
     before = children()
     async with open_usage(data_dir) as usage:
         assert children() == before
-        assert await usage.record(Query()) is None
+        assert await usage.record(Query(), OPS) is None
         pid = int(await body_of(usage, PID))
         assert usage.idle_process_ids == [pid] == [int(await body_of(usage, PID))]
         assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
@@ -159,6 +161,33 @@ async def test_reports_are_limited(data_dir: Path, tmp_path: Path) -> None:
     assert most == 2
 
 
+async def test_tenants_take_turns(data_dir: Path, tmp_path: Path) -> None:
+    """A tenant with many reports is refused more of them, and keeps another tenant's waiting for one at most."""
+    gate = Gate(tmp_path)
+    answered: list[str] = []
+    async with open_usage(data_dir, max_waiting=5) as usage:
+
+        async def read(report: Report, tenant: str) -> None:
+            await usage.report(report, tenant)
+            answered.append(tenant)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(read, gate.report, "acme")
+            await wait_until(lambda: usage.num_open == 6)
+            with pytest.raises(APIError, match="Too many usage reports"):
+                await usage.report(FIRST, "acme")
+            nursery.start_soon(read, FIRST, OPS)
+            await wait_until(lambda: usage.num_open == 7)
+            await wait_until(gate.let_through)
+            await wait_until(lambda: OPS in answered)
+            assert answered == ["acme", OPS]
+            with trio.fail_after(PATIENCE_S):
+                while len(answered) < 7:
+                    gate.let_through()
+                    await trio.lowlevel.checkpoint()
+
+
 async def test_deadline(data_dir: Path, tmp_path: Path) -> None:
     """A client gets its response at the deadline, and what was made for it is not made any longer."""
     gate = Gate(tmp_path)
@@ -177,8 +206,8 @@ async def test_client_leaves(data_dir: Path, tmp_path: Path) -> None:
         async with open_usage(data_dir) as usage:
             pid = int(await body_of(usage, PID))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(usage.report, gate.report)
-                nursery.start_soon(usage.report, FIRST)
+                nursery.start_soon(usage.report, gate.report, OPS)
+                nursery.start_soon(usage.report, FIRST, OPS)
                 await wait_until(gate.holds_up_one)
                 nursery.cancel_scope.cancel()
             await wait_until(lambda: usage.num_open == 0)
@@ -200,9 +229,9 @@ async def test_query_of_a_client_that_leaves(postgres: Postgres, tmp_path: Path)
     sleeping = running("[c.__enter__().exec_driver_sql('SELECT pg_sleep(600)') for c in [ledger.connection()]]")
     (tmp_path / "ledger").mkdir()
     async with open_usage(tmp_path, url) as usage:
-        assert await usage.record(Query()) is None
+        assert await usage.record(Query(), OPS) is None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(usage.report, sleeping)
+            nursery.start_soon(usage.report, sleeping, OPS)
             await wait_until(num_asleep)
             nursery.cancel_scope.cancel()
         await wait_until(lambda: usage.num_open == 0)

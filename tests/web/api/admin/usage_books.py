@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -84,7 +84,7 @@ class BookSource:
     error: Exception | None = None
     seen_queries: list[Query] = attrs.field(factory=list)
 
-    async def report(self, report: Report) -> list[bytes]:
+    async def report(self, report: Report, party: Hashable = None) -> list[bytes]:
         await trio.lowlevel.checkpoint()
         if self.error is not None:
             raise self.error
@@ -94,7 +94,7 @@ class BookSource:
         except ReportRefused as refused:
             raise refusal(refused.message, refused.param, refused.code) from None
 
-    async def record(self, query: Query) -> LedgerRecord | None:
+    async def record(self, query: Query, party: Hashable = None) -> LedgerRecord | None:
         return record_in(b"".join(await self.report(FirstRecord(query))))
 
 
@@ -105,13 +105,13 @@ class FolderSource:
     data_dir: Path
     engines: KeptEngines = attrs.field(factory=KeptEngines)
 
-    async def report(self, report: Report) -> list[bytes]:
+    async def report(self, report: Report, party: Hashable = None) -> list[bytes]:
         await trio.lowlevel.checkpoint()
         answer, data = make(report, Where(self.data_dir, None), self.engines)
         assert answer is Answer.MADE, data
         return [data]
 
-    async def record(self, query: Query) -> LedgerRecord | None:
+    async def record(self, query: Query, party: Hashable = None) -> LedgerRecord | None:
         return record_in(b"".join(await self.report(FirstRecord(query))))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Hashable
 from typing import Any
 from urllib.parse import quote
 
@@ -175,7 +176,7 @@ class SlowSource(BookSource):
     most: int = 0
     _num_now: int = 0
 
-    async def record(self, query: Query) -> LedgerRecord | None:
+    async def record(self, query: Query, party: Hashable = None) -> LedgerRecord | None:
         self._num_now += 1
         self.most = max(self.most, self._num_now)
         await trio.sleep(1)
