@@ -101,7 +101,8 @@ def read_info(
 ) -> CheckpointInfo:
     """Read the checkpoint in `path`, which is to be quantized as told.
 
-    A turn ends with any token that config.json, generation_config.json or tokenizer_config.json names as its end.
+    A turn ends with any token that config.json (`text_config` included), generation_config.json,
+    tokenizer_config.json or special_tokens_map.json names as its end.
 
     Raises CheckpointError.
     """
@@ -115,9 +116,12 @@ def read_info(
     if dtype not in _DTYPES:
         raise CheckpointError(f"dtype {_shown(dtype)} is not supported; choose one of {', '.join(_DTYPES)}")
     generation = path / "generation_config.json"
-    eos = _as_ids("config.json", config.get("eos_token_id"))
+    eos = _as_ids("config.json: eos_token_id", config.get("eos_token_id"))
+    text_config = config.get("text_config")
+    if isinstance(text_config, dict):
+        eos += _as_ids("config.json: text_config.eos_token_id", text_config.get("eos_token_id"))
     if generation.exists():
-        eos += _as_ids(generation.name, read_json(generation).get("eos_token_id"))
+        eos += _as_ids(f"{generation.name}: eos_token_id", read_json(generation).get("eos_token_id"))
     eos += [token_id for token_id in end_token_ids(path, read_json) if token_id < vocab_size]
     return CheckpointInfo(
         path=path,
@@ -161,13 +165,13 @@ def _context_length(config: dict[str, Any]) -> int:
     return longest
 
 
-def _as_ids(file: str, value: object) -> list[int]:
+def _as_ids(place: str, value: object) -> list[int]:
     if value is None:
         return []
     values = value if isinstance(value, list) else [value]
     ids = [one for one in values if _is_whole(one)]
     if len(ids) < len(values):
-        raise CheckpointError(f"{file}: eos_token_id must be a token id or a list of them, not {_shown(value)}")
+        raise CheckpointError(f"{place} must be a token id or a list of them, not {_shown(value)}")
     return ids
 
 

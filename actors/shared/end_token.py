@@ -1,4 +1,4 @@
-"""The token that a checkpoint's tokenizer names as the end of a turn, read from its JSON files.
+"""The tokens that a checkpoint's tokenizer names as the end of a turn, read from its JSON files.
 
 Used by `checkpoint.py` at start. Chat models that were made from base models often name it only here: their
 config.json and generation_config.json keep the base model's end, and an answer that is not stopped at this one runs on,
@@ -21,21 +21,29 @@ ReadJson = Callable[[Path], dict[str, Any]]
 
 
 def end_token_ids(folder: Path, read_json: ReadJson) -> list[int]:
-    """Return the id of tokenizer_config.json's `eos_token`, if there is one. `read_json` raises for a broken file."""
-    path = folder / "tokenizer_config.json"
-    if not path.exists():
-        return []
-    config = read_json(path)
-    value = config.get("eos_token")
+    """Return the ids of the `eos_token` of tokenizer_config.json and of the older special_tokens_map.json.
+
+    `read_json` raises for a broken file.
+    """
+    files = [folder / "tokenizer_config.json", folder / "special_tokens_map.json"]
+    config, special = (read_json(path) if path.exists() else {} for path in files)
+    names = dict.fromkeys(name for name in (_name(config), _name(special)) if name is not None)
+    return [token_id for name in names for token_id in _find(name, config, folder / "tokenizer.json", read_json)]
+
+
+def _name(file: dict[str, Any]) -> str | None:
+    value = file.get("eos_token")
     name = value.get("content") if isinstance(value, dict) else value
-    if not isinstance(name, str):
-        return []
+    return name if isinstance(name, str) else None
+
+
+def _find(name: str, config: dict[str, Any], tokenizer: Path, read_json: ReadJson) -> list[int]:
     added = config.get("added_tokens_decoder")
     if isinstance(added, dict):
         for key, token in added.items():
             if isinstance(token, dict) and token.get("content") == name and _ID.fullmatch(key):
                 return [int(key)]
-    return _in_vocabulary(folder / "tokenizer.json", name, read_json)
+    return _in_vocabulary(tokenizer, name, read_json)
 
 
 def _in_vocabulary(path: Path, name: str, read_json: ReadJson) -> list[int]:

@@ -14,10 +14,10 @@ BPE = {"added_tokens": [{"id": 7, "content": "<|im_end|>"}], "model": {"vocab": 
 UNIGRAM = {"added_tokens": [], "model": {"vocab": [["<pad>", 0.0], ["</s>", 0.0], ["a", -1.5]]}}
 
 
-def ends(folder: Path, tokenizer_config: Any, tokenizer: Any = BPE) -> tuple[int, ...]:
-    """Return the ends of a checkpoint whose other files name 1 and 3."""
+def ends(folder: Path, tokenizer_config: Any, tokenizer: Any = BPE, **more: Any) -> tuple[int, ...]:
+    """Return the ends of a checkpoint whose other files name 1 and 3. `more` are other files, by name."""
     config = {"vocab_size": 9, "max_position_embeddings": 64, "eos_token_id": 1}
-    files = {"config": config, "generation_config": {"eos_token_id": [1, 3]}, "tokenizer": tokenizer}
+    files = {"config": config, "generation_config": {"eos_token_id": [1, 3]}, "tokenizer": tokenizer, **more}
     for name, content in {**files, "tokenizer_config": tokenizer_config}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return read_info(folder).eos_token_ids
@@ -50,3 +50,33 @@ def test_broken_tokenizer_config_is_named(tmp_path: Path) -> None:
     """A file that cannot be read is an error with its name."""
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json does not contain a JSON object"):
         ends(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_config", "special", "found"),
+    [
+        ({}, {"eos_token": "<|im_end|>"}, (1, 3, 7)),
+        ({}, {"eos_token": {"content": "</s>", "lstrip": False}}, (1, 3, 2)),
+        ({"eos_token": "</s>"}, {"eos_token": "<|im_end|>"}, (1, 3, 2, 7)),
+        ({"added_tokens_decoder": {"5": {"content": "x"}}}, {"eos_token": "x"}, (1, 3, 5)),
+        ({}, {"eos_token": 7}, (1, 3)),
+    ],
+)
+def test_special_tokens_map(tokenizer_config: Any, special: Any, found: tuple[int, ...], tmp_path: Path) -> None:
+    """The older file names an end as well."""
+    assert ends(tmp_path, tokenizer_config, special_tokens_map=special) == found
+
+
+def test_broken_special_tokens_map_is_named(tmp_path: Path) -> None:
+    """A file that cannot be read is an error with its name."""
+    with pytest.raises(CheckpointError, match=r"special_tokens_map\.json does not contain a JSON object"):
+        ends(tmp_path, {}, special_tokens_map=[])
+
+
+def test_nested_configuration(tmp_path: Path) -> None:
+    """The part of config.json that describes the language model names ends, too."""
+    config: dict[str, Any] = {"vocab_size": 9, "max_position_embeddings": 64, "eos_token_id": 1}
+    assert ends(tmp_path, {}, config={**config, "text_config": {"eos_token_id": [4, 5]}}) == (1, 4, 5, 3)
+    assert ends(tmp_path, {}, config={**config, "text_config": 4}) == (1, 3)
+    with pytest.raises(CheckpointError, match=r"config\.json: text_config\.eos_token_id must be a token id or a list"):
+        ends(tmp_path, {}, config={**config, "text_config": {"eos_token_id": "4"}})
