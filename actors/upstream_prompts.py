@@ -127,7 +127,7 @@ async def open_prompts(config: RuntimeConfig, seats: UpstreamSeats) -> AsyncIter
             await nursery.start(renderer.run)
             nursery.start_soon(lanes.run)
             pooled = PooledEncoder(encoder, Decoder(library).make_decoder, renderer, lanes, SegmentCache(0))
-            text = None if template is None else template.source
+            text = None if template is None else template.text
             output = choose_format(path, text, config.tool_call_parser, config.reasoning_parser).output
             tokenizers[folder] = ForeignTokenizer(pooled, output)
         yield UpstreamPrompts(tokenizers, seats)

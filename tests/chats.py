@@ -13,7 +13,9 @@ from tests.vocabularies import Vocabulary
 def render_chat(vocabulary: Vocabulary, chat: ChatPrompt) -> RenderedChat:
     if vocabulary.template is None:
         raise TemplateError(NO_TEMPLATE)
-    return ChatTemplate(vocabulary.template.source, vocabulary.template.variables).render(chat)
+    return ChatTemplate(
+        vocabulary.template.source, vocabulary.template.variables, vocabulary.template.tool_source
+    ).render(chat)
 
 
 def encode_chat(

@@ -221,13 +221,13 @@ KEPT = frozenset(map(str, (TINY, DEMO)))
 
 
 @cache
-def _kept_template(source: str, variables: frozenset[tuple[str, str]]) -> ChatTemplate:
-    return ChatTemplate(source, dict(variables))
+def _kept_template(source: str, variables: frozenset[tuple[str, str]], tool_source: str | None) -> ChatTemplate:
+    return ChatTemplate(source, dict(variables), tool_source)
 
 
-def kept_template(source: str, variables: Mapping[str, str]) -> ChatTemplate:
+def kept_template(source: str, variables: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
     """Return a compiled template, which has no state."""
-    return _kept_template(source, frozenset(variables.items()))
+    return _kept_template(source, frozenset(variables.items()), tool_source)
 
 
 @asynccontextmanager

@@ -29,10 +29,13 @@ SERVED_FILES = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
     INDEX,
 )
-"""All but the weights. Not among them are weights in other formats (`.bin`), which nothing here reads."""
+"""All but the weights. Not among them are weights in other formats (`.bin`), which nothing here reads, and
+`additional_chat_templates/`: chats are rendered by the server, from its own folder, and by no engine."""
 
 
 @attrs.frozen

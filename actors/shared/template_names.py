@@ -12,6 +12,25 @@ import attrs
 import jinja2
 import jinja2.ext
 import jinja2.nodes
+import jinja2.parser
+
+
+class GenerationBlocks(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}`, with which templates mark what a model has written, for training.
+
+    It is rendered as its contents; as in transformers, what is set within is not known behind it.
+    """
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=lineno)
+
+
+EXTENSIONS = (jinja2.ext.loopcontrols, GenerationBlocks)
+"""What templates may use beyond plain Jinja."""
 
 
 @attrs.frozen
@@ -35,7 +54,7 @@ class TemplateNames:
 
 def names_in(source: str) -> TemplateNames:
     """Return the names in a template. Raises jinja2.TemplateSyntaxError."""
-    tree = jinja2.Environment(extensions=[jinja2.ext.loopcontrols]).parse(source)  # noqa: S701 -- nothing is rendered
+    tree = jinja2.Environment(extensions=EXTENSIONS).parse(source)  # noqa: S701 -- nothing is rendered
     items = (node.arg for node in tree.find_all(jinja2.nodes.Getitem))
     keys = (item.value for item in items if isinstance(item, jinja2.nodes.Const))
     strings = (node.value for node in tree.find_all(jinja2.nodes.Const))

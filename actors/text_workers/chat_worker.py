@@ -31,7 +31,7 @@ def main() -> None:
         source, timeout_s = read_source(read)
         with _Alarm(timeout_s):
             try:
-                template = ChatTemplate(source.source, source.variables)
+                template = ChatTemplate(source.source, source.variables, source.tool_source)
             except Exception as error:
                 link.sendall(pack_answer(ChatAnswer.REFUSED, _reason(error)))
                 return

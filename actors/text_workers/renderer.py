@@ -62,7 +62,7 @@ class InlineRenderer:
         if template is None:
             return
         try:
-            self._template = ChatTemplate(template.source, template.variables)
+            self._template = ChatTemplate(template.source, template.variables, template.tool_source)
         except jinja2.TemplateError as error:
             raise does_not_compile(template, str(error)) from error
 

@@ -22,12 +22,11 @@ from typing import Any
 
 import attrs
 import jinja2
-import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
 from ..messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, Mark, ToolMark
-from ..shared.template_names import names_in
+from ..shared.template_names import EXTENSIONS, names_in
 from .message_spans import find_part_ends
 from .plain_chat import (
     ONLY_SINGLE_CALLS,
@@ -73,10 +72,11 @@ class RenderedChat:
 
 
 class ChatTemplate:
-    """One compiled template."""
+    """One compiled template, or two: a checkpoint may have another for chats with tools."""
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """`variables`: the special tokens by name. Raises jinja2.TemplateError if the source does not compile."""
+    def __init__(self, source: str, variables: Mapping[str, str], tool_source: str | None = None) -> None:
+        """`variables`: the special tokens by name. Raises jinja2.TemplateError if a source does not compile."""
+        self._for_tools = None if tool_source is None else ChatTemplate(tool_source, variables)
         self._names = names_in(source)
         self._takes_several_calls = ONLY_SINGLE_CALLS not in source
         self._knows_system = NO_SYSTEM_ROLE not in source
@@ -88,6 +88,8 @@ class ChatTemplate:
 
         Where a template refuses a chat that has system messages after its beginning, they are merged into one first.
         """
+        if chat.tools and self._for_tools is not None:
+            return self._for_tools.render(chat, max_characters)
         rendered = self._render_any(chat, max_characters)
         if not chat.locates_parts:
             return rendered
@@ -163,10 +165,10 @@ class ChatTemplate:
         if not self._knows_system:
             messages = system_as_user(messages)
         written = self._template.generate(
-            messages=messages,
+            messages=list(messages),
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
-            **({"tools": tools} if tools else {}),
-            **({"documents": chat.documents} if chat.documents else {}),
+            tools=list(tools) or None,
+            documents=list(chat.documents) or None,
             **{**self._variables, **chat.template_kwargs},
         )
         text = _join(written, max_characters)
@@ -254,7 +256,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=[jinja2.ext.loopcontrols],
+        extensions=EXTENSIONS,
         # Jinja evaluates constants when it compiles, but nothing of a template may run at startup: neither in the
         # optimizer nor in printed expressions, which Jinja does not fold if `finalize` asks for the context.
         optimized=False,

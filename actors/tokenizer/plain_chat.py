@@ -96,6 +96,12 @@ def plain_reasoning(message: Message) -> Message:
     return {**rest, "content": f"<think>\n{reasoning}\n</think>\n\n{message['content']}"}
 
 
-def as_json(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """Return JSON as chat templates expect it from `tojson`."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def as_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON as chat templates expect it from `tojson`: with the options that transformers gives it."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,49 +1,113 @@
-"""Find the chat template among a checkpoint's files.
+"""Find the chat templates among a checkpoint's files, as transformers does.
 
-`wiring.py` reads it once and hands it to the processes that render chats (`text_workers/chat_pool.py`).
+`wiring.py` reads them once, and hands them to the processes that render chats (`text_workers/chat_pool.py`). There
+may be several, by name: chats with tools are rendered by `tool_use`, if there is one, and all others by `default`.
+
+What must always hold: files with templates take precedence over entries of tokenizer_config.json, even if there is no
+`default` among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from ..shared.checkpoint import CheckpointError, read_json
 
+CONFIG = "tokenizer_config.json"
+FILE = "chat_template.jinja"
+OLD_FILE = "chat_template.json"
+"""What processors of images have; without their other files it is the only one that some checkpoints have."""
+FOLDER = "additional_chat_templates"
+_DEFAULT, _FOR_TOOLS = "default", "tool_use"
+_NO_DEFAULT = "{{ raise_exception('The checkpoint has several chat templates, of which none is the default.') }}"
+_MAX_CHARACTERS = 8 << 20
+_MAX_TEMPLATES = 1000
+
 
 @attrs.frozen
 class TemplateSource:
-    """A chat template as the checkpoint ships it."""
+    """A checkpoint's chat templates."""
 
     origin: str
     """The checkpoint's folder, for error messages."""
     source: str
     variables: Mapping[str, str]
     """Special tokens by name."""
+    tool_source: str | None = None
+    """The template for chats with tools, if that is another one."""
+
+    @property
+    def text(self) -> str:
+        """All that the templates say, by which it is known what they support."""
+        return self.source if self.tool_source is None else f"{self.tool_source}\n{self.source}"
 
 
 def read_template(folder: Path) -> TemplateSource | None:
-    """Return the chat template of the checkpoint in `folder`, or None if it has none.
+    """Return the chat templates of the checkpoint in `folder`, or None if it has none.
 
     Raises CheckpointError, naming the file or entry that is invalid.
     """
-    config_path = folder / "tokenizer_config.json"
-    config = read_json(config_path) if config_path.exists() else {}
-    file = folder / "chat_template.jinja"
-    try:
-        source = file.read_text("utf-8") if file.exists() else config.get("chat_template")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    if isinstance(source, list):  # several templates, each with a name
-        if not all(isinstance(entry, dict) for entry in source):
-            raise CheckpointError("tokenizer_config.json: the entries of chat_template must be objects")
-        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
-    if source is None:
+    path = folder / CONFIG
+    config = read_json(path) if path.exists() else {}
+    templates = _read_files(folder) or _by_name(config.get("chat_template"), CONFIG)
+    if not templates and (folder / OLD_FILE).exists():
+        templates = _by_name(read_json(folder / OLD_FILE).get("chat_template"), OLD_FILE)
+    if templates is None:
         return None
-    if not isinstance(source, str):
-        raise CheckpointError("tokenizer_config.json: chat_template must be a string or a list of named templates")
+    return TemplateSource(
+        str(folder), templates.get(_DEFAULT, _NO_DEFAULT), _special_tokens(config), templates.get(_FOR_TOOLS)
+    )
+
+
+def _read_files(folder: Path) -> dict[str, str]:
+    """Return the templates that are files of their own, by name."""
+    found = {_DEFAULT: _read(folder / FILE)} if (folder / FILE).exists() else {}
+    paths = sorted(islice((folder / FOLDER).glob("*.jinja"), _MAX_TEMPLATES + 1))
+    if len(paths) > _MAX_TEMPLATES:
+        raise CheckpointError(f"{folder / FOLDER} has more than {_MAX_TEMPLATES} templates")
+    return found | {path.name.removesuffix(".jinja"): _read(path) for path in paths}
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MAX_CHARACTERS + 1)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return _checked(text, str(path))
+
+
+def _by_name(value: Any, file: str) -> dict[str, str] | None:
+    """Return the templates of an entry `chat_template`, which may be one, or several with names; None: it is absent."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return {_DEFAULT: _checked(value, file)}
+    if isinstance(value, list) and all(isinstance(entry, dict) and "name" in entry for entry in value):
+        templates = {str(entry["name"]): entry.get("template") for entry in value}
+    elif isinstance(value, dict):
+        templates = value
+    else:
+        raise CheckpointError(f"{file}: chat_template must be a string or a list of objects with name and template")
+    for name, template in templates.items():
+        if not isinstance(template, str):
+            raise CheckpointError(f"{file}: chat_template {name[:80]!r} must be a string")
+        _checked(template, file)
+    return templates
+
+
+def _checked(template: str, place: str) -> str:
+    if len(template) > _MAX_CHARACTERS:
+        raise CheckpointError(f"{place}: a chat template has more than {_MAX_CHARACTERS} characters")
+    return template
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     special = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = config.get(name)
@@ -51,5 +115,5 @@ def read_template(folder: Path) -> TemplateSource | None:
         if isinstance(text, str):
             special[name] = text
         elif value is not None:
-            raise CheckpointError(f"tokenizer_config.json: {name} must be a string or an object with a `content`")
-    return TemplateSource(str(folder), source, special)
+            raise CheckpointError(f"{CONFIG}: {name} must be a string or an object with a `content`")
+    return special

@@ -26,3 +26,9 @@ def test_kinds_of_names() -> None:
     names = names_in("{% for m in messages %}{{ m.role }}{{ m['tools'] }}{{ 'x' }}{% break %}{% endfor %}")
     assert names.variables >= {"messages", "m"} and names.attributes == {"role", "tools"}
     assert "x" in names and "y" not in names
+
+
+def test_generation_blocks() -> None:
+    """What is within the blocks that mark generated text counts as well."""
+    names = names_in("{% generation %}{{ m.tool_calls }}{% endgeneration %}{% for t in tools %}{% endfor %}")
+    assert names.shows_calls and "generation" not in names

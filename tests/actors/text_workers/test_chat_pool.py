@@ -49,8 +49,10 @@ def chat(content: str, **fields: Any) -> ChatPrompt:
 
 
 @asynccontextmanager
-async def pool_of(source: str, timeout_s: float = PATIENCE_S) -> AsyncIterator[ChatPool]:
-    pool = ChatPool(TemplateSource("here", source, {"bos_token": "<s>"}), timeout_s)
+async def pool_of(
+    source: str, timeout_s: float = PATIENCE_S, tool_source: str | None = None
+) -> AsyncIterator[ChatPool]:
+    pool = ChatPool(TemplateSource("here", source, {"bos_token": "<s>"}, tool_source), timeout_s)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(pool.run)
@@ -111,6 +113,13 @@ async def test_same_result_as_in_this_process() -> None:
             await render(pool, chat("x" * 1000), max_characters=1000)
         assert raised.value.num_characters > 1000
         assert len((await render(pool, chat("x" * 50), max_characters=1000)).text) < 1000
+
+
+async def test_template_for_tools(one_worker: None) -> None:
+    """A second template renders chats with tools."""
+    async with pool_of("default", tool_source="{{ tools | length }} tools") as pool:
+        assert (await render(pool, chat("Hello"))).text == "default"
+        assert (await render(pool, chat("Hello", tools=(tool("a"),)))).text == "1 tools"
 
 
 @pytest.mark.parametrize(
@@ -276,11 +285,12 @@ async def test_killed_worker_fails_one_chat() -> None:
         ("{{ messages", "does not compile"),
     ],
 )
+@pytest.mark.parametrize("is_for_tools", [False, True])
 @pytest.mark.usefixtures("one_worker")
-async def test_templates_that_do_not_compile(source: str, reason: str) -> None:
+async def test_templates_that_do_not_compile(source: str, reason: str, is_for_tools: bool) -> None:
     """A template that does not compile raises CheckpointError at startup."""
     with pytest.raises(BaseExceptionGroup) as raised:
-        async with pool_of(source, timeout_s=0.5):
+        async with pool_of("" if is_for_tools else source, timeout_s=0.5, tool_source=source if is_for_tools else None):
             raise AssertionError("it was accepted")
     error: BaseException = raised.value
     while isinstance(error, BaseExceptionGroup):

@@ -17,7 +17,7 @@ STRICT = """\
 {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be first') }}{% endif %}
 {%- if not loop.first and m.role == loop.previtem.role %}{{ raise_exception('Roles must alternate') }}{% endif %}
 {{- '[' + m.role + ']' + m.content }}
-{%- for c in m.tool_calls if tools is not none %}{{ '!' + c.function.arguments | tojson }}{% endfor %}
+{%- for c in m.tool_calls if tools is defined %}{{ '!' + c.function.arguments | tojson }}{% endfor %}
 {%- endfor %}"""
 SHORT = CacheTtl.FIVE_MINUTES
 
