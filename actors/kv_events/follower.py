@@ -4,13 +4,15 @@ Events carry the tokens of each block, so the keys are computed from these, what
 vLLM's events in either form: maps tagged by `type`, as this server publishes them, and arrays that begin with the tag.
 
 Pure. What must always hold: a block is only known with all those before it; after a gap in the numbers nothing is known
-that was known before, since what was removed meanwhile cannot be told; no more than `max_blocks` are kept.
+that was known before, since what was removed meanwhile cannot be told; no more than `max_blocks` are kept; no step of
+`take`, which runs in a thread beside the event loop, holds the interpreter lock for more than a few milliseconds.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated
 
 import attrs
 import msgspec
@@ -21,6 +23,14 @@ from .event_log import GROUP, MEDIUM_DEVICE, SEQUENCE_BYTES
 MAX_BLOCKS = 1 << 20
 """Blocks of one publisher that are kept; each takes some 250 bytes. Beyond, all are forgotten."""
 MAX_BLOCK_SIZE = 4096
+MAX_EVENT_BYTES = 1 << 20
+"""Of an event, which is decoded in one call: some 200,000 tokens. A publisher's step computes fewer."""
+MAX_EVENTS = 65_536
+"""Of a batch."""
+NEWS_BLOCKS = 2048
+"""Stored and removed blocks after which the event loop is told: a millisecond's work there."""
+HASHED_TOKENS = 16_384
+"""In one call."""
 Hash = bytes | int
 
 
@@ -59,7 +69,7 @@ class _ClearedArray(_Cleared, tag="AllBlocksCleared", array_like=True):
 
 class _Batch(msgspec.Struct, array_like=True):
     ts: float
-    events: list[msgspec.Raw]
+    events: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
 
 
 _batches = msgspec.msgpack.Decoder(_Batch)
@@ -71,7 +81,7 @@ _LARGE_MAPS = (0xDE, 0xDF)
 
 @attrs.define
 class CacheNews:
-    """What has changed in a cache."""
+    """What has changed in a cache: part of a batch, to be applied as `is_cleared`, `removed`, `stored`."""
 
     is_cleared: bool = False
     """Everything known before is void."""
@@ -81,6 +91,19 @@ class CacheNews:
     block_size: int | None = None
     num_blocks: int = 0
     """Known now."""
+
+
+@attrs.define
+class _Changes:
+    """What has changed since the last news."""
+
+    is_cleared: bool = False
+    stored: dict[bytes, None] = attrs.field(factory=dict)
+    removed: list[bytes] = attrs.field(factory=list)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.stored) + len(self.removed) >= NEWS_BLOCKS
 
 
 def chain_root(block_size: int) -> bytes:
@@ -96,39 +119,51 @@ class CacheFollower:
         self._keys: dict[Hash, bytes] = {}
         self._last: int | None = None
         self._block_size: int | None = None
+        self._changes = _Changes()
 
-    def take(self, sequence: bytes, payload: bytes) -> CacheNews:
-        """Apply one batch. Raises ValueError for one that cannot be read."""
-        if len(sequence) != SEQUENCE_BYTES:
-            raise ValueError("no sequence number")
-        news = CacheNews()
-        number = int.from_bytes(sequence, "big")
-        if self._last is not None and number != self._last + 1:
-            self._clear(news)
-        self._last = number
+    def take(self, sequence: bytes, payload: bytes) -> Iterator[CacheNews]:
+        """Apply one batch; yield what it changes, about `NEWS_BLOCKS` blocks at a time, and at least once.
+
+        Raises ValueError, after which nothing is known, where a batch cannot be read.
+        """
         try:
+            if len(sequence) != SEQUENCE_BYTES:
+                raise ValueError("no sequence number")
+            number = int.from_bytes(sequence, "big")
+            if self._last is not None and number != self._last + 1:
+                self._clear()
+            self._last = number
             for raw in _batches.decode(payload).events:
-                self._apply(raw, news)
+                if memoryview(raw).nbytes > MAX_EVENT_BYTES:
+                    raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+                for _ in self._apply(bytes(raw)):
+                    yield self._take_changes()
         except (msgspec.DecodeError, OverflowError, RecursionError):
-            self._clear(news)
+            self._clear()
             raise ValueError("no batch of KV events") from None
-        news.block_size, news.num_blocks = self._block_size, len(self._keys)
-        return news
+        except ValueError:
+            self._clear()
+            raise
+        yield self._take_changes()
 
-    def _apply(self, raw: Any, news: CacheNews) -> None:
-        data = bytes(raw)
+    def _take_changes(self) -> CacheNews:
+        changes, self._changes = self._changes, _Changes()
+        return CacheNews(changes.is_cleared, list(changes.stored), changes.removed, self._block_size, len(self._keys))
+
+    def _apply(self, data: bytes) -> Iterator[None]:
+        """Apply an event. Yields whenever there are enough changes to be told."""
         first = data[0] if data else 0
         event = (_maps if first in _MAP_TAGS or first in _LARGE_MAPS else _arrays).decode(data)
         match event:
             case _Stored():
-                self._store(event, news)
+                yield from self._store(event)
             case _Removed():
                 if event.group_idx in (None, GROUP) and event.medium in (None, MEDIUM_DEVICE):
-                    self._remove(event, news)
+                    yield from self._remove(event)
             case _:
-                self._clear(news)
+                self._clear()
 
-    def _store(self, event: _Stored, news: CacheNews) -> None:
+    def _store(self, event: _Stored) -> Iterator[None]:
         size, hashes = event.block_size, event.block_hashes
         has_adapter = event.lora_id is not None or event.lora_name is not None
         if has_adapter or event.group_idx not in (None, GROUP) or event.medium not in (None, MEDIUM_DEVICE):
@@ -136,27 +171,37 @@ class CacheFollower:
         if not 0 < size <= MAX_BLOCK_SIZE or len(event.token_ids) != size * len(hashes):
             raise OverflowError
         if size != self._block_size:
-            self._clear(news)
+            self._clear()
             self._block_size = size
         parent = chain_root(size) if event.parent_block_hash is None else self._keys.get(event.parent_block_hash)
         if parent is None:
             return  # stored before we listened
         if len(self._keys) + len(hashes) > self._max_blocks:
-            self._clear(news)
+            self._clear()
             return
-        keys = chain_keys(parent, event.token_ids, size)
-        for name, key in zip(hashes, keys, strict=True):
-            self._keys[name] = key
-        news.stored += keys
+        # a call that hashes holds the interpreter lock
+        step = max(1, min(NEWS_BLOCKS, HASHED_TOKENS // size))
+        for at in range(0, len(hashes), step):
+            keys = chain_keys(parent, event.token_ids[at * size : (at + step) * size], size)
+            parent = keys[-1]
+            for name, key in zip(hashes[at : at + step], keys, strict=True):
+                self._keys[name] = key
+                self._changes.stored[key] = None
+            if self._changes.is_full:
+                yield
 
-    def _remove(self, event: _Removed, news: CacheNews) -> None:
-        gone = [key for name in event.block_hashes if (key := self._keys.pop(name, None)) is not None]
-        news.removed += gone
-        if gone and news.stored:
-            without = set(gone)
-            news.stored = [key for key in news.stored if key not in without]
+    def _remove(self, event: _Removed) -> Iterator[None]:
+        changes = self._changes
+        for name in event.block_hashes:
+            if (key := self._keys.pop(name, None)) is not None:
+                changes.stored.pop(key, None)
+                changes.removed.append(key)
+                if changes.is_full:
+                    yield
+                    changes = self._changes
 
-    def _clear(self, news: CacheNews) -> None:
-        self._keys.clear()
-        news.is_cleared = True
-        news.stored, news.removed = [], []
+    def _clear(self) -> None:
+        self._changes = _Changes(is_cleared=True)
+        forgotten, self._keys = self._keys, {}
+        while forgotten:  # `clear` would hold the interpreter lock until all are freed
+            forgotten.popitem()

@@ -1,8 +1,8 @@
 """Subscribes to another server's KV events, in a thread of its own, because ZeroMQ does not support trio.
 
-What must always hold: the event loop is given what has changed, in order, and never waits for the thread; what the
-thread keeps is bounded by the follower and by ZeroMQ's high-water mark, beyond which batches are lost, and with them
-all that was known.
+What must always hold: the event loop is given what has changed, in order and in slices of which it takes one in each of
+its iterations, and never waits for the thread; what the thread keeps is bounded by the follower and by ZeroMQ's
+high-water mark, beyond which batches are lost, and with them all that was known.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class EventSubscriber:
         self._token = trio.lowlevel.current_trio_token()
         self._endpoint = endpoint
         self._closing = False
+        self._is_taken = threading.Event()
         self._context = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.SUB)
@@ -53,6 +54,7 @@ class EventSubscriber:
 
     def close(self) -> None:
         self._closing = True
+        self._is_taken.set()
         self._thread.join(CLOSING_S)
 
     def _run(self) -> None:
@@ -63,14 +65,27 @@ class EventSubscriber:
                     continue
                 frames = self._socket.recv_multipart()
                 try:
-                    news = follower.take(frames[1] if len(frames) == 3 else b"", frames[-1])
+                    for news in follower.take(frames[1] if len(frames) == 3 else b"", frames[-1]):
+                        self._give(news)
                 except ValueError as error:
                     log.warning("kv_events.unreadable", endpoint=self._endpoint, error=str(error))
-                    follower, news = CacheFollower(), CacheNews(is_cleared=True)
-                self._token.run_sync_soon(self._take, news)
+                    self._give(CacheNews(is_cleared=True))
         except trio.RunFinishedError:
             pass
         except Exception:
             log.exception("kv_events.not_followed", endpoint=self._endpoint)
         finally:
             self._context.destroy(linger=0)
+
+    def _give(self, news: CacheNews) -> None:
+        """Have news taken, and wait for it: the loop runs all at once that it finds waiting."""
+        self._is_taken.clear()
+        if not self._closing:
+            self._token.run_sync_soon(self._take_and_say, news)
+            self._is_taken.wait()
+
+    def _take_and_say(self, news: CacheNews) -> None:
+        try:
+            self._take(news)
+        finally:
+            self._is_taken.set()

@@ -6,9 +6,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from quipu.actors.kv_events import follower as follower_module
 from quipu.actors.kv_events.event_log import EventBatch, EventLog
-from quipu.actors.kv_events.follower import CacheFollower, CacheNews, chain_root
+from quipu.actors.kv_events.follower import (
+    MAX_EVENT_BYTES,
+    MAX_EVENTS,
+    NEWS_BLOCKS,
+    CacheFollower,
+    CacheNews,
+    chain_root,
+)
 from quipu.actors.shared.block_keys import chain_keys
 
 SIZE = 4
@@ -33,9 +43,14 @@ class Feed:
         self.number = -1
 
     def __call__(self, *events: Any, skip: int = 0) -> CacheNews:
+        """Return what a small batch changes."""
+        (news,) = self.slices(*events, skip=skip)
+        return news
+
+    def slices(self, *events: Any, skip: int = 0) -> list[CacheNews]:
         self.number += 1 + skip
         payload = msgspec.msgpack.encode([1.5, list(events), 0])
-        return self.follower.take(self.number.to_bytes(8, "big"), payload)
+        return list(self.follower.take(self.number.to_bytes(8, "big"), payload))
 
 
 @pytest.mark.parametrize("form", [dict, as_array], ids=["maps", "arrays"])
@@ -57,7 +72,7 @@ def test_own_publisher_is_understood() -> None:
     log = EventLog(SIZE)
     log.on_stored([b"x" * 32, b"y" * 32], b"", TOKENS[:8], 0, 0)
     payload = msgspec.msgpack.encode(EventBatch(1.0, log.take(), 0))
-    news = CacheFollower().take((0).to_bytes(8, "big"), payload)
+    (news,) = CacheFollower().take((0).to_bytes(8, "big"), payload)
     assert news.is_cleared and news.stored == KEYS[:2]
 
 
@@ -90,6 +105,72 @@ def test_a_block_that_comes_and_goes_in_one_batch() -> None:
     assert news.stored == KEYS[:1]
 
 
+def removed(*hashes: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU"}
+
+
+def test_large_batches_are_told_in_slices() -> None:
+    """However many blocks a batch stores and removes, they are told of a bounded number at a time, in order."""
+    feed, count = Feed(), 3 * NEWS_BLOCKS + 5
+    tokens = list(range(count * SIZE))
+    slices = feed.slices(stored(list(range(count)), None, tokens))
+    assert [key for news in slices for key in news.stored] == chain_keys(chain_root(SIZE), tokens, SIZE)
+    assert max(len(news.stored) for news in slices) < 2 * NEWS_BLOCKS and len(slices) >= 3
+    slices = feed.slices(*(removed(number) for number in range(count)))
+    assert max(len(news.removed) for news in slices) <= NEWS_BLOCKS
+    assert sum(len(news.removed) for news in slices) == count and slices[-1].num_blocks == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(lambda at, count: ("store", at, count), st.integers(0, 7), st.integers(1, 8)),
+            st.builds(lambda at: ("remove", at, 1), st.integers(0, 15)),
+            st.just(("clear", 0, 0)),
+        ),
+        max_size=20,
+    )
+)
+def test_slices_say_what_is_known(changes: list[tuple[str, int, int]]) -> None:
+    """Whatever a batch does, its slices, applied in order, tell what is cached after it."""
+    all_keys = chain_keys(chain_root(SIZE), list(range(16 * SIZE)), SIZE)
+    events: list[Any] = []
+    expected: set[int] = set()
+    for what, at, count in changes:
+        numbers = range(at, at + count)
+        if what == "store":
+            tokens = list(range(SIZE * at, SIZE * (at + count)))
+            events.append(stored(list(numbers), at - 1 if at else None, tokens))
+            expected |= set(numbers) if not at or at - 1 in expected else set()
+        elif what == "remove":
+            events.append(removed(at))
+            expected.discard(at)
+        else:
+            events.append({"type": "AllBlocksCleared"})
+            expected.clear()
+    feed, known = Feed(), set[bytes]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follower_module, "NEWS_BLOCKS", 2)
+        for news in feed.slices(*events):
+            known = set() if news.is_cleared else known
+            known -= set(news.removed)
+            known |= set(news.stored)
+    assert known == {all_keys[number] for number in expected} and news.num_blocks == len(known)
+
+
+def test_one_event_is_bounded() -> None:
+    """An event that would take long to decode in one piece is refused, and so are too many; nothing is known then."""
+    feed = Feed()
+    feed(stored([1], None, TOKENS[:4]))
+    count = MAX_EVENT_BYTES // SIZE
+    with pytest.raises(ValueError, match="an event of more than"):
+        feed.slices(stored(list(range(count)), None, [7] * (SIZE * count)))
+    assert feed().is_cleared and feed().num_blocks == 0
+    with pytest.raises(ValueError, match="no batch"):
+        feed.slices(*[{"type": "AllBlocksCleared"}] * (MAX_EVENTS + 1))
+
+
 def test_blocks_are_bounded() -> None:
     """More blocks than there is room for, and all are forgotten."""
     feed = Feed(CacheFollower(max_blocks=2))
@@ -114,10 +195,10 @@ def test_blocks_are_bounded() -> None:
 def test_garbage_is_refused(event: Any) -> None:
     """A batch that cannot be read raises ValueError."""
     with pytest.raises(ValueError, match="no batch"):
-        Feed()(event)
+        Feed().slices(event)
 
 
 @pytest.mark.parametrize(("sequence", "payload"), [(b"", b"\x90"), (bytes(8), b"\xc1"), (bytes(8), b"\x91" * 5000)])
 def test_frames_that_are_none(sequence: bytes, payload: bytes) -> None:
     with pytest.raises(ValueError, match="no "):
-        CacheFollower().take(sequence, payload)
+        list(CacheFollower().take(sequence, payload))
