@@ -14,7 +14,7 @@ import struct
 from typing import Any
 
 from .gguf_ends import find_ends
-from .gguf_file import GgufFile
+from .gguf_file import GgufFile, shown
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -56,6 +56,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _DENSE = re.compile(r"blk\.(\d{1,6})\.ffn_gate\.weight")
 _SAMPLING = {"top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "temp": "temperature"}
 
+_MAX_LISTED = 20
+"""Of unknown keys in the log."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -76,13 +79,13 @@ class _Keys:
     def whole(self, name: str, default: int | None = None) -> int:
         value = self.take(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"key '{self._prefix}{name}' is {_shown(value)}, must be one integer")
+            raise ValueError(f"key '{self._prefix}{name}' is {shown(value)}, must be one integer")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.take(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"key '{self._prefix}{name}' is {_shown(value)}, must be a number")
+            raise ValueError(f"key '{self._prefix}{name}' is {shown(value)}, must be a number")
         return _shortest(value)
 
     def refuse_others(self) -> None:
@@ -90,10 +93,10 @@ class _Keys:
         others = sorted(self._keys.keys() - self._read)
         for name in others:
             if name in _NEUTRAL and self._keys[name] not in _NEUTRAL[name]:
-                raise ValueError(f"key '{self._prefix}{name}' {_shown(self._keys[name])} is not supported")
+                raise ValueError(f"key '{self._prefix}{name}' {shown(self._keys[name])} is not supported")
         unknown = [f"{self._prefix}{name}" for name in others if name not in _NEUTRAL and name != "vocab_size"]
         if unknown:
-            _log.warning("ignoring keys: %s", ", ".join(unknown))
+            _log.warning("ignoring keys: %s", ", ".join(unknown[:_MAX_LISTED]))
 
 
 def make_config(file: GgufFile) -> dict[str, Any]:
@@ -101,9 +104,9 @@ def make_config(file: GgufFile) -> dict[str, Any]:
     architecture = file.keys.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"key 'general.architecture' is {_shown(architecture)}; supported are {known}")
+        raise ValueError(f"key 'general.architecture' is {shown(architecture)}; supported are {known}")
     if file.keys.get("general.type", "model") != "model":
-        raise ValueError(f"key 'general.type' is {_shown(file.keys['general.type'])}, only a model can be served")
+        raise ValueError(f"key 'general.type' is {shown(file.keys['general.type'])}, only a model can be served")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ValueError("it lacks tensor token_embd.weight")
@@ -226,7 +229,7 @@ def _rope(file: GgufFile, keys: _Keys, config: dict[str, Any], architecture: str
     elif kind == "linear" and factor != 1.0:
         rope |= {"rope_type": "linear", "factor": factor}
     elif kind not in ("none", "linear"):
-        raise ValueError(f"key '{architecture}.rope.scaling.type' is {_shown(kind)}, which is not supported")
+        raise ValueError(f"key '{architecture}.rope.scaling.type' is {shown(kind)}, which is not supported")
     if short is None and attention_factor != 1.0:
         raise ValueError(f"key '{architecture}.rope.scaling.attn_factor' {attention_factor} is not supported")
     if width != head_dim:
@@ -263,8 +266,3 @@ def _as_float32(number: float) -> float:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
         return number
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -47,11 +47,12 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _MAX_KEYS = 65_536
 _MAX_TENSORS = 1_000_000
-_MAX_NAME_BYTES = 65_535
-_MAX_ARRAY_ITEMS = 16_000_000
-"""In all arrays together; the largest vocabularies have 300,000 tokens and as many merges."""
-_MAX_STRING_BYTES = 256 << 20
+_MAX_NAME_CHARACTERS = 1024
+_MAX_ARRAY_ITEMS = 6_000_000
+"""In all arrays together; the largest vocabularies have 300,000 tokens and 600,000 merges."""
+_MAX_STRING_BYTES = 128 << 20
 """Of all strings together."""
+_MAX_SHOWN_CHARACTERS = 80
 _MAX_ALIGNMENT = 1 << 20
 _MAX_DIMENSIONS = 4
 
@@ -92,6 +93,12 @@ def read_gguf(path: Path) -> GgufFile:
         raise ValueError(f"{path.name} cannot be read: {error}") from None
 
 
+def shown(value: object) -> str:
+    """Return a value for a message, truncated: it may be as long as the file."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
+
+
 class _Reader:
     """Reads from the start of the file to where the tensors begin."""
 
@@ -126,7 +133,7 @@ class _Reader:
         described = [self._describe(index) for index in range(num_tensors)]
         alignment = keys.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
-            raise ValueError(f"key 'general.alignment' is {alignment!r}, must be a power of 2")
+            raise ValueError(f"key 'general.alignment' is {shown(alignment)}, must be a power of 2")
         begin = -(-self._at // alignment) * alignment
         tensors = [self._place(*one, begin, alignment) for one in described]
         return GgufFile(self._path, keys, _apart(tensors))
@@ -154,7 +161,7 @@ class _Reader:
 
     def _name(self) -> str:
         name = self._string()
-        if not 0 < len(name) <= _MAX_NAME_BYTES:
+        if not 0 < len(name) <= _MAX_NAME_CHARACTERS:
             raise ValueError(f"{self._what} has {len(name)} characters")
         return name
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from .gguf_file import GgufFile, GgufTensor, read_gguf
+from .gguf_file import GgufFile, GgufTensor, read_gguf, shown
 
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII)
 
@@ -58,7 +58,7 @@ def read_gguf_model(path: Path) -> GgufFile:
             raise ValueError(f"{part_path.name} cannot be read: {error}") from None
     num_tensors = first.keys.get("split.tensors.count", len(tensors))
     if num_tensors != len(tensors):
-        what = f"key 'split.tensors.count' is {num_tensors!r}, but {len(tensors)} are there"
+        what = f"key 'split.tensors.count' is {shown(num_tensors)}, but {len(tensors)} are there"
         raise ValueError(f"{paths[0].name} cannot be read: {what}")
     return attrs.evolve(first, tensors=tensors)
 
@@ -67,6 +67,6 @@ def _check_place(part: GgufFile, number: int, num_parts: int) -> None:
     count = part.keys.get("split.count", 0) or 1
     if count != num_parts:
         expected = f" (NAME-00001-of-{count:05}.gguf)" if isinstance(count, int) else ""
-        raise ValueError(f"key 'split.count' is {count!r}{expected}, by its name there are {num_parts}")
+        raise ValueError(f"key 'split.count' is {shown(count)}{expected}, by its name there are {num_parts}")
     if part.keys.get("split.no", 0) != number:
-        raise ValueError(f"key 'split.no' is {part.keys['split.no']!r}, by its name it is {number}")
+        raise ValueError(f"key 'split.no' is {shown(part.keys['split.no'])}, by its name it is {number}")

@@ -16,7 +16,7 @@ import attrs
 import torch
 
 from .files import MappedFiles, StoredTensor
-from .gguf_file import BLOCKS, GgufFile, GgufTensor
+from .gguf_file import BLOCKS, GgufFile, GgufTensor, shown
 from .gguf_names import FREQUENCIES, rename, rename_stacked, rotated_heads
 from .gguf_parts import read_gguf_model
 from .gguf_types import DECODERS
@@ -129,5 +129,5 @@ def _num_heads(file: GgufFile, architecture: str, tensor: GgufTensor) -> int | N
         return None
     num_heads = file.keys.get(f"{architecture}.{key}", file.keys.get(f"{architecture}.attention.head_count"))
     if not isinstance(num_heads, int) or num_heads < 1 or tensor.shape[0] % (2 * num_heads):
-        raise ValueError(f"key '{architecture}.{key}' is {num_heads!r}, which does not fit tensor {tensor.name}")
+        raise ValueError(f"key '{architecture}.{key}' is {shown(num_heads)}, which does not fit tensor {tensor.name}")
     return num_heads

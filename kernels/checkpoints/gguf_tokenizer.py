@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from .gguf_ends import find_ends
-from .gguf_file import GgufFile
+from .gguf_file import GgufFile, shown
+from .gguf_merges import find_merges
 from .gguf_splitting import SPLITTING
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -26,7 +27,7 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
     vocab = {token: number for number, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         again = next(token for number, token in enumerate(tokens) if vocab[token] != number)
-        raise ValueError(f"key 'tokenizer.ggml.tokens' has token {again[:80]!r} twice")
+        raise ValueError(f"key 'tokenizer.ggml.tokens' has token {shown(again)} twice")
     types = _types(file, tokens)
     for name in ("add_eos_token", "add_sep_token"):
         if file.keys.get(f"tokenizer.ggml.{name}"):
@@ -36,7 +37,7 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
     elif kind == "llama":
         parts = _sentence_pieces(file, vocab, types)
     else:
-        raise ValueError(f"key 'tokenizer.ggml.model' is {kind!r}; supported are 'gpt2' and 'llama'")
+        raise ValueError(f"key 'tokenizer.ggml.model' is {shown(kind)}; supported are 'gpt2' and 'llama'")
     # which tokens do is in no key: llama.cpp, too, knows it by the model
     strips = kind == "llama" and file.keys.get("general.architecture") == "phi3"
     control = find_ends(file).known_by_text
@@ -77,7 +78,7 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> dict[str, Any]:
     pre = file.keys.get("tokenizer.ggml.pre", "default")
     splitting = SPLITTING.get(pre) if isinstance(pre, str) else None
     if splitting is None:
-        raise ValueError(f"key 'tokenizer.ggml.pre' is {pre!r}; supported are {', '.join(SPLITTING)}")
+        raise ValueError(f"key 'tokenizer.ggml.pre' is {shown(pre)}; supported are {', '.join(SPLITTING)}")
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not splitting.pattern}
     steps: list[dict[str, Any]] = [level]
     if splitting.each_digit:
@@ -89,7 +90,7 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> dict[str, Any]:
     for merge in _strings(file, "tokenizer.ggml.merges"):
         pair = merge.split(" ")
         if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):
-            raise ValueError(f"key 'tokenizer.ggml.merges' has {merge[:80]!r}, which is not two tokens that make one")
+            raise ValueError(f"key 'tokenizer.ggml.merges' has {shown(merge)}, which is not two tokens that make one")
         merges.append(pair)
     whole = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
     return {
@@ -105,8 +106,10 @@ def _sentence_pieces(file: GgufFile, vocab: dict[str, int], types: list[int]) ->
     """Return a tokenizer that merges the pair with the best score, as SentencePiece does for BPE models."""
     tokens = list(vocab)
     scores = file.keys.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not isinstance(scores[0], int | float):
         raise ValueError("key 'tokenizer.ggml.scores' must have a number for every token")
+    # tokens that a vocabulary's author has defined have the best score: runs of spaces, for example
+    mergeable = [number for number, kind in enumerate(types) if kind in (_NORMAL, _USER_DEFINED)]
     adds_space = file.keys.get("tokenizer.ggml.add_space_prefix", True)
     unknown = file.keys.get("tokenizer.ggml.unknown_token_id", 0)
     normalizer: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -125,43 +128,12 @@ def _sentence_pieces(file: GgufFile, vocab: dict[str, int], types: list[int]) ->
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": _model(
             vocab,
-            _find_merges(vocab, types, scores),
+            find_merges(tokens, mergeable, scores),
             unk=_token(tokens, "tokenizer.ggml.unknown_token_id", unknown),
             byte_fallback=any(kind == _BYTE for kind in types),
             ignore_merges=False,
         ),
     }
-
-
-def _find_merges(vocab: dict[str, int], types: list[int], scores: list[float]) -> list[list[str]]:
-    """Return every way to make a token of two others, best score first."""
-    # tokens that a vocabulary's author has defined have the best score: runs of spaces, for example
-    normal = {token: number for token, number in vocab.items() if types[number] in (_NORMAL, _USER_DEFINED)}
-    tokens = list(vocab)
-    ends = _beginnings({token[::-1]: number for token, number in normal.items()})
-    found = sorted(
-        (-scores[number], number, beginnings[at], ends[number][len(tokens[number]) - at], at)
-        for number, beginnings in _beginnings(normal).items()
-        for at in beginnings.keys() & {len(tokens[number]) - size for size in ends[number]}
-    )
-    return [[tokens[number][:at], tokens[number][at:]] for _, number, _, _, at in found]
-
-
-def _beginnings(texts: dict[str, int]) -> dict[int, dict[int, int]]:
-    """Return, by the number of each text, the others that it begins with: their numbers by length.
-
-    Takes time in proportion to the characters of all texts, however long one of them is.
-    """
-    found: dict[int, dict[int, int]] = {}
-    enclosing: list[
-        str
-    ] = []  # in sorted order a text follows those that it begins with, and what else begins with them
-    for text in sorted(texts):
-        while enclosing and not text.startswith(enclosing[-1]):
-            enclosing.pop()
-        found[texts[text]] = {len(other): texts[other] for other in enclosing if other}
-        enclosing.append(text)
-    return found
 
 
 def _model(
@@ -201,7 +173,7 @@ def _with_bos(file: GgufFile, tokens: list[str], default: bool) -> dict[str, Any
 
 def _token(tokens: list[str], key: str, number: Any) -> str:
     if not isinstance(number, int) or not 0 <= number < len(tokens):
-        raise ValueError(f"key '{key}' is {number!r}, there are {len(tokens)} tokens")
+        raise ValueError(f"key '{key}' is {shown(number)}, there are {len(tokens)} tokens")
     return tokens[number]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,19 @@ def test_long_tokens_are_not_copied_at_every_place(monkeypatch: pytest.MonkeyPat
     assert CountedText.num_copied <= 3 * sum(map(len, tokens))
 
 
+def test_too_many_merges() -> None:
+    """Refuse tokens that consist of others in so many ways that listing them takes gigabytes."""
+    tokens = ["a" * size for size in range(1, 1200)]
+    file = keys_of(tokens, model="llama", token_type=[1] * len(tokens), scores=[0.0] * len(tokens))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"tokenizer\.ggml\.tokens' has tokens that consist of others in too many"):
+            make_tokenizer(file)
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -252,6 +266,7 @@ def test_long_tokens_are_not_copied_at_every_place(monkeypatch: pytest.MonkeyPat
         ({"merges": ["ab"]}, "tokenizer.ggml.merges' has 'ab'"),
         ({"bos_token_id": 7}, "tokenizer.ggml.bos_token_id' is 7"),
         ({"model": "llama"}, "tokenizer.ggml.scores' must have"),
+        ({"model": "llama", "scores": ["1", "2", "3"]}, "tokenizer.ggml.scores' must have"),
     ],
 )
 def test_refused_vocabularies(changes: dict[str, Any], named: str) -> None:
