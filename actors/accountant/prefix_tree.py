@@ -11,7 +11,8 @@ Keys are chained, so that two chains with the same key at a place are the same u
 bisection, in a time that grows with the branches it passes and not with its blocks.
 
 What must always hold: siblings begin with different keys; at most `MAX_BLOCKS` blocks in `MAX_BRANCHES` branches are
-kept, those of open sequences aside.
+kept, those of open sequences aside, and what is dropped is of the tenant that takes most; a prompt passes `MAX_PATH`
+branches at most, and sequences that end together walk up what they share once.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import attrs
 
 from ..shared.block_keys import KEY_PREFIX_BYTES
+from .tenant_shares import TenantShares
 
 MAX_BLOCKS = 400_000
 """About 75 bytes each, with the key."""
 MAX_BRANCHES = 50_000
+MAX_PATH = 512
+"""Branches that a prompt passes. What of it comes after them is not in the tree."""
+_BRANCH_SHARE = 8
+"""How many blocks a branch counts as, in a tenant's share."""
 
 
 @attrs.frozen(eq=False)
@@ -49,12 +55,13 @@ class Branch:
     """Blocks before it."""
     made_at: float
     used_at: float
+    """When the last prompt came by, or the last sequence let go of it that still shared it with none or one above."""
     num_requests: int = 0
     """Prompts that contain all of it, or have filled it."""
     num_open: int = 0
-    """Sequences that hold it."""
+    """Open sequences that end with it, and children that are open. It is held if there is any."""
     last_release: int = 0
-    """Number of the last release of a sequence that held it."""
+    """Number of the release after which nothing held it; of no meaning while something does."""
     pin_ttl_s: float = 0.0
     """For how long after its last use it is pinned. 0: it is not."""
     made_by: Passage = NOBODY
@@ -84,12 +91,13 @@ class PrefixTree:
         """By tenant, in the order of their first prompts."""
         self.num_blocks = 0
         self._by_id: dict[bytes, Branch] = {}
-        self._leaves: OrderedDict[Branch, None] = OrderedDict()
-        """The last used ones last."""
+        self._leaves: dict[str, OrderedDict[Branch, None]] = {}
+        """By tenant, the leaves that are not open, the last used ones last."""
+        self._shares = TenantShares()
         self._tips: dict[int, Branch] = {}
         """By open sequence, the last branch that it uses."""
         self._passages: dict[int, Passage] = {}
-        """By open sequence, its prompt."""
+        """By open sequence, its prompt, if all of that is in the tree."""
         self._num_releases = 0
 
     @property
@@ -109,29 +117,33 @@ class PrefixTree:
         root = self.roots.get(tenant)
         if root is None:
             root = self.roots[tenant] = Branch(None, [], 0, now, now, tenant=tenant)
+            self._leaves[tenant] = OrderedDict()
         tip = self._descend(root, keys, now, passage)
         for branch in tip.path():
             branch.num_requests += 1
             branch.last = passage
         for sequence_id in sequence_ids:
             self.end(sequence_id, now)
-            self._tips[sequence_id], self._passages[sequence_id] = tip, passage
-            for branch in tip.path():
-                branch.num_open += 1
+            self._tips[sequence_id] = tip
+            if tip.depth + len(tip.keys) == len(keys):
+                self._passages[sequence_id] = passage
+            self._hold(tip)
         self._make_room()
         return tip
 
     def fill(self, sequence_id: int, key: bytes, now: float) -> None:
         """Note a block that decoding has filled, after all others of its sequence."""
-        tip = self._tips.get(sequence_id)
-        if tip is None or not tip.keys or key in tip.children:
+        tip, passage = self._tips.get(sequence_id), self._passages.get(sequence_id)
+        if tip is None or passage is None or not tip.keys or key in tip.children:
             return
         if tip.num_open == tip.num_requests == 1 and not tip.children and not tip.pin_ttl_s:
             tip.keys.append(key)
-            self.num_blocks += 1
+            self._grow(tip.tenant, num_blocks=1)
         else:
-            self._tips[sequence_id] = leaf = self._add(tip, [key], now, self._passages[sequence_id])
-            leaf.num_open = leaf.num_requests = 1
+            self._tips[sequence_id] = leaf = self._add(tip, [key], now, passage)
+            leaf.num_requests = 1
+            self._hold(leaf)
+            tip.num_open -= 1
 
     def pin(self, sequence_id: int, num_blocks: int, ttl_s: float) -> None:
         """Note that the first blocks of an open sequence are pinned."""
@@ -140,27 +152,43 @@ class PrefixTree:
             if branch.depth < num_blocks:
                 length = num_blocks - branch.depth
                 upper = self._split(branch, length) if length < len(branch.keys) else branch
-                upper.pin_ttl_s = max(upper.pin_ttl_s, ttl_s)
+                if upper.pin_ttl_s >= ttl_s:
+                    return  # and so is all above it
+                upper.pin_ttl_s = ttl_s
 
     def end(self, sequence_id: int, now: float) -> None:
         """Note that a sequence holds its blocks no more. Does nothing if that is known."""
-        tip = self._tips.pop(sequence_id, None)
-        if tip is None:
+        branch = self._tips.pop(sequence_id, None)
+        if branch is None:
             return
-        del self._passages[sequence_id]
+        self._passages.pop(sequence_id, None)
         self._num_releases += 1
-        for branch in tip.path():
+        while True:
             branch.num_open -= 1
             branch.last_release = self._num_releases
             branch.used_at = now
-        self._touch(tip)
+            if branch.num_open or branch.parent is None:
+                return
+            if not branch.children:
+                self._leaves[branch.tenant][branch] = None
+            branch = branch.parent
 
     # ------------------------------------------------------------ branches
+
+    def _hold(self, branch: Branch) -> None:
+        """Note that an open sequence ends with a branch."""
+        branch.num_open += 1
+        while branch.num_open == 1 and branch.parent is not None:
+            self._leaves[branch.tenant].pop(branch, None)
+            branch = branch.parent
+            branch.num_open += 1
 
     def _descend(self, root: Branch, keys: Sequence[bytes], now: float, passage: Passage) -> Branch:
         """Return the branch with which a prompt ends, after making what is missing of its path."""
         branch, at = root, 0
-        while at < len(keys):
+        for _ in range(MAX_PATH):
+            if at == len(keys):
+                break
             child = branch.children.get(keys[at])
             if child is None:
                 return self._add(branch, list(keys[at:]), now, passage)
@@ -168,55 +196,61 @@ class PrefixTree:
             branch = self._split(child, length) if length < len(child.keys) else child
             branch.used_at = now
             at += length
-        self._touch(branch)
+        if branch in self._leaves[branch.tenant]:
+            self._leaves[branch.tenant].move_to_end(branch)
         return branch
 
     def _add(self, parent: Branch, keys: list[bytes], now: float, passage: Passage) -> Branch:
         depth = parent.depth + len(parent.keys)
         leaf = Branch(parent, keys, depth, now, now, tenant=parent.tenant, made_by=passage, last=passage)
         parent.children[keys[0]] = self._by_id[leaf.id] = leaf
-        self._leaves.pop(parent, None)
-        self._leaves[leaf] = None
-        self.num_blocks += len(keys)
+        leaves = self._leaves[parent.tenant]
+        leaves.pop(parent, None)
+        leaves[leaf] = None
+        self._grow(parent.tenant, num_blocks=len(keys), num_branches=1)
         return leaf
+
+    def _grow(self, tenant: str, num_blocks: int = 0, num_branches: int = 0) -> None:
+        self.num_blocks += num_blocks
+        self._shares.add(tenant, num_blocks + _BRANCH_SHARE * num_branches)
 
     def _split(self, lower: Branch, length: int) -> Branch:
         """Cut a branch after `length` blocks; return the new upper part. Open sequences keep the lower one."""
         parent = lower.parent
         assert parent is not None
-        upper = attrs.evolve(lower, keys=lower.keys[:length], children={})
+        upper = attrs.evolve(lower, keys=lower.keys[:length], children={}, num_open=int(lower.num_open > 0))
         lower.keys, lower.depth, lower.parent = lower.keys[length:], lower.depth + length, upper
         upper.children[lower.keys[0]] = self._by_id[lower.id] = lower
         parent.children[upper.keys[0]] = self._by_id[upper.id] = upper
+        self._grow(lower.tenant, num_branches=1)
         return upper
 
-    def _touch(self, branch: Branch) -> None:
-        if branch in self._leaves:
-            self._leaves.move_to_end(branch)
-
     def _make_room(self) -> None:
-        """Drop leaves, those used longest ago first, until the tree is within its bounds."""
-        num_kept = 0
+        """Drop leaves of the largest tenant, those used longest ago first, until the tree is within its bounds."""
+        all_open = set[str]()
         while self.num_blocks > MAX_BLOCKS or len(self._by_id) > MAX_BRANCHES:
-            if num_kept == len(self._leaves):
-                return  # all are open
-            leaf = next(iter(self._leaves))
-            if leaf.num_open:
-                self._touch(leaf)
-                num_kept += 1
-                continue
-            parent = leaf.parent
-            assert parent is not None
-            del self._leaves[leaf], self._by_id[leaf.id], parent.children[leaf.keys[0]]
-            leaf.parent = None
-            self.num_blocks -= len(leaf.keys)
-            if not parent.children:
-                if not parent.keys:
-                    del self.roots[parent.tenant]
-                    continue
-                self._leaves[parent] = None
-                following = next(iter(self._leaves))
-                self._leaves.move_to_end(parent, last=parent.used_at > following.used_at)
+            tenant = self._shares.largest(besides=all_open)
+            if tenant is None:
+                return
+            if self._leaves[tenant]:
+                self._drop(next(iter(self._leaves[tenant])))
+            else:
+                all_open.add(tenant)
+
+    def _drop(self, leaf: Branch) -> None:
+        parent, leaves = leaf.parent, self._leaves[leaf.tenant]
+        assert parent is not None
+        del leaves[leaf], self._by_id[leaf.id], parent.children[leaf.keys[0]]
+        leaf.parent = None
+        self._grow(leaf.tenant, num_blocks=-len(leaf.keys), num_branches=-1)
+        if parent.children:
+            return
+        if not parent.keys:
+            del self.roots[parent.tenant], self._leaves[parent.tenant]
+        elif not parent.num_open:
+            leaves[parent] = None
+            following = next(iter(leaves))
+            leaves.move_to_end(parent, last=parent.used_at > following.used_at)
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds."""
@@ -227,14 +261,15 @@ class PrefixTree:
                 assert child.parent is branch and child.keys[0] == first
                 assert child.depth == branch.depth + len(branch.keys) and child.tenant == branch.tenant
                 assert self._by_id[child.id] is child
-                assert (child in self._leaves) == (not child.children)
-                assert not branch.keys or branch.num_open >= child.num_open
+                is_free = not child.children and not child.num_open
+                assert (child in self._leaves[child.tenant]) == is_free
                 branches.append(child)
             pending += branch.children.values()
         assert len(branches) == len(self._by_id)
         assert sum(len(branch.keys) for branch in branches) == self.num_blocks
         for branch in branches:
-            assert branch.num_open == sum(branch in tip.path() for tip in self._tips.values())
+            own = sum(tip is branch for tip in self._tips.values())
+            assert branch.num_open == own + sum(child.num_open > 0 for child in branch.children.values())
 
 
 def _num_common(ours: Sequence[bytes], keys: Sequence[bytes], at: int) -> int:

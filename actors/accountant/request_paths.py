@@ -3,9 +3,9 @@
 A path is kept as the branch with which the prompt ended. A branch that is cut stays the lower part, so that it leads up
 through all that was cut off it since.
 
-What must always hold: at most `max_requests` requests are remembered, the last ones, and `PATHS_EACH` prompts of each
-on average; a branch that the tree has dropped is not kept alive; the tenant of a request is compared before anything is
-told of it.
+What must always hold: at most `max_requests` requests are remembered, and `PATHS_EACH` prompts of each on average; what
+is forgotten is the oldest request of the tenant with the most; a branch that the tree has dropped is not kept alive;
+the tenant of a request is compared before anything is told of it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import msgspec
 
 from .prefix_tree import Branch, Passage
+from .tenant_shares import TenantShares
 
 PATHS_EACH = 4
 
@@ -40,8 +41,12 @@ class RequestPaths:
     def __init__(self, max_requests: int = 10_000) -> None:
         """Remember `max_requests` at most; 0 remembers none."""
         self._max_requests = max_requests
-        self._paths: OrderedDict[str, list[PromptPath]] = OrderedDict()
+        self._paths: dict[str, list[PromptPath]] = {}
         self._tenants: dict[str, str] = {}
+        """Of these requests."""
+        self._by_tenant: dict[str, OrderedDict[str, None]] = {}
+        """Their ids, the last ones last."""
+        self._shares = TenantShares()
         self._num_paths = 0
 
     def note(self, passage: Passage, tip: Branch, num_blocks: int) -> None:
@@ -49,13 +54,28 @@ class RequestPaths:
         request_id = passage.request_id
         if not self._max_requests or not request_id:
             return
-        self._paths.setdefault(request_id, []).append(PromptPath(num_blocks, weakref.ref(tip)))
-        self._tenants[request_id] = tip.tenant
+        if request_id not in self._paths:
+            self._paths[request_id] = []
+            self._tenants[request_id] = tip.tenant
+            self._by_tenant.setdefault(tip.tenant, OrderedDict())[request_id] = None
+        self._paths[request_id].append(PromptPath(num_blocks, weakref.ref(tip)))
         self._num_paths += 1
+        self._shares.add(self._tenants[request_id], 1)
         while len(self._paths) > self._max_requests or self._num_paths > PATHS_EACH * self._max_requests:
-            oldest, paths = self._paths.popitem(last=False)
-            self._num_paths -= len(paths)
-            del self._tenants[oldest]
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        """Forget the oldest request of the tenant with the most paths."""
+        tenant = self._shares.largest()
+        assert tenant is not None
+        requests = self._by_tenant[tenant]
+        oldest, _ = requests.popitem(last=False)
+        if not requests:
+            del self._by_tenant[tenant]
+        num_paths = len(self._paths.pop(oldest))
+        del self._tenants[oldest]
+        self._num_paths -= num_paths
+        self._shares.add(tenant, -num_paths)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._paths

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.accountant import prefix_tree
-from quipu.actors.accountant.prefix_tree import Branch, PrefixTree
+from quipu.actors.accountant.prefix_tree import MAX_PATH, Branch, PrefixTree
 
 
 def chain(*numbers: int, of: str = "a") -> list[bytes]:
@@ -111,6 +114,78 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     tree.begin("c", [100], chain(1, of="c"), 0.0)
     assert set(tree.roots) == {"open", "c"}
     tree.check()
+
+
+def test_tenants_keep_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant that sends without end drops its own branches, whether many or long, and nobody else's."""
+    monkeypatch.setattr(prefix_tree, "MAX_BLOCKS", 200)
+    monkeypatch.setattr(prefix_tree, "MAX_BRANCHES", 40)
+    tree = PrefixTree()
+    for tenant in ("b", "c"):
+        for number in range(5):
+            tree.begin(tenant, [], chain(number, of=tenant), 0.0)
+    before = [shape(tree, tenant) for tenant in ("b", "c")]
+    for number in range(100):
+        tree.begin("a", [], chain(number), 1.0)
+        tree.begin("a", [], chain(number, *range(30)), 1.0)
+        tree.check()
+    assert [shape(tree, tenant) for tenant in ("b", "c")] == before
+    assert tree.num_branches <= 40 and tree.num_blocks <= 200 and len(tree.roots["a"].children) >= 3
+    for number in range(40):
+        tree.begin(f"t{number}", [], chain(1, of=f"t{number}"), 2.0)
+    tree.check()
+    assert tree.num_branches <= 40 and "t39" in tree.roots, "there is no room for all tenants"
+
+
+def num_lines(call: Callable[[], object]) -> int:
+    """Return how many lines of the tree's code a call runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != prefix_tree.__file__:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_deep_paths_cost_little() -> None:
+    """A prompt passes a bounded number of branches; sequences walk up what they share once, however many they are."""
+    tree, keys = PrefixTree(), chain(*range(2000))
+    for length in range(2000, 0, -1):
+        tree.begin("a", [], keys[:length], 0.0)
+    begun = num_lines(lambda: tree.begin("a", range(500), keys, 1.0))
+    assert begun < 20 * MAX_PATH + 500 * 20
+    for sequence_id in range(500, 1000):
+        tree.begin("a", [sequence_id], keys[: 2 * sequence_id], 1.0)
+
+    def end_all() -> None:
+        for sequence_id in range(1000):
+            tree.end(sequence_id, 2.0)
+
+    ended = num_lines(end_all)
+    assert ended < 20 * MAX_PATH + 1000 * 20
+    assert all(not branch.num_open for branch in tree.roots["a"].children.values())
+
+
+def test_prompt_beyond_the_longest_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after the longest path is not in the tree, nor what decoding fills behind it."""
+    monkeypatch.setattr(prefix_tree, "MAX_PATH", 3)
+    tree, keys = PrefixTree(), chain(*range(9))
+    for length in range(1, 8):
+        tip = tree.begin("a", [length], keys[:length], 0.0)
+        assert tip.depth + len(tip.keys) == min(length, 3)
+        tree.fill(length, chain(*range(length), 99)[-1], 0.0)
+        tree.check()
+    assert shape(tree) == (0, 0, (1, 7, (1, 1), (1, 6, (1, 1), (1, 5, (1, 1)))))
 
 
 @given(st.integers(0, 1 << 32))

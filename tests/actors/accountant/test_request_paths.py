@@ -76,6 +76,11 @@ def test_bounds() -> None:
     for index in range(3 * PATHS_EACH - 1):
         paths.note(Passage("many", index), tip, 1)
     assert "many" in paths and "2" not in paths and "4" in paths
+    tips = {tenant: tree.begin(tenant, [], chain(1, of=tenant), 0.0) for tenant in ("b", "c")}
+    paths.note(Passage("of-c"), tips["c"], 1)
+    for number in range(9):
+        paths.note(Passage(f"of-b-{number}"), tips["b"], 1)
+    assert "of-c" in paths and "of-b-7" in paths and "of-b-6" not in paths, "a tenant pushes out its own"
     none = RequestPaths(0)
     none.note(Passage("1"), tip, 1)
     assert "1" not in none and none.of("1", None) is None
