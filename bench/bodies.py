@@ -92,6 +92,13 @@ ADMISSION: Mapping[str, Strategy[Any]] = {
     "priority": mostly(st.just(0), st.integers(-2, 2)),
     "cache_salt": st.text(max_size=5) | st.just("s" * 257),
 }
+FOREIGN: Mapping[str, Strategy[Any]] = {
+    "typical_p": mostly(st.just(1.0), JUNK),
+    "repeat_last_n": mostly(st.just(-1), JUNK),
+    "options": mostly(st.fixed_dictionaries({}, optional={"num_ctx": st.integers()}), OBJECT),
+    "keep_alive": JUNK,
+}
+"""Of other servers."""
 CACHING: Mapping[str, Strategy[Any]] = {
     "prompt_cache_options": mostly(
         st.fixed_dictionaries(
@@ -280,6 +287,7 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         **SAMPLING,
         **CHOICES,
         **ADMISSION,
+        **FOREIGN,
         **AFFINITY,
         **DELIVERY,
         **_SCORES,
@@ -290,6 +298,7 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         **SAMPLING,
         **CHOICES,
         **ADMISSION,
+        **FOREIGN,
         **AFFINITY,
         **DELIVERY,
         **TEMPLATE,
@@ -308,6 +317,7 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         **SAMPLING,
         **CHOICES,
         **ADMISSION,
+        **FOREIGN,
         **AFFINITY,
         **DELIVERY,
         **TEMPLATE,
@@ -332,6 +342,7 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "stop_sequences": mostly(st.lists(st.text(min_size=1, max_size=5), max_size=4), JUNK),
         **{field.name: SAMPLING[field.name] for field in SAMPLING_FIELDS if MESSAGES in field.apis},
         **ADMISSION,
+        **FOREIGN,
         "container": mostly(st.none(), JUNK),
     },
     COUNT: _ANTHROPIC_PROMPT,

@@ -1,12 +1,14 @@
 """Write the tables of `docs/` that are generated from declarations: `python -m scripts.declared_tables`.
 
-Engine settings go into `docs/settings.md` and sampling fields into `docs/sampling.md`, between two markers. With
-`--check` nothing is written, and the exit code is 1 if a document is out of date.
+Engine settings go into `docs/settings.md`, sampling fields into `docs/sampling.md` and what becomes of fields into
+`docs/fields.md`, between two markers. With `--check` nothing is written, and the exit code is 1 if a document is out of
+date.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +16,11 @@ from pathlib import Path
 from quipu.actors.config import SETTINGS
 from quipu.actors.declarations import MESSAGES, Bounds, SamplingField, Setting, number
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
+from quipu.web.api.anthropic import body as messages
+from quipu.web.api.anthropic.shapes import MESSAGES_SHAPE
+from quipu.web.api.foreign_table import EITHER, FOREIGN, OFF, ForeignField
+from quipu.web.api.openai import responses, unsupported
+from quipu.web.api.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN = "<!-- made by `python -m scripts.declared_tables` -->"
@@ -43,6 +50,74 @@ def sampling_table() -> str:
         for field in SAMPLING_FIELDS
     ]
     return _table(("field", "values", "default", f"`{MESSAGES}`", "what"), rows)
+
+
+def fields_tables() -> str:
+    """Return the tables of what every endpoint makes of the fields of all servers."""
+    refused = [
+        (
+            f"`{field.name}`",
+            ", ".join(field.servers),
+            _accepted(field),
+            "" if field.instead is None else f"`{field.instead}`",
+        )
+        for field in FOREIGN.values()
+        if field.is_refused
+    ]
+    harmless = [
+        (f"`{field.name}`", ", ".join(field.servers), _accepted(field))
+        for field in FOREIGN.values()
+        if not field.is_refused
+    ]
+    return "\n".join(
+        (
+            "### Refused: they would change the answer\n",
+            _table(("field", "of", "accepted", "use instead, on chat and completions"), refused),
+            "### Ignored: they change no answer\n",
+            _table(("field", "of", "not named in the header"), harmless),
+            "### Read\n",
+            _table(("field", *(f"`{path}`" for path in _READ)), _read_rows()),
+        )
+    )
+
+
+_MESSAGES_REFUSED = {"thread", *messages.UNSUPPORTED, *messages.OTHER_ENDPOINTS_FIELDS} | {
+    field.name for field in SAMPLING_FIELDS if MESSAGES not in field.apis
+}
+_READ = {
+    "/v1/chat/completions": CHAT_SHAPE.known - unsupported.CHAT.keys(),
+    "/v1/completions": COMPLETIONS_SHAPE.known - unsupported.COMPLETIONS.keys(),
+    "/v1/responses": RESPONSES_SHAPE.known - unsupported.RESPONSES.keys() - {*responses.OTHER_LIMITS},
+    MESSAGES: MESSAGES_SHAPE.known - _MESSAGES_REFUSED,
+}
+"""The fields that each endpoint reads."""
+_KNOWN = {
+    "/v1/chat/completions": CHAT_SHAPE.known,
+    "/v1/completions": COMPLETIONS_SHAPE.known,
+    "/v1/responses": RESPONSES_SHAPE.known,
+    MESSAGES: MESSAGES_SHAPE.known,
+}
+
+
+def _read_rows() -> Iterable[Sequence[str]]:
+    for name in sorted(set().union(*_READ.values()) - FOREIGN.keys()):
+        yield (
+            f"`{name}`",
+            *("yes" if name in _READ[path] else "refused" if name in known else "" for path, known in _KNOWN.items()),
+        )
+
+
+def _accepted(field: ForeignField) -> str:
+    """Return the values that are accepted in silence."""
+    if field.only_with:
+        return f"anything without {', '.join(f'`{name}`' for name in field.only_with)}"
+    if field.members:
+        return "empty; named if it has nothing but " + ", ".join(f"`{name}`" for name in sorted(field.members))
+    if field.neutral is OFF:
+        return "false, 0, empty"
+    if field.neutral is EITHER:
+        return "true, false"
+    return ", ".join(f"`{json.dumps(value)}`" for value in field.neutral)
 
 
 def _flags(setting: Setting) -> str:
@@ -87,7 +162,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("|" + "|".join(f" {cell} " if cell != "---" else cell for cell in line) + "|\n" for line in lines)
 
 
-TABLES = {"settings.md": settings_table, "sampling.md": sampling_table}
+TABLES = {"settings.md": settings_table, "sampling.md": sampling_table, "fields.md": fields_tables}
 
 
 def outdated(*, write: bool) -> list[str]:

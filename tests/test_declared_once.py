@@ -121,6 +121,8 @@ def test_defaults_are_within_bounds() -> None:
 NAMED_ELSEWHERE = {
     # responses and traces repeat them
     *("frequency_penalty", "presence_penalty", "temperature", "top_p"),
+    # fields of other servers refer to it
+    "repetition_penalty",
     # the tokenizer, the scheduler and the detokenizer do their part
     *("allowed_token_ids", "bad_words", "ignore_eos", "min_tokens", "seed", "stop_token_ids"),
 }

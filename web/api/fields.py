@@ -59,10 +59,10 @@ def whole_number(value: Any) -> Any:
 class Fields:
     """One JSON object, and its path in the body."""
 
-    __slots__ = ("_path", "_values")
+    __slots__ = ("_path", "values")
 
     def __init__(self, values: dict[str, Any], path: str = "") -> None:
-        self._values = values
+        self.values = values
         self._path = path
 
     def param(self, name: str) -> str:
@@ -76,7 +76,7 @@ class Fields:
 
     def get(self, name: str) -> Any:
         """Return the field's value, None if it is absent or null."""
-        return self._values.get(name)
+        return self.values.get(name)
 
     def integer(self, name: str, low: int, high: int | None = None) -> int | None:
         value = self.get(name)

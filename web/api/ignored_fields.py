@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import attrs
 
+from .foreign_fields import ignored_foreign
 from .pace import Pace
 
 MAX_NAMES = 16
@@ -46,7 +47,7 @@ async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable
 
     `unused` are the paths of fields that are known and had no effect.
     """
-    unused = tuple(unused)
+    unused = (*unused, *ignored_foreign(body))
     names = _Names()
     for path in unused[: MAX_NAMES + 1]:
         names.add(path)

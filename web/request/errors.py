@@ -126,9 +126,17 @@ def bad_value(param: str, problem: str, code: str = "invalid_value") -> APIError
     return invalid(f"Invalid value for `{param}`: {problem}.", param, code)
 
 
-def unsupported_parameter(param: str) -> APIError:
-    """Return an error for a parameter that this server does not implement."""
-    return invalid(f"Unsupported parameter: `{param}` is not supported by this server.", param, "unsupported_parameter")
+def unsupported_parameter(param: str, instead: str | None = None) -> APIError:
+    """Return an error for a parameter that this server does not implement, and that cannot be ignored."""
+    return invalid(
+        f"Unsupported parameter: `{param}` would change the answer and is not supported by this server.{_use(instead)}",
+        param,
+        "unsupported_parameter",
+    )
+
+
+def _use(instead: str | None) -> str:
+    return "" if instead is None else f" Use `{instead}` instead."
 
 
 def unsupported_value(param: str, problem: str) -> APIError:
@@ -138,9 +146,8 @@ def unsupported_value(param: str, problem: str) -> APIError:
 
 def unknown_parameter(param: str, instead: str | None = None) -> APIError:
     """Return an error for a parameter that this endpoint does not have."""
-    hint = "" if instead is None else f" Use `{instead}` instead."
     return invalid(
-        f"Unknown parameter: `{param}` is not a parameter of this endpoint.{hint}", param, "unknown_parameter"
+        f"Unknown parameter: `{param}` is not a parameter of this endpoint.{_use(instead)}", param, "unknown_parameter"
     )
 
 

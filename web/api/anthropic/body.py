@@ -18,6 +18,7 @@ from ...options import AppOptions
 from ...request.errors import APIError, bad_value, unknown_parameter, unsupported_parameter
 from ..affinity import read_affinity_key
 from ..fields import Fields, missing, wrong_type
+from ..foreign_fields import refuse_foreign
 from ..generation import (
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
@@ -33,10 +34,15 @@ ENDPOINT = "/v1/messages"
 UNSUPPORTED = ("container", "mcp_servers")
 """Refused unless empty."""
 OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "audio": ({},),
+    "background": (False,),
     "best_of": (1,),
     "chat_template": ("",),
+    "continue_final_message": (False,),
+    "conversation": (),
     "documents": ([],),
-    "ebnf": ("",),
     "echo": (False,),
     "enable_thinking": (),
     "function_call": ("auto",),
@@ -48,32 +54,35 @@ OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
     "guided_regex": ("",),
     "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
-    "json_schema": ("",),
+    "instructions": ("",),
     "logprobs": (False,),
     "max_completion_tokens": (),
     "max_output_tokens": (),
+    "modalities": ([], ["text"]),
+    "moderation": (),
     "n": (1,),
     "parallel_tool_calls": (True,),
+    "prediction": ({},),
+    "previous_response_id": (),
     "prompt_cache_options": ({},),
     "prompt_logprobs": (False,),
     "reasoning": ({},),
     "reasoning_effort": (),
-    "regex": ("",),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "stop": ([],),
-    "structural_tag": ("",),
     "structured_outputs": ({},),
     "suffix": ("",),
+    "text": ({},),
     "thinking_token_budget": (-1,),
     "top_logprobs": (False, 0),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
+    "truncation": ("disabled",),
+    "web_search_options": (),
 }
 """Fields of other endpoints that would change the response, and their neutral values. Sampling fields are not listed:
-their declarations name the endpoints that accept them."""
+their declarations name the endpoints that accept them; nor are those of other servers (`../foreign_table.py`)."""
 
 
 @attrs.frozen
@@ -128,6 +137,7 @@ async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOption
 
 
 async def _read_counted(fields: Fields, info: ServingInfo, options: AppOptions) -> AskedPrompt:
+    refuse_foreign(fields.values, with_hints=False)
     for name in UNSUPPORTED:
         if fields.get(name):
             raise unsupported_parameter(name)

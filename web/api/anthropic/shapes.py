@@ -6,6 +6,7 @@ thinking block. `tests/web/api/test_ignored_fields.py` checks that every field t
 
 from __future__ import annotations
 
+from ..foreign_table import FOREIGN
 from ..ignored_fields import Shape
 from ..sampling import SAMPLING_NAMES
 from .body import OTHER_ENDPOINTS_FIELDS, UNSUPPORTED
@@ -63,6 +64,7 @@ MESSAGES_SHAPE = Shape(
             "thread",
             "tool_choice",
             "tools",
+            *FOREIGN,
             *UNSUPPORTED,
             *OTHER_ENDPOINTS_FIELDS,
             *SAMPLING_NAMES,

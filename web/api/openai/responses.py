@@ -32,7 +32,7 @@ from .unsupported import RESPONSES, refuse_unsupported
 
 ENDPOINT = "/v1/responses"
 MAX_INCLUDED = 64
-_OTHER_LIMITS = ("max_tokens", "max_completion_tokens")
+OTHER_LIMITS = ("max_tokens", "max_completion_tokens")
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -108,10 +108,10 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
 
 
 def _refuse(fields: Fields) -> None:
-    for name in _OTHER_LIMITS:
+    for name in OTHER_LIMITS:
         if fields.get(name) is not None:
             raise unknown_parameter(name, instead="max_output_tokens")
-    refuse_unsupported(fields, RESPONSES)
+    refuse_unsupported(fields, RESPONSES, with_hints=False)
     include = fields.get("include")
     if type(include) is list and len(include) > MAX_INCLUDED:
         raise bad_value("include", f"must have at most {MAX_INCLUDED} entries")

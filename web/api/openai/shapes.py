@@ -7,6 +7,7 @@ listed.
 
 from __future__ import annotations
 
+from ..foreign_table import FOREIGN
 from ..ignored_fields import Shape
 from ..output_grammar import STRUCTURED_OUTPUTS
 from ..sampling import SAMPLING_NAMES
@@ -14,6 +15,7 @@ from . import unsupported
 from .prompt_cache import BREAKPOINT, OPTIONS, RETENTION
 
 _GENERATION = SAMPLING_NAMES | {
+    *FOREIGN,
     "cache_salt",
     "include_stop_str_in_output",
     "max_completion_tokens",

@@ -1,7 +1,7 @@
-"""Fields that would change the response and are not implemented.
+"""Fields of OpenAI's API and of other endpoints that would change the response and are not implemented here.
 
 Each is refused by name unless its value is neutral. Ignoring one would answer a request that the client did not make. A
-field leaves its table when it is implemented.
+field leaves its table when it is implemented. Fields that only other servers have are in `../foreign_table.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from ...request.errors import unsupported_parameter
 from ..fields import Fields
+from ..foreign_fields import refuse_foreign
 
 Neutral = Callable[[Any], bool]
 """Returns whether a value has no effect. Null is not passed: it means absent."""
@@ -34,11 +35,6 @@ def _true(value: Any) -> bool:
     return value is True
 
 
-def _is_boolean(value: Any) -> bool:
-    """Either boolean: only slow tokenizers put spaces between special tokens, and none is used here."""
-    return type(value) is bool
-
-
 def _among(*values: object) -> Neutral:
     return lambda value: value in values
 
@@ -51,61 +47,69 @@ def _is_text_format(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
 
-_EITHER: Mapping[str, Neutral] = {
-    "ebnf": _empty,
+_EVERYWHERE: Mapping[str, Neutral] = {
+    "audio": _empty,
+    "background": _empty,
+    "container": _empty,
+    "context_management": _empty,
+    "conversation": _never,
+    "mcp_servers": _empty,
+    "modalities": _among([], ["text"]),
+    "moderation": _never,
+    "output_config": _empty,
+    "output_format": _empty,
+    "prediction": _empty,
+    "previous_response_id": _never,
     "stop_sequences": _empty,
-    "json_schema": _empty,
-    "kv_transfer_params": _empty,
-    "length_penalty": _one,
-    "logits_processors": _empty,
-    "regex": _empty,
-    "repetition_detection": _never,
-    "spaces_between_special_tokens": _is_boolean,
-    "structural_tag": _empty,
-    "truncate_prompt_tokens": _empty,
-    "use_beam_search": _empty,
-    "vllm_xargs": _empty,
+    "suffix": _empty,
+    "system": _empty,
+    "thinking": _empty,
+    "thread": _never,
+    "truncation": _among("disabled"),
+    "web_search_options": _never,  # even an empty object requests a search
 }
 
 COMPLETIONS: Mapping[str, Neutral] = {
-    **_EITHER,
-    "enable_thinking": _empty,
-    "functions": _empty,
-    "max_output_tokens": _never,
-    "tools": _empty,
+    **_EVERYWHERE,
+    "add_generation_prompt": _true,
     "add_special_tokens": _true,
-    "prompt_embeds": _empty,
-    "suffix": _empty,
+    "chat_template": _empty,
+    "chat_template_kwargs": _empty,
+    "continue_final_message": _empty,
+    "documents": _empty,
+    "enable_thinking": _empty,
+    "function_call": _among("auto", "none"),
+    "functions": _empty,
+    "instructions": _empty,
+    "max_output_tokens": _never,
+    "reasoning": _empty,
+    "reasoning_effort": _among("none"),
+    "text": _empty,
     "thinking_token_budget": _among(-1),
+    "tool_choice": _among("auto", "none"),
+    "tools": _empty,
     "top_logprobs": _empty,
 }
 
 CHAT: Mapping[str, Neutral] = {
-    **_EITHER,
+    **_EVERYWHERE,
     "add_special_tokens": _empty,
-    "audio": _empty,
     "best_of": _one,
     "chat_template": _empty,
     "echo": _empty,
+    "instructions": _empty,
     "max_output_tokens": _never,
-    "mm_processor_kwargs": _empty,
-    "modalities": _among([], ["text"]),
-    "prediction": _empty,
     "reasoning": _empty,
     "text": _empty,
-    "thinking": _empty,
-    "web_search_options": _never,  # even an empty object requests a search
 }
 
 RESPONSES: Mapping[str, Neutral] = {
-    **_EITHER,
+    **_EVERYWHERE,
+    "add_generation_prompt": _true,
     "add_special_tokens": _empty,
-    "background": _empty,
     "best_of": _one,
     "chat_template": _empty,
-    "context_management": _empty,
     "continue_final_message": _empty,
-    "conversation": _never,
     "documents": _empty,
     "echo": _empty,
     "function_call": _among("auto"),
@@ -116,9 +120,7 @@ RESPONSES: Mapping[str, Neutral] = {
     "guided_json": _empty,
     "guided_regex": _empty,
     "logprobs": _false,
-    "moderation": _never,
     "n": _one,
-    "previous_response_id": _never,
     "prompt": _never,
     "prompt_logprobs": _false,
     "reasoning_effort": _among("none"),
@@ -126,15 +128,17 @@ RESPONSES: Mapping[str, Neutral] = {
     "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,
     "structured_outputs": _empty,
-    "thinking": _empty,
     "top_logprobs": _empty,
-    "truncation": _among("disabled"),
     "verbosity": _among("medium"),
 }
 
 
-def refuse_unsupported(fields: Fields, table: Mapping[str, Neutral]) -> None:
-    """Raise APIError for the first field of `table` with a value that is not neutral."""
+def refuse_unsupported(fields: Fields, table: Mapping[str, Neutral], *, with_hints: bool = True) -> None:
+    """Raise APIError for the first field of `table`, or of other servers, with a value that is not neutral.
+
+    `with_hints`: see `refuse_foreign`.
+    """
+    refuse_foreign(fields.values, with_hints=with_hints)
     for name, is_neutral in table.items():
         value = fields.get(name)
         if value is not None and not is_neutral(value):
