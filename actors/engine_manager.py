@@ -106,7 +106,7 @@ class EngineManager:
     def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None, *, force: bool = False) -> None:
         pool = self._desk.pool
         seat = pool[engine_id]
-        if not force and not pool.serves_without(engine_id):
+        if not force and not pool.may_end(engine_id):
             raise LastEngine(f"Engine {engine_id} is the only one that serves.")
         if not seat.is_closing:
             seat.is_closing = True

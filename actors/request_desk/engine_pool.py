@@ -163,6 +163,13 @@ class EnginePool:
             for seat in self._seats.values()
         )
 
+    def may_end(self, engine_id: int) -> bool:
+        """Whether requests are served without an engine: one that serves is needed until another does."""
+        seat = self[engine_id]
+        if seat.is_closing or not seat.is_ready:
+            return self.serves_without(engine_id)
+        return any(other is not seat and other.is_ready and not other.is_closing for other in self)
+
     def health(self) -> Health:
         """Return the server's health: as good as its best engine's."""
         seats = [seat for seat in self._seats.values() if not seat.is_closing] or list(self._seats.values())

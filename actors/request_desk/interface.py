@@ -276,7 +276,7 @@ class Desk(Protocol):
         """Send an engine no more prompts, and end and remove it once it holds nothing.
 
         After `timeout_s` what it still holds is handed over. A second call can only make it faster. Raises
-        UnknownEngine, and LastEngine where no other engine would be left.
+        UnknownEngine, and LastEngine where no other engine is ready to serve.
         """
         ...
 

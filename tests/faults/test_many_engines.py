@@ -161,6 +161,53 @@ async def test_added_while_memory_is_short(autojump_clock: trio.abc.Clock) -> No
         assert [engine.state for engine in client.runtime.desk.engines()] == [EngineState.READY] * 2
 
 
+@pytest.mark.parametrize("mode", list(DrainMode))
+async def test_last_working_one_is_not_drained(autojump_clock: trio.abc.Clock, mode: DrainMode) -> None:
+    """An engine is drained only when another is ready to take its place, not one that perhaps will never be."""
+    may_start = False
+
+    class Short(LoopHost):
+        async def run(self, link: EngineLink) -> Death:
+            if link.engine_id == 1 and not may_start:
+                return Death("there was not enough memory to load it", is_shortage=True)
+            return await super().run(link)
+
+    async with small_runtime(make_host=Short) as client:
+        desk = client.runtime.desk
+        desk.add_engines(1)
+        for _ in range(3):
+            with pytest.raises(LastEngine):
+                desk.drain_engine(0, mode)
+            with pytest.raises(LastEngine):
+                desk.remove_engine(0)
+            await trio.sleep(10)
+        assert_served(await ask_all(client))
+        may_start = True
+        await trio.sleep(10)
+        assert_served(await ask_all(client, lambda: desk.drain_engine(0, mode)))
+        assert [status.engine_id for status in desk.engines()] == [1]
+
+
+async def test_one_that_does_not_serve_is_removed(autojump_clock: trio.abc.Clock) -> None:
+    """An engine that is not ready may go while another is about to be."""
+
+    class Short(LoopHost):
+        async def run(self, link: EngineLink) -> Death:
+            if link.engine_id == 1:
+                return Death("there was not enough memory to load it", is_shortage=True)
+            return await super().run(link)
+
+    async with small_runtime(make_host=Short) as client:
+        desk = client.runtime.desk
+        desk.add_engines(1)
+        await trio.sleep(1)
+        kill_engine(client, 0)
+        await trio.testing.wait_all_tasks_blocked()
+        desk.remove_engine(1)
+        await trio.sleep(10)
+        assert [(status.engine_id, status.state) for status in desk.engines()] == [(0, EngineState.READY)]
+
+
 async def test_last_one_removed_by_force(autojump_clock: trio.abc.Clock) -> None:
     """Its requests fail with a reason, and new ones are refused until there is another engine."""
     async with small_runtime() as client:

@@ -146,7 +146,7 @@ def _refusals(hint: str = "") -> Iterator[None]:
     except UnknownEngine:
         raise _unknown() from None
     except LastEngine:
-        message = f"Without this engine, no other would be left to serve requests.{hint}"
+        message = f"No other engine is ready to serve requests: add one, or wait until it is.{hint}"
         raise APIError(
             HTTPStatus.CONFLICT, message, "invalid_request_error", param="engine_id", code="last_engine"
         ) from None
