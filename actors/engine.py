@@ -198,7 +198,7 @@ class LoopHost:
         finally:
             self.engine = None
             engine.close_events()
-            engine.executor.backend.close()
+            engine.executor.close()
         return death
 
 

@@ -139,6 +139,7 @@ def main(argv: list[str]) -> int:
     try:
         executor = load_executor(config)
         executor.record = StepRecord(int(record_descriptor))
+        executor.warm_up()
         engine = Engine(config, executor)
     except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):

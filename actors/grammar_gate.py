@@ -23,6 +23,9 @@ Prepare = Callable[[OutputGrammar], Future[Any]]
 """Begins to compile a grammar, unless it is compiled, and returns what is done as soon as it is."""
 
 
+Key = tuple[str, str]
+"""A grammar's tenant and text."""
+
 WebMessage = Submit | Abort | ResetPrefixCache
 
 
@@ -36,7 +39,7 @@ class GrammarGate:
     def __init__(self, prepare: Prepare, inbox: Inbox) -> None:
         self._prepare = prepare
         self._inbox = inbox
-        self._held: dict[str, list[WebMessage]] = {}
+        self._held: dict[Key, list[WebMessage]] = {}
         """By grammar, in order."""
 
     async def send(self, message: WebMessage) -> None:
@@ -47,8 +50,8 @@ class GrammarGate:
         if isinstance(message, Submit) and (grammar := message.sampling.grammar) is not None:
             compiled = self._prepare(grammar)
             if not compiled.done():
-                self._held[grammar.text] = [message]
-                release = partial(self._release, grammar.text)
+                self._held[_key(grammar)] = [message]
+                release = partial(self._release, _key(grammar))
                 compiled.add_done_callback(partial(_call_in_loop, trio.lowlevel.current_trio_token(), release))
                 return
         await self._inbox.send(message)
@@ -58,17 +61,21 @@ class GrammarGate:
         match message:
             case Submit():
                 grammar = message.sampling.grammar
-                return None if grammar is None else self._held.get(grammar.text)
+                return None if grammar is None else self._held.get(_key(grammar))
             case Abort():
                 for held in self._held.values():
                     if any(isinstance(one, Submit) and one.sequence_id == message.sequence_id for one in held):
                         return held
         return None
 
-    def _release(self, text: str) -> None:
+    def _release(self, key: Key) -> None:
         # `post` and not `send`: this is no task; the web side limits how many sequences there are
-        for message in self._held.pop(text):
+        for message in self._held.pop(key):
             self._inbox.post(message)
+
+
+def _key(grammar: OutputGrammar) -> Key:
+    return grammar.tenant, grammar.text
 
 
 def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: Future[Any]) -> None:

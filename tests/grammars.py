@@ -74,3 +74,11 @@ def check_union(text: str) -> None:
     value = json.loads(text)
     assert value in (True, False) or (set(value) == {None} and len(value) <= 3)
     assert " " not in text
+
+
+def endless_later(prefix: str = "[a-z ]{4}") -> GrammarSpec:
+    """Return a grammar whose next tokens take for ever to find once an output has what matches `prefix`.
+
+    The longest match of `a+` takes each `a`, so that the `ab` that has to follow is forced and never found.
+    """
+    return GrammarSpec(GrammarKind.LARK, f'start: /{prefix}/ /a+/ "ab"', PARAM)

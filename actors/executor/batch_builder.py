@@ -22,7 +22,8 @@ from ..messages.executor import StepPlan
 from ..messages.sampling import SamplingParams
 from ..messages.scores import Scores, StepScores
 from ..shared.scored_tokens import pack
-from .grammars import MaskMaker, SequenceGrammar
+from .grammars import MaskMaker
+from .sequence_grammar import SequenceGrammar
 
 _ROW_SAMPLING = tuple(attrs.fields_dict(RowSampling))
 """Fields that `SamplingParams` has under the same names."""

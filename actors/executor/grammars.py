@@ -1,222 +1,227 @@
 """Which tokens the sequences of a step may draw, for those whose output has to match a grammar.
 
-The executor keeps a `SequenceGrammar` for each such sequence and tells it every drawn token. `GrammarMasks` computes
-the masks of a step in a thread of its own, with the GIL released, while the backend runs the forward pass.
+Each grammar of a tenant is followed by a process of its own (`grammar_follower.py`), while the backend runs the forward
+pass. A library that computes without end is killed by its limit of processor time, and takes nothing with it but the
+sequence that was computed. Grammars are compiled before the scheduler gets their sequences (`grammar_gate.py`).
 
-    prompt opened reasoning:          reasoning ... closing ids, white space?, answer
-    prompt opened and closed it:      answer
-    otherwise:                        opening ids, then as in the first line; or the answer at once
-
-What must always hold: a mask depends on the grammar and on the sequence's outputs alone, so that it is the same after a
-preemption; a sequence whose grammar fails says why, and no other does; only the thread of `GrammarMasks` uses matchers;
-masks that take too long end their own sequence: one mask by the library's limits, many by `MAX_DEBT_S`.
+What must always hold: a sequence whose grammar fails says why, and no other does; one tenant's grammars use nothing of
+another's, not even its time; a tenant whose grammars had to be ended gets less and less time for each mask.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from quipu.kernels.reasoning_budget import Finder
-
+from ..forks.fork_server import ForkServer
 from ..messages.sampling import OutputGrammar
-from ..shared.grammar_library import (
-    MAX_MASK_S,
-    GrammarError,
-    GrammarLibrary,
-    GrammarTooComplex,
-    Matcher,
-    Words,
-    regex_grammar,
-)
+from ..shared.fair_queue import QueueFull
+from ..shared.tenant_cache import TenantCache
+from .grammar_entry import NO_TOKENIZER, Entry, Mask, MaskLimits, NoTokenizer, Row, Rows
+from .grammar_turns import GrammarTurns
+from .sequence_grammar import SequenceGrammar
 
-MAX_COMPILED = 64
-"""Grammars kept for later sequences."""
-MAX_GAP = 2
-"""Tokens of white space that may stand between reasoning and answer, each of up to eight characters."""
-MAX_DEBT_S = 0.1
-"""By how much the masks of a sequence may exceed `MAX_MASK_S` for each of its tokens, before it fails."""
-MAX_COUNTED_S = 0.040
-"""What is counted of the processor time of one mask, for each of its tokens.
-
-The library's limits keep nearly every grammar's below it. More may not be the grammar's: a collection of garbage began
-in this thread, or the host did not run this virtual machine. One that does take longer fails after four masks.
-"""
-_WHITE_SPACE = regex_grammar(r"[ \n\r\t]{1,8}")
-
-Mask = bytes | str
-"""A mask, or why there is none."""
-
-
-class SequenceGrammar:
-    """One sequence's grammar, and which of its outputs belong to the answer."""
-
-    def __init__(self, grammar: OutputGrammar, output_token_ids: Sequence[int], *, ends_early: bool) -> None:
-        """`output_token_ids` are those drawn so far. `ends_early`: whether it may end where it could also go on."""
-        self.text = grammar.text
-        self.ends_early = ends_early
-        self.answer: list[int] = []
-        """Outputs from where the answer may begin."""
-        self.gap = 0
-        """How many tokens of white space may precede the answer."""
-        self._opening = grammar.reasoning_opening_ids
-        self._closing = Finder(grammar.reasoning_closing_ids) if grammar.prompt_opens_reasoning else None
-        self._may_open = bool(self._opening) and self._closing is None
-        self._closing_ids = grammar.reasoning_closing_ids
-        self.matcher: Matcher | None = None
-        self.num_followed = 0
-        """Tokens of the answer that the matcher or the gap has taken."""
-        self.has_begun = False
-        self.debt_s = 0.0
-        """Processor time of its masks beyond `MAX_MASK_S` for each token; none is saved up for later ones."""
-        for token_id in output_token_ids:
-            self.add_output(token_id)
-
-    def add_output(self, token_id: int) -> None:
-        """Record a drawn token."""
-        if self._closing is not None:
-            if self._closing.add(token_id):
-                self._closing, self.gap = None, MAX_GAP
-            return
-        self.answer.append(token_id)
-        if self._may_open and tuple(self.answer) == self._opening:
-            self._closing, self._may_open = Finder(self._closing_ids), False
-            self.answer, self.matcher, self.num_followed, self.has_begun = [], None, 0, False
-        elif self._may_open and tuple(self.answer) != self._opening[: len(self.answer)]:
-            self._may_open = False
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether reasoning is open: any token may be drawn but those that would end the output before its answer."""
-        return self._closing is not None
-
-    @property
-    def next_opening_id(self) -> int | None:
-        """The token with which the model may begin, or go on, to open reasoning."""
-        return self._opening[len(self.answer)] if self._may_open else None
+MODULE = "quipu.actors.executor.mask_program"
+MAX_KEPT = 64
+"""Grammars without sequences that are kept for later ones, each with its process."""
+SETTLE_S = 10.0
+"""How long the process of a grammar without sequences remembers them, if there is no step."""
+_TOO_MANY = "Too many grammars wait to be compiled. Please try again later."
 
 
 class MaskMaker(Protocol):
     """What the executor needs of `GrammarMasks`."""
 
-    def prepare(self, text: str) -> Future[Any]: ...
+    def prepare(self, grammar: OutputGrammar) -> Future[Any]: ...
 
     def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]: ...
+
+    def warm_up(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class NoMasks:
     """Stands for `GrammarMasks` in an engine without a tokenizer."""
 
-    def prepare(self, text: str) -> Future[Any]:
+    def prepare(self, grammar: OutputGrammar) -> Future[Any]:
         nothing: Future[None] = Future()
         nothing.set_result(None)
         return nothing
 
     def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
-        return lambda: ["This engine has no tokenizer to follow a grammar with."] * len(grammars)
+        return lambda: [NO_TOKENIZER] * len(grammars)
+
+    def warm_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class GrammarMasks:
-    """Compiles the grammars of one engine, and computes masks."""
+    """Has the grammars of one engine compiled, and masks computed."""
 
-    def __init__(
-        self, library: GrammarLibrary, eos_token_ids: tuple[int, ...], clock: Callable[[], float] = time.thread_time
-    ) -> None:
-        """`clock`: seconds of processor time of the thread that calls it."""
-        self._clock = clock
-        self._library = library
-        self._eos = library.end_mask
-        self._any_but_end = (~library.end_mask).tobytes()
-        self._can_end = bool(eos_token_ids)
-        self._white_space: Words | None = None
-        self._compiled: OrderedDict[str, Future[Matcher]] = OrderedDict()
-        self._lock = threading.Lock()
-        self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        for pool in (self._masks, self._compiling):
-            pool.submit(bool)  # has it start its thread now: later there may be no memory for one
+    def __init__(self, tokenizer_json: bytes, eos_token_ids: tuple[int, ...], max_rows: int = 256) -> None:
+        """`max_rows`: sequences in one step. Processes are started when they are needed, or by `warm_up`."""
+        self._frames = tokenizer_json, json.dumps(eos_token_ids).encode()
+        self._max_rows = max_rows
+        self._server: ForkServer | None = None
+        self._server_lock = threading.Lock()
+        self._limits = MaskLimits()
+        self._entries: dict[tuple[str, str], Entry] = {}
+        self._live: set[Entry] = set()
+        """Those with sequences."""
+        self._idle: TenantCache[str, Entry] = TenantCache(MAX_KEPT)
+        self._turns = GrammarTurns()
+        self._rows: weakref.WeakKeyDictionary[SequenceGrammar, Row] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
 
-    def prepare(self, text: str) -> Future[Matcher]:
+    @property
+    def server_pid(self) -> int | None:
+        """The process id of the process that forks, if it has been started."""
+        return None if self._server is None else self._server.pid
+
+    def warm_up(self) -> None:
+        """Start the thread, which loads the tokenizer: later there may be no memory for either."""
+        with self._changed:
+            self._start_thread()
+
+    def prepare(self, grammar: OutputGrammar) -> Future[None]:
         """Begin to compile a grammar, unless it is known. May be called from any thread."""
-        with self._lock:
-            future = self._compiled.get(text)
-            if future is None:
-                future = self._compiled[text] = self._compiling.submit(self._compile, text)
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
-            else:
-                self._compiled.move_to_end(text)
-            return future
+        with self._changed:
+            entry = self._entries.get((grammar.tenant, grammar.text))
+            if entry is not None:
+                self._idle.get(entry.tenant, entry.text)  # is the last used one now
+                return entry.ready
+            entry = self._new_entry(grammar.tenant, grammar.text)
+            try:
+                self._turns.add(entry)
+            except QueueFull:
+                entry.refuse(_TOO_MANY)
+                self._entries.pop((entry.tenant, entry.text))
+            self._start_thread()
+            self._changed.notify()
+            return entry.ready
 
     def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
         """Begin to compute the masks of the next tokens of these sequences. The result waits for them."""
-        work = [(grammar, self.prepare(grammar.text)) for grammar in grammars]
-        return self._masks.submit(partial(self._compute, work)).result
+        by_entry: dict[Entry, list[tuple[SequenceGrammar, Row]]] = {}
+        with self._changed:
+            self._settle()
+            for grammar in grammars:
+                if not grammar.is_reasoning:
+                    row = self._rows.get(grammar) or self._begin_row(grammar)
+                    by_entry.setdefault(row.entry, []).append((grammar, row))
+        for entry, rows in by_entry.items():
+            entry.ask(rows)
+        return partial(self._masks, grammars, by_entry)
 
-    # ------------------------------------------------------------ in the threads
+    def close(self) -> None:
+        """End every process. No step may be running."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        with self._server_lock:
+            if self._server is not None:
+                self._server.end()
+        if self._thread is not None:
+            self._thread.join()  # what it was waiting for has ended
+        for entry in self._entries.values():
+            entry.close()
 
-    def _compile(self, text: str) -> Matcher:
-        matcher = self._library.compile(text)
-        # the first mask may take as long as a step; copies know what it was computed from
-        matcher.fill(np.zeros(self._library.num_words, np.uint32))
-        return matcher
+    def _masks(self, grammars: list[SequenceGrammar], by_entry: Mapping[Entry, Rows]) -> list[Mask]:
+        masks: dict[SequenceGrammar, Mask] = {}
+        for entry, rows in by_entry.items():
+            masks.update(zip((grammar for grammar, _ in rows), entry.masks(rows), strict=True))
+        return [masks[grammar] if grammar in masks else self._any_but_end() for grammar in grammars]
 
-    def _compute(self, work: list[tuple[SequenceGrammar, Future[Matcher]]]) -> list[Mask]:
-        return [self._mask(grammar, compiled) for grammar, compiled in work]
-
-    def _mask(self, grammar: SequenceGrammar, compiled: Future[Matcher]) -> Mask:
-        if grammar.is_reasoning:
-            return self._any_but_end
-        words_W = np.zeros(self._library.num_words, np.uint32)
-        num_tokens, began = max(1, len(grammar.answer) - grammar.num_followed), self._clock()
+    def _any_but_end(self) -> Mask:
         try:
-            if grammar.matcher is None:
-                grammar.matcher = compiled.result().copy()
-            if (matcher := self._follow(grammar, grammar.matcher)) is not None:
-                matcher.fill(words_W)
-            took_s = min(self._clock() - began, num_tokens * MAX_COUNTED_S)
-            grammar.debt_s = max(0.0, grammar.debt_s + took_s - num_tokens * MAX_MASK_S)
-            if grammar.debt_s > MAX_DEBT_S:
-                raise GrammarTooComplex(f"its tokens take more than {MAX_MASK_S * 1e3:.0f} ms each to find")
-        except GrammarError as error:
-            return f"The output cannot match its grammar any more: {error}."
-        if not self._can_end or (not grammar.ends_early and (words_W & ~self._eos).any()):
-            words_W &= ~self._eos
-        if grammar.gap and not grammar.has_begun:
-            words_W |= self._spaces()
-        if (token_id := grammar.next_opening_id) is not None and token_id // 32 < len(words_W):
-            words_W[token_id // 32] |= np.uint32(1 << token_id % 32)
-        return words_W.tobytes()
+            end_mask = np.frombuffer(self._running_server().greeting, np.uint32)
+        except (OSError, NoTokenizer):
+            return NO_TOKENIZER
+        return (~end_mask).tobytes()
 
-    def _follow(self, grammar: SequenceGrammar, matcher: Matcher) -> Matcher | None:
-        """Return a matcher that has taken all tokens of the answer. None: they cannot be one, but open reasoning."""
-        new = grammar.answer[grammar.num_followed :]
-        if new and grammar.next_opening_id is not None:  # whether reasoning opens is not known yet
-            if not matcher.accepts(new):
-                return None
-            matcher = matcher.copy()
-            matcher.consume(new)
-            return matcher
-        while new and grammar.gap and not grammar.has_begun and not matcher.accepts(new[:1]):
-            grammar.gap -= 1
-            grammar.num_followed += 1
-            del new[0]
-        if new:
-            matcher.consume(new)
-            grammar.has_begun = True
-            grammar.num_followed += len(new)
-        return matcher
+    # ------------------------------------------------------------ entries; the lock is held
 
-    def _spaces(self) -> Words:
-        if self._white_space is None:
-            self._white_space = np.zeros(self._library.num_words, np.uint32)
-            self._library.compile(_WHITE_SPACE).fill(self._white_space)
-            self._white_space &= ~self._eos
-        return self._white_space
+    def _new_entry(self, tenant: str, text: str) -> Entry:
+        entry = Entry(tenant, text, self._running_server, self._limits, self._max_rows)
+        self._entries[tenant, text] = entry
+        return entry
+
+    def _begin_row(self, grammar: SequenceGrammar) -> Row:
+        entry = self._entries.get((grammar.tenant, grammar.text)) or self._new_entry(grammar.tenant, grammar.text)
+        self._turns.leave(entry)
+        self._idle.pop(entry.tenant, entry.text)
+        self._live.add(entry)
+        self._changed.notify()  # a place may be free
+        row = self._rows[grammar] = Row(next(self._numbers), entry)
+        entry.rows.add(row.number)
+        weakref.finalize(grammar, entry.gone.append, row.number).atexit = False
+        return row
+
+    def _settle(self) -> None:
+        """Keep the entries whose last sequence is gone for later ones, up to a limit."""
+        for entry in [one for one in self._live if one.gone]:
+            entry.settle()
+            if not entry.rows:
+                self._live.remove(entry)
+                entry.rest()
+                self._keep(entry)
+        for entry in self._turns.expired():
+            self._keep(entry)
+
+    def _keep(self, entry: Entry) -> None:
+        pushed_out = self._idle.put(entry.tenant, entry.text, entry)
+        if pushed_out is not None:
+            del self._entries[pushed_out.tenant, pushed_out.text]
+            pushed_out.close()
+
+    # ------------------------------------------------------------ processes
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._compile_in_turn, name="grammars", daemon=True)
+            self._thread.start()
+
+    def _compile_in_turn(self) -> None:
+        with suppress(OSError, NoTokenizer):
+            self._running_server()
+        while (entry := self._next()) is not None:
+            entry.compile()
+
+    def _next(self) -> Entry | None:
+        """Wait for an entry that is to be compiled. None: there will be no other."""
+        with self._changed:
+            while not self._is_closed:
+                self._settle()
+                if (entry := self._turns.next()) is not None:
+                    return entry
+                self._changed.wait(SETTLE_S if self._live or self._turns.num_waiting else None)
+            return None
+
+    def _running_server(self) -> ForkServer:
+        """Return the process that forks, started if it is not running. Raises OSError and NoTokenizer."""
+        with self._server_lock:
+            if self._is_closed:
+                raise OSError("closed")
+            if self._server is None or not self._server.is_usable:
+                if self._server is not None:
+                    self._server.end()
+                self._server = ForkServer.start(MODULE, *self._frames)
+            if not self._server.greeting:
+                raise NoTokenizer
+            return self._server

@@ -12,7 +12,6 @@ from quipu.kernels.fake import FakeBackend
 from quipu.kernels.load import load_backend
 
 from ..engine_config import EngineConfig
-from ..shared.grammar_library import load_grammars
 from .grammars import GrammarMasks
 from .step_runner import Executor
 
@@ -46,7 +45,7 @@ def load_executor(config: EngineConfig) -> Executor:
             replies = json.loads(Path(config.fake_replies).read_text("utf-8"))
             backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}
             backend.dials.eos_token_id = config.eos_token_ids[0]
-    return Executor(backend, max_num_seqs=config.max_num_seqs, masks=_load_masks(config))
+    return Executor(backend, max_num_seqs=config.max_num_seqs, masks=_make_masks(config))
 
 
 def numerics_of(capabilities: Capabilities) -> str:
@@ -61,10 +60,7 @@ def numerics_of(capabilities: Capabilities) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _load_masks(config: EngineConfig) -> GrammarMasks | None:
-    """Load what follows grammars, from the same tokenizer as the web process. None: it cannot."""
+def _make_masks(config: EngineConfig) -> GrammarMasks | None:
+    """Return what follows grammars, with the same tokenizer as the web process. None: there is none."""
     path = Path(config.model_path) / "tokenizer.json"
-    if not path.is_file():
-        return None
-    library = load_grammars(path.read_bytes(), config.eos_token_ids)
-    return None if library is None else GrammarMasks(library, config.eos_token_ids)
+    return GrammarMasks(path.read_bytes(), config.eos_token_ids, config.max_num_seqs) if path.is_file() else None

@@ -74,7 +74,16 @@ class Executor:
 
         The result is done as soon as a plan need not wait for the grammar.
         """
-        return self._masks.prepare(grammar.text)
+        return self._masks.prepare(grammar)
+
+    def warm_up(self) -> None:
+        """Start what would otherwise be started for the first request that needs it."""
+        self._masks.warm_up()
+
+    def close(self) -> None:
+        """End the processes that follow grammars, and free what the backend holds. No pass may be running."""
+        self._masks.close()
+        self.backend.close()
 
     def begin(self, plan: StepPlan) -> None:
         """Note that a plan is about to be run. `end` must follow when its result is there."""

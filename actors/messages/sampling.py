@@ -88,6 +88,8 @@ class OutputGrammar:
     """Reasoning ends with these. Not empty if it may be opened, or is."""
     prompt_opens_reasoning: bool = False
     """The first output is reasoning already."""
+    tenant: str = ""
+    """Whose it is: tenants share neither compiled grammars nor the processes that follow them."""
 
 
 @attrs.frozen

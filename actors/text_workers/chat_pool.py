@@ -16,10 +16,10 @@ import trio
 
 from ..messages.prompts import ChatPrompt
 from ..shared.checkpoint import CheckpointError
+from ..shared.fair_queue import FairQueue
 from ..tokenizer.chat_template import ChatTooLong, RenderedChat, TemplateError
 from ..tokenizer.template_source import TemplateSource
 from .chat_process import ChatProcess, ProcessGone, pack_in_slices
-from .fair_queue import FairQueue
 from .renderer import NO_TEMPLATE
 
 log = structlog.get_logger()

@@ -1,52 +1,61 @@
-"""Checks grammars for the tokenizer: small ones in threads, others in processes, so that they delay nobody.
+"""Checks grammars for the tokenizer in processes of their own, so that they delay nobody and can be ended.
 
-Compiling takes up to a second of a processor. It lets go of the GIL, but in a thread it competes with the event loop at
-the same priority, which a thread cannot give up: it would hold the GIL while it waits for a processor. A process
-(`grammar_process.py`) has a low priority and can be killed. It is started when it is needed, and ended when it has been
-idle for long.
+Compiling takes up to a second of a processor, and some grammars have no end. In a thread a check would compete with the
+event loop at the same priority, and could not be stopped. A process (`grammar_process.py`) has a low priority and is
+killed. There are two lanes: each grammar that is not large begins in the first, where it has little time; those that
+need more, and large ones, are checked in the second.
 
-What must always hold: a small grammar never waits for a large one; one tenant's grammars occupy at most half of the
-processes; the queue is bounded; when `run` ends, no process is left.
+What must always hold: a grammar that is quickly checked never waits for one that is not; one tenant's grammars occupy
+at most half of the processes of a lane; the queues are bounded; when `run` ends, no process is left.
 """
 
 from __future__ import annotations
+
+import json
 
 import attrs
 import structlog
 import trio
 
 from ..config import RuntimeConfig
+from ..forks.fork_server import ForkServer
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
+from ..processes.child import NICENESS
 from ..processes.idle_processes import IdleProcesses
+from ..shared.fair_queue import FairQueue
 from ..shared.grammar_library import load_grammars
 from ..threads import run_in_thread
 from ..tokenizer.grammar_check import GrammarChecker
-from .fair_queue import FairQueue
 from .grammar_process import GrammarProcess, ProcessGone
 from .grammar_worker import WorkerSettings
+from .known_grammars import KnownGrammars
 
 log = structlog.get_logger()
 
+MODULE = "quipu.actors.text_workers.grammar_worker"
 SMALL_CHARACTERS = 2048
-"""Of a grammar that is checked in a thread: JSON schemas take a millisecond or two, the worst that is known 30.
-
-Most of that is spent on tokens that are drawn from it, for which `grammar_walk.MAX_WALKS_S` is the limit.
-"""
-MAX_THREADS = 2
+"""Of a grammar that begins in the first lane: JSON schemas take a millisecond or two."""
+FIRST_LANE_S = 0.1
+"""Processor time of a grammar in the first lane. Most of it is spent on tokens that are drawn from it."""
+GRACE_S = 1.0
+"""Processor time beyond the limit at which the kernel ends a process: at the limit itself, it refuses the grammar."""
 MAX_PROCESSES = 2
+"""In each lane."""
 MAX_PROCESSES_PER_TENANT = MAX_PROCESSES // 2
 MAX_WAITING = 8192
-"""Grammars that may wait for a process, half of them one tenant's: as many as there may be open requests."""
+"""Grammars that may wait in a lane, half of them one tenant's: as many as there may be open requests."""
 MAX_WAITING_BYTES = 256 << 20
 """Characters of their sources, likewise."""
 IDLE_S = 60.0
-"""How long a process may be idle. Starting one takes as long as loading the tokenizer."""
+"""How long a process may be idle."""
 TIMEOUT_S = 10.0
 TIMEOUT_FACTOR = 20.0
 """A process may take so much longer than a grammar's processor time: of a busy processor it gets a tenth."""
 
 UNAVAILABLE = RequestError(ErrorKind.OVERLOADED, "The grammar could not be checked. Please try again later.")
+
+Verdict = str | RequestError | ProcessGone
 
 
 @attrs.frozen
@@ -63,20 +72,28 @@ class _Job:
     tenant: str
     is_waiting: bool = True
     done: trio.Event = attrs.field(factory=trio.Event)
-    result: str | RequestError = UNAVAILABLE
+    result: Verdict = UNAVAILABLE
+
+
+@attrs.define(eq=False)
+class _Lane:
+    limit_s: float
+    """Processor time after which the kernel ends a process."""
+    queue: FairQueue[_Job] = attrs.field(factory=lambda: FairQueue(MAX_WAITING, MAX_WAITING_BYTES))
+    num_free: int = MAX_PROCESSES
 
 
 class GrammarPool:
     """Check grammars, and keep the results of the last ones (the tokenizer's `GrammarChecks`)."""
 
-    def __init__(self, checker: GrammarChecker, setup: WorkerSetup | None = None) -> None:
-        """Without `setup`, threads check grammars of any size."""
-        self._checker = checker
+    def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
-        self._threads = trio.CapacityLimiter(MAX_THREADS)
-        self._queue: FairQueue[_Job] = FairQueue(MAX_WAITING, MAX_WAITING_BYTES)
-        self._num_free = MAX_PROCESSES
+        self._known = KnownGrammars(setup.settings.max_bytes)
+        self._first = _Lane(FIRST_LANE_S)
+        self._second = _Lane(setup.settings.max_seconds + GRACE_S)
         self._idle: IdleProcesses[GrammarProcess] = IdleProcesses(IDLE_S)
+        self._server: ForkServer | None = None
+        self._starting = trio.Lock()
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -88,84 +105,134 @@ class GrammarPool:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._warm_up)
                 task_status.started()
                 await self._idle.run()
         finally:  # once no task can put one back
             await self._idle.end_all()
+            if self._server is not None:
+                with trio.CancelScope(shield=True):
+                    await run_in_thread(self._server.end)
 
-    def known(self, spec: GrammarSpec) -> str | RequestError | None:
-        return self._checker.known(spec)
+    def known(self, spec: GrammarSpec, tenant: str) -> str | RequestError | None:
+        return self._known.find(spec, tenant)
 
     async def check(self, spec: GrammarSpec, tenant: str) -> str | RequestError:
-        if self._setup is None or len(spec.source) <= SMALL_CHARACTERS:
-            check = self._checker.check
-            result = await run_in_thread(check, spec, limiter=self._threads, abandon_on_cancel=True)
-            self._checker.keep(spec, result)
-            return result
+        is_small = len(spec.source) <= SMALL_CHARACTERS
+        result = await self._check_in_turn(self._first if is_small else self._second, spec, tenant)
+        if is_small and isinstance(result, ProcessGone) and result.was_slow:
+            result = await self._check_in_turn(self._second, spec, tenant)
+        if isinstance(result, ProcessGone):
+            result = result.verdict(spec) or UNAVAILABLE
+        if result is not UNAVAILABLE:
+            self._known.keep(spec, tenant, result)
+        return result
+
+    async def _check_in_turn(self, lane: _Lane, spec: GrammarSpec, tenant: str) -> Verdict:
         job = _Job(spec, tenant)
-        self._queue.put(tenant, job, len(spec.source))
-        self._dispatch(self._setup)
+        lane.queue.put(tenant, job, len(spec.source))
+        self._dispatch(lane)
         try:
             await job.done.wait()
         finally:
             if job.is_waiting:
-                self._queue.drop(tenant, job)
+                lane.queue.drop(tenant, job)
         return job.result
 
     # ------------------------------------------------------------ processes
 
-    def _dispatch(self, setup: WorkerSetup) -> None:
+    def _dispatch(self, lane: _Lane) -> None:
         """Let as many waiting grammars be checked as may be. They are checked even if their clients leave."""
         assert self._nursery is not None
-        while self._num_free and (job := self._queue.take(MAX_PROCESSES_PER_TENANT)) is not None:
-            self._num_free -= 1
+        while lane.num_free and (job := lane.queue.take(MAX_PROCESSES_PER_TENANT)) is not None:
+            lane.num_free -= 1
             job.is_waiting = False
-            self._nursery.start_soon(self._serve, job, setup)
+            self._nursery.start_soon(self._serve, lane, job)
 
-    async def _serve(self, job: _Job, setup: WorkerSetup) -> None:
-        known = self._checker.known(job.spec)  # another request may have had it checked meanwhile
+    async def _serve(self, lane: _Lane, job: _Job) -> None:
+        known = self._known.find(job.spec, job.tenant)  # another request may have had it checked meanwhile
         try:
-            job.result = await self._check_apart(job.spec, setup) if known is None else known
+            job.result = await self._check_apart(job.spec, lane.limit_s) if known is None else known
         finally:
-            self._num_free += 1
-            self._queue.done(job.tenant)
+            lane.num_free += 1
+            lane.queue.done(job.tenant)
             job.done.set()
-        if job.result is not UNAVAILABLE:
-            self._checker.keep(job.spec, job.result)
-        self._dispatch(setup)
+        if not isinstance(job.result, ProcessGone) and job.result is not UNAVAILABLE:
+            self._known.keep(job.spec, job.tenant, job.result)
+        self._dispatch(lane)
 
-    async def _check_apart(self, spec: GrammarSpec, setup: WorkerSetup) -> str | RequestError:
+    async def _check_apart(self, spec: GrammarSpec, limit_s: float) -> Verdict:
         """Check a grammar in a process: in a new one if that which was idle has died, maybe before."""
         if (process := await self._idle.take()) is not None:
-            result = await self._check_in(process, spec, setup)
-            if not isinstance(result, ProcessGone) or result.exit_code is None:
-                return _told(result, spec)
+            result = await self._check_in(process, spec, limit_s)
+            if not isinstance(result, ProcessGone) or result.exit_code is None or result.was_slow:
+                return result
         try:
-            process = await GrammarProcess.start(setup.tokenizer_json, setup.settings)
-        except (OSError, ProcessGone) as error:
+            process = await GrammarProcess.start(await self._running_server())
+        except (OSError, RuntimeError) as error:
             log.error("grammar_worker.not_started", error=type(error).__name__)
             return UNAVAILABLE
-        return _told(await self._check_in(process, spec, setup), spec)
+        return await self._check_in(process, spec, limit_s)
 
-    async def _check_in(
-        self, process: GrammarProcess, spec: GrammarSpec, setup: WorkerSetup
-    ) -> str | RequestError | ProcessGone:
+    async def _check_in(self, process: GrammarProcess, spec: GrammarSpec, limit_s: float) -> Verdict:
         try:
-            return await process.check(spec, TIMEOUT_S + TIMEOUT_FACTOR * setup.settings.max_seconds)
+            return await process.check(spec, limit_s, TIMEOUT_S + TIMEOUT_FACTOR * limit_s)
         except ProcessGone as gone:
-            log.warning("grammar_worker.died", pid=process.pid, exit_code=gone.exit_code)
+            if not gone.was_slow:
+                log.warning("grammar_worker.died", pid=process.pid, exit_code=gone.exit_code)
             return gone
         finally:
             await self._idle.put_back(process)
 
+    async def _warm_up(self) -> None:
+        try:
+            await self._running_server()
+        except (OSError, RuntimeError) as error:
+            log.warning("grammar_worker.not_started", error=type(error).__name__)  # tried again when it is needed
 
-def _told(result: str | RequestError | ProcessGone, spec: GrammarSpec) -> str | RequestError:
-    return result if not isinstance(result, ProcessGone) else result.verdict(spec) or UNAVAILABLE
+    async def _running_server(self) -> ForkServer:
+        """Return the process that forks, started if it is not running. Raises OSError."""
+        async with self._starting:
+            if self._server is None or not self._server.is_usable:
+                if self._server is not None:
+                    await run_in_thread(self._server.end)
+                settings = json.dumps(attrs.asdict(self._setup.settings)).encode()
+                self._server = await run_in_thread(_start, self._setup.tokenizer_json, settings)
+            return self._server
 
 
-def make_grammar_pool(tokenizer_json: bytes, config: RuntimeConfig, *, check_apart: bool) -> GrammarPool:
-    """Return a server's pool. `check_apart`: check large grammars in processes of their own instead of threads."""
-    grammars = load_grammars(tokenizer_json, config.engine.eos_token_ids)
-    settings = WorkerSettings(config.engine.eos_token_ids, config.max_grammar_bytes, config.grammar_timeout_s)
-    setup = WorkerSetup(tokenizer_json, settings) if check_apart and grammars is not None else None
-    return GrammarPool(GrammarChecker(grammars, config.max_grammar_bytes, config.grammar_timeout_s), setup)
+class GrammarThreads:
+    """Check grammars in threads of this process, which nothing ends: for runtimes without processes."""
+
+    def __init__(self, checker: GrammarChecker, max_bytes: int) -> None:
+        self._checker = checker
+        self._known = KnownGrammars(max_bytes)
+        self._threads = trio.CapacityLimiter(MAX_PROCESSES)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+
+    def known(self, spec: GrammarSpec, tenant: str) -> str | RequestError | None:
+        return self._known.find(spec, tenant)
+
+    async def check(self, spec: GrammarSpec, tenant: str) -> str | RequestError:
+        result = await run_in_thread(self._checker.check, spec, limiter=self._threads, abandon_on_cancel=True)
+        self._known.keep(spec, tenant, result)
+        return result
+
+
+def _start(tokenizer_json: bytes, settings: bytes) -> ForkServer:
+    return ForkServer.start(MODULE, tokenizer_json, settings, niceness=NICENESS)
+
+
+def make_grammar_pool(
+    tokenizer_json: bytes, config: RuntimeConfig, *, check_apart: bool
+) -> GrammarPool | GrammarThreads:
+    """Return a server's pool. `check_apart`: check grammars in processes of their own instead of threads."""
+    eos_token_ids, max_bytes = config.engine.eos_token_ids, config.max_grammar_bytes
+    if check_apart:
+        return GrammarPool(
+            WorkerSetup(tokenizer_json, WorkerSettings(eos_token_ids, max_bytes, config.grammar_timeout_s))
+        )
+    grammars = load_grammars(tokenizer_json, eos_token_ids)
+    return GrammarThreads(GrammarChecker(grammars, max_bytes, config.grammar_timeout_s), max_bytes)

@@ -10,35 +10,35 @@ import json
 import signal
 from typing import Any
 
-import attrs
 import trio
 
+from ..forks.fork_program import LENGTH, frame_of
+from ..forks.fork_server import FATAL, Fork, ForkServer
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
-from .child_start import start_child
-from .grammar_worker import LENGTH, WorkerSettings, frame_of
+from ..threads import run_in_thread
 
-MODULE = "quipu.actors.text_workers.grammar_worker"
-START_S = 60.0
-"""How long an interpreter may take to start and load a tokenizer, on a busy machine."""
 READ_BYTES = 1 << 18
-_FATAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""Signals by which a process ends itself."""
 
 
 class ProcessGone(Exception):
     """The process has ended, or has not answered in time."""
 
     def __init__(self, exit_code: int | None) -> None:
-        """`exit_code`: None if it had to be killed."""
+        """`exit_code`: None if it had to be killed, or if it is not known."""
         super().__init__(f"exit code {exit_code}")
         self.exit_code = exit_code
 
+    @property
+    def was_slow(self) -> bool:
+        """Whether its processor time was at an end."""
+        return self.exit_code == -signal.SIGPROF
+
     def verdict(self, spec: GrammarSpec) -> RequestError | None:
         """Return what is wrong with the grammar that it was checking; None: nothing is known about it."""
-        if self.exit_code == -signal.SIGPROF:
+        if self.was_slow:
             reason = "it takes too long to compile"
-        elif self.exit_code is not None and -self.exit_code in _FATAL:
+        elif self.exit_code is not None and -self.exit_code in FATAL:
             reason = "it ends the process that compiles it"
         else:
             return None
@@ -48,58 +48,60 @@ class ProcessGone(Exception):
 class GrammarProcess:
     """A process that has loaded the tokenizer. To be used by one task at a time."""
 
-    def __init__(self, process: trio.Process, stream: trio.SocketStream) -> None:
-        self._process = process
-        self._stream = stream
+    def __init__(self, server: ForkServer, fork: Fork) -> None:
+        self._server = server
+        self._fork = fork
+        fork.link.setblocking(False)
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(fork.link))
         self._is_broken = False
 
     @classmethod
-    async def start(cls, tokenizer_json: bytes, settings: WorkerSettings) -> GrammarProcess:
-        """Start a process and have it load the tokenizer. Raises OSError and ProcessGone."""
-        started = cls(*await start_child(MODULE))
-        try:
-            source = LENGTH.pack(len(tokenizer_json)), tokenizer_json, frame_of(attrs.asdict(settings))
-            await started._exchange(source, START_S)
-        except BaseException:
-            await started.end()
-            raise
-        return started
+    async def start(cls, server: ForkServer) -> GrammarProcess:
+        """Have a process forked. Raises OSError."""
+        return cls(server, await run_in_thread(server.fork))
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._fork.pid
 
     @property
     def is_usable(self) -> bool:
-        """It is running, and its last exchange was complete."""
-        return not self._is_broken and self._process.poll() is None
+        """Its exchanges were complete. It may have ended since."""
+        return not self._is_broken
 
-    async def check(self, spec: GrammarSpec, timeout_s: float) -> str | RequestError:
-        """Return the grammar as text for the engine, or why it is refused. Raises ProcessGone."""
-        answer = await self._exchange((frame_of([spec.kind, spec.source, spec.param]),), timeout_s)
+    async def check(self, spec: GrammarSpec, limit_s: float, timeout_s: float) -> str | RequestError:
+        """Return the grammar as text for the engine, or why it is refused. Raises ProcessGone.
+
+        `limit_s`: of processor time.
+        """
+        answer = await self._exchange([spec.kind, spec.source, spec.param, limit_s], timeout_s)
         if "text" in answer:
             return str(answer["text"])
         return RequestError(ErrorKind.INVALID, answer["error"], spec.param)
 
     async def end(self) -> None:
         """Kill the process, whatever it is doing."""
+        await self._end()
+
+    async def _end(self) -> int | None:
+        self._is_broken = True
+        code = None
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(self._stream)
-            self._process.kill()
-            await self._process.wait()
+            code = await run_in_thread(self._server.end_child, self._fork)
+        return code
 
-    async def _exchange(self, frames: tuple[bytes, ...], timeout_s: float) -> dict[str, Any]:
+    async def _exchange(self, job: list[Any], timeout_s: float) -> dict[str, Any]:
         self._is_broken = True
         answer: dict[str, Any] = {}
         try:
             with trio.move_on_after(timeout_s) as scope:
-                for frame in frames:
-                    await self._stream.send_all(frame)
+                await self._stream.send_all(frame_of(json.dumps(job).encode()))
                 (num_bytes,) = LENGTH.unpack(await self._receive(LENGTH.size))
                 answer = json.loads(await self._receive(num_bytes))
                 self._is_broken = False
         except (OSError, trio.BrokenResourceError, EOFError):
-            raise ProcessGone(await self._process.wait()) from None  # nothing but its end closes its socket
+            raise ProcessGone(await self._end()) from None  # nothing but its end closes its socket
         if scope.cancelled_caught:
             raise ProcessGone(None)
         return answer

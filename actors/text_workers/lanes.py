@@ -16,11 +16,11 @@ from typing import TypeVar, TypeVarTuple
 
 import trio
 
+from ..shared.fair_queue import FairQueue
 from ..threads import run_in_thread
 from ..tokenizer.encoder import TextEncoder
 from ..tokenizer.prompt_sizes import SHORT_BYTES
 from .encode_processes import IDLE_S, EncodeProcesses, Lease
-from .fair_queue import FairQueue
 
 MAX_THREADS = 4
 """Per lane."""

@@ -99,7 +99,7 @@ class TokenizerActor:
             store.pending[0] = None
         elif first is not None:
             if isinstance(first, Encode):
-                knows_grammar = first.grammar is None or self._grammars.known(first.grammar) is not None
+                knows_grammar = first.grammar is None or self._grammars.known(first.grammar, first.domain) is not None
                 first = store.pending[0] = Job.of(first, is_short=is_short(first) and knows_grammar)
             await self._start(first)
 
@@ -254,7 +254,7 @@ class TokenizerActor:
         return None
 
     async def _check_grammar(self, spec: GrammarSpec, job: Job, slot: EncodingSlot) -> str | RequestError:
-        if (result := self._grammars.known(spec)) is not None:
+        if (result := self._grammars.known(spec, job.options.tenant)) is not None:
             return result
         slot.rest()
         return await self._grammars.check(spec, job.options.tenant)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from ..messages.outcomes import ErrorKind, RequestError
+from ..shared.fair_queue import QueueFull as QueueFull
 from ..shared.tokenizers_library import LibraryPanic
 from .chat_template import TemplateError
-
-
-class QueueFull(Exception):
-    """Too many prompts are waiting for a worker. The client may retry (503 with Retry-After)."""
 
 
 class WorkerUnavailable(Exception):

@@ -1,9 +1,8 @@
 """Checks requests' grammars before they are served, and says where in the output they begin.
 
 `text_workers/grammar_pool.py` calls `GrammarChecker.check` for the tokenizer, in a thread or in another process:
-compiling may take a second at the limits of the library. What must always hold: a grammar that the library does not
-support in full, or whose masks take too long, is refused; a grammar that was checked before costs nothing; nothing here
-grows without bound.
+compiling may take a second at the limits of the library, and some grammars have no end. What must always hold: a
+grammar that the library does not support in full, or whose masks take too long, is refused.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import OrderedDict
 from typing import Protocol
 
-import attrs
 import numpy as np
 
 from ..messages.grammar import GrammarKind, GrammarSpec
@@ -25,9 +22,6 @@ from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Word
 from ..shared.grammar_text import grammar_text, path_of, schema_at
 from .grammar_walk import Clock, walk
 from .thinking_budget import ReasoningDelimiters
-
-MAX_CHECKED = 256
-"""Grammars whose result is kept, each of at most `--max-grammar-bytes`."""
 
 _UNSUPPORTED = re.compile(r'Unimplemented keys: \["([^"]+)"|Unknown (format): ')
 
@@ -47,7 +41,7 @@ _MAX_REASON_CHARS = 400
 class GrammarChecks(Protocol):
     """What the tokenizer needs: `text_workers/grammar_pool.py` implements it."""
 
-    def known(self, spec: GrammarSpec) -> str | RequestError | None:
+    def known(self, spec: GrammarSpec, tenant: str) -> str | RequestError | None:
         """Return the result if it takes no time; None: `check` the grammar."""
         ...
 
@@ -57,7 +51,7 @@ class GrammarChecks(Protocol):
 
 
 class GrammarChecker:
-    """Checks grammars, and keeps the results of the last ones."""
+    """Checks grammars."""
 
     def __init__(
         self,
@@ -74,34 +68,16 @@ class GrammarChecker:
         self._library = library
         self._max_seconds = max_seconds
         self._max_bytes = max_bytes
-        self._checked: OrderedDict[tuple[GrammarKind, str], str | RequestError] = OrderedDict()
-
-    def known(self, spec: GrammarSpec) -> str | RequestError | None:
-        """Return the result if it takes no time; None: `check` the grammar."""
-        # most characters take a byte; the rest are counted in the thread
-        if len(spec.source) > self._max_bytes:
-            return self._too_long(spec)
-        key = spec.kind, spec.source
-        result = self._checked.get(key)
-        if result is not None:
-            self._checked.move_to_end(key)
-        return _with_param(result, spec.param)
 
     def check(self, spec: GrammarSpec) -> str | RequestError:
         """Return the grammar as text for the engine, or why it is refused. Called in a thread."""
         if len(spec.source.encode("utf-8", "replace")) > self._max_bytes:
-            return self._too_long(spec)
+            return too_long(spec, self._max_bytes)
         try:
             return self._compiled(spec)
         except (GrammarError, ValueError) as error:
             message = f"Invalid value for `{spec.param}`: {_reason(str(error), spec)}."
             return RequestError(ErrorKind.INVALID, message, spec.param)
-
-    def keep(self, spec: GrammarSpec, result: str | RequestError) -> None:
-        """Remember the result of a check."""
-        self._checked[spec.kind, spec.source] = result
-        if len(self._checked) > MAX_CHECKED:
-            self._checked.popitem(last=False)
 
     def _compiled(self, spec: GrammarSpec) -> str:
         library = self._library
@@ -122,9 +98,11 @@ class GrammarChecker:
         walk(library, untouched, compiling_s, self._clock)
         return text
 
-    def _too_long(self, spec: GrammarSpec) -> RequestError:
-        message = f"Invalid value for `{spec.param}`: a grammar must have at most {self._max_bytes} bytes."
-        return RequestError(ErrorKind.INVALID, message, spec.param)
+
+def too_long(spec: GrammarSpec, max_bytes: int) -> RequestError:
+    """Return why a grammar is refused that has more bytes than the limit."""
+    message = f"Invalid value for `{spec.param}`: a grammar must have at most {max_bytes} bytes."
+    return RequestError(ErrorKind.INVALID, message, spec.param)
 
 
 def _try_token(matcher: Matcher, token_id: int) -> None:
@@ -143,13 +121,6 @@ def _first_token(words_W: Words) -> int | None:
         return None
     bits = int(words_W[found[0]])
     return int(found[0]) * 32 + (bits & -bits).bit_length() - 1
-
-
-def _with_param(result: str | RequestError | None, param: str) -> str | RequestError | None:
-    """Return a result as of another request, whose field may be another."""
-    if not isinstance(result, RequestError) or result.param == param:
-        return result
-    return attrs.evolve(result, message=result.message.replace(f"`{result.param}`", f"`{param}`", 1), param=param)
 
 
 def _reason(error: str, spec: GrammarSpec) -> str:
@@ -185,11 +156,8 @@ def _plain(error: str) -> str:
     return (_NO_OUTPUT if first == "NoExtensionBias" else first.rpartition(_PATTERN)[2])[:_MAX_REASON_CHARS]
 
 
-def place_grammar(
-    text: str,
-    delimiters: ReasoningDelimiters | None,
-) -> OutputGrammar:
+def place_grammar(text: str, tenant: str, delimiters: ReasoningDelimiters | None) -> OutputGrammar:
     """Return the grammar of a request whose reasoning, if there can be any, has these delimiters."""
     if delimiters is None:
-        return OutputGrammar(text)
-    return OutputGrammar(text, delimiters.opening_ids, delimiters.closing_ids)
+        return OutputGrammar(text, tenant=tenant)
+    return OutputGrammar(text, delimiters.opening_ids, delimiters.closing_ids, tenant=tenant)

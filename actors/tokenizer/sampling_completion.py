@@ -50,4 +50,4 @@ class SamplingCompleter:
             return sampling
         # without these, all of the output is its answer
         delimiters = None if request.output is None or tags is None else self._delimiters(tags)
-        return attrs.evolve(sampling, grammar=place_grammar(grammar, delimiters))
+        return attrs.evolve(sampling, grammar=place_grammar(grammar, request.domain, delimiters))

@@ -53,7 +53,7 @@ def main() -> None:
     peer = None if arguments.quick else make_peer(tokenizer)
     report["xgrammar"] = "not installed" if peer is None else peer.version
     if "steps" in arguments.parts:
-        report["steps"] = run_steps(library, arguments)
+        report["steps"] = run_steps(encoded, arguments)
     if "compiling" in arguments.parts:
         report["compiling"] = measure_compiling(library, peer, 1 if arguments.quick else 5)
     if "validity" in arguments.parts:
@@ -82,13 +82,13 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def run_steps(library: GrammarLibrary, arguments: argparse.Namespace) -> list[Results]:
+def run_steps(tokenizer_json: bytes, arguments: argparse.Namespace) -> list[Results]:
     from bench.execution import Setting, make_backend  # torch, which the other parts do without
     from bench.structured.steps import measure_steps
 
     with tempfile.TemporaryDirectory() as folder:
         backend = make_backend(Setting(arguments.executor), Path(folder))
-        results = measure_steps(backend, library, arguments.rows, arguments.rounds)
+        results = measure_steps(backend, tokenizer_json, arguments.rows, arguments.rounds)
         backend.close()
     return results
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import attrs
@@ -14,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from quipu.actors.executor.grammars import GrammarMasks, SequenceGrammar
-from quipu.actors.messages.sampling import OutputGrammar
-from quipu.actors.shared.grammar_library import GrammarLibrary
+from quipu.actors.executor.mask_rows import RowAsk, RowMasks
+from quipu.actors.shared.grammar_library import GrammarError, GrammarLibrary
 
 Flags = npt.NDArray[np.bool_]
 
@@ -40,7 +40,7 @@ class Drawer:
     """Draws outputs of one vocabulary."""
 
     def __init__(self, library: GrammarLibrary, tokenizer: dict[str, Any], end_id: int, seed: int) -> None:
-        self._masks = GrammarMasks(library, (end_id,))
+        self._compile = lru_cache(maxsize=64)(partial(RowMasks, library, can_end=True))
         self._end_id = end_id
         self._random = np.random.default_rng(seed)
         self._tokenizer = Tokenizer.from_buffer(json.dumps(tokenizer).encode())
@@ -83,14 +83,14 @@ class Drawer:
         closing: float,
         parts: Sequence[Sequence[int]] = (),
     ) -> Output:
-        sequence = SequenceGrammar(OutputGrammar(grammar), token_ids, ends_early=True)
-        drawn = [*token_ids]
+        drawn, is_new, new_ids = [*token_ids], True, token_ids
         wanted: list[int] = []  # the rest of a part that has begun, last token first
         for _ in range(max_tokens):
-            (mask,) = self._masks.begin([sequence])()
-            if isinstance(mask, str):
-                raise OutputFailed(mask)
-            allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").view(np.bool_)
+            try:
+                mask = self._compile(grammar).mask(RowAsk(0, is_new, new_ids, 0, None, ends_early=True))
+            except GrammarError as error:
+                raise OutputFailed(str(error)) from None
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").view(np.bool_)
             if not allowed.any():
                 raise OutputFailed("no token is allowed")
             if parts and not wanted and self._random.random() < PART_SHARE:
@@ -103,7 +103,7 @@ class Drawer:
             if token_id == self._end_id:
                 return Output(drawn, has_ended=True)
             drawn.append(token_id)
-            sequence.add_output(token_id)
+            is_new, new_ids = False, [token_id]
         return Output(drawn, has_ended=False)
 
     def _choice(self, allowed: Flags, closing: float) -> int:

@@ -15,9 +15,11 @@ import attrs
 
 from bench.execution import CONTEXT, Work, make_batch
 from bench.structured.schemas import PERSON
-from quipu.actors.executor.grammars import GrammarMasks, Mask, SequenceGrammar
+from quipu.actors.executor.grammar_entry import Mask
+from quipu.actors.executor.grammars import GrammarMasks
+from quipu.actors.executor.sequence_grammar import SequenceGrammar
 from quipu.actors.messages.sampling import OutputGrammar
-from quipu.actors.shared.grammar_library import GrammarLibrary, json_grammar
+from quipu.actors.shared.grammar_library import json_grammar
 from quipu.kernels.backend import Backend
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.logit_processors import Processing
@@ -48,9 +50,9 @@ class TimedMasks:
 class Steps:
     """One batch, run with and without constraints."""
 
-    def __init__(self, backend: Backend, library: GrammarLibrary, num_rows: int) -> None:
+    def __init__(self, backend: Backend, masks: GrammarMasks, num_rows: int) -> None:
         self._backend = backend
-        self._masks = TimedMasks(GrammarMasks(library, EOS))
+        self._masks = TimedMasks(masks)
         self._batch = make_batch(Work("structured", num_rows, 1, CONTEXT))
         self._grammar = OutputGrammar(json_grammar(PERSON))
         self._sequences: list[SequenceGrammar] = []
@@ -82,10 +84,11 @@ class Steps:
         return attrs.evolve(batch, processing=Processing([], [], rows, self._masks.begin(grammars)))
 
 
-def measure_steps(backend: Backend, library: GrammarLibrary, num_rows: int, rounds: int) -> list[dict[str, Any]]:
+def measure_steps(backend: Backend, tokenizer_json: bytes, num_rows: int, rounds: int) -> list[dict[str, Any]]:
     results = []
+    masks = GrammarMasks(tokenizer_json, EOS)
     for num_constrained in [count for count in CONSTRAINED if count <= num_rows]:
-        steps = Steps(backend, library, num_rows)
+        steps = Steps(backend, masks, num_rows)
         steps.run(num_constrained)  # compiles the schema
         steps.waited_s.clear()
         pairs = [(steps.run(0), steps.run(num_constrained)) for _ in range(rounds)]
@@ -100,4 +103,5 @@ def measure_steps(backend: Backend, library: GrammarLibrary, num_rows: int, roun
                 "waited_ms": statistics.median(steps.waited_s) * 1e3,
             }
         )
+    masks.close()
     return results

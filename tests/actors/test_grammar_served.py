@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from quipu.actors.engine import LoopHost
+from quipu.actors.executor.grammar_entry import Entry
 from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
@@ -21,7 +22,6 @@ from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scores import ScoredToken
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.shared.grammar_library import GrammarLibrary, Matcher
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from quipu.kernels.fake import Dials
@@ -35,6 +35,7 @@ from tests.grammars import (
     check_person,
     check_union,
     costly_later,
+    endless_later,
     regex,
     schema,
 )
@@ -176,14 +177,13 @@ async def test_grammar_with_other_rules() -> None:
 
 async def test_compiling_holds_up_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the engine compiles a grammar, others are served; one that leaves meanwhile ends without an answer."""
-    going_on, compile_grammar = threading.Event(), GrammarLibrary.compile
+    going_on, compile_grammar = threading.Event(), Entry.compile
 
-    def compile_slowly(library: GrammarLibrary, text: str) -> Matcher:
-        if threading.current_thread().name.startswith("grammars"):
-            assert going_on.wait(60)
-        return compile_grammar(library, text)
+    def compile_slowly(entry: Entry) -> None:
+        assert going_on.wait(60)
+        compile_grammar(entry)
 
-    monkeypatch.setattr(GrammarLibrary, "compile", compile_slowly)
+    monkeypatch.setattr(Entry, "compile", compile_slowly)
     replies: list[Reply] = []
 
     async with open_client() as client, trio.open_nursery() as nursery:
@@ -279,6 +279,31 @@ async def test_costly_grammar_ends_one_request() -> None:
     text = VOCABULARY.library.decode(costly.choices[0].token_ids, skip_special_tokens=True)
     assert re.fullmatch(f"[0-9]{{{LATE_DIGITS}}}[a-z]*", text), text
     assert costly.record.completion_tokens == len(costly.choices[0].token_ids)
+
+
+async def test_endless_grammars_end_their_own_requests() -> None:
+    """Requests whose grammars compute without end get errors, after the tokens that they have got, which are counted;
+    those beside them go on as if alone.
+    """
+    async with open_client() as client:
+        replies: dict[str, Reply] = {}
+
+        async def one(name: str, *args: Any, **fields: Any) -> None:
+            replies[name] = await ask(client, *args, **{"max_tokens": 140, **fields})
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, "free", prompt_of(30, seed=8), None)
+            nursery.start_soon(one, "good", prompt_of(30, seed=9), regex("7[ab]{130}"))
+            for number in range(6):
+                nursery.start_soon(one, f"endless {number}", PROMPT, endless_later(f"[a-z ]{{{120 + number}}}"))
+        plain = await ask(client, prompt_of(30, seed=8), None, max_tokens=140)
+        client.assert_at_rest()
+    assert replies["free"].choices == plain.choices
+    assert replies["good"].error is None and accepts(regex("7[ab]{130}"), replies["good"].choices[0].token_ids)
+    for number in range(6):
+        endless = replies[f"endless {number}"]
+        assert endless.error.kind is ErrorKind.INVALID and "it takes too long" in endless.error.message
+        assert endless.record.completion_tokens == len(endless.choices[0].token_ids) > 0
 
 
 async def test_grammar_begins_after_reasoning() -> None:

@@ -1,203 +1,229 @@
-"""Masks of sequences whose output has to match a grammar: where it begins, where it ends, and after which tokens."""
+"""Processes that follow grammars: those that compute without end, die or are not needed, and whose they are."""
 
 from __future__ import annotations
 
-import random
-from itertools import chain, cycle
+import os
+import signal
+from collections.abc import Iterator
 
-import numpy as np
+import attrs
 import pytest
+import trio
 
-from quipu.actors.executor.grammars import MAX_COUNTED_S, MAX_DEBT_S, GrammarMasks, Mask, NoMasks, SequenceGrammar
-from quipu.actors.messages.grammar import GrammarSpec
+from quipu.actors.executor import grammar_entry, grammar_follower, grammars
+from quipu.actors.executor.grammar_entry import LOST, MAX_DEATHS, Mask, MaskLimits
+from quipu.actors.executor.grammar_follower import GrammarFollower
+from quipu.actors.executor.grammars import GrammarMasks
+from quipu.actors.executor.sequence_grammar import SequenceGrammar
+from quipu.actors.forks.fork_server import ForkServer
 from quipu.actors.messages.sampling import OutputGrammar
-from quipu.actors.shared.grammar_library import MAX_MASK_S, Matcher, Words
 from quipu.actors.shared.grammar_text import grammar_text
-from tests.grammars import EOS, LATE_DIGITS, PERSON, UNION, costly_later, regex, schema, tiny_grammars
+from tests.grammars import EOS, PERSON, endless_later, regex, schema
+from tests.processes import eventually, has_ended
 from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
-VOCABULARY = Vocabulary(TINY)
-OPEN, CLOSE = (3901, 3902), (3903,)
-"""Delimiters, made of tokens that no grammar here allows."""
-LATE = grammar_text(costly_later())
-DIGITS = grammar_text(regex("[0-9]{2}"))
+SOURCE = (TINY / "tokenizer.json").read_bytes()
+LIBRARY = Vocabulary(TINY).library
+LETTER = LIBRARY.list_ids("t", add_special_tokens=False)
+SEVEN = LIBRARY.list_ids("7", add_special_tokens=False)
+DIGITS = grammar_text(regex("[0-9]+"))
+ENDLESS = grammar_text(endless_later())
 
 
-def ids(text: str) -> list[int]:
-    return VOCABULARY.library.list_ids(text, add_special_tokens=False)
+@attrs.define
+class Made:
+    """Processes that were forked, with their grammars."""
+
+    processes: list[GrammarFollower] = attrs.field(factory=list)
+    texts: list[str] = attrs.field(factory=list)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
 
 
-def allowed(mask: Mask) -> set[int]:
-    assert isinstance(mask, bytes)
-    return set(np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist())
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    made = Made()
+
+    class Noted(GrammarFollower):
+        def __init__(self, server: ForkServer, text: str, max_rows: int) -> None:
+            super().__init__(server, text, max_rows)
+            made.processes.append(self)
+            made.texts.append(text)
+
+    monkeypatch.setattr(grammar_entry, "GrammarFollower", Noted)
+    return made
 
 
-def mask_of(masks: GrammarMasks, sequence: SequenceGrammar) -> Mask:
-    (mask,) = masks.begin([sequence])()
-    return mask
+@pytest.fixture
+def masks(made: Made) -> Iterator[GrammarMasks]:
+    masks = GrammarMasks(SOURCE, (EOS,))
+    yield masks
+    masks.close()
+    eventually(lambda: all(has_ended(pid) for pid in made.pids), "every process has ended")
 
 
-def test_grammar_begins_where_reasoning_ends() -> None:
-    """While the prompt's reasoning lasts, only its end is masked; then the answer comes, at most two tokens of white
-    space before it, and none within it.
+def sequence(text: str, outputs: list[int] | None = None, tenant: str = "") -> SequenceGrammar:
+    return SequenceGrammar(OutputGrammar(text, tenant=tenant), outputs or [], ends_early=True)
+
+
+def masks_of(masks: GrammarMasks, *sequences: SequenceGrammar) -> list[Mask]:
+    return list(masks.begin(list(sequences))())
+
+
+def test_endless_grammars_end_their_own_sequences(masks: GrammarMasks, made: Made) -> None:
+    """Six grammars without end fail in the step that would wait for them, the others of it get what they get alone, and
+    nothing goes on to compute.
     """
-    masks = GrammarMasks(tiny_grammars(), (EOS,))
-    sequence = SequenceGrammar(OutputGrammar(DIGITS, OPEN, CLOSE, prompt_opens_reasoning=True), [], ends_early=True)
-    digits, (space,), (line,) = {ids(digit)[0] for digit in "0123456789"}, ids(" "), ids("\n")
-    for token_id in (*ids("thinking 1"), *OPEN):
-        assert sequence.is_reasoning
-        assert EOS not in allowed(mask_of(masks, sequence)) and {token_id, *CLOSE} <= allowed(mask_of(masks, sequence))
-        sequence.add_output(token_id)
-    sequence.add_output(CLOSE[0])
-    for token_id in (line, space):
-        assert not sequence.is_reasoning
-        assert {space, line} | digits <= allowed(mask_of(masks, sequence)) and EOS not in allowed(
-            mask_of(masks, sequence)
-        )
-        sequence.add_output(token_id)
-    assert digits <= allowed(mask_of(masks, sequence)) and not {space, line} & allowed(mask_of(masks, sequence))
-    sequence.add_output(ids("7")[0])
-    assert allowed(mask_of(masks, sequence)) == digits
-    sequence.add_output(ids("7")[0])
-    assert allowed(mask_of(masks, sequence)) == {EOS}
+    good = sequence(DIGITS), sequence(grammar_text(schema(PERSON)))
+    alone = masks_of(masks, *good)
+    endless = [sequence(grammar_text(endless_later(f"[a-z ]{{{length}}}")), LETTER * length) for length in range(1, 7)]
+    found = masks_of(masks, good[0], *endless, good[1])
+    assert [found[0], found[-1]] == alone
+    for reason in found[1:-1]:
+        assert isinstance(reason, str) and "cannot match its grammar any more: it takes too long" in reason
+    assert len(made.processes) == 8
+    assert all(has_ended(pid) for pid in made.pids[2:]) and not any(has_ended(pid) for pid in made.pids[:2])
 
 
-def test_model_may_open_reasoning_first() -> None:
-    """The opening delimiter may come first, whole; within the answer it may not."""
-    masks = GrammarMasks(tiny_grammars(), (EOS,))
-    grammar = OutputGrammar(DIGITS, OPEN, CLOSE)
-    reasons = SequenceGrammar(grammar, [], ends_early=True)
-    assert OPEN[0] in allowed(mask_of(masks, reasons)) and ids("1")[0] in allowed(mask_of(masks, reasons))
-    reasons.add_output(OPEN[0])
-    assert allowed(mask_of(masks, reasons)) == {OPEN[1]}
-    reasons.add_output(OPEN[1])
-    assert reasons.is_reasoning
-    for token_id in (5, CLOSE[0], *ids("12")):
-        reasons.add_output(token_id)
-    assert allowed(mask_of(masks, reasons)) == {EOS}
-
-    answers = SequenceGrammar(grammar, ids("1"), ends_early=True)
-    assert allowed(mask_of(masks, answers)) == {ids(digit)[0] for digit in "0123456789"}
+def test_other_sequences_of_a_grammar_that_had_to_be_ended(masks: GrammarMasks, made: Made) -> None:
+    """They are followed anew, with the same masks, by another process; a grammar that ends that too gets no other."""
+    begun, fresh = sequence(ENDLESS, LETTER * 2), sequence(ENDLESS)
+    alone = masks_of(masks, begun, fresh)
+    stuck = sequence(ENDLESS, LETTER * 4)
+    first, reason, last = masks_of(masks, begun, stuck, fresh)
+    assert [first, last] == alone and isinstance(reason, str)
+    assert len(made.processes) == 2
+    for _ in range(MAX_DEATHS - 1):
+        masks_of(masks, sequence(ENDLESS, LETTER * 4))
+    assert masks_of(masks, fresh) == ["The grammar cannot be followed: it takes too long."]
+    assert masks_of(masks, sequence(ENDLESS)) == ["The grammar cannot be followed: it takes too long."]
+    assert len(made.processes) == MAX_DEATHS and masks.prepare(OutputGrammar(ENDLESS)).done()
+    assert isinstance(masks_of(masks, sequence(ENDLESS, tenant="another"))[0], bytes)
 
 
-def test_opening_that_the_grammar_allows_too() -> None:
-    """A delimiter of several tokens may begin like an answer: both remain possible until they differ."""
-    masks = GrammarMasks(tiny_grammars(), (EOS,))
-    opening = tuple(ids("1") + ids("x"))
-    sequence = SequenceGrammar(OutputGrammar(DIGITS, opening, CLOSE), ids("1"), ends_early=True)
-    assert allowed(mask_of(masks, sequence)) == {ids(digit)[0] for digit in "0123456789x"}
-    sequence.add_output(ids("4")[0])
-    assert allowed(mask_of(masks, sequence)) == {EOS}
+def test_tenants_share_no_process(masks: GrammarMasks, made: Made) -> None:
+    """What one tenant has compiled takes another as long as what nobody has."""
+    for tenant in ("a", "b", "a"):
+        masks.prepare(OutputGrammar(DIGITS, tenant=tenant)).result(60)
+        masks_of(masks, sequence(DIGITS, tenant=tenant))
+    assert len(made.processes) == 2
 
 
-@pytest.mark.parametrize(
-    ("ends_early", "eos", "ends"), [(True, (EOS,), True), (False, (EOS,), False), (True, (), False)]
-)
-def test_end_of_a_grammar(*, ends_early: bool, eos: tuple[int, ...], ends: bool) -> None:
-    """Where the output could end or go on, it may end unless end tokens are ignored, or the model has none."""
-    masks = GrammarMasks(tiny_grammars(), eos)
-    sequence = SequenceGrammar(OutputGrammar(grammar_text(regex("[0-9]+"))), ids("1"), ends_early=ends_early)
-    assert (EOS in allowed(mask_of(masks, sequence))) == ends
-    done = SequenceGrammar(OutputGrammar(DIGITS), ids("1") + ids("2"), ends_early=ends_early)
-    assert allowed(mask_of(masks, done)) == ({EOS} if eos else set())
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_process_that_something_else_has_killed(masks: GrammarMasks, made: Made, *, is_idle: bool) -> None:
+    """Its sequences are followed anew, with the same masks."""
+    followed = sequence(DIGITS, SEVEN * 3)
+    before = masks_of(masks, followed)
+    if is_idle:
+        os.kill(made.pids[0], signal.SIGKILL)
+        assert masks_of(masks, followed) == before
+    else:
+        os.kill(made.pids[0], signal.SIGSTOP)
+        wait = masks.begin([followed])
+        os.kill(made.pids[0], signal.SIGKILL)
+        assert wait() == before
+    assert len(made.processes) == 2
 
 
-def test_failures_are_a_sequences_own() -> None:
-    """A sequence that does not match, or whose grammar is none, says so; the others of its step get masks."""
-    masks = GrammarMasks(tiny_grammars(), (EOS,))
-    specs = [(DIGITS, ids("x")), ("start: [", []), (DIGITS, [])]
-    lost, broken, well = (SequenceGrammar(OutputGrammar(text), tokens, ends_early=True) for text, tokens in specs)
-    for _ in range(2):
-        first, second, third = masks.begin([lost, broken, well])()
-        assert isinstance(first, str) and isinstance(second, str) and len(allowed(third)) >= 10
-    assert all(isinstance(mask, str) for mask in NoMasks().begin([well])())
+def test_process_that_hangs(masks: GrammarMasks, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that computes nothing and does not answer is killed, and followed by another."""
+    monkeypatch.setattr(grammar_follower, "ANSWER_S", 0.5)
+    followed = sequence(DIGITS, SEVEN * 3)
+    before = masks_of(masks, followed)
+    os.kill(made.pids[0], signal.SIGSTOP)
+    assert masks_of(masks, followed) == before and has_ended(made.pids[0])
 
 
-class TurnClock:
-    """Tells processor time: each sequence in turn takes what its mask is said to take."""
+def test_grammar_whose_processes_are_always_killed(masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step does not try for ever."""
+    receive = GrammarFollower.wait_until_compiled
 
-    def __init__(self, *mask_s: float) -> None:
-        self._mask_s = cycle(chain.from_iterable((0.0, one) for one in mask_s))
-        self._now_s = 0.0
+    def kill_and_wait(process: GrammarFollower) -> str | None:
+        refusal = receive(process)
+        os.kill(process.pid, signal.SIGKILL)
+        return refusal
 
-    def __call__(self) -> float:
-        self._now_s += next(self._mask_s)
-        return self._now_s
-
-
-def test_costly_masks_end_their_own_sequence() -> None:
-    """A sequence whose masks go on to take too long fails before it has taken much; those of its steps do not."""
-    over_s = MAX_COUNTED_S - MAX_MASK_S
-    masks = GrammarMasks(tiny_grammars(), (EOS,), TurnClock(MAX_MASK_S + over_s, MAX_MASK_S))
-    text = grammar_text(regex("[0-9]+"))
-    costly, well = (SequenceGrammar(OutputGrammar(text), [], ends_early=True) for _ in range(2))
-    num_steps = int(MAX_DEBT_S / over_s)
-    for step in range(num_steps + 40):
-        first, second = masks.begin([costly, well])()
-        assert len(allowed(second)) >= 10
-        assert isinstance(first, bytes) == (step < num_steps), first
-        for sequence in (costly, well):
-            sequence.add_output(ids("7")[0])
-    assert isinstance(first, str) and "too complex" in first
+    monkeypatch.setattr(GrammarFollower, "wait_until_compiled", kill_and_wait)
+    assert masks_of(masks, sequence(DIGITS)) == [LOST]
 
 
-def test_one_slow_mask_is_no_failure() -> None:
-    """Masks may take longer now and then, as may one that follows all outputs again; but none is saved up for.
-
-    However long one took: a thread that collected garbage for 0.2 s has not followed a costly grammar.
-    """
-    text = grammar_text(regex("[0-9]+"))
-    slow_s = 0.2
-    at_times = [slow_s, *[0.0] * 3]
-    masks = GrammarMasks(tiny_grammars(), (EOS,), TurnClock(*at_times, *at_times, *[0.0] * 100, *[slow_s] * 4))
-    sequence = SequenceGrammar(OutputGrammar(text), [], ends_early=True)
-    for _ in range(2 * len(at_times) + 100 + 3):
-        assert allowed(mask_of(masks, sequence))
-        sequence.add_output(ids("7")[0])
-    assert isinstance(mask_of(masks, sequence), str)
-
-    outputs = ids("7") * 200
-    again = GrammarMasks(tiny_grammars(), (EOS,), TurnClock(len(outputs) * MAX_MASK_S))
-    assert allowed(mask_of(again, SequenceGrammar(OutputGrammar(text), outputs, ends_early=True)))
+def test_process_that_forks_is_killed(masks: GrammarMasks, made: Made) -> None:
+    """What it has forked goes on; another one forks for later grammars."""
+    followed = sequence(DIGITS)
+    before = masks_of(masks, followed)
+    assert masks.server_pid is not None
+    os.kill(masks.server_pid, signal.SIGKILL)
+    eventually(lambda: has_ended(masks.server_pid or 0), "the process that forks has ended")
+    assert masks_of(masks, followed) == before and len(made.processes) == 1
+    assert isinstance(masks_of(masks, sequence(grammar_text(regex("[a-c]+"))))[0], bytes)
+    assert not has_ended(made.pids[1])
 
 
-def test_grammar_that_becomes_too_complex() -> None:
-    """The library counts what a mask costs: where it is too much, its own sequence fails, on every machine."""
-    masks = GrammarMasks(tiny_grammars(), (EOS,), lambda: 0.0)
-    costly, well = (SequenceGrammar(OutputGrammar(text), [], ends_early=True) for text in (LATE, DIGITS))
-    assert all(allowed(mask) for mask in masks.begin([costly, well])())
-    for _ in range(LATE_DIGITS):
-        costly.add_output(ids("7")[0])
-    first, second = masks.begin([costly, well])()
-    assert isinstance(first, str) and "too complex to follow" in first and "Too many items" in first
-    assert len(allowed(second)) >= 10
+def test_more_grammars_than_are_kept(masks: GrammarMasks, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are in one step, each is compiled once; of those that have ended, a few are kept."""
+    monkeypatch.setattr(grammars, "MAX_KEPT", 64)
+    texts = [grammar_text(regex(f"[0-9]{{{number}}}")) for number in range(1, 101)]
+    sequences = [sequence(text) for text in texts]
+    for _ in range(3):
+        assert all(isinstance(mask, bytes) for mask in masks_of(masks, *sequences))
+    assert sorted(made.texts) == sorted(texts)
+    sequences.clear()
+    masks_of(masks, sequence(DIGITS))
+    kept = [process for process in made.processes if process.lost is None]
+    assert len(kept) == 64 + 1
 
 
-def test_first_mask_is_computed_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar is ready once its first mask has been computed, so that no step waits for that."""
-    filled: list[Matcher] = []
-    fill = Matcher.fill
-
-    def fill_and_note(matcher: Matcher, words_W: Words) -> None:
-        filled.append(matcher)
-        fill(matcher, words_W)
-
-    monkeypatch.setattr(Matcher, "fill", fill_and_note)
-    compiled = GrammarMasks(tiny_grammars(), (EOS,)).prepare(DIGITS).result()
-    assert filled == [compiled]
+def test_step_that_needed_no_mask(masks: GrammarMasks) -> None:
+    """A step that fails before it samples leaves its masks unread: they are not taken for those of the next one."""
+    followed, other = sequence(DIGITS), sequence(DIGITS)
+    alone = masks_of(masks, followed)
+    masks.begin([other, followed])
+    followed.add_output(SEVEN[0])
+    after = masks_of(masks, followed)
+    assert after == masks_of(masks, sequence(DIGITS, SEVEN)) and after != alone
 
 
-@pytest.mark.parametrize("spec", [schema(PERSON), schema(UNION), regex("[a-c]{3,9}!")])
-def test_rebuilt_matcher_is_the_same(spec: GrammarSpec) -> None:
-    """A mask depends on the outputs alone: whether a matcher has followed them or was made after them."""
-    masks, rng = GrammarMasks(tiny_grammars(), (EOS,)), random.Random(4)
-    grammar = OutputGrammar(grammar_text(spec), OPEN, CLOSE, prompt_opens_reasoning=True)
-    outputs = [77, *CLOSE, *ids("\n\n")]
-    sequence = SequenceGrammar(grammar, outputs, ends_early=True)
-    while (mask := mask_of(masks, sequence)) and len(outputs) < 40:
-        assert mask == mask_of(masks, SequenceGrammar(grammar, outputs, ends_early=True))
-        outputs.append(rng.choice(sorted(allowed(mask))))
-        if outputs[-1] == EOS:
-            break
-        sequence.add_output(outputs[-1])
+def test_limit_of_a_tenant_that_has_ended_processes() -> None:
+    """Each end halves what a tenant's masks may take, down to what is enough for most; a minute restores it."""
+    now = [0.0]
+    limits = MaskLimits(lambda: now[0])
+    for expected in (0.1, 0.05, 0.025, 0.02, 0.02):
+        assert limits.of("a") == pytest.approx(expected)
+        limits.lower("a")
+    assert limits.of("b") == MaskLimits.FULL_S
+    now[0] = MaskLimits.RECOVERY_S + 1
+    limits.lower("b")
+    assert limits.of("a") == MaskLimits.FULL_S and limits.of("b") == MaskLimits.FULL_S / 2
+
+
+async def test_no_process_can_be_started(masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences fail until a process can be started, and no request is held for ever."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("no descriptor is left")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(grammar_entry, "GrammarFollower", refuse)
+        prepared = masks.prepare(OutputGrammar(DIGITS))
+        with trio.fail_after(20):
+            while not prepared.done():
+                await trio.sleep(0.01)
+        assert masks_of(masks, sequence(DIGITS)) == [LOST]
+    assert isinstance(masks_of(masks, sequence(DIGITS))[0], bytes)
+
+
+def test_tokenizer_that_cannot_be_followed() -> None:
+    """Where the library cannot tell the bytes of tokens, sequences say so."""
+    words = (
+        b'{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,"pre_tokenizer":'
+        b'{"type":"BertPreTokenizer"},"post_processor":null,"decoder":{"type":"WordPiece","prefix":"##","cleanup":true},'
+        b'"model":{"type":"WordPiece","unk_token":"u","continuing_subword_prefix":"##","max_input_chars_per_word":9,'
+        b'"vocab":{"u":0,"a":1,"##b":2}}}'
+    )
+    masks = GrammarMasks(words, (0,))
+    masks.prepare(OutputGrammar(DIGITS)).result(60)
+    assert masks_of(masks, sequence(DIGITS)) == [grammar_entry.NO_TOKENIZER]
+    masks.close()

@@ -14,7 +14,9 @@ from unittest import mock
 import attrs
 import pytest
 
-from quipu.actors.executor.grammars import Mask, NoMasks, SequenceGrammar
+from quipu.actors.executor.grammar_entry import Mask
+from quipu.actors.executor.grammars import NoMasks
+from quipu.actors.executor.sequence_grammar import SequenceGrammar
 from quipu.actors.messages.sampling import LogitRules, OutputGrammar
 from quipu.actors.messages.scheduler import StepDropped, StepFailed
 from quipu.actors.scheduler.config import SchedulerConfig

@@ -20,12 +20,12 @@ import trio
 
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ChatPrompt, ContentMark, ToolMark
 from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.actors.shared.fair_queue import QueueFull
 from quipu.actors.text_workers import chat_pool
 from quipu.actors.text_workers.chat_pool import MAX_WORKERS_PER_TENANT, ChatPool
 from quipu.actors.text_workers.chat_wire import PIECE_CHARACTERS, PIECE_ITEMS
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import ChatTooLong, RenderedChat, TemplateError
-from quipu.actors.tokenizer.encoding_errors import QueueFull
 from quipu.actors.tokenizer.template_source import TemplateSource
 
 PATIENCE_S = 100.0

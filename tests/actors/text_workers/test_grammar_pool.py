@@ -1,10 +1,11 @@
-"""Large grammars are checked in processes: results, turns, and processes that die, hang or are not needed any more.
+"""Grammars are checked in processes: results, turns, and processes that die, hang or are not needed any more.
 
 What the pool decides is tested with processes that are not real; those at the end are.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,17 +15,25 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.actors.messages.grammar import GrammarSpec
+from quipu.actors.forks.fork_server import ForkServer
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
-from quipu.actors.processes import child
-from quipu.actors.text_workers import grammar_pool, grammar_worker
-from quipu.actors.text_workers.grammar_pool import IDLE_S, SMALL_CHARACTERS, UNAVAILABLE, GrammarPool, WorkerSetup
+from quipu.actors.shared.fair_queue import QueueFull
+from quipu.actors.text_workers import grammar_pool
+from quipu.actors.text_workers.grammar_pool import (
+    FIRST_LANE_S,
+    GRACE_S,
+    IDLE_S,
+    SMALL_CHARACTERS,
+    UNAVAILABLE,
+    GrammarPool,
+    WorkerSetup,
+)
 from quipu.actors.text_workers.grammar_process import GrammarProcess, ProcessGone
 from quipu.actors.text_workers.grammar_worker import WorkerSettings
-from quipu.actors.tokenizer.encoding_errors import QueueFull
 from quipu.actors.tokenizer.grammar_check import GrammarChecker
-from tests.grammars import EOS, regex, schema, tiny_grammars
-from tests.processes import has_ended
+from tests.grammars import EOS, UNION, endless_later, regex, schema, tiny_grammars
+from tests.processes import eventually, has_ended
 from tests.tiny import TINY
 
 SETTINGS = WorkerSettings((EOS,), 99_999, 30.0)
@@ -42,15 +51,29 @@ def large(number: int) -> GrammarSpec:
 class Dials:
     """What the processes of a test do."""
 
+    servers: list[FakeServer] = attrs.field(factory=list)
     started: list[FakeProcess] = attrs.field(factory=list)
     checked: list[str] = attrs.field(factory=list)
     """The first characters of the grammars, in order."""
+    limits_s: list[float] = attrs.field(factory=list)
     running: int = 0
     is_held: bool = False
     """Whether checks wait until they are cancelled."""
+    not_held: set[str] = attrs.field(factory=set)
+    """Sources of grammars that are checked all the same."""
     deaths: list[int | None] = attrs.field(factory=list)
     """Exit codes with which the next checks end."""
     refuses_to_start: bool = False
+
+
+@attrs.define(eq=False)
+class FakeServer:
+    """Stands for the process that forks."""
+
+    is_usable: bool = True
+
+    def end(self) -> None:
+        self.is_usable = False
 
 
 @attrs.define(eq=False)
@@ -62,15 +85,16 @@ class FakeProcess:
     is_usable: bool = True
     has_ended: bool = False
 
-    async def check(self, spec: GrammarSpec, timeout_s: float) -> str | RequestError:
+    async def check(self, spec: GrammarSpec, limit_s: float, timeout_s: float) -> str | RequestError:
         self.dials.checked.append(spec.source[0])
+        self.dials.limits_s.append(limit_s)
         self.is_usable = False
         self.dials.running += 1
         try:
             with trio.move_on_after(timeout_s):
-                while self.dials.is_held:
+                while self.dials.is_held and spec.source not in self.dials.not_held:
                     await trio.sleep(0.1)
-            if self.dials.is_held:
+            if self.dials.is_held and spec.source not in self.dials.not_held:
                 raise ProcessGone(None)
             if self.dials.deaths:
                 raise ProcessGone(self.dials.deaths.pop(0))
@@ -89,20 +113,25 @@ def dials(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dials]:
 
     class Starting:
         @staticmethod
-        async def start(tokenizer_json: bytes, settings: WorkerSettings) -> FakeProcess:
+        async def start(server: FakeServer) -> FakeProcess:
             if dials.refuses_to_start:
                 raise OSError
             dials.started.append(FakeProcess(dials, len(dials.started)))
             return dials.started[-1]
 
+    def start_server(*_: bytes) -> FakeServer:
+        dials.servers.append(FakeServer())
+        return dials.servers[-1]
+
     monkeypatch.setattr(grammar_pool, "GrammarProcess", Starting)
+    monkeypatch.setattr(grammar_pool, "_start", start_server)
     yield dials
+    assert not any(server.is_usable for server in dials.servers)
     assert all(process.has_ended for process in dials.started)
 
 
 def pool_of() -> GrammarPool:
-    checker = GrammarChecker(tiny_grammars(), SETTINGS.max_bytes, SETTINGS.max_seconds)
-    return GrammarPool(checker, WorkerSetup(SOURCE, SETTINGS))
+    return GrammarPool(WorkerSetup(SOURCE, SETTINGS))
 
 
 async def with_pool(work: Callable[[GrammarPool, trio.Nursery], Awaitable[None]]) -> None:
@@ -117,8 +146,8 @@ async def until_blocked() -> None:
     await trio.testing.wait_all_tasks_blocked(0.001)
 
 
-async def test_small_grammars_need_no_process(dials: Dials) -> None:
-    """A small grammar is checked in a thread, also while every process is busy, and its result is known then."""
+async def test_small_grammars_do_not_wait_for_large_ones(dials: Dials) -> None:
+    """A small grammar is checked also while every process for large ones is busy, and its result is known then."""
 
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
         dials.is_held = True
@@ -127,8 +156,36 @@ async def test_small_grammars_need_no_process(dials: Dials) -> None:
         await until_blocked()
         assert dials.running == 2
         small = regex("a" * SMALL_CHARACTERS)
-        assert await pool.check(small, "tenant 0") == pool.known(small)
-        assert isinstance(pool.known(small), str) and dials.running == 2
+        dials.not_held.add(small.source)
+        assert await pool.check(small, "tenant 0") == "text a" == pool.known(small, "tenant 0")
+        assert dials.running == 2
+
+    await with_pool(work)
+
+
+async def test_small_grammar_that_takes_long(dials: Dials) -> None:
+    """It is ended soon and checked again with more time, beside the large ones; then it is refused for good."""
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        dials.deaths = [-signal.SIGPROF]
+        assert await pool.check(regex("a"), "tenant") == "text a"
+        assert dials.limits_s == [FIRST_LANE_S, SETTINGS.max_seconds + GRACE_S]
+        dials.deaths = [-signal.SIGPROF] * 2
+        refused = await pool.check(regex("b"), "tenant")
+        assert isinstance(refused, RequestError) and "it takes too long to compile" in refused.message
+        assert pool.known(regex("b"), "tenant") == refused and dials.checked == ["a", "a", "b", "b"]
+
+    await with_pool(work)
+
+
+async def test_results_are_a_tenants_own(dials: Dials) -> None:
+    """What one tenant has had checked is checked again for another: the time that it takes tells nothing."""
+
+    async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
+        for tenant in ("a", "b", "a"):
+            assert await pool.check(large(1), tenant) == "text 1"
+            assert pool.known(large(1), tenant) == "text 1" and pool.known(large(1), "c") is None
+        assert dials.checked == ["1", "1"]
 
     await with_pool(work)
 
@@ -200,7 +257,7 @@ async def test_process_that_dies(dials: Dials, exit_code: int, error: str) -> No
         result = await pool.check(large(1), "tenant")
         assert isinstance(result, RequestError) and error in result.message
         is_known = result.kind is ErrorKind.INVALID
-        assert (pool.known(large(1)) is not None) == is_known and (result is UNAVAILABLE) != is_known
+        assert (pool.known(large(1), "tenant") is not None) == is_known and (result is UNAVAILABLE) != is_known
         assert await pool.check(large(2), "tenant") == "text 2"
         assert [process.has_ended for process in dials.started] == [True, False]
 
@@ -229,7 +286,7 @@ async def test_process_that_hangs(dials: Dials, autojump_clock: trio.testing.Moc
         dials.is_held = True
         assert await pool.check(large(1), "tenant") is UNAVAILABLE
         assert trio.current_time() > SETTINGS.max_seconds
-        assert dials.started[0].has_ended and pool.known(large(1)) is None
+        assert dials.started[0].has_ended and pool.known(large(1), "tenant") is None
         dials.is_held = False
         assert await pool.check(large(1), "tenant") == "text 1"
         dials.is_held = True
@@ -282,28 +339,60 @@ async def test_queue_is_bounded(dials: Dials, monkeypatch: pytest.MonkeyPatch) -
 # ---------------------------------------------------------------- real processes
 
 
-async def test_real_process() -> None:
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    server = ForkServer.start(grammar_pool.MODULE, SOURCE, json.dumps(attrs.asdict(SETTINGS)).encode(), niceness=5)
+    yield server
+    server.end()
+
+
+async def test_real_process(server: ForkServer) -> None:
     """A process gives the results of this one, at a low priority; it can be killed at any time, also if it hangs."""
     here = GrammarChecker(tiny_grammars(), SETTINGS.max_bytes)
-    process = await GrammarProcess.start(SOURCE, SETTINGS)
+    process = await GrammarProcess.start(server)
     for spec in (LARGE, REFUSED, regex("\ud800" + "a" * SMALL_CHARACTERS), regex("x" * 100_000)):
-        assert await process.check(spec, 60.0) == here.check(spec)
-    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + child.NICENESS
+        assert await process.check(spec, 30.0, 60.0) == here.check(spec)
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(ProcessGone) as gone:
-        await process.check(LARGE, 0.1)
+        await process.check(LARGE, 30.0, 0.1)
     assert gone.value.exit_code is None and gone.value.verdict(LARGE) is None and not process.is_usable
     await process.end()
     assert has_ended(process.pid)
 
 
-async def test_real_process_at_its_limit() -> None:
-    """The kernel ends a process that computes for longer than its limit."""
-    no_time = attrs.evolve(SETTINGS, max_seconds=0.01 - grammar_worker.GRACE_S)
-    process = await GrammarProcess.start(SOURCE, no_time)
-    properties = {f"p{number}": {"type": "string", "maxLength": number} for number in range(450)}
+@pytest.mark.parametrize("source", ['start: /a+/ "ab"', 'start: /[a-z ]{4}/ /a+/ "ab"'])
+async def test_real_process_at_its_limit(server: ForkServer, source: str) -> None:
+    """The kernel ends a process that computes without end, when it compiles or when it draws tokens."""
+    process = await GrammarProcess.start(server)
+    endless = GrammarSpec(GrammarKind.LARK, source, "structured_outputs.grammar")
     with pytest.raises(ProcessGone) as gone:
-        await process.check(schema({"type": "object", "properties": properties}), 60.0)
-    refused = gone.value.verdict(LARGE)
-    assert refused is not None and "too long" in refused.message
+        await process.check(endless, 0.05, 60.0)
+    refused = gone.value.verdict(endless)
+    assert refused is not None and "too long" in refused.message and has_ended(process.pid)
     await process.end()
+
+
+async def test_endless_grammars_leave_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several are refused, others are checked beside them, and no process is left at the end."""
+    monkeypatch.setattr(grammar_pool, "GRACE_S", 0.05)
+    settings = attrs.evolve(SETTINGS, max_seconds=0.05)
+    results: dict[str, str | RequestError] = {}
+    with trio.fail_after(100):
+        async with trio.open_nursery() as nursery:
+            pool = GrammarPool(WorkerSetup(SOURCE, settings))
+            await nursery.start(pool.run)
+
+            async def ask(name: str, spec: GrammarSpec, tenant: str) -> None:
+                results[name] = await pool.check(spec, tenant)
+
+            async with trio.open_nursery() as asking:
+                for number in range(6):
+                    asking.start_soon(ask, f"endless {number}", endless_later(f"[a-c]{{{number}}}"), "hostile")
+                asking.start_soon(ask, "good", schema(UNION), "tenant")
+            pids = pool.idle_process_ids
+            nursery.cancel_scope.cancel()
+    assert isinstance(results.pop("good"), str)
+    assert len(results) == 6
+    assert all(isinstance(one, RequestError) and "too long" in one.message for one in results.values())
+    eventually(lambda: all(has_ended(pid) for pid in pids), "no process is left")

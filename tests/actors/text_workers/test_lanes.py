@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
+from quipu.actors.shared.fair_queue import QueueFull
 from quipu.actors.text_workers.lanes import Lane, Lanes, LaneSlot
-from quipu.actors.tokenizer.encoding_errors import QueueFull
 from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
 from tests.tiny import TINY
 from tests.vocabularies import Vocabulary

@@ -20,11 +20,11 @@ from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
 from quipu.actors.request_desk.ticket import RequestTicket
 from quipu.actors.shared.block_keys import chain_keys
+from quipu.actors.shared.fair_queue import QueueFull
 from quipu.actors.shared.tokenizers_library import Library
 from quipu.actors.text_workers.lanes import MAX_THREADS
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError
-from quipu.actors.tokenizer.encoding_errors import QueueFull
 from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
 from tests.actors.tokenizer.tokenizer_kinds import save, tiny
 from tests.runtimes import Answer, Client, read_answer, small_runtime

@@ -14,9 +14,9 @@ from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
 from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
 from quipu.actors.shared.grammar_library import load_grammars
-from quipu.actors.tokenizer.grammar_check import MAX_CHECKED, GrammarChecker
+from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from tests.actors.tokenizer.tokenizer_kinds import BASES, byte_tokens
-from tests.grammars import EOS, PARAM, PERSON, regex, schema, tiny_grammars
+from tests.grammars import EOS, PARAM, PERSON, schema, tiny_grammars
 from tests.tiny import TINY
 
 K = GrammarKind
@@ -118,23 +118,6 @@ def test_choice_of_many_strings() -> None:
     for choice in ("9 ways", "9 ways to", "4093 ways", ""):
         assert matcher.accepts([*tokenizer.encode(choice, add_special_tokens=False).ids, EOS])
     assert not matcher.accepts([*tokenizer.encode("4094 ways", add_special_tokens=False).ids, EOS])
-
-
-def test_results_are_kept() -> None:
-    """A grammar, or its error, is found again, under the name of the field that asks; the oldest ones are forgotten."""
-    checker = GrammarChecker(tiny_grammars(), 9999)
-    good, bad = schema(PERSON), schema({"not": {}})
-    for spec in (good, bad):
-        assert checker.known(spec) is None
-        checker.keep(spec, checker.check(spec))
-    assert checker.known(good) == checker.check(good)
-    error = checker.known(attrs.evolve(bad, param="tools"))
-    assert isinstance(error, RequestError) and error.param == "tools" and "`tools`" in error.message
-    checker.known(good)
-    for index in range(MAX_CHECKED - 1):
-        checker.keep(regex(str(index)), "")
-    assert checker.known(good) is not None and checker.known(bad) is None
-    assert isinstance(checker.known(regex("x" * 10_000)), RequestError)
 
 
 @pytest.mark.parametrize("base", [*BASES, "byte tokens"])

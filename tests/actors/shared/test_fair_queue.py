@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.text_workers.fair_queue import FairQueue
-from quipu.actors.tokenizer.encoding_errors import QueueFull
+from quipu.actors.shared.fair_queue import FairQueue, QueueFull
 
 KINDS = st.sampled_from(["put", "take", "done", "drop", "back"])
 STEPS = st.lists(st.tuples(KINDS, st.sampled_from("abc")), max_size=60)

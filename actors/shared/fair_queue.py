@@ -1,8 +1,9 @@
 """A queue that is fair among tenants: they take turns, and one tenant's items are served in order of arrival.
 
-Used by the lanes and by the pool that renders chats. What must always hold: no item is served before an earlier one of
-its tenant; the queue is bounded in items and in bytes, and one tenant can fill at most half of it, so that a tenant
-that sends too much is refused alone.
+Used by what encodes, renders and checks in `text_workers/`, and by what compiles grammars in the engine.
+
+What must always hold: no item is served before an earlier one of its tenant; the queue is bounded in items and in
+bytes, and one tenant can fill at most half of it, so that a tenant that sends too much is refused alone.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from ..tokenizer.encoding_errors import QueueFull
-
 T = TypeVar("T")
+
+
+class QueueFull(Exception):
+    """Too much is waiting. The client may retry (503 with Retry-After)."""
 
 
 @attrs.define(eq=False)
