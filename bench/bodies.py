@@ -83,7 +83,7 @@ SAMPLING: Mapping[str, Strategy[Any]] = {
 }
 CHOICES: Mapping[str, Strategy[Any]] = {
     "stop": st.lists(st.text(min_size=1, max_size=5), max_size=5) | st.text(max_size=5) | st.just(["a" * 4096] * 16),
-    "n": mostly(st.integers(1, 4), st.sampled_from([0, 16, 17])),
+    "n": mostly(st.integers(1, 4), st.sampled_from([0, 16, 128, 129])),
     "skip_special_tokens": st.booleans(),
     "include_stop_str_in_output": st.booleans(),
     "response_format": mostly(st.just({"type": "text"}), JUNK),

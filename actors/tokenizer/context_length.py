@@ -12,6 +12,8 @@ from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.tokenizer import Encode
 
 _CODE = "context_length_exceeded"
+MAX_SUBMITTED_TOKENS = 1 << 25
+"""Prompt tokens of one request, times its choices: each sequence has its own list of them in the engine."""
 
 
 def output_budget(request: Encode, num_prompt_tokens: int, max_model_len: int) -> int | RequestError:
@@ -36,6 +38,19 @@ def output_budget(request: Encode, num_prompt_tokens: int, max_model_len: int) -
         )
         return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, _CODE)
     return request.max_tokens
+
+
+def too_many_submitted(request: Encode, num_prompt_tokens: int) -> RequestError | None:
+    """Return an error if the prompts of all choices, which have `num_prompt_tokens`, are too much for the engine."""
+    num_tokens = num_prompt_tokens * request.num_choices
+    if num_tokens <= MAX_SUBMITTED_TOKENS:
+        return None
+    param = request.prompt_param if request.num_choices == 1 else "n"
+    message = (
+        f"Invalid value for `{param}`: the tokens of all prompts, once for each choice, are at least {num_tokens}; "
+        f"at most {MAX_SUBMITTED_TOKENS} are allowed."
+    )
+    return RequestError(ErrorKind.INVALID, message, param)
 
 
 def prompt_too_long(param: str, num_tokens: int, max_model_len: int, *, is_exact: bool = True) -> RequestError:

@@ -20,7 +20,7 @@ from ..messages.outcomes import RequestError
 from ..messages.prompts import Prompt
 from ..messages.sampling import SamplingParams
 from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
-from .context_length import output_budget
+from .context_length import output_budget, too_many_submitted
 from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
 from .submission import Submission
 
@@ -46,6 +46,8 @@ class Job:
     encoded: list[EncodedPrompt] = attrs.field(factory=list)
     budgets: list[int] = attrs.field(factory=list)
     """Output tokens that each encoded prompt may have."""
+    num_tokens: int = 0
+    """Of all encoded prompts."""
     sampling: SamplingParams | None = None
     """Complete, once all that must be encoded is."""
     block_keys: list[list[bytes]] = attrs.field(factory=list)
@@ -73,6 +75,9 @@ class Job:
         budget = output_budget(self.request, len(encoded.token_ids), max_model_len)
         if isinstance(budget, RequestError):
             return budget
+        self.num_tokens += len(encoded.token_ids)
+        if refusal := too_many_submitted(self.request, self.num_tokens):
+            return refusal
         self.encoded.append(encoded)
         self.budgets.append(budget)
         self.prompts.popleft()

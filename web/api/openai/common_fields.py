@@ -26,7 +26,8 @@ from ..generation import (
 )
 from ..sampling import read_sampling
 
-MAX_CHOICES = 16
+MAX_CHOICES = 128
+"""As in OpenAI's API."""
 AFFINITY_FIELDS = ("prompt_cache_key", "user")
 """The former replaces the latter in OpenAI's API. Its `safety_identifier` has nothing to do with caching."""
 

@@ -55,8 +55,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     model = read_model(fields, info)
     refuse_unsupported(fields, COMPLETIONS)
     scores = read_completion_scores(fields)
-    # With `echo`, an empty completion makes sense: the client wants the logprobs of its prompt.
-    limit = read_limit(fields, least=0 if scores.echo else 1)
+    limit = read_limit(fields, least=0)
     if limit.num_tokens is None:
         limit = attrs.evolve(limit, num_tokens=DEFAULT_MAX_TOKENS)
     async with Pace() as pace:
