@@ -72,6 +72,7 @@ test: install-test lint ## lint, type checks, import contracts and tests
 test-long: install-test ## run the property tests with many more examples
 	$(BIN)/python -m pytest --hypothesis-profile long
 	$(BIN)/python -m bench.stalls --fuzz 50000
+	$(BIN)/python -m tests.drawn_grammars
 
 stalls: install-test ## measure how long one client can delay the others (docs/limits.md)
 	$(BIN)/python -m bench.stalls $(ARGS)

@@ -32,7 +32,9 @@ HELD = st.sampled_from(
 )
 """Schemas of formats: large and small ones, and some that are refused."""
 GRAMMAR_SCHEMA = mostly(HELD | SCHEMA | DECLARED, JUNK)
-PATTERN = mostly(st.sampled_from(["A+", "[a-z]{3}[0-9]*", r"(yes|no)\.", "(a?){50}b", ""]), TEXT | JUNK)
+PATTERN = mostly(
+    st.sampled_from(["A+", "[a-z]{3}[0-9]*", r"(yes|no)\.", "(a?){50}b", "(a{300}){65536}|x1", ""]), TEXT | JUNK
+)
 OPTIONS = mostly(st.lists(st.text(max_size=5), min_size=1, max_size=4), st.lists(JUNK, max_size=3) | JUNK)
 SOURCE = mostly(
     st.sampled_from(
@@ -42,6 +44,9 @@ SOURCE = mostly(
             "start: /[A-Z]+/ | word\nword: start",
             'root ::= root "a"',
             "start: [",
+            'start: /a+/ "ab"',
+            'start: /[a-z ]{80}/ /a+/ "ab"',
+            'start: "A"+ /(A{300}){65536}|x1/',
         ]
     ),
     TEXT | JUNK,

@@ -69,6 +69,11 @@ def _hidden_lark(number: int) -> str:
     return f'start: ("{number}" | "a" | "b" wide)+\nwide: {" | ".join(f"{chr(34)}c{i}{chr(34)}" for i in range(6_000))}'
 
 
+def _endless_lark(number: int) -> str:
+    """Return a grammar whose next tokens cannot be found once an output has so many letters."""
+    return f'start: /[a-z ]{{{number}}}/ /a+/ "ab"'
+
+
 def _alternatives(number: int) -> dict[str, Any]:
     """Return a schema of lists of 300 kinds of lists, so that each element may go on in nearly 2,000 ways."""
     kinds = [{"type": "array", "items": {"const": number + i}} for i in range(300)]
@@ -117,6 +122,8 @@ GRAMMAR_ROWS: Sequence[Row] = (
     Row("GBNF of 1,800 alternatives, 200 tokens", _each(CHAT, lambda n: _long(guided_grammar=_gbnf(n))), 4),
     Row("Lark of 1,800 alternatives, 200 tokens", _each(CHAT, lambda n: _long(guided_grammar=_recursive_lark(n))), 4),
     Row("Lark of a hidden 6,000, 200 tokens", _each(CHAT, lambda n: _long(guided_grammar=_hidden_lark(n))), 4),
+    Row("Lark without end", _each(CHAT, lambda n: _chat(guided_grammar=_endless_lark(n))), 4),
+    Row("Lark without end later", _each(CHAT, lambda n: _long(guided_grammar=_endless_lark(100 + n))), 4),
     Row("schemas of 300 kinds, 200 tokens", _each(CHAT, lambda n: _long(guided_json=_alternatives(n))), 4),
     Row("structural tags of 400 schemas", _each(CHAT, lambda n: _chat(response_format=_tag(n))), 4),
     Row(

@@ -1,0 +1,25 @@
+"""Grammars of every kind, drawn at random: each gets a verdict and masks, and takes a bounded time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.drawn_grammars import DRAWERS, draw_and_follow
+
+COUNT = 200
+
+
+@pytest.mark.parametrize("kind", DRAWERS)
+async def test_drawn_grammars(kind: str) -> None:
+    """Whatever a grammar is, it is accepted, refused or ended, and so is each of its outputs.
+
+    `python -m tests.drawn_grammars` draws 10,000 of each kind.
+    """
+    report = (await draw_and_follow([kind], COUNT, seed=1))[kind]
+    assert report.verdicts.total() == (COUNT // 20 if kind == "late" else COUNT)
+    assert set(report.verdicts) <= {"accepted", "refused", "ended"}
+    assert report.num_masks >= report.verdicts["accepted"] > 0
+    if kind == "late":
+        assert report.num_ended == report.num_failed > 0
+    elif kind == "lark":
+        assert report.verdicts["ended"] > 0
