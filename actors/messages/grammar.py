@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from urllib.parse import quote, unquote
 
 import attrs
 
 MAX_GRAMMAR_BYTES = 1 << 18
 """Of one grammar, whatever the configuration: about a millisecond to write as JSON."""
+
+
+_PATH = "[]#/$"
 
 
 class GrammarKind(StrEnum):
@@ -33,3 +38,26 @@ class GrammarSpec:
 
 SCHEMA_FROM = "// schema from "
 """Begins a comment in a grammar of calls: the field from which the schemas in the next lines are."""
+LOOSE_SCHEMA_FROM = f"{SCHEMA_FROM}loose:"
+"""The same, of schemas that lose what cannot be held."""
+STRICT_SCHEMA_FROM = f"{SCHEMA_FROM}strict:"
+"""The same, of schemas whose objects have no other properties than they declare."""
+MAX_IGNORED = 32
+"""Parts of schemas that were dropped, of which a grammar tells."""
+MAX_IGNORED_CHARS = 1024
+"""Of the name of one of them, percent-encoded."""
+_IGNORED = "// ignored: "
+
+
+def ignored_comment(paths: Sequence[str]) -> str:
+    """Return the last line of a grammar in Lark, which tells what of its schemas was dropped."""
+    if not paths:
+        return ""
+    names = (quote(path, safe=_PATH, errors="replace")[:MAX_IGNORED_CHARS] for path in paths[:MAX_IGNORED])
+    return f"\n{_IGNORED}{','.join(names)}\n"
+
+
+def ignored_within(text: str) -> tuple[str, ...]:
+    """Return what `ignored_comment` tells in a grammar that has become the library's text."""
+    _, is_there, rest = text.rpartition(f"\n{_IGNORED}")
+    return tuple(map(unquote, rest.partition("\n")[0].split(","))) if is_there else ()

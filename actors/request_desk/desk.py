@@ -136,6 +136,10 @@ class RequestDesk:
         else:
             request.on_encoded.append(call)
 
+    def dropped_of(self, request_id: str) -> tuple[str, ...]:
+        """Implement `Ticket.dropped`."""
+        return () if (request := self._open.get(request_id)) is None else request.dropped
+
     def expire(self, request_id: str, after_s: float) -> None:
         """Fail a request whose deadline has passed."""
         message = f"The request took longer than {after_s:g} seconds."
@@ -213,6 +217,11 @@ class RequestDesk:
             call()
         else:
             request.when_stopped(call)
+
+    def note_dropped(self, request_id: str, paths: tuple[str, ...]) -> None:
+        """Note what was dropped from the schemas of a request's tools, of which its client is told."""
+        if (request := self._open.get(request_id)) is not None:
+            request.dropped = paths
 
     def encoded(self, request_id: str) -> None:
         """Note that the tokenizer is done with a request, whatever the result, and holds none of its prompts."""

@@ -194,6 +194,11 @@ class Ticket(Protocol):
         """
         ...
 
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Paths of what was dropped from the schemas of the request's tools, known before its first event."""
+        ...
+
     def expire(self, after_s: float) -> None:
         """Fail a request whose deadline has passed, unless it has ended. Its mailbox gets the error at once."""
         ...

@@ -33,6 +33,8 @@ class OpenRequest:
     is_encoded: bool = False
     """Its prompts are no longer needed."""
     on_encoded: list[Callable[[], object]] = attrs.field(factory=list)
+    dropped: tuple[str, ...] = ()
+    """Paths of what the tokenizer has dropped from the schemas of its tools."""
     on_stopped: Callable[[], object] | None = None
 
     def note_submitted(self, submit: Submit) -> None:

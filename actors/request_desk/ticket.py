@@ -20,6 +20,8 @@ class TicketDesk(Protocol):
 
     def when_encoded(self, request_id: str, call: Callable[[], object]) -> None: ...
 
+    def dropped_of(self, request_id: str) -> tuple[str, ...]: ...
+
     def expire(self, request_id: str, after_s: float) -> None: ...
 
     def leave(self, request_id: str) -> None: ...
@@ -61,6 +63,10 @@ class RequestTicket:
 
     def when_encoded(self, call: Callable[[], object], /) -> None:
         self._desk.when_encoded(self._request_id, call)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        return self._desk.dropped_of(self._request_id)
 
     def expire(self, after_s: float) -> None:
         self._desk.expire(self._request_id, after_s)

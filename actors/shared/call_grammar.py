@@ -16,10 +16,10 @@ import attrs
 import orjson
 
 from ..messages.call_syntax import NAME, ArgumentStyle, CallForm, CallSyntax
-from ..messages.grammar import SCHEMA_FROM
+from ..messages.grammar import LOOSE_SCHEMA_FROM, STRICT_SCHEMA_FROM
 from .dialect_values import dialect_rules
 from .tagged_values import JSON_FORM, argument_rules
-from .text_values import UnsupportedSchema, pattern_of, quoted
+from .text_values import FormatKeywords, UnsupportedSchema, pattern_of, quoted
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _FREE: Mapping[str, Any] = {"type": "object"}
@@ -36,6 +36,14 @@ class GrammarTool:
     name_param: str
     is_held: bool = True
     """Its arguments match its schema; otherwise they are any."""
+    is_strict: bool = True
+    """Its schema is held in full, or the request refused; otherwise what cannot be held is dropped."""
+    dropped: list[str] = attrs.field(factory=list, eq=False)
+    """Paths of what was dropped here, since the model's format of calls cannot hold it."""
+
+    @property
+    def keywords(self) -> FormatKeywords:
+        return FormatKeywords(STRICT_SCHEMA_FROM) if self.is_strict else FormatKeywords(LOOSE_SCHEMA_FROM, self.dropped)
 
 
 def forced_calls(form: CallForm, tools: Sequence[GrammarTool], *, several: bool) -> Iterator[str]:
@@ -94,7 +102,7 @@ def _call(rule: str, syntax: CallSyntax, form: CallForm, tool: GrammarTool) -> I
     if syntax.may_break:
         opens, closes = f"{opens} BREAK", f"BREAK {closes}"
     schema = tool.schema if tool.is_held else _FREE
-    yield f"{SCHEMA_FROM}{tool.param}\n"
+    yield f"{tool.keywords.mark}{tool.param}\n"
     match syntax.style:
         case ArgumentStyle.OBJECT:
             head, tail = quoted(f'{{"name": {quoted(tool.name)}, "{syntax.key}": '), quoted("}")
@@ -102,11 +110,11 @@ def _call(rule: str, syntax: CallSyntax, form: CallForm, tool: GrammarTool) -> I
         case ArgumentStyle.JSON:
             yield f"{rule}: {opens} %json {_object_schema(schema)} {closes}\n"
         case ArgumentStyle.TAGS:
-            yield from argument_rules(f"{rule}_arguments", syntax, schema, tool.param)
+            yield from argument_rules(f"{rule}_arguments", syntax, schema, tool.param, tool.keywords)
             yield f"{rule}: {opens} {rule}_arguments {closes}\n"
         case ArgumentStyle.DIALECT:
             write = partial(_terminals, form=form)
-            yield from dialect_rules(f"{rule}_arguments", write, syntax.quote, schema, tool.param)
+            yield from dialect_rules(f"{rule}_arguments", write, syntax.quote, schema, tool.param, tool.keywords)
             yield f"{rule}: {opens} {rule}_arguments {closes}\n"
 
 

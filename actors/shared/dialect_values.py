@@ -17,16 +17,15 @@ from typing import Any
 
 import orjson
 
-from ..messages.grammar import SCHEMA_FROM
 from .text_values import (
     FREE_KEYWORDS,
     NOTES,
     SCALARS,
+    FormatKeywords,
     UnsupportedSchema,
-    check_keywords,
     may_be_refused,
     quoted,
-    refusal,
+    read_members,
     text_terminal,
 )
 from .tool_types import Definitions
@@ -45,18 +44,32 @@ _JSON_KEYS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "mini
 
 
 def dialect_rules(
-    rule: str, write: Callable[[str], str], quote: str, schema: Mapping[str, Any], param: str
+    rule: str,
+    write: Callable[[str], str],
+    quote: str,
+    schema: Mapping[str, Any],
+    param: str,
+    keywords: FormatKeywords,
 ) -> Iterator[str]:
     """Yield the rules of one call's arguments, among them `rule`. Raises UnsupportedSchema.
 
     `write` returns a text as terminals.
     """
-    return _Rules(rule, write, quote, Definitions(dict(schema))).of({**schema, "type": "object"}, param)
+    arguments = {**schema, "type": "object"}
+    yield from _Rules(rule, write, quote, Definitions(arguments), keywords).of(arguments, param)
 
 
 class _Rules:
-    def __init__(self, rule: str, write: Callable[[str], str], quote: str, definitions: Definitions) -> None:
+    def __init__(
+        self,
+        rule: str,
+        write: Callable[[str], str],
+        quote: str,
+        definitions: Definitions,
+        keywords: FormatKeywords,
+    ) -> None:
         self._rule = rule
+        self._keywords = keywords
         self._write = write
         self._quote = quote
         self._definitions = definitions
@@ -74,11 +87,11 @@ class _Rules:
         self._waiting.append((self._rule, schema, param))
         while self._waiting:
             name, one, where = self._waiting.popleft()
-            rule = f"{name}: {' | '.join(self._options(one, where))}\n"
+            rule = f"{name}: {' | '.join(self._options(one, where, is_whole=name == self._rule))}\n"
             lines = [*self._terminals, rule]
             self._terminals.clear()
             if any(may_be_refused(line) for line in lines):
-                yield f"{SCHEMA_FROM}{where}\n"
+                yield f"{self._keywords.mark}{where}\n"
             yield from lines
 
     def _later(self, schema: Any, where: str) -> str:
@@ -94,37 +107,51 @@ class _Rules:
         self._waiting.append((name, schema, where))
         return name
 
-    def _options(self, schema: Any, where: str) -> list[str]:
+    def _options(self, schema: Any, where: str, *, is_whole: bool) -> list[str]:
+        try:
+            return self._held_options(schema, where)
+        except UnsupportedSchema:
+            if self._keywords.dropped is None:
+                raise
+        self._keywords.dropped.append(where)
+        return [f'"{{" {self._free_members(self._later({}, where))} "}}"'] if is_whole else self._any_value(where)
+
+    def _held_options(self, schema: Any, where: str) -> list[str]:
+        if schema is True:
+            schema = {}
         if not isinstance(schema, dict):
             raise UnsupportedSchema(where, "must be an object")
+        held = self._keywords.held
         if "$ref" in schema:
-            check_keywords(schema, NOTES | {"$ref", "$defs", "definitions"}, where)
+            schema = held(schema, NOTES | {"$ref"}, where)
             return [self._referred(schema["$ref"], where)]
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                check_keywords(schema, NOTES | {key}, where)
-                return [self._later(option, where) for option in _counted(schema[key], key, where)]
+                schema = held(schema, NOTES | {key}, where)
+                options = _counted(schema[key], key, where)
+                if key == "oneOf" and not self._definitions.are_disjoint(options):
+                    self._keywords.refuse(key, where)
+                return [self._later(option, where) for option in options]
         if "enum" in schema or "const" in schema:
-            check_keywords(schema, NOTES | {"enum", "const"}, where)
+            schema = held(schema, NOTES | {"enum", "const"}, where)
             values = _counted(schema["enum"], "enum", where) if "enum" in schema else [schema["const"]]
             return [self._write(self._text(value, where)) for value in values]
         types = schema.get("type")
         if types is None:
-            check_keywords(schema, NOTES, where)
+            held(schema, NOTES, where)
             return self._any_value(where)
         names = _counted(types, "type", where) if isinstance(types, list) else [types]
         if len(names) > 1:
-            check_keywords(schema, NOTES, where)
+            schema = held(schema, NOTES, where)
         nothing = [self._write("null")] if schema.get("nullable") is True else []
         return [*(self._typed(schema, name, where) for name in names), *nothing]
 
     def _referred(self, reference: Any, where: str) -> str:
-        if not isinstance(reference, str):
-            raise refusal(where, "$ref")
+        found = self._definitions.resolve(reference) if isinstance(reference, str) else None
+        if found is None:
+            self._keywords.refuse("$ref", where)
+            return self._later({}, where)
         if reference not in self._references:
-            found = self._definitions.resolve(reference)
-            if found is None:
-                raise refusal(where, "$ref")
             self._references[reference] = self._later(found, where)
         return self._references[reference]
 
@@ -138,29 +165,29 @@ class _Rules:
             case "string":
                 return self._string(schema, where)
             case "integer" | "number":
-                check_keywords(schema, NOTES | _JSON_KEYS, where)
+                schema = self._keywords.held(schema, NOTES | _JSON_KEYS, where)
                 bounds = {key: schema[key] for key in _JSON_KEYS if key in schema}
                 return f"%json {orjson.dumps({'type': name, **bounds}).decode()}" if bounds else SCALARS[name]
             case "boolean":
-                check_keywords(schema, NOTES, where)
+                self._keywords.held(schema, NOTES, where)
                 return '"true" | "false"'
             case "null":
-                check_keywords(schema, NOTES, where)
+                self._keywords.held(schema, NOTES, where)
                 return '"null"'
             case "array":
-                check_keywords(schema, _ARRAY, where)
+                schema = self._keywords.held(schema, _ARRAY, where)
                 bounds = {key: schema[key] for key in ("minItems", "maxItems") if key in schema}
                 if any(type(bound) is not int or not 0 <= bound <= MAX_ITEMS for bound in bounds.values()):
                     raise UnsupportedSchema(where, f"`minItems` and `maxItems` must be integers of at most {MAX_ITEMS}")
                 item = self._later(schema.get("items", {}), f"{where}.items")
                 return self._list(item, bounds.get("minItems", 0), bounds.get("maxItems"))
             case "object":
-                check_keywords(schema, _OBJECT, where)
+                schema = self._keywords.held(schema, _OBJECT, where)
                 return f'"{{" {self._members(schema, where)} "}}"'
         raise UnsupportedSchema(where, f"the type `{str(name)[:40]}` is not supported in this model's format of calls")
 
     def _string(self, schema: Mapping[str, Any], where: str) -> str:
-        text, mark = text_terminal(schema, (self._quote,), where), self._write(self._quote)
+        text, mark = text_terminal(schema, (self._quote,), where, self._keywords), self._write(self._quote)
         is_token = mark.startswith("<[")  # otherwise, what ends a string belongs to its terminal
         is_free = not schema.keys() - FREE_KEYWORDS
         if is_free and self._free_text is not None:
@@ -183,20 +210,18 @@ class _Rules:
         return f'({_ANY_KEY} {value} ("," {_ANY_KEY} {value})*)?'
 
     def _members(self, schema: Mapping[str, Any], where: str) -> str:
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            raise UnsupportedSchema(where, "`properties` must be an object, and `required` a list")
-        if len(required) > len(properties) or not all(type(key) is str and key in properties for key in required):
-            raise UnsupportedSchema(where, "an argument in `required` is not among its `properties`")
+        properties, needed = read_members(schema, where, self._keywords)
         if not properties:
             more = schema.get("additionalProperties", True)
             return "" if more is False else self._free_members(self._later(more, f"{where}.additionalProperties"))
-        needed = frozenset(required)
         members = []
         for key, declared in properties.items():
             path = f"{where}.properties.{key[:80]}"
             if _KEY.fullmatch(key) is None:
-                raise UnsupportedSchema(path, "the model's format of calls cannot write this name")
+                if self._keywords.dropped is None:
+                    raise UnsupportedSchema(path, "the model's format of calls cannot write this name")
+                self._keywords.dropped.append(path)
+                continue
             members.append((f"{quoted(f'{key}:')} {self._later(declared, path)}", key in needed))
         num_firsts = 1 + next((index for index, (_, is_needed) in enumerate(members) if is_needed), len(members) - 1)
         if num_firsts * len(members) > MAX_PAIRS:

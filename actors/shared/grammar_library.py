@@ -14,7 +14,7 @@ What must always hold: what one grammar may cost is bounded by `_limits`, which 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -87,6 +87,18 @@ def json_grammar(schema: dict[str, Any]) -> str:
             "json_allowed_escapes": STRING_ESCAPES,
         },
     )
+
+
+def are_disjoint_patterns(patterns: Collection[str]) -> bool:
+    """Return whether no name matches two patterns, which the library has to know of `patternProperties`."""
+    schema = {"type": "object", "patternProperties": {pattern: {} for pattern in patterns}}
+    return not llguidance.LLMatcher.validate_grammar(json_grammar(schema), limits=_limits(MAX_ITEMS))
+
+
+@lru_cache(maxsize=256)
+def is_known_class(escape: str) -> bool:
+    """Return whether the library knows an escape for a class of characters, such as `\\p{Greek}`."""
+    return not llguidance.LLMatcher.validate_grammar(regex_grammar(escape), limits=_limits(MAX_ITEMS))
 
 
 def regex_grammar(pattern: str) -> str:

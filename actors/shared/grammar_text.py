@@ -13,27 +13,41 @@ from typing import Any
 
 import orjson
 
-from ..messages.grammar import SCHEMA_FROM, GrammarKind, GrammarSpec
+from ..messages.grammar import (
+    LOOSE_SCHEMA_FROM,
+    SCHEMA_FROM,
+    STRICT_SCHEMA_FROM,
+    GrammarKind,
+    GrammarSpec,
+    ignored_comment,
+)
 from .gbnf import is_gbnf, lark_of
 from .grammar_depth import check_depth_of_lark, check_depth_of_schema
 from .grammar_library import STRING_ESCAPES, GrammarError, json_grammar, lark_grammar, regex_grammar
-from .schema_holes import UnheldSchema, close_holes
+from .schema_holes import close_holes
+from .schema_loosening import loosen
+from .schema_places import UnheldSchema
+from .strict_objects import close_objects
 
 _EMBEDDED = "%json "
 _SCHEMA_WITHIN = re.compile(r"%json\s+(?=\{)")
 _OPTIONS = "x-guidance"
 _DECODER = json.JSONDecoder()
+_MARKS = (LOOSE_SCHEMA_FROM, STRICT_SCHEMA_FROM, SCHEMA_FROM)
 
 
 def grammar_text(spec: GrammarSpec) -> str:
-    """Return the grammar as text for the library. Raises GrammarError for a source that is not of its kind."""
+    """Return the grammar as text for the library. Raises GrammarError for a source that is not of its kind.
+
+    What was dropped from schemas of tools that are not strict, the text tells (`messages/grammar.py`).
+    """
     match spec.kind:
         case GrammarKind.JSON_OBJECT:
             return json_grammar({"type": "object"})
         case GrammarKind.JSON_SCHEMA:
             schema = _schema_of(spec.source)
-            check_depth_of_schema(schema)
             close_holes(schema)
+            check_depth_of_schema(schema)
             return json_grammar(schema)
         case GrammarKind.REGEX:
             return regex_grammar(spec.source)
@@ -42,9 +56,22 @@ def grammar_text(spec: GrammarSpec) -> str:
             choices = " | ".join(json.dumps(text) for text in _choices(spec.source))
             return lark_grammar(f"start: CHOICE\nCHOICE: {choices}")
         case GrammarKind.LARK:
-            source = lark_of(spec.source) if is_gbnf(spec.source) else spec.source
-            check_depth_of_lark(source)
-            return lark_grammar(_with_closed_schemas(source))
+            return _lark_text(spec.source, free=False)
+
+
+def freer_text(spec: GrammarSpec) -> str | None:
+    """Return a grammar of calls in which only the types of arguments are held for tools that are not strict.
+
+    None: it has no such tool. Raises GrammarError.
+    """
+    has_any = spec.kind is GrammarKind.LARK and f"\n{LOOSE_SCHEMA_FROM}" in spec.source
+    return _lark_text(spec.source, free=True) if has_any else None
+
+
+def _lark_text(source: str, *, free: bool) -> str:
+    closed = _with_closed_schemas(lark_of(source) if is_gbnf(source) else source, free=free)
+    check_depth_of_lark(closed)
+    return lark_grammar(closed)
 
 
 def _schema_of(source: str) -> dict[str, Any]:
@@ -59,9 +86,9 @@ def _schema_of(source: str) -> dict[str, Any]:
     return schema
 
 
-def _with_closed_schemas(source: str) -> str:
+def _with_closed_schemas(source: str, *, free: bool) -> str:
     """Return a grammar whose schemas are held in full. Raises GrammarError."""
-    parts, done = [], 0
+    parts, done, ignored = list[str](), 0, list[str]()
     for found in _SCHEMA_WITHIN.finditer(source):
         start = found.end()
         if start < done:
@@ -71,21 +98,34 @@ def _with_closed_schemas(source: str) -> str:
         except (ValueError, RecursionError):  # the words are part of a string, or the library refuses the schema
             continue
         options = schema.pop(_OPTIONS, {})
+        mark, field = _field_at(source, start)
+        if mark == LOOSE_SCHEMA_FROM and free:
+            schema = {"type": schema["type"]} if isinstance(schema.get("type"), str) else {}
+            ignored.append(field)
+        elif mark == LOOSE_SCHEMA_FROM:
+            ignored += (f"{field}{path}" for path in loosen(schema))
+        elif mark == STRICT_SCHEMA_FROM:
+            close_objects(schema)
         try:
             close_holes(schema)
         except UnheldSchema as error:
-            raise UnheldSchema(error.keyword, f"{_field_at(source, start)}{error.place}", error.reason) from None
+            raise UnheldSchema(error.keyword, f"{field}{error.place}", error.reason) from None
         if isinstance(options, dict):
             options = {"json_allowed_escapes": STRING_ESCAPES, **options}
         parts += [source[done:start], json.dumps({**schema, _OPTIONS: options})]
         done = end
-    return "".join([*parts, source[done:]])
+    return "".join([*parts, source[done:], ignored_comment(ignored)])
 
 
-def _field_at(source: str, position: int) -> str:
-    """Return the field from which the schema at a position in a grammar of calls is, or nothing."""
-    start = source.rfind(f"\n{SCHEMA_FROM}", 0, position)
-    return "" if start < 0 else source[start + 1 + len(SCHEMA_FROM) :].partition("\n")[0]
+def _field_at(source: str, position: int) -> tuple[str, str]:
+    """Return how the comment over a schema in a grammar of calls begins, and the field that it names, or nothing."""
+    start = source.rfind(f"\n{SCHEMA_FROM}", 0, position) + 1
+    return _field_of(source[start:].partition("\n")[0]) if start else ("", "")
+
+
+def _field_of(comment: str) -> tuple[str, str]:
+    mark = next(mark for mark in _MARKS if comment.startswith(mark))
+    return mark, comment.removeprefix(mark)
 
 
 def _choices(source: str) -> list[str]:
@@ -110,7 +150,7 @@ def path_of(keyword: str, source: str) -> str | None:
 def schema_at(line: int, source: str) -> tuple[str, str] | None:
     """Return the field from which a line of a grammar of calls is, and the schema in it, if there is one."""
     lines = source.split("\n")[:line]
-    field = next((one.removeprefix(SCHEMA_FROM) for one in reversed(lines) if one.startswith(SCHEMA_FROM)), None)
+    field = next((_field_of(one)[1] for one in reversed(lines) if one.startswith(SCHEMA_FROM)), None)
     start = lines[-1].find(_EMBEDDED) if lines else -1
     if field is None:
         return None

@@ -11,6 +11,9 @@ import re
 
 import attrs
 
+from .grammar_library import is_known_class
+from .pattern_groups import PatternGroups, UnsupportedPattern
+
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _DAY = "(?:0[13-9]|1[0-2])-(?:0[1-9]|[12][0-9]|30)|(?:0[13578]|1[02])-31|02-(?:0[1-9]|1[0-9]|2[0-8])"
@@ -33,19 +36,18 @@ _SPACE = r"\t\n\v\f\r\x20\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x
 _MAYBE_SPACE = rf"{_SPACE}\x{{FEFF}}\x{{85}}"
 """White space of ECMA 262, or of Python."""
 _DOT = r"[^\n\r\x{2028}\x{2029}]"
-_LETTERS = frozenset("bBcdDknrtfwWpP")
-"""After a backslash, and copied; what of them the library cannot hold, it refuses."""
+_LETTERS = frozenset("dDnrtfwWpP")
+"""After a backslash, and copied."""
 _CODES = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0}
 _ESCAPED_CODE = re.compile(
     r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
     r"|\\u([0-9a-fA-F]{4})|\\u\{([0-9a-fA-F]{1,6})\}|\\x([0-9a-fA-F]{2})"
 )
 _PROPERTY = re.compile(r"\\[pP](\{[^}]*\}|.)")
-_QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??")
-
-
-class UnsupportedPattern(ValueError):
-    """A pattern is read differently by the library, or is none of ECMA 262's."""
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{(?:([0-9]+)(?:,([0-9]*))?|,[0-9]+)\})\??")
+_GROUP = re.compile(r"\((\?(?::|i:|P?<[A-Za-z_]\w*>|))?", re.ASCII)
+_MAX_DIGITS = 9
+"""Of a number of repetitions."""
 
 
 def library_pattern(pattern: str) -> str:
@@ -57,6 +59,7 @@ def library_pattern(pattern: str) -> str:
 class _Reader:
     source: str
     at: int = 0
+    _groups: PatternGroups = attrs.field(factory=PatternGroups)
 
     def read(self) -> str:
         parts = []
@@ -65,19 +68,44 @@ class _Reader:
                 self.at = found.end()
                 if _QUANTIFIER.match(self.source, self.at):
                     raise UnsupportedPattern("a quantifier follows another")
+                _check_range(found[0], found[1] or "0", found[2] or found[1] or "0")
+                self._groups.quantifier()
                 parts.append(found[0])
             else:
                 parts.append(self._atom())
+        self._groups.end()
         return "".join(parts)
 
     def _atom(self) -> str:
         char = self.source[self.at]
+        if char == "(":
+            return self._group()
+        if char in ")|^$":
+            self.at += 1
+            self._groups.mark(char)
+            return char
+        self._groups.text()
         if char == "[":
             return self._class()
         if char == "\\":
             return self._escape()
         self.at += 1
+        if char in "{}":
+            return f"\\{char}"
         return _DOT if char == "." else _written(ord(char), char)
+
+    def _group(self) -> str:
+        found = _GROUP.match(self.source, self.at)
+        assert found is not None
+        if found[1] == "?":
+            kind = self.source[found.end() : found.end() + 2]
+            is_look = kind[:1] in ("=", "!") or kind in ("<=", "<!")
+            raise UnsupportedPattern(
+                "look-around, look-ahead and look-behind" if is_look else f"the group `(?{kind[:1]}`"
+            )
+        self.at = found.end()
+        self._groups.open()
+        return "(?i:" if found[1] == "?i:" else "(?:"
 
     def _escape(self) -> str:
         """Read an escape outside of a class."""
@@ -178,14 +206,27 @@ class _Reader:
         if found is None:
             raise UnsupportedPattern("the escape `\\p` without a name")
         self.at = found.end()
+        if not is_known_class(found[0]):
+            raise UnsupportedPattern(f"the escape `{found[0][:40]}`")
         return found[0]
 
     def _check_letter(self, letter: str) -> None:
+        if letter in "bB":
+            raise UnsupportedPattern("word boundaries")
+        if letter == "k" or letter.isdecimal():
+            raise UnsupportedPattern("backreferences")
         if letter.isascii() and letter.isalpha() and letter not in _LETTERS:
             raise UnsupportedPattern(f"the escape `\\{letter}` is none of ECMA 262's")
 
     def _peek(self, ahead: int = 0) -> str:
         return self.source[self.at + ahead : self.at + ahead + 1]
+
+
+def _check_range(quantifier: str, least: str, most: str) -> None:
+    if quantifier.startswith("{,"):
+        raise UnsupportedPattern("`{,` is a quantifier in some dialects and text in others")
+    if max(len(least), len(most)) > _MAX_DIGITS or int(least) > int(most):
+        raise UnsupportedPattern("a quantifier is out of range")
 
 
 def _is_unwritable(low: int, high: int) -> bool:

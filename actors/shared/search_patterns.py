@@ -7,7 +7,8 @@ slashes in a grammar, and does not end there.
 
 from __future__ import annotations
 
-from .schema_patterns import UnsupportedPattern, library_pattern
+from .pattern_groups import UnsupportedPattern
+from .schema_patterns import library_pattern
 
 MAX_PATTERN_CHARS = 4096
 GROUP = "(?:"

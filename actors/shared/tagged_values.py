@@ -15,15 +15,14 @@ from typing import Any
 import orjson
 
 from ..messages.call_syntax import NAME, CallSyntax
-from ..messages.grammar import SCHEMA_FROM
 from .text_values import (
     NOTES,
     SCALARS,
+    FormatKeywords,
     UnsupportedSchema,
-    check_keywords,
     may_be_refused,
     quoted,
-    refusal,
+    read_members,
     text_terminal,
 )
 from .tool_types import Definitions, types_by_property
@@ -33,41 +32,61 @@ MAX_OPTIONS = 512
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON may have the spaces that chat templates and `json.dumps` write, and no others."""
 _SCHEMA_NOTES = NOTES | {"$defs", "additionalProperties", "definitions", "properties", "required"}
+_WHOLE_ID = "quipu:arguments"
+"""Of the schema of all arguments, within that of one."""
 _KEY = re.compile(r"[^<>\s\0][^<>\n\0]*")
 _ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_.-]*/"
 
 
-def argument_rules(rule: str, syntax: CallSyntax, schema: Mapping[str, Any], param: str) -> Iterator[str]:
+def argument_rules(
+    rule: str, syntax: CallSyntax, schema: Mapping[str, Any], param: str, keywords: FormatKeywords
+) -> Iterator[str]:
     """Yield the rules of one call's arguments, of which the last one is `rule`. Raises UnsupportedSchema."""
-    check_keywords(schema, _SCHEMA_NOTES, param)
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, dict) or not isinstance(required, list):
-        raise UnsupportedSchema(param, "`properties` must be an object, and `required` a list")
-    if len(required) > len(properties) or not all(type(key) is str and key in properties for key in required):
-        raise UnsupportedSchema(param, "an argument in `required` is not among its `properties`")
-    required_keys, definitions = frozenset(required), Definitions(dict(schema))
-    kept = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    whole, schema = schema, keywords.held(schema, _SCHEMA_NOTES, param)
+    properties, required = read_members(schema, param, keywords)
+    definitions = Definitions(dict(whole))
     parts = []
-    for number, (key, types) in enumerate(types_by_property(schema)):
+    for number, (key, types) in enumerate(types_by_property({**whole, "properties": properties})):
         where, name = f"{param}.properties.{key[:80]}", f"{rule}_{number}"
+        if properties[key] is False and key not in required:
+            continue
         if _KEY.fullmatch(key) is None:
-            raise UnsupportedSchema(where, "the model's format of calls cannot write this name")
-        values = _Values(name, syntax, where, definitions, types, kept)
+            if keywords.dropped is None:
+                raise UnsupportedSchema(where, "the model's format of calls cannot write this name")
+            keywords.dropped.append(where)
+            continue
+        values = _Values(name, syntax, where, definitions, types, whole, keywords)
         options = values.options(properties[key])
-        has_path = any(map(may_be_refused, values.terminals))
-        yield from [f"{SCHEMA_FROM}{where}\n"] if has_path else []
+        has_path = any(map(may_be_refused, [*values.terminals, *options]))
+        yield from [f"{keywords.mark}{where}\n"] if has_path else []
         yield from values.terminals
-        yield from [f"{SCHEMA_FROM}{param}\n"] if has_path else []
         yield f"{name}: {quoted(syntax.argument_open.replace(NAME, key))} ({' | '.join(options)})\n"
-        parts.append(name if key in required_keys else f"{name}?")
+        yield from [f"{keywords.mark}{param}\n"] if has_path else []
+        parts.append(name if key in required else f"{name}?")
     if not properties and schema.get("additionalProperties") is not False:
         before, _, after = syntax.argument_open.partition(NAME)
-        values = _Values(f"{rule}_any", syntax, param, definitions, (), {})
+        values = _Values(f"{rule}_any", syntax, param, definitions, (), {}, keywords)
         options = values.options({})
         yield from values.terminals
         yield f"{rule}_any: {quoted(before)} {_ANY_KEY} {quoted(after)} {options[0]}\n"
         parts.append(f"{rule}_any*")
     yield f"{rule}: {' '.join(parts) or quoted('')}\n"
+
+
+def _with_absolute_references(value: Any) -> Any:
+    """Return a part of a schema, whose depth is limited, with references that are still right outside of it."""
+    if isinstance(value, list):
+        return [_with_absolute_references(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: f"{_WHOLE_ID}{part}"
+        if key == "$ref" and isinstance(part, str) and part.startswith("#")
+        else part
+        if key in ("const", "enum")
+        else _with_absolute_references(part)
+        for key, part in value.items()
+    }
 
 
 class _Values:
@@ -80,7 +99,8 @@ class _Values:
         where: str,
         definitions: Definitions,
         types: tuple[str, ...],
-        kept: Mapping[str, Any],
+        whole: Mapping[str, Any],
+        keywords: FormatKeywords,
     ) -> None:
         self.terminals: list[str] = []
         self._rule = rule.upper()
@@ -90,35 +110,51 @@ class _Values:
         self._types = types
         """What the parser takes the argument for."""
         self._num_options = 0
-        self._kept = kept
-        """The definitions as the schema has them."""
+        self._whole = whole
+        """The schema of all arguments, to which references are relative."""
+        self._keywords = keywords
 
     def options(self, declared: object) -> list[str]:
         """Return the alternatives. Raises UnsupportedSchema."""
-        schema = self._resolved(declared)
+        try:
+            return self._options(self._resolved(declared))
+        except UnsupportedSchema:
+            if self._keywords.dropped is None:
+                raise
+            self._keywords.dropped.append(self._where)
+            self.terminals.clear()
+            return self._plain({"type": list(self._types)} if self._types else {})
+
+    def _options(self, schema: Mapping[str, Any]) -> list[str]:
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                check_keywords(schema, NOTES | {key}, self._where)
+                schema = self._keywords.held(schema, NOTES | {key}, self._where)
                 options = self._counted(schema[key], key)
+                if key == "oneOf" and not self._definitions.are_disjoint(options):
+                    self._keywords.refuse(key, self._where)
                 return [found for option in options for found in self._plain(self._resolved(option))]
         return self._plain(schema)
 
     def _resolved(self, declared: object) -> Mapping[str, Any]:
-        if isinstance(declared, dict) and isinstance(reference := declared.get("$ref"), str):
-            declared = self._definitions.resolve(reference)
-            if declared is None:
-                raise refusal(self._where, "$ref")
+        if isinstance(declared, dict) and "$ref" in declared:
+            reference = declared["$ref"]
+            self._keywords.held(declared, NOTES | {"$ref"}, self._where)
+            declared = self._definitions.resolve(reference) if isinstance(reference, str) else None
+            if declared is None or (isinstance(declared, dict) and "$ref" in declared):
+                self._keywords.refuse("$ref", self._where)
+                declared = {}
+        if not isinstance(declared, dict) and declared is not True:
+            raise UnsupportedSchema(self._where, "must be an object")
         return declared if isinstance(declared, dict) else {}
 
     def _plain(self, schema: Mapping[str, Any]) -> list[str]:
         if "enum" in schema or "const" in schema:
-            check_keywords(schema, NOTES | {"enum", "const"}, self._where)
+            schema = self._keywords.held(schema, NOTES | {"enum", "const"}, self._where)
             values = self._counted(schema.get("enum", [schema.get("const")]), "enum")
             return [self._literal(value) for value in values]
         types = schema.get("type")
         if types is None:
-            check_keywords(schema, NOTES, self._where)
-            types = "string"
+            schema, types = self._keywords.held(schema, NOTES, self._where), "string"
         names = [*(self._counted(types, "type") if isinstance(types, list) else [types])]
         if schema.get("nullable") is True:
             names.append("null")
@@ -136,7 +172,7 @@ class _Values:
 
     def _text(self, schema: Mapping[str, Any]) -> str:
         name = f"{self._rule}_{len(self.terminals)}"
-        terminal = text_terminal(schema, self._syntax.value_ends, self._where)
+        terminal = text_terminal(schema, self._syntax.value_ends, self._where, self._keywords)
         self.terminals.append(f"{name}: {terminal} {self._close}\n")
         return name
 
@@ -153,8 +189,12 @@ class _Values:
             )
         if name in SCALARS and not schema.keys() - NOTES:
             return f"{SCALARS[name]} {self._close}"
-        held = {**self._kept, **schema, "type": name, "x-guidance": JSON_FORM}
-        return f"%json {orjson.dumps(held).decode()} {self._close}"
+        held = {**schema, "type": name, "x-guidance": JSON_FORM}
+        text = orjson.dumps(held)
+        if b'"$ref"' in text:
+            whole = {**self._whole, "$id": _WHOLE_ID}
+            text = orjson.dumps({**_with_absolute_references(held), "$defs": {"arguments": whole}})
+        return f"%json {text.decode()} {self._close}"
 
     @property
     def _close(self) -> str:

@@ -10,6 +10,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import attrs
+
+from .schema_numbers import BOUNDS, COUNTS, as_count
 from .schema_patterns import DATE
 from .search_patterns import GROUP, whole_pattern
 
@@ -22,6 +25,14 @@ NOTES = frozenset(
 """Keywords that are read, or that restrict nothing."""
 FREE_KEYWORDS = NOTES - {"format"}
 """Of a string that may be any."""
+RESTRICTING = frozenset(
+    {"$dynamicRef", "$recursiveRef", "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const"}
+    | {"contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "enum", "format", "if", "items"}
+    | {"maxContains", "minContains", "multipleOf", "not", "oneOf", "pattern", "patternProperties", "prefixItems"}
+    | {"properties", "propertyNames", "required", "then", "type", "unevaluatedItems", "unevaluatedProperties"}
+    | {"uniqueItems", *BOUNDS, *COUNTS}
+)
+"""Keywords that say which values match; all others are notes."""
 _TEXT_KEYWORDS = NOTES | {"maxLength", "minLength", "pattern"}
 SCALARS = {
     "integer": r"/-?(0|[1-9][0-9]{0,17})/",
@@ -55,11 +66,30 @@ def pattern_of(text: str) -> str:
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
-def check_keywords(schema: Mapping[str, Any], known: frozenset[str], where: str) -> None:
-    """Raise UnsupportedSchema for a keyword that is not among `known`."""
-    for keyword in schema:
-        if keyword not in known and not keyword.startswith("x-"):
+@attrs.define
+class FormatKeywords:
+    """What becomes of keywords that a format of calls cannot hold: they are refused, or dropped and named."""
+
+    mark: str
+    """Begins the comment over a schema in the grammar."""
+    dropped: list[str] | None = None
+    """Paths of what was dropped. None: nothing may be."""
+
+    def held(self, schema: Mapping[str, Any], known: frozenset[str], where: str) -> Mapping[str, Any]:
+        """Return a schema without the keywords that restrict something and are not `known`.
+
+        Raises UnsupportedSchema.
+        """
+        unknown = (RESTRICTING - known) & schema.keys()
+        for keyword in sorted(unknown):
+            self.refuse(keyword, where)
+        return {key: value for key, value in schema.items() if key not in unknown} if unknown else schema
+
+    def refuse(self, keyword: str, where: str) -> None:
+        """Raise UnsupportedSchema for a keyword, or name it as dropped."""
+        if self.dropped is None:
             raise refusal(where, keyword)
+        self.dropped.append(f"{where}.{keyword}")
 
 
 def refusal(where: str, keyword: str) -> UnsupportedSchema:
@@ -67,35 +97,62 @@ def refusal(where: str, keyword: str) -> UnsupportedSchema:
     return UnsupportedSchema(where, f"the keyword `{keyword[:40]}` is not supported in this model's format of calls")
 
 
+def read_members(
+    schema: Mapping[str, Any], where: str, keywords: FormatKeywords
+) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """Return the properties of an object, and which of them are required. Raises UnsupportedSchema."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict):
+        if keywords.dropped is None:
+            raise UnsupportedSchema(where, "`properties` must be an object")
+        keywords.refuse("properties", where)
+        properties = {}
+    names = required if isinstance(required, list) else [None]
+    known = frozenset(name for name in names if isinstance(name, str) and name in properties)
+    if not all(isinstance(name, str) and name in known for name in names):
+        if keywords.dropped is None:
+            raise UnsupportedSchema(where, "an argument in `required` is not among its `properties`")
+        keywords.refuse("required", where)
+    return properties, known
+
+
 def may_be_refused(rule: str) -> bool:
     """Return whether a rule has a client's schema or pattern in it, which the library may not support."""
     return "%json" in rule or GROUP in rule
 
 
-def text_terminal(schema: Mapping[str, Any], ends: Iterable[str], where: str) -> str:
+def text_terminal(schema: Mapping[str, Any], ends: Iterable[str], where: str, keywords: FormatKeywords) -> str:
     """Return a terminal for the strings that a schema allows and that contain none of `ends`.
 
     Raises UnsupportedSchema.
     """
     if schema.get("type") == "string":
-        check_keywords(schema, _TEXT_KEYWORDS, where)
-    elif found := {"maxLength", "minLength", "pattern"} & schema.keys():
-        raise refusal(where, min(found))
+        schema = keywords.held(schema, _TEXT_KEYWORDS, where)
+    elif found := _TEXT_KEYWORDS - NOTES & schema.keys():
+        schema = {key: value for key, value in schema.items() if key not in found}
+        keywords.refuse(min(found), where)
     held = []
     form = schema.get("format")
-    if form is not None:
-        if not (isinstance(form, str) and form in _FORMATS):
-            raise refusal(where, "format")
+    if isinstance(form, str) and form in _FORMATS:
         held.append(f"/{_FORMATS[form]}/")
+    elif form is not None:
+        keywords.refuse("format", where)
     if "pattern" in schema:
         whole = whole_pattern(schema["pattern"])
         if whole is None:
-            raise refusal(where, "pattern")
-        held.append(f"/{whole}/")
-    for key in ("minLength", "maxLength"):
-        if key in schema and not (type(schema[key]) is int and 0 <= schema[key] <= MAX_LENGTH):
+            keywords.refuse("pattern", where)
+        else:
+            held.append(f"/{whole}/")
+    lengths = {"minLength": 0, "maxLength": ""}
+    for key in lengths.keys() & schema.keys():
+        count = as_count(schema[key])
+        if count is not None and count <= MAX_LENGTH:
+            lengths[key] = count
+        elif keywords.dropped is None:
             raise UnsupportedSchema(where, f"`{key}` must be an integer of at most {MAX_LENGTH}")
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        else:
+            keywords.refuse(key, where)
+    least, most = lengths["minLength"], lengths["maxLength"]
     held.append(f"/(?s:.{'*' if not least and most == '' else f'{{{least},{most}}}'})/")
     held.append(f"~/(?s:.*)({'|'.join(map(pattern_of, ends))})(?s:.*)/")
     return f"({' & '.join(held)})"

@@ -11,11 +11,18 @@ import math
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
+from urllib.parse import unquote
+
+from .schema_disjoint import are_disjoint
+from .schema_places import Place
+from .schema_walk import Comparisons, Located
 
 MAX_OPTIONS = 64
 """How many alternatives, or values of one enum, are looked at per property."""
 MAX_LOOKS = 128
 """How many of both together."""
+_MAX_COMPARISONS = 1_000
+"""Of alternatives, for all values that have some: a few milliseconds."""
 _TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 _ALTERNATIVES = ("anyOf", "oneOf")
 
@@ -35,8 +42,8 @@ class Definitions:
     """What a schema's properties may refer to. What is found there is remembered."""
 
     def __init__(self, schema: dict[str, object]) -> None:
-        tables = {f"#/{key}/": schema.get(key) for key in ("$defs", "definitions")}
-        self._tables = {prefix: table for prefix, table in tables.items() if isinstance(table, dict)}
+        self._schema = schema
+        self.comparisons = Comparisons(_MAX_COMPARISONS)
         self._types: dict[str, tuple[str, ...]] = {}
         self._own_types: dict[str, tuple[str, ...]] = {}
 
@@ -73,12 +80,28 @@ class Definitions:
             self._own_types[reference] = tuple(dict.fromkeys(_own_types(self.resolve(reference))))
         return self._own_types[reference]
 
+    def are_disjoint(self, options: list[object]) -> bool:
+        """Return whether no value can match two of these alternatives, as far as it can be told at little cost."""
+        return are_disjoint(Located({"oneOf": options}, Place(), ""), self)
+
+    def target_of(self, found: Located) -> Located | None:
+        """Return what a schema's reference leads to."""
+        reference = _reference(found.schema)
+        target = None if reference is None else self.resolve(reference)
+        return Located(target, found.place, "") if isinstance(target, dict | bool) else None
+
     def resolve(self, reference: str) -> object:
-        """Return what a local reference stands for; that may be a reference again, which then says nothing."""
-        for prefix, table in self._tables.items():
-            if reference.startswith(prefix):
-                return table.get(reference.removeprefix(prefix).replace("~1", "/").replace("~0", "~"))
-        return None
+        """Return what a JSON pointer stands for; that may be a reference again, which then says nothing."""
+        start, *names = unquote(reference).split("/")
+        found: object = self._schema if start == "#" else None
+        for name in names:
+            name = name.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list):
+                index = int(name) if name.isascii() and name.isdecimal() and len(name) < 8 else len(found)
+                found = found[index] if index < len(found) else None
+            else:
+                found = found.get(name) if isinstance(found, dict) else None
+        return found
 
 
 @cache

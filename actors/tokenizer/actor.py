@@ -27,7 +27,7 @@ import trio
 from ..channel import Poster, Receiver
 from ..config import RuntimeConfig
 from ..messages.accountant import Prompted, Refused
-from ..messages.grammar import GrammarSpec
+from ..messages.grammar import GrammarSpec, ignored_within
 from ..messages.handler import Counted, Keyed
 from ..messages.outcomes import RequestError
 from ..messages.sampling import SamplingParams
@@ -241,9 +241,8 @@ class TokenizerActor:
                 return refusal
             await slot.pause()
         lengths = [len(prompt.token_ids) for prompt in job.encoded]
-        if refusal := too_many_scores(
-            request, lengths, job.budgets, config.max_prompt_scores, config.max_output_scores
-        ):
+        limits = config.max_prompt_scores, config.max_output_scores
+        if refusal := too_many_scores(request, lengths, job.budgets, *limits):
             return refusal
         bad_words = await self._encoder.encode_bad_words(request.bad_words, slot) if request.bad_words else []
         slot.leave()
@@ -254,10 +253,11 @@ class TokenizerActor:
         return None
 
     async def _check_grammar(self, spec: GrammarSpec, job: Job, slot: EncodingSlot) -> str | RequestError:
-        if (result := self._grammars.known(spec, job.options.tenant)) is not None:
-            return result
-        slot.rest()
-        return await self._grammars.check(spec, job.options.tenant)
+        if (result := self._grammars.known(spec, job.options.tenant)) is None:
+            slot.rest()
+            result = await self._grammars.check(spec, job.options.tenant)
+        self._desk.note_dropped(job.request_id, () if isinstance(result, RequestError) else ignored_within(result))
+        return result
 
     async def _submit(self, job: Job, sampling: SamplingParams) -> None:
         """Submit the sequences of a request that were not submitted yet, until its client leaves."""

@@ -19,7 +19,7 @@ from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.sampling import OutputGrammar
 from ..shared.gbnf import is_gbnf
 from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Words
-from ..shared.grammar_text import grammar_text, path_of, schema_at
+from ..shared.grammar_text import freer_text, grammar_text, path_of, schema_at
 from .grammar_walk import Clock, walk
 from .thinking_budget import ReasoningDelimiters
 
@@ -83,8 +83,17 @@ class GrammarChecker:
         library = self._library
         if library is None:
             raise GrammarError(_NO_TOKENIZER)
+        try:
+            return self._followed(library, grammar_text(spec))
+        except GrammarError:
+            freer = freer_text(spec)
+            if freer is None:
+                raise
+            return self._followed(library, freer)
+
+    def _followed(self, library: GrammarLibrary, text: str) -> str:
+        """Return a grammar that was tried. Raises GrammarError."""
         started = self._clock()
-        text = grammar_text(spec)
         matcher = library.compile(text)
         untouched = matcher.copy()
         words_W = np.zeros(library.num_words, np.uint32)

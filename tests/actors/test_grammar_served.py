@@ -14,7 +14,7 @@ import trio
 
 from quipu.actors.engine import LoopHost
 from quipu.actors.executor.grammar_entry import Entry
-from quipu.actors.messages.grammar import GrammarSpec
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.output import OutputRules
@@ -124,6 +124,23 @@ async def test_outputs_match_their_schema(executor: str) -> None:
                     else:
                         assert accepts(spec, choice.token_ids)
     assert num_whole >= 4
+
+
+async def test_what_is_dropped_is_known_before_the_first_event() -> None:
+    """The request's ticket says what was dropped from the schemas of its tools, also when the grammar is known."""
+    source = 'start: a\n// schema from loose:tools[0]\na: %json {"type": "array", "uniqueItems": true, "maxItems": 1}\n'
+    async with open_client(executor="fake") as client:
+        for _ in range(2):
+            request = client.encode(PROMPT, grammar=GrammarSpec(GrammarKind.LARK, source, PARAM), max_tokens=4)
+            ticket = client.runtime.desk.open(request, "test")
+            try:
+                assert not ticket.dropped
+                await ticket.start()
+                await ticket.mailbox.get()
+                assert list(ticket.dropped) == ["tools[0]#/uniqueItems"]
+            finally:
+                ticket.leave()
+            assert not ticket.dropped
 
 
 async def test_grammar_depends_on_the_sequence_alone() -> None:

@@ -138,6 +138,10 @@ class FakeTicket:
     def request_id(self) -> str:
         return self.encode.request_id
 
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        return self._desk.dropped if self.num_starts else ()
+
     async def start(self) -> None:
         await trio.lowlevel.checkpoint()
         if self._desk.gate is not None:
@@ -199,6 +203,8 @@ class FakeDesk:
     """While it is closed, requests wait for the tokenizer."""
     state: State = State.READY
     tickets: list[FakeTicket] = attrs.field(factory=list)
+    dropped: tuple[str, ...] = ()
+    """What the tokenizer drops from the schemas of every request's tools."""
     num_resets: int = 0
     counted: Callable[[Prompt, str], int] = lambda prompt, param: 40
     found: PromptLookUp = FOUND

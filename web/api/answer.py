@@ -41,7 +41,7 @@ from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
 from .fields import parse_object
 from .generation import GenerationRequest, check_priority
-from .ignored_fields import Shape, ignored_fields
+from .ignored_fields import IgnoredNames, Shape, ignored_fields
 from .json_structure import MAX_CHAT_VALUES
 from .stream import StreamWriter, Transcript
 
@@ -146,6 +146,8 @@ async def answer(
         raise unavailable(str(closed) or "The server is not accepting requests.") from None
     context.scope.on_close(ticket.leave)
     ticket.when_encoded(prepared.share.release)
+    ignored = prepared.ignored
+    context.ignored_fields = lambda: ignored.header(ticket.dropped)
     if placement is not None:
         ticket.when_encoded(placement.on_routed)
     del prepared  # and the prompts with it
@@ -168,6 +170,7 @@ class _Prepared:
     caller: Caller
     share: BodyShare
     """Its share of the memory for bodies, released when the prompts are encoded."""
+    ignored: IgnoredNames
 
 
 async def _prepare(
@@ -176,12 +179,13 @@ async def _prepare(
     """Read the body of the current request. Only its prompts are kept, and only once."""
     data, body, share = received.data, received.body, received.share
     reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
-    context.ignored_fields = await ignored_fields(body, shape, reply.wanted.unused_fields)
+    ignored = await ignored_fields(body, shape, reply.wanted.unused_fields)
+    context.ignored_fields = ignored.header
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
     caller = await caller_of(context, data, str(body.get("model") or desk.info.model_names[0]))
     encode = reply.wanted.encode(context.request_id, caller.tenant)
     reply.wanted = reply.wanted.without_prompts()
-    return _Prepared(reply, encode, caller, share)
+    return _Prepared(reply, encode, caller, share, ignored)
 
 
 def traced_request(context: RequestContext, reply: Reply) -> TracedRequest:

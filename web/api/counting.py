@@ -34,7 +34,7 @@ async def count_tokens(read: Callable[[dict[str, Any]], Awaitable[CountedPrompt]
     data, share = await take_body()
     context, parsed = current_request_context(), await parse_object(data, share.grow)
     counted = await read(parsed)
-    context.ignored_fields = await ignored_fields(parsed, shape, counted.unused_fields)
+    context.ignored_fields = (await ignored_fields(parsed, shape, counted.unused_fields)).header
     del data, parsed
     try:
         return await desk.count_tokens(counted.prompt, counted.param, context.principal.tenant)

@@ -6,7 +6,9 @@
     tools with `strict`       text, in which calls are complete, and match their schemas where tools are strict
     otherwise                 no grammar of calls
 
-What must always hold: a forced call that cannot be kept is refused by name.
+Where a call of a tool that is not strict is forced, what of its schema cannot be held is dropped and named: here if the
+model's format of calls cannot hold it, and by the tokenizer if JSON cannot (`actors/shared/schema_loosening.py`). What
+must always hold: a forced call that cannot be kept is refused by name.
 """
 
 from __future__ import annotations
@@ -68,8 +70,10 @@ async def read_calls_grammar(
             raise bad_value(choice.forced_by, "must leave a tool to call, which has to be among the request's tools")
         if answer is not None and answer.kind not in _JSON:
             raise both(answer.param, choice.forced_by)
-        held = [attrs.evolve(tool, is_held=True) for tool in chosen]
-        return await _compile(forced_calls(form, held, several=not one_call), held, pace)
+        held = [attrs.evolve(tool, is_held=True, dropped=[]) for tool in chosen]
+        grammar = await _compile(forced_calls(form, held, several=not one_call), held, pace)
+        tools.unused += dict.fromkeys(path for tool in held for path in tool.dropped)
+        return grammar
     if form is None or not chosen:
         tools.note_strict()
         return answer

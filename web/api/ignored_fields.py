@@ -2,8 +2,8 @@
 
 Each API has a `Shape` of the fields that its readers know (`api/openai/shapes.py`, `api/anthropic/shapes.py`). A body
 that has been read is compared with its shape, and the fields that are not in it go into the response header
-`X-Quipu-Ignored-Fields`, after those that a reader knows but this model cannot honour: paths as in the `param` of an
-error, percent-encoded and comma-separated.
+`X-Quipu-Ignored-Fields`, after those that a reader knows but this model cannot honour, and before what the tokenizer
+drops from the schemas of tools: paths as in the `param` of an error, percent-encoded and comma-separated.
 
 What must always hold: the header is ASCII and at most `MAX_HEADER_BYTES` long; the comparison is linear in the body and
 has checkpoints, like the readers.
@@ -42,22 +42,22 @@ class Shape:
     """How an index of such a list is written in a path."""
 
 
-async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable[str] = ()) -> str | None:
-    """Return the header's value for a body that has been read, None if every field is known and has an effect.
+async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable[str] = ()) -> IgnoredNames:
+    """Return the names of the fields of a body that has been read which are unknown or have no effect.
 
     `unused` are the paths of fields that are known and had no effect.
     """
     unused = (*unused, *ignored_foreign(body))
-    names = _Names()
+    names = IgnoredNames()
     for path in unused[: MAX_NAMES + 1]:
         names.add(path)
     async with Pace() as pace:
         await _compare(body, shape, "", names, frozenset(unused), pace)
-    return names.header()
+    return names
 
 
 async def _compare(
-    values: Mapping[str, Any], shape: Shape, path: str, names: _Names, skipped: frozenset[str], pace: Pace
+    values: Mapping[str, Any], shape: Shape, path: str, names: IgnoredNames, skipped: frozenset[str], pace: Pace
 ) -> None:
     """Add the names of one object's unknown fields. What has been `skipped` has its own name already."""
     await pace.tick()
@@ -83,7 +83,7 @@ async def _compare(
                     await _compare(item, inner, f"{where}.", names, skipped, pace)
 
 
-class _Names:
+class IgnoredNames:
     """The names in the header, within its limits."""
 
     def __init__(self) -> None:
@@ -106,5 +106,8 @@ class _Names:
         """Note that there are more names than fit."""
         self.is_full = True
 
-    def header(self) -> str | None:
+    def header(self, more: Iterable[str] = ()) -> str | None:
+        """Return the header's value, with `more` names; None if every field is known and has an effect."""
+        for path in more:
+            self.add(path)
         return ",".join([*self._encoded, *([AND_MORE] if self.is_full else [])]) or None

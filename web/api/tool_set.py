@@ -78,7 +78,7 @@ class ToolSet:
         self._pace.check_tools(len(self.shown) + 1, param)
         types = self._types[name] = {}
         self.shown.append(tool)
-        self.held.append(GrammarTool(name, schema, schema_param, param, is_held=is_strict))
+        self.held.append(GrammarTool(name, schema, schema_param, param, is_strict, is_strict))
         await self._pace.tick()
         for key, allowed in types_by_property(schema):
             if allowed:

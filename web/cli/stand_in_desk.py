@@ -45,6 +45,8 @@ NOBODY = Caller()
 class StandInTicket:
     """A request that is answered as soon as it starts."""
 
+    dropped: tuple[str, ...] = ()
+
     def __init__(self, desk: StandInDesk, request: Encode) -> None:
         self.mailbox = Mailbox()
         self._desk = desk

@@ -12,6 +12,7 @@ prompt, token id or generated text is ever passed to a logger.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -63,8 +64,8 @@ class RequestContext:
     """Status of the response, once known."""
     error_code: str | None = None
     error_param: str | None = None
-    ignored_fields: str | None = None
-    """Value of the response header `IGNORED_FIELDS_HEADER`."""
+    ignored_fields: Callable[[], str | None] = lambda: None
+    """Returns the value of the response header `IGNORED_FIELDS_HEADER`."""
     tally: Tally = attrs.field(factory=Tally)
     mailbox: Mailbox | None = None
     sink: Sink | None = None
@@ -200,8 +201,8 @@ def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None
         context.status = response.status_code
         response.headers["X-Request-Id"] = context.client_request_id or context.request_id
         response.headers["X-Quipu-Request-Id"] = context.request_id
-        if context.ignored_fields is not None:
-            response.headers[IGNORED_FIELDS_HEADER] = context.ignored_fields
+        if (ignored := context.ignored_fields()) is not None:
+            response.headers[IGNORED_FIELDS_HEADER] = ignored
         return response
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -16,8 +17,9 @@ from tests.grammars import tiny_grammars
 
 
 def chain(count: int, link: Callable[[str], Any], name: str = "a") -> dict[str, Any]:
-    definitions = {f"{name}{index}": link(f"#/$defs/{name}{index + 1}") for index in range(count)}
-    return {"$defs": {**definitions, f"{name}{count}": {"type": "integer"}}, "$ref": f"#/$defs/{name}0"}
+    pointer = f"#/$defs/{quote(name.replace('~', '~0').replace('/', '~1'))}"
+    definitions = {f"{name}{index}": link(f"{pointer}{index + 1}") for index in range(count)}
+    return {"$defs": {**definitions, f"{name}{count}": {"type": "integer"}}, "$ref": f"{pointer}0"}
 
 
 def rules(count: int, link: str) -> str:

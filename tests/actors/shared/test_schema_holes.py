@@ -13,7 +13,7 @@ from quipu.actors.messages.call_syntax import ArgumentStyle, CallForm, CallSynta
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
 from quipu.actors.shared.grammar_text import grammar_text
-from quipu.actors.shared.schema_holes import UnheldSchema
+from quipu.actors.shared.schema_places import UnheldSchema
 from tests.grammars import EOS, PARAM, schema, tiny_grammars
 from tests.tiny import TINY
 
@@ -83,7 +83,34 @@ def test_held(value: Any, good: list[str], bad: list[str]) -> None:
             {"type": "object", "properties": {"a": {"type": "integer", "required": True}}},
             "`required` at `#/properties/a`",
         ),
-        ({"$schema": "http://json-schema.org/draft-03/schema#", "divisibleBy": 2}, "`$schema` at `#`"),
+        ({"$schema": "http://json-schema.org/draft-03/schema#", "divisibleBy": 2}, "`divisibleBy` at `#`"),
+        ({"items": {"type": "any"}}, "`type` at `#/items`"),
+        ({"type": 5}, "`type` at `#`"),
+        ({"type": []}, "`type` at `#`"),
+        ({"properties": []}, "`properties` at `#`"),
+        ({"properties": {"a": 5}}, "`properties` at `#`"),
+        ({"required": "a"}, "`required` at `#`"),
+        ({"enum": 5}, "`enum` at `#`"),
+        ({"enum": []}, "`enum` at `#`"),
+        ({"allOf": {}}, "`allOf` at `#`"),
+        ({"oneOf": []}, "`oneOf` at `#`"),
+        ({"items": {"minLength": -1}}, "`minLength` at `#/items`"),
+        ({"maxItems": 1.5}, "`maxItems` at `#`"),
+        ({"minimum": "a"}, "`minimum` at `#`"),
+        ({"multipleOf": 0}, "`multipleOf` at `#`"),
+        ({"multipleOf": 3333333333}, "`multipleOf` at `#`"),
+        ({"format": 5}, "`format` at `#`"),
+        ({"properties": {"a": {"format": "regex"}}}, "`format` at `#/properties/a`"),
+        ({"pattern": "(?!a)b"}, "`pattern` at `#`"),
+        ({"pattern": "("}, "`pattern` at `#`"),
+        ({"patternProperties": {"^a": {}, "b$": {}}}, "`patternProperties` at `#`"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "`oneOf` at `#`"),
+        ({"properties": {"a": {}}, "maxProperties": 1}, "`maxProperties` at `#`"),
+        ({"anyOf": [{"not": {}}]}, "`not` at `#/anyOf/0`"),
+        ({"uniqueItems": True}, "`uniqueItems` at `#`"),
+        ({"allOf": [{"$ref": "#/a"}]}, "`$ref` at `#/allOf/0`"),
+        ({"$ref": "https://example.org/schema"}, "`$ref` at `#`"),
+        ({"$ref": 5}, "`$ref` at `#`"),
         ({"$ref": "#/parts/a", "parts": {"a": {"const": "\0"}}}, "`const` at `#/parts/a`"),
         ({"parts": {"a": {"const": "\0"}}, "items": {"items": {"$ref": "#/parts/a"}}}, "`const` at `#/parts/a`"),
         ({"properties": {"k" * 5000: {"const": "\0"}}}, f"`const` at `#/properties/{'k' * 80}`"),

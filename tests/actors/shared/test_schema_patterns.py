@@ -7,14 +7,17 @@ import re
 
 import pytest
 
-from quipu.actors.shared.schema_patterns import DATE, UnsupportedPattern, library_pattern
+from quipu.actors.shared.pattern_groups import UnsupportedPattern
+from quipu.actors.shared.schema_patterns import DATE, library_pattern
 
 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
         ("^a[bc]+d{2,}?$", "^a[bc]+d{2,}?$"),
-        (r"\d\w\b\.\/\u00e9\x41", r"\d\w\b\.\/\x{E9}A"),
+        (r"\d\w\.\/\u00e9\x41", r"\d\w\.\/\x{E9}A"),
+        ("{a}b{", r"\{a\}b\{"),
+        (r"(?<x>a)|(?:(^b|c)d$)", "(?:a)|(?:(?:^b|c)d$)"),
         (r"\ud83d\ude00|\u{1F600}", r"\x{1F600}|\x{1F600}"),
         ("[a&&b~~c]", r"[a\x{26}\x{26}b\x{7E}\x{7E}c]"),
         ("[[a]", r"[\x{5B}a]"),
@@ -26,7 +29,6 @@ from quipu.actors.shared.schema_patterns import DATE, UnsupportedPattern, librar
         (r"\p{L}[\P{Lu}]", r"\p{L}[\P{Lu}]"),
         (r"\<\>", "<>"),
         ("(?i:a)", "(?i:a)"),
-        ("a{,2}", "a{,2}"),
     ],
 )
 def test_pattern(pattern: str, expected: str) -> None:
@@ -44,6 +46,23 @@ def test_pattern(pattern: str, expected: str) -> None:
         (r"\ud83d", r"`\ud83d`"),
         ("a++", "quantifier"),
         ("a{2}*", "quantifier"),
+        ("a{,2}", "quantifier"),
+        ("a{2,1}", "out of range"),
+        (f"a{{{'9' * 5000}}}", "out of range"),
+        ("(^|a)*", "nothing that a quantifier"),
+        ("*a", "nothing that a quantifier"),
+        ("a(b|^c)", "`^` behind"),
+        ("(a|b$)c", "behind `$`"),
+        ("(a", "unclosed group"),
+        ("a)", "closes no group"),
+        ("(" * 100, "too many groups"),
+        ("(?!a)b", "look-ahead"),
+        ("(?<=a)b", "look-behind"),
+        ("(?s)a", "`(?s`"),
+        (r"\ba", "word boundaries"),
+        (r"(a)\1", "backreferences"),
+        (r"(?<n>a)\k<n>", "backreferences"),
+        (r"\p{Foo}", r"`\p{Foo}`"),
         ("[]a]", "empty"),
         ("[b-a]", "order"),
         ("[a", "unclosed"),

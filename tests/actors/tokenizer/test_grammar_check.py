@@ -10,10 +10,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from quipu.actors.messages.call_syntax import ArgumentStyle, CallForm, CallSyntax
-from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
+from quipu.actors.messages.grammar import (
+    MAX_IGNORED,
+    GrammarKind,
+    GrammarSpec,
+    ignored_comment,
+    ignored_within,
+)
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
 from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
-from quipu.actors.shared.grammar_library import load_grammars
+from quipu.actors.shared.grammar_library import lark_grammar, load_grammars
 from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from tests.actors.tokenizer.tokenizer_kinds import BASES, byte_tokens
 from tests.grammars import EOS, PARAM, PERSON, schema, tiny_grammars
@@ -58,7 +64,7 @@ def test_supported_grammars(spec: GrammarSpec) -> None:
         (K.JSON_SCHEMA, {"properties": {"a/b": {"items": [{"not": {}}]}}}, ["`not` at `#/properties/a~1b/items/0`"]),
         (K.JSON_SCHEMA, {"type": "array", "uniqueItems": True}, ["`uniqueItems` at `#`"]),
         (K.JSON_SCHEMA, {"type": "array", "contains": {}}, ["`contains`"]),
-        (K.JSON_SCHEMA, {"type": "object", "propertyNames": {}}, ["`propertyNames`"]),
+        (K.JSON_SCHEMA, {"type": "object", "propertyNames": {"pattern": "^a"}}, ["`propertyNames`"]),
         (K.JSON_SCHEMA, {"if": {}, "then": {}}, ["`if`"]),
         (K.JSON_SCHEMA, {"anyOf": [{"type": "string", "format": "klingon"}]}, ["`format` at `#/anyOf/0`", "klingon"]),
         (K.JSON_SCHEMA, {"type": "string", "pattern": "(?=a)b"}, ["look-ahead"]),
@@ -137,7 +143,7 @@ def test_time_is_bounded() -> None:
 
 
 def test_calls_name_their_argument() -> None:
-    """A pattern that the library does not know is refused with the argument's path, also where calls are not JSON."""
+    """A keyword that the library does not know is refused with the argument's path, also where calls are not JSON."""
     syntax = CallSyntax(
         style=ArgumentStyle.TAGS,
         open="<call>{name}",
@@ -146,18 +152,52 @@ def test_calls_name_their_argument() -> None:
         argument_close="</a>",
         value_ends=("</a>",),
     )
-    tool = GrammarTool("f", {"properties": {"a": {"type": "string", "pattern": r"\p{Foo}"}}}, "tools[1]", "")
+    tool = GrammarTool("f", {"properties": {"a": {"type": "array", "items": {"uniqueItems": True}}}}, "tools[1]", "")
     source = "".join(forced_calls(CallForm((syntax,)), [tool], several=False))
     refused = GrammarChecker(tiny_grammars(), 9999).check(GrammarSpec(K.LARK, source, "tools"))
     assert isinstance(refused, RequestError)
-    assert "Unicode property not found (in `tools[1].properties.a`)" in refused.message
+    assert "the keyword `uniqueItems` at `tools[1].properties.a#/items` is not supported" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("value", "ignored"),
+    [
+        ({"type": "array", "uniqueItems": True}, "tools[1]#/properties/a/uniqueItems"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "tools[1]"),
+        ({"$ref": "#/properties/a"}, "tools[1]#/properties/a/$ref"),
+        ({"type": "integer", "minimum": 2, "maximum": 1}, "tools[1]"),
+        ({"enum": [1, 2**60]}, "tools[1]#/properties/a/enum"),
+    ],
+)
+def test_loose_schemas_are_never_refused(value: dict[str, Any], ignored: str) -> None:
+    """What of the schema of a tool that is not strict cannot be held is dropped, all of it if need be, and named."""
+    form = CallForm((CallSyntax(style=ArgumentStyle.OBJECT, open="<call>", close="</call>"),))
+    one = {"properties": {"a": value, "b": {"type": "integer"}}, "required": ["a"]}
+    tool = GrammarTool("f", one, "tools[1]", "", is_strict=False)
+    text = GrammarChecker(tiny_grammars(), 19_999).check(
+        GrammarSpec(K.LARK, "".join(forced_calls(form, [tool], several=True)), "tools")
+    )
+    assert isinstance(text, str), text
+    assert ignored_within(text) == (ignored,)
+    begin = Tokenizer.from_file(str(TINY / "tokenizer.json")).encode('<call>{"name": "f", "arguments": {"a": [1, 1]')
+    assert tiny_grammars().compile(text).accepts(begin.ids) == (value.get("type") != "integer" or ignored == "tools[1]")
+
+
+def test_what_is_named_is_bounded() -> None:
+    """A grammar tells of some of the parts that were dropped, with names of bounded length that may have any text."""
+    paths = [f'tools[0]#/properties/{name}/"\\\n,☃%' for name in ("a", "x" * 3000)] * 100
+    text = lark_grammar(f'start: "a"{ignored_comment(paths)}')
+    tiny_grammars().compile(text)
+    named = ignored_within(text)
+    assert len(named) == MAX_IGNORED and named[0] == paths[0] and max(map(len, named)) <= 1024
+    assert ignored_within(lark_grammar('start: "a"')) == () == ignored_within("")
 
 
 @pytest.mark.parametrize(
     ("keywords", "told"),
     [
-        ({"not": {}}, "the keyword `not` at `tools[1]#/properties/a` is not supported (failed to compile JSON schema"),
-        ({"type": "string", "pattern": "("}, "(in `tools[1]`)"),
+        ({"not": {}}, "the keyword `not` at `tools[1]#/properties/a` is not supported ("),
+        ({"type": "string", "pattern": "("}, "the keyword `pattern` at `tools[1]#/properties/a` is not supported ("),
     ],
 )
 def test_calls_name_their_tool(keywords: dict[str, Any], told: str) -> None:

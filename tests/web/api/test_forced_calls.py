@@ -215,7 +215,7 @@ async def test_unsupported_schema_is_named() -> None:
     """A keyword that the model's format of calls cannot be held to is named with its path."""
     output = OutputFormat(call_form=family("qwen3_coder", has_tokens=True).form)
     schema: dict[str, Any] = {"properties": {"x": {"allOf": []}}}
-    told = await refusal(CHAT, output, tools=tools(CHAT, "a", schema=schema), tool_choice="required")
+    told = await refusal(CHAT, output, tools=tools(CHAT, "a", schema=schema, strict=True), tool_choice="required")
     assert "`tools[0].function.parameters.properties.x`: the keyword `allOf`" in told
 
 

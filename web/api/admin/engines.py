@@ -106,7 +106,7 @@ async def _read_fields(shape: Shape) -> Fields:
     """Return the body's fields, none if it is empty. Raises APIError; unknown fields are reported as ignored."""
     data, share = await take_body()
     body = await parse_object(data, share.grow) if data else {}
-    current_request_context().ignored_fields = await ignored_fields(body, shape)
+    current_request_context().ignored_fields = (await ignored_fields(body, shape)).header
     return Fields(body)
 
 

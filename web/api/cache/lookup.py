@@ -114,7 +114,7 @@ async def _read(desk: Desk, options: AppOptions) -> Encode:
     context = current_request_context()
     reply = await endpoint.read(ParsedRequest(body, context.request_id, desk.info, options))
     wanted = reply.wanted
-    context.ignored_fields = await ignored_fields(body, endpoint.shape, wanted.unused_fields)
+    context.ignored_fields = (await ignored_fields(body, endpoint.shape, wanted.unused_fields)).header
     check_priority(wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
     return wanted.encode(context.request_id, context.principal.tenant)
 

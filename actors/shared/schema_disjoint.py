@@ -1,0 +1,216 @@
+"""Whether a value can match two of the schemas of a `oneOf`: if not, it is an `anyOf`, which the grammar library holds.
+
+Told apart are schemas of different types, values of `const` and `enum`, ranges of numbers, and objects by a property
+that both require. Used by `schema_keywords.py`. What must always hold: schemas that are called disjoint are; the work
+for one document is bounded, and what is beyond is not called disjoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import attrs
+
+from .schema_numbers import as_float, is_number
+from .schema_walk import Comparisons, Located
+
+_MAX_LEVELS = 8
+_NUMBERS = frozenset({"integer", "number"})
+_ALL = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+
+
+class _TooLong(Exception):
+    """The work is at its bound."""
+
+
+@attrs.frozen
+class _Facts:
+    """What every value that matches one alternative of a schema has."""
+
+    types: frozenset[str] = _ALL
+    """With `number`, `integer` is meant, too."""
+    values: frozenset[str] | None = None
+    """JSON of the only values."""
+    low: float = -math.inf
+    high: float = math.inf
+    is_low_open: bool = False
+    is_high_open: bool = False
+    required: frozenset[str] = frozenset()
+    properties: Mapping[str, Located] = attrs.field(factory=dict)
+
+
+class References(Protocol):
+    """What is needed of a document."""
+
+    comparisons: Comparisons
+
+    def target_of(self, found: Located, /) -> Located | None: ...
+
+
+def are_disjoint(found: Located, document: References) -> bool:
+    """Return whether no value can match two schemas of a `oneOf`."""
+    options = found.schema["oneOf"]
+    if len(options) == 1:
+        return True
+    reader = _Reader(document)
+    try:
+        facts = [reader.facts(Located(option, found.place, found.base)) for option in options]
+        pairs = ((one, other) for at, one in enumerate(facts) for other in facts[:at])
+        return all(reader.differ(one, other) for one, other in pairs)
+    except _TooLong:
+        return False
+
+
+@attrs.define
+class _Reader:
+    document: References
+    _known: dict[int, list[_Facts]] = attrs.field(factory=dict)
+    """By the identity of their schemas."""
+
+    def facts(self, found: Located, level: int = 0) -> list[_Facts]:
+        """Return the alternatives of a schema, of which each value matches one at least."""
+        if (known := self._known.get(id(found.schema))) is None:
+            known = self._known[id(found.schema)] = self._read(found, level)
+        return known
+
+    def _read(self, found: Located, level: int) -> list[_Facts]:
+        self._count()
+        schema = found.schema
+        if schema is False:
+            return []
+        if not isinstance(schema, dict) or level > _MAX_LEVELS:
+            return [_Facts()]
+        found_all = [[_own_facts(found)]]
+        parts = schema.get("allOf")
+        found_all += [self.facts(_beside(found, part), level + 1) for part in (parts if type(parts) is list else [])]
+        if (target := self.document.target_of(found)) is not None:
+            found_all.append(self.facts(target, level + 1))
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(options := schema.get(keyword), list):
+                each = [self.facts(_beside(found, option), level + 1) for option in options]
+                found_all.append([fact for facts in each for fact in facts])
+        every = found_all[0]
+        for inner in found_all[1:]:
+            every = [both for one in every for other in inner if (both := self._both(one, other)) is not None]
+        return every
+
+    def _both(self, one: _Facts, other: _Facts) -> _Facts | None:
+        """Return what holds if both do; None if they cannot."""
+        self._count()
+        types = frozenset(_shared(one.types, other.types))
+        given = [fact.values for fact in (one, other) if fact.values is not None]
+        low, high = max(one.low, other.low), min(one.high, other.high)
+        if not types:
+            return None
+        return _Facts(
+            types,
+            frozenset.intersection(*given) if given else None,
+            low,
+            high,
+            any(fact.is_low_open for fact in (one, other) if fact.low == low),
+            any(fact.is_high_open for fact in (one, other) if fact.high == high),
+            one.required | other.required,
+            {**one.properties, **other.properties},
+        )
+
+    def differ(self, ones: list[_Facts], others: list[_Facts], level: int = 0) -> bool:
+        """Return whether no value matches one of each."""
+        return all(self._differs(one, other, level) for one in ones for other in others)
+
+    def _differs(self, one: _Facts, other: _Facts, level: int) -> bool:
+        self._count()
+        shared = _shared(one.types, other.types)
+        if one.values is not None and other.values is not None:
+            return one.values.isdisjoint(other.values)
+        for fact in (one, other):
+            if fact.values is not None:
+                shared &= {_type_of(text) for text in fact.values}
+        if one.high < other.low or other.high < one.low or _only_touch(one, other) or _only_touch(other, one):
+            shared -= _NUMBERS
+        if shared == {"object"} and level < _MAX_LEVELS:
+            return any(
+                self.differ(self.facts(one.properties[name], level + 1), self.facts(other.properties[name], level + 1))
+                for name in sorted(one.required & other.required)
+                if name in one.properties and name in other.properties
+            )
+        return not shared
+
+    def _count(self) -> None:
+        self.document.comparisons.left -= 1
+        if self.document.comparisons.left < 0:
+            raise _TooLong
+
+
+def _beside(found: Located, part: Any) -> Located:
+    return Located(part, found.place, found.base)
+
+
+def _own_facts(found: Located) -> _Facts:
+    schema = found.schema
+    named, kind = schema.get("required"), schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    types = frozenset(name for name in kinds if isinstance(name, str) and name in _ALL)
+    values = schema.get("enum") if isinstance(schema.get("enum"), list) else None
+    values = [schema["const"]] if "const" in schema else values
+    properties = schema.get("properties")
+    low, is_low_open = _end(schema, "minimum", "exclusiveMinimum", max)
+    high, is_high_open = _end(schema, "maximum", "exclusiveMaximum", min)
+    return _Facts(
+        types or _ALL,
+        None if values is None else frozenset(map(_text, values)),
+        low,
+        high,
+        is_low_open,
+        is_high_open,
+        frozenset(name for name in named if isinstance(name, str)) if isinstance(named, list) else frozenset(),
+        {name: _beside(found, part) for name, part in properties.items()} if isinstance(properties, dict) else {},
+    )
+
+
+def _end(schema: dict[str, Any], keyword: str, exclusive: str, tighter: Any) -> tuple[float, bool]:
+    """Return one end of a range of numbers, and whether it is excluded."""
+    ends = [(as_float(schema[keyword]), schema.get(exclusive) is True)] if is_number(schema.get(keyword)) else []
+    ends += [(as_float(schema[exclusive]), True)] if is_number(schema.get(exclusive)) else []
+    if not ends:
+        return (-math.inf if tighter is max else math.inf), False
+    end = tighter(number for number, _ in ends)
+    return end, any(is_open for number, is_open in ends if number == end)
+
+
+def _only_touch(lower: _Facts, upper: _Facts) -> bool:
+    return lower.high == upper.low and (lower.is_high_open or upper.is_low_open)
+
+
+def _shared(types: frozenset[str], others: frozenset[str]) -> set[str]:
+    return {name for name in _ALL if _has(types, name) and _has(others, name)}
+
+
+def _has(types: frozenset[str], name: str) -> bool:
+    return name in types or (name == "integer" and "number" in types)
+
+
+def _text(value: Any) -> str:
+    """Return JSON that is the same for equal values."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, dict | list):
+        return json.dumps(value, sort_keys=True).replace(".0", "")
+    return json.dumps(value)
+
+
+def _type_of(text: str) -> str:
+    match text[0]:
+        case '"':
+            return "string"
+        case "{":
+            return "object"
+        case "[":
+            return "array"
+        case "t" | "f":
+            return "boolean"
+        case "n":
+            return "null"
+    return "number" if any(char in text for char in ".eE") else "integer"

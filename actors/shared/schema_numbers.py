@@ -1,0 +1,90 @@
+"""Which numbers in a JSON schema the grammar library keeps to, and how ranges are said so that it does.
+
+The library reads numbers as doubles, and allows an exclusive bound itself where a range is shorter than 1. Used by
+`schema_keywords.py` and `schema_holes.py`. What must always hold: a bound that is changed excludes the same values.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from decimal import Decimal
+from typing import Any, TypeGuard
+
+BOUNDS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"})
+COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in ("Items", "Length", "Properties"))
+INEXACT = "numbers beyond 2**53 are not exact"
+MAX_COUNT = 1 << 31
+"""No output is so long: a larger upper limit says nothing."""
+_EXACT = 1 << 53
+"""Larger numbers are rounded by the library, and by many readers of JSON."""
+_TINY = 2.0**-40
+"""Stands for the smallest positive number, which has 324 digits."""
+_TOO_LARGE = 1 << 1023
+"""For a double."""
+_MAX_MULTIPLE = 10**9
+_MAX_DECIMALS = 9
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_count(value: object) -> int | None:
+    """Return a number that counts something; None if it is none."""
+    if not is_number(value) or value < 0 or (isinstance(value, float) and not value.is_integer()):
+        return None
+    return int(value)
+
+
+def as_float(number: int | float) -> float:
+    """Return the nearest double, which may be infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def is_inexact(value: object) -> bool:
+    return is_number(value) and abs(value) > _EXACT
+
+
+def is_held_multiple(value: object) -> bool:
+    """Return whether multiples of a number are held: the library counts its digits, without zeros at the end."""
+    if not is_number(value) or not 0 < value < _MAX_MULTIPLE:
+        return False
+    number = Decimal(repr(value)).normalize()
+    digits = number.as_tuple()
+    assert isinstance(digits.exponent, int)
+    return len(digits.digits) <= _MAX_DECIMALS and digits.exponent >= -_MAX_DECIMALS
+
+
+def is_held_bound(bound: int | float, *, is_exclusive: bool) -> bool:
+    """Return whether the library keeps to a bound: doubles are held, and the largest integer of 64 bits."""
+    if is_exclusive or not is_inexact(bound):
+        return not is_inexact(bound)
+    if isinstance(bound, float) or bound == (1 << 63) - 1:
+        return True
+    return abs(bound) < _TOO_LARGE and int(float(bound)) == bound
+
+
+def shift_bounds(schemas: list[dict[str, Any]]) -> None:
+    """Shift the exclusive bounds that are whole numbers, if they could be an end of a range shorter than 1.
+
+    The ends of a range may be in different schemas, such as those of `allOf`.
+    """
+    fractions = sorted({bound for schema in schemas for bound in map(schema.get, BOUNDS) if _is_fraction(bound)})
+    for schema in schemas:
+        for end, sign in (("Minimum", 1), ("Maximum", -1)):
+            # draft 4 has a flag
+            keyword = end.lower() if schema.get(f"exclusive{end}") is True else f"exclusive{end}"
+            bound = schema.get(keyword)
+            if not is_number(bound) or _is_fraction(bound):
+                continue
+            low, high = sorted((bound, bound + sign))
+            if bisect_right(fractions, low) < bisect_left(fractions, high):
+                schema[keyword] = math.nextafter(bound, bound + sign) if bound else sign * _TINY
+
+
+def _is_fraction(bound: object) -> TypeGuard[float]:
+    return isinstance(bound, float) and not bound.is_integer()

@@ -1,0 +1,102 @@
+"""A tool that is not strict may have any JSON Schema, in every format of calls; what is dropped is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec, ignored_within
+from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
+from quipu.actors.shared.grammar_text import grammar_text
+from tests.actors.shared.test_call_grammar import FAMILIES, written
+from tests.call_grammars import Family, family
+
+DECIMAL = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]}
+"""As pydantic writes it."""
+NAMES = {
+    "type": "object",
+    "propertyNames": {"type": "string", "pattern": "^a"},
+    "additionalProperties": {"type": "integer"},
+}
+_STRING = {"type": "string"}
+OTHER = ("functiongemma", "gemma4", "qwen3_coder")
+"""Formats in which arguments are not JSON."""
+
+
+@attrs.frozen
+class Loose:
+    """A grammar of calls of a tool `f` that is not strict."""
+
+    one: Family
+    source: str
+    dropped: tuple[str, ...]
+
+    def accepts(self, arguments: Any) -> bool:
+        return self.one.vocabulary.accepts(self.source, written(self.one, [("f", arguments)]))
+
+
+def loose(name: str, schema: dict[str, Any]) -> Loose:
+    one = family(name, has_tokens=True)
+    tool = GrammarTool("f", schema, "tools[0]", "name", is_strict=False)
+    rules = "".join(forced_calls(one.form, [tool], several=False))
+    text = grammar_text(GrammarSpec(GrammarKind.LARK, rules, "tools"))
+    return Loose(one, text, tuple(dict.fromkeys([*tool.dropped, *ignored_within(text)])))
+
+
+CASES: list[tuple[str, dict[str, Any], Any]] = [
+    ("uniqueItems", {"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["a", "a"]),
+    ("pattern", DECIMAL, "x"),
+    ("pattern", DECIMAL, 1.5),
+    ("format", {"type": "string", "format": "path"}, "/tmp/x"),
+    ("propertyNames", NAMES, {"abc": 1}),
+    ("contains", {"type": "array", "contains": {"const": 1}}, [2]),
+    ("if", {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}, {"a": 1}),
+    ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}, {"a": 1}),
+    ("oneOf", {"oneOf": [{"type": "number"}, {"type": "integer"}]}, 1),
+    ("not", {"type": "string", "not": {"const": "x"}}, "x"),
+    ("minProperties", {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 2}, {"a": "b"}),
+    ("", {"type": "object", "properties": {"a": {"type": "integer"}}, "unevaluatedProperties": False}, {"a": 1}),
+    ("", {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": _STRING}, {"a": "b"}),
+    ("", {"type": "array", "items": {"$ref": "#/properties/w"}}, [1, 2]),
+    ("", {"$ref": "#/components/schemas/A~1B"}, 3),
+    ("$ref", {"$ref": "https://example.org/x"}, "x"),
+    ("type", {"type": "any"}, "x"),
+    ("enum", {"enum": []}, "x"),
+    ("anyOf", {"anyOf": "x"}, "x"),
+    ("required", {"type": "object", "required": True}, {}),
+    ("maxLength", {"type": "string", "maxLength": -1}, "abc"),
+    ("", {"type": "string", "title": "x", "mine": 1, "deprecated": True, "examples": ["a"]}, "abc"),
+]
+
+
+@pytest.mark.parametrize(("keyword", "value", "argument"), CASES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_schema(name: str, keyword: str, value: dict[str, Any], argument: Any) -> None:
+    """A call can be forced whatever the schema says, and what it says of the other arguments is held."""
+    schema = {
+        "type": "object",
+        "properties": {"v": value, "w": {"type": "integer"}},
+        "required": ["v", "w"],
+        "components": {"schemas": {"A/B": {"type": "integer"}}},
+    }
+    found = loose(name, schema)
+    assert found.accepts({"v": argument, "w": 3})
+    assert not found.accepts({"v": argument, "w": "x"}) and not found.accepts({"w": 3})
+    if name not in OTHER:
+        dropped = [path.rpartition("/")[2] for path in found.dropped if path.endswith(keyword)]
+        assert dropped == [keyword] if keyword else not found.dropped
+    else:
+        assert not keyword or any("properties.v" in path or "properties/v" in path for path in found.dropped)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_said_of_all_arguments(name: str) -> None:
+    """Keywords of the arguments as a whole are dropped, too, where they cannot be held."""
+    schema = {"properties": {"v": {"type": "integer"}}, "anyOf": [{"required": ["v"]}], "minProperties": 7, "not": {}}
+    found = loose(name, {**schema, "required": ["v", "nowhere"] if name in OTHER else ["v"]})
+    assert found.accepts({"v": 1}) and any("not" in path for path in found.dropped)
+    odd: dict[str, Any]
+    for odd in ({"properties": []}, {"properties": {"v": 5}}, {"required": "v"}, {"$ref": "x"}):
+        assert loose(name, odd).dropped, odd
