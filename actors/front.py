@@ -126,7 +126,9 @@ async def open_upstreams(
             for seat in seats:
                 if (endpoint := seat.config.kv_events) is not None and seat.config.tokenizer is not None:
                     take = partial(_take_news, seat, routing, prompts)
-                    subscribers.callback(EventSubscriber(endpoint, take).close)
+                    subscriber = EventSubscriber(endpoint, take)
+                    subscribers.callback(subscriber.close)
+                    await subscriber.start()
             await nursery.start(UpstreamProbes(seats, http, show_probed).run)
             yield seats
             nursery.cancel_scope.cancel()

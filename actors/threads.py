@@ -1,20 +1,28 @@
-"""Runs calls in worker threads, and waits while the machine has no thread for them.
+"""Runs calls in worker threads, starts threads and processes, and waits while the machine has no thread for them.
 
-Used instead of `trio.to_thread.run_sync` by everything that runs in the web process: a limit of threads or memory that
-is reached for a moment must not end a task that everybody depends on.
+Used instead of `trio.to_thread.run_sync` and `trio.lowlevel.open_process`, which starts a process in a thread, by
+everything that runs in the web process: a limit of threads or memory that is reached for a moment must not end a task
+that everybody depends on.
 
-What must always hold: a call that has begun is never repeated; whatever it raises is raised.
+What must always hold: a call that has begun is never repeated; whatever it raises is raised; a wait ends with the
+surrounding cancel scope.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeVar, TypeVarTuple
+import errno
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar, TypeVarTuple
 
+import structlog
 import trio
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+log = structlog.get_logger()
 
 FIRST_PAUSE_S: Final = 0.01
 MAX_PAUSE_S: Final = 0.5
@@ -29,7 +37,7 @@ async def run_in_thread(
 ) -> T:
     """Run `call(*args)` as `trio.to_thread.run_sync` does, but wait until there is a thread for it.
 
-    The wait ends with the surrounding cancel scope, and holds nothing of `limiter`.
+    The wait holds nothing of `limiter`.
     """
     has_begun = False
 
@@ -38,12 +46,72 @@ async def run_in_thread(
         has_begun = True
         return call(*args)
 
-    pause_s = FIRST_PAUSE_S
+    pauses = _pauses()
     while True:
         try:
             return await trio.to_thread.run_sync(begin, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
         except (RuntimeError, MemoryError) as error:
-            if has_begun or not (isinstance(error, MemoryError) or _NO_THREAD in str(error)):
+            if has_begun or not _is_shortage(error):
                 raise
-        await trio.sleep(pause_s)
+        await trio.sleep(next(pauses))
+
+
+async def open_process(command: Sequence[str], **options: Any) -> trio.Process:
+    """Start a process as `trio.lowlevel.open_process` does, but wait for the thread in which it is started.
+
+    Raises OSError, also where there is no memory for the process.
+    """
+    pauses = _pauses()
+    while True:
+        try:
+            return await trio.lowlevel.open_process(command, **options)
+        except RuntimeError as error:
+            if not _is_shortage(error):
+                raise
+        except MemoryError:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
+        await trio.sleep(next(pauses))
+
+
+async def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
+    """Start a thread of its own for `run()`, a daemon, as soon as there is one."""
+    pauses = _pauses()
+    while True:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        try:
+            thread.start()
+            return thread
+        except (RuntimeError, MemoryError) as error:
+            if not _is_shortage(error):
+                raise
+        await trio.sleep(next(pauses))
+
+
+async def outlive_shortages(run: Callable[[], Awaitable[None]], task: str) -> None:
+    """Run `run()`, and again after a pause whenever it ends for want of memory. `task` names it in the log."""
+    while True:
+        try:
+            return await run()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.error("task.out_of_memory", task=task)
+        await trio.sleep(MAX_PAUSE_S)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error, or each of a group, is a MemoryError."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_out_of_memory, error.exceptions))
+    return isinstance(error, MemoryError)
+
+
+def _is_shortage(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or _NO_THREAD in str(error)
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = FIRST_PAUSE_S
+    while True:
+        yield pause_s
         pause_s = min(2 * pause_s, MAX_PAUSE_S)

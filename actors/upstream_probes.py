@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import structlog
 import trio
 
+from .threads import outlive_shortages
 from .upstream_http.upstream_client import UpstreamClient
 from .upstream_http.upstream_errors import OwnShortage, UpstreamError
 from .upstreams.attempts import FORBIDDEN, OK, UNAUTHORIZED, headers_for
@@ -54,7 +56,7 @@ class UpstreamProbes:
                     for seat in self._seats:
                         first.start_soon(self._probe, seat)
             for seat in self._seats:
-                nursery.start_soon(self._keep_probing, seat)
+                nursery.start_soon(outlive_shortages, partial(self._keep_probing, seat), "upstream probes")
             task_status.started()
 
     async def _keep_probing(self, seat: UpstreamSeat) -> None:

@@ -68,6 +68,7 @@ from .text_workers.grammar_pool import make_grammar_pool
 from .text_workers.lanes import Lanes
 from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
+from .threads import outlive_shortages
 from .tokenizer.actor import TokenizerActor
 from .tokenizer.advisor import Advisor
 from .tokenizer.encoder import load_encoder
@@ -240,11 +241,10 @@ async def open_runtime(
             nursery.start_soon(keep_running, start, deaths[actor], on_death)
         await nursery.start(manager.run)
         if config.autoscales:
-            nursery.start_soon(
-                Autoscaler(
-                    config, engines, manager, is_stopping=lambda: desk.is_draining, count_change=metrics.count_scaling
-                ).run
+            autoscaler = Autoscaler(
+                config, engines, manager, is_stopping=lambda: desk.is_draining, count_change=metrics.count_scaling
             )
+            nursery.start_soon(outlive_shortages, autoscaler.run, "autoscaler")
         runtime = Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
         if config.upstreams:
             own = route_store.routing

@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from ..processes.child import OWN_GROUP, kill_group
+from ..threads import open_process
 from .orders import Ending, EngineOrder
 from .ray_messages import Command, End, Ended, Event, Failed, Join, Joined, Kill, Placed, Start
 from .remote_process import RemoteProcess
@@ -56,7 +57,7 @@ class RayLink:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         try:
-            process = await trio.lowlevel.open_process(
+            process = await open_process(
                 [sys.executable, "-P", "-m", DRIVER],
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,

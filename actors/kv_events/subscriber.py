@@ -14,6 +14,7 @@ import structlog
 import trio
 import zmq
 
+from ..threads import start_thread
 from .event_log import KvEventsError
 from .follower import CacheFollower, CacheNews
 
@@ -28,7 +29,7 @@ CLOSING_S = 2.0
 
 
 class EventSubscriber:
-    """Follows one publisher from construction until `close`."""
+    """Follows one publisher from `start` until `close`."""
 
     def __init__(self, endpoint: str, take: Callable[[CacheNews], object]) -> None:
         """`take` is called in the event loop that this is created in. Raises KvEventsError."""
@@ -49,13 +50,18 @@ class EventSubscriber:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise KvEventsError(f"cannot connect to {endpoint}: {error.strerror}") from None
-        self._thread = threading.Thread(target=self._run, name="kv-follower", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> None:
+        self._thread = await start_thread(self._run, "kv-follower")
 
     def close(self) -> None:
         self._closing = True
         self._is_taken.set()
-        self._thread.join(CLOSING_S)
+        if self._thread is not None:
+            self._thread.join(CLOSING_S)
+        else:
+            self._context.destroy(linger=0)
 
     def _run(self) -> None:
         follower = CacheFollower()

@@ -21,12 +21,14 @@ import trio
 from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable, WireMessage
 from ..messages.supervisor import Heartbeat
 from ..supervisor import Death, EngineLink, Mismatch
+from ..threads import is_out_of_memory
 from .engine_child import EngineChild
 from .greeting import OtherVersion, receive_greeting
 from .heartbeat import HEARTBEAT_INTERVAL_S, LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
 from .reconnection import REJOIN_S
 
 CLOSED = "its connection was closed"
+OUT_OF_MEMORY = "the server had no memory for its messages"
 
 
 class NotStarted(Exception):
@@ -80,9 +82,12 @@ class ConnectedHost(ABC):
             async with trio.open_nursery() as nursery:
                 death = await self._run(link, nursery)
                 nursery.cancel_scope.cancel()
-        except BaseException:
+        except BaseException as error:
             await self.close()
-            raise
+            if not is_out_of_memory(error):
+                raise
+            link.lost(OUT_OF_MEMORY)
+            return Death(OUT_OF_MEMORY)
         return death
 
     async def _run(self, link: EngineLink, nursery: trio.Nursery) -> Death:

@@ -50,8 +50,8 @@ class LogWriter:
         self._is_writing = False
         self.num_dropped = 0
         """Lines that were not written completely."""
-        self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._start()
 
     def put(self, line: bytes, *, is_error: bool = False) -> None:
         """Queue a line, which must end with a line break."""
@@ -61,7 +61,18 @@ class LogWriter:
                 return
             self._lines.append(line)
             self._num_bytes += len(line)
+            if self._thread is None:
+                self._start()
             self._has_lines.notify()
+
+    def _start(self) -> None:
+        """Start the thread. If there is none at the moment, lines wait for the next one that is put."""
+        thread = threading.Thread(target=self._run, name="log writer", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):
+            return
+        self._thread = thread
 
     def say(self, message: str) -> None:
         """Queue a plain-text message of the command itself."""

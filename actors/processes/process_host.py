@@ -25,7 +25,7 @@ from ..engine_shares import SPIN_COUNT, EngineShares
 from ..machine_parts import available_memory, read_machine
 from ..shared.step_record import StepRecord
 from ..supervisor import Death
-from ..threads import run_in_thread
+from ..threads import open_process, run_in_thread
 from .child import OWN_GROUP, kill_group
 from .connected_host import ConnectedHost
 from .cut_off_files import find_cut_off
@@ -104,7 +104,7 @@ class ProcessHost(ConnectedHost):
         lifeline, address = listener.lifeline, listener.address
         config = msgspec.json.encode(self._config).decode()
         numbers = map(str, (lifeline, descriptor, memory, incarnation, self._beat_s))
-        return await trio.lowlevel.open_process(
+        return await open_process(
             [sys.executable, "-P", "-m", self.MODULE, *numbers, address, config],
             pass_fds=(lifeline, descriptor, memory),
             env=self._environment,

@@ -19,6 +19,7 @@ from ..shared.checkpoint import CheckpointError
 from .link_handshake import TICKET_BYTES, Impostor, LinkTicket, prepare, prove_as_engine
 from .link_tls import LinkTls, fault_of, secure
 from .reconnection import ATTEMPT_S, MAX_ALONE_S, RETRY_S, Admission, is_held, learn_incarnation
+from .shortage import is_shortage
 
 log = structlog.get_logger()
 
@@ -73,6 +74,9 @@ class TcpWay:
                 except CheckpointError as error:
                     log.error("link.tls_unusable", error=str(error))
                     return None
+                except (RuntimeError, MemoryError) as error:
+                    if not is_shortage(error):  # looking up the host takes a thread
+                        raise
                 except (OSError, PeerGone, trio.BrokenResourceError) as error:
                     if (fault := fault_of(error)) is not None:  # in TLS 1.3 it follows what the host has said
                         log.error("link.impostor", host=self._host, port=self._port, error=fault)

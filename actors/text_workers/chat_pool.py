@@ -166,7 +166,7 @@ class ChatPool:
         is_first = task_status is not trio.TASK_STATUS_IGNORED
         try:
             worker = _Worker(await ChatProcess.start(template, self._timeout_s))
-        except (CheckpointError, OSError) as error:
+        except (CheckpointError, OSError, MemoryError) as error:
             if is_first:
                 raise
             # no memory, no process or no time: carry on with the other workers
@@ -211,7 +211,7 @@ class ChatPool:
             with trio.move_on_after(self._timeout_s) as job.scope:
                 job.outcome = await self._render(worker, job)
                 is_usable = True
-        except ProcessGone:
+        except (ProcessGone, MemoryError):
             job.outcome = TemplateError(_DIED)
         finally:
             job.frames.clear()

@@ -12,6 +12,7 @@ import subprocess
 import trio
 
 from ..processes.child import OWN_GROUP, command_of
+from ..threads import open_process
 
 
 async def start_child(module: str) -> tuple[trio.Process, trio.SocketStream]:
@@ -20,7 +21,7 @@ async def start_child(module: str) -> tuple[trio.Process, trio.SocketStream]:
     ours.setblocking(False)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
     try:
-        process = await trio.lowlevel.open_process(
+        process = await open_process(
             command_of(module), stdin=theirs, stdout=subprocess.DEVNULL, process_group=OWN_GROUP
         )
     except BaseException:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 import trio
 
 from ..shared.fair_queue import FairQueue
-from ..threads import run_in_thread
+from ..threads import outlive_shortages, run_in_thread
 from ..tokenizer.encoder import TextEncoder
 from ..tokenizer.prompt_sizes import SHORT_BYTES
 from .encode_processes import IDLE_S, EncodeProcesses, Lease
@@ -187,12 +188,15 @@ class Lanes:
         if self._processes is None:
             return
         try:
-            await run_in_thread(self._processes.warm_up, abandon_on_cancel=True)
-            while True:
-                await trio.sleep(IDLE_S)
-                await run_in_thread(self._processes.end_idle)
+            await outlive_shortages(partial(self._keep_running, self._processes), "encode processes")
         finally:
             self._processes.close()
+
+    async def _keep_running(self, processes: EncodeProcesses) -> None:
+        await run_in_thread(processes.warm_up, abandon_on_cancel=True)
+        while True:
+            await trio.sleep(IDLE_S)
+            await run_in_thread(processes.end_idle)
 
     def enter(self, tenant: str, num_bytes: int) -> LaneSlot:
         """Enter a lane with texts of `num_bytes` in total. Raises QueueFull."""

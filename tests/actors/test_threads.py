@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from quipu.actors import threads
-from quipu.actors.threads import run_in_thread
+from quipu.actors.threads import is_out_of_memory, open_process, outlive_shortages, run_in_thread, start_thread
 from tests.actors.thread_shortage import Shortage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +33,7 @@ async def test_what_a_call_raises_is_raised(error: Exception) -> None:
 
     def fail() -> None:
         calls.append(1)
-        raise error
+        raise error if len(calls) == 1 else AssertionError("it was repeated")
 
     with pytest.raises(type(error)):
         await run_in_thread(fail)
@@ -55,12 +59,61 @@ async def test_wait_ends_with_its_scope(monkeypatch: pytest.MonkeyPatch) -> None
         nursery.cancel_scope.cancel()
 
 
-def test_threads_are_started_in_one_place() -> None:
-    """Nothing else calls trio's own function, whose shortages end tasks. (HTTP passes it on to applications.)"""
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "FIRST_PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_processes_wait_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is started once there is a thread for that; without memory for it, it is an OSError."""
+    shortage = Shortage(monkeypatch, *[RuntimeError("can't start new thread")] * 3)
+    process = await open_process([sys.executable, "-c", "raise SystemExit(7)"])
+    assert await process.wait() == 7 and shortage.num_tries == 4
+    Shortage(monkeypatch, MemoryError())
+    with pytest.raises(OSError, match="memory"):
+        await open_process([sys.executable, "-c", ""])
+    Shortage(monkeypatch, RuntimeError("must be called from async context"))
+    with pytest.raises(RuntimeError, match="async context"):
+        await open_process([sys.executable, "-c", ""])
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_threads_of_their_own_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread is started as soon as the machine has one, and runs once."""
+    errors, start, has_run = [RuntimeError("can't start new thread"), MemoryError()], threading.Thread.start, []
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if errors:
+            raise errors.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    thread = await start_thread(lambda: has_run.append(1), "of its own")
+    thread.join()
+    assert has_run == [1] and not errors
+
+
+async def test_tasks_outlive_shortages(autojump_clock: trio.abc.Clock) -> None:
+    """A task without memory is run again after a pause, alone or where all of a group had none; other errors end it."""
+    errors = [MemoryError(), ExceptionGroup("two", [MemoryError(), MemoryError()]), KeyError("other")]
+
+    async def run() -> None:
+        await trio.lowlevel.checkpoint()
+        raise errors.pop(0)
+
+    with capture_logs() as lines, pytest.raises(KeyError):
+        await outlive_shortages(run, "a task")
+    assert [line["task"] for line in lines] == ["a task"] * 2
+    assert not is_out_of_memory(ExceptionGroup("mixed", [MemoryError(), KeyError()]))
+
+
+def test_threads_and_processes_are_started_in_one_place() -> None:
+    """Nothing else calls trio's own functions, whose shortages end tasks. (HTTP passes one on to applications.)"""
     users = {
         str(path.relative_to(ROOT))
         for folder in ("actors", "web")
         for path in (ROOT / folder).rglob("*.py")
-        if "trio.to_thread" in path.read_text()
+        if re.search(r"trio\.to_thread|trio\.lowlevel\.open_process|trio\.run_process", path.read_text())
     }
     assert users == {"actors/threads.py", "web/http/http11.py"}

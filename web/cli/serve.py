@@ -29,6 +29,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
+from quipu.actors.threads import outlive_shortages
 from quipu.actors.wiring import front, split
 
 from ..api.admin.prices import PriceError, PriceList, read_prices
@@ -217,9 +218,11 @@ async def run_server(
                     )
                 )
                 watching.start_soon(app.check, url_to_open(addresses, serves_ui=False))
-                watching.start_soon(watch_loop, runtime.metrics.event_loop_lag)
+                watch = partial(watch_loop, runtime.metrics.event_loop_lag)
+                watching.start_soon(outlive_shortages, watch, "loop watch")
                 if manager is not None:
-                    watching.start_soon(notify, manager, runtime.desk.health, stopping)
+                    tell = partial(notify, manager, runtime.desk.health, stopping)
+                    watching.start_soon(outlive_shortages, tell, "service manager")
                 log.info(
                     "server.listening",
                     url=[address.url for address in addresses],

@@ -29,7 +29,7 @@ from .connection_table import ConnectionTable, default_max_connections
 logger = logging.getLogger(__name__)
 
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_OUT_OF_FILES_WAIT_S = 0.05
+_SHORTAGE_WAIT_S = 0.05
 ACCEPTED_AT_ONCE = 2
 """Connections accepted in one iteration of the loop, so that a probe does not wait for a whole crowd."""
 
@@ -97,7 +97,11 @@ async def serve(
     def admit(stream: trio.SocketStream, handlers: trio.Nursery) -> None:
         is_reserved = not table.has_room()
         limits = hasty if is_reserved else config
-        connection = Connection(wrapper, limits, hypercorn_config, context, state, stream, is_reserved=is_reserved)
+        try:
+            connection = Connection(wrapper, limits, hypercorn_config, context, state, stream, is_reserved=is_reserved)
+        except MemoryError:
+            stream.socket.close()
+            raise
         table.add(connection)
         handlers.start_soon(handle, connection)
 
@@ -113,12 +117,14 @@ async def serve(
                         admit(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)), handlers)
                 except BlockingIOError:
                     continue
+                except MemoryError:
+                    await trio.sleep(_SHORTAGE_WAIT_S)
                 except OSError as error:
                     if error.errno in _OUT_OF_FILES:
                         # Trio's own loop would log a traceback ten times a second here.
                         table.note_full("connections.no_file_descriptors")
                         table.free_a_file()
-                        await trio.sleep(_OUT_OF_FILES_WAIT_S)
+                        await trio.sleep(_SHORTAGE_WAIT_S)
                     elif error.errno != errno.ECONNABORTED:  # that client has already disconnected
                         raise
         finally:

@@ -31,6 +31,7 @@ async def test_one_slice_in_an_iteration_of_the_loop() -> None:
     taken: list[tuple[int, CacheNews]] = []
     trio.lowlevel.add_instrument(iterations)
     subscriber = EventSubscriber(f"tcp://127.0.0.1:{port}", lambda news: taken.append((iterations.number, news)))
+    await subscriber.start()
     try:
         count = 4 * NEWS_BLOCKS
         blocks = {"type": "BlockStored", "block_hashes": list(range(count)), "parent_block_hash": None}
@@ -61,6 +62,7 @@ async def test_closed_while_the_loop_is_busy(monkeypatch: pytest.MonkeyPatch) ->
     publisher = context.socket(zmq.XPUB)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
     subscriber = EventSubscriber(f"tcp://127.0.0.1:{port}", lambda news: None)
+    await subscriber.start()
     monkeypatch.setattr(subscriber, "_token", BusyLoop())
     try:
         with trio.fail_after(30):

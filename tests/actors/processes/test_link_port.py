@@ -104,6 +104,25 @@ async def test_both_ends_meet_twice(port: LinkPort, lifeline: tuple[int, int]) -
     assert port.num_refused == 0
 
 
+async def test_thread_to_look_up_the_host_is_waited_for(
+    port: LinkPort, lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that has no thread, or no memory, to connect for a moment tries again."""
+    errors, connect = [RuntimeError("can't start new thread"), MemoryError()], trio.open_tcp_stream
+
+    async def connect_or_fail(host: str, number: int) -> trio.SocketStream:
+        if errors:
+            raise errors.pop()
+        return await connect(host, number)
+
+    monkeypatch.setattr(trio, "open_tcp_stream", connect_or_fail)
+    engine = port.expect()
+    ours, admission = await meet(port, way_of(port, engine.ticket, lifeline), engine, FIRST)
+    assert admission.incarnation == FIRST and not errors
+    for stream in (ours, admission.stream):
+        await stream.aclose()
+
+
 async def test_sockets_are_prepared(port: LinkPort, lifeline: tuple[int, int]) -> None:
     engine = port.expect()
     ours, admission = await meet(port, way_of(port, engine.ticket, lifeline), engine, FIRST)

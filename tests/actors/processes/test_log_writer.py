@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -54,6 +55,22 @@ def test_lines_in_order(pipe: Pipe) -> None:
     assert pipe.read_all(lines[-1]) == b"".join(lines)
     writer.drain(PATIENCE_S)
     assert writer.num_dropped == 0
+
+
+def test_thread_is_waited_for(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a thread nothing fails, and the lines are written once there is one."""
+    start, errors = threading.Thread.start, [MemoryError(), RuntimeError("can't start new thread")]
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if errors:
+            raise errors.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    writer = LogWriter(pipe.writer)
+    writer.put(b"first\n")
+    writer.put(b"second\n")
+    assert pipe.read_all(b"second\n") == b"first\nsecond\n" and not errors
 
 
 def test_non_blocking_pipe(pipe: Pipe) -> None:

@@ -23,6 +23,7 @@ from quipu.actors.messages.accountant import EngineDied, StepReport
 from quipu.actors.messages.scheduler import Abort
 from quipu.actors.messages.supervisor import EngineReady, Heartbeat
 from quipu.actors.processes import connected_host, heartbeat
+from quipu.actors.processes.connected_host import OUT_OF_MEMORY
 from quipu.actors.processes.greeting import greeting
 from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.processes.reconnection import Listener
@@ -192,6 +193,18 @@ async def test_last_messages_count() -> None:
     death, reports = await run_alone(sends(READY + encoded(1, *sent) + b"\xff" * 16))
     assert "cannot be read" in death.reason
     assert reports == [msgspec.structs.replace(report, incarnation=1) for report in sent]
+
+
+async def test_no_memory_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has no memory for an engine's messages loses this engine, and goes on."""
+
+    async def deliver(link: EngineLink, messages: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise MemoryError
+
+    monkeypatch.setattr(EngineLink, "deliver", deliver)
+    death, _ = await run_alone(sends(READY))
+    assert death.reason == OUT_OF_MEMORY
 
 
 async def test_step_under_way() -> None:

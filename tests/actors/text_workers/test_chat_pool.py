@@ -27,6 +27,7 @@ from quipu.actors.text_workers.chat_wire import PIECE_CHARACTERS, PIECE_ITEMS
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import ChatTooLong, RenderedChat, TemplateError
 from quipu.actors.tokenizer.template_source import TemplateSource
+from tests.actors.thread_shortage import Shortage
 
 PATIENCE_S = 100.0
 SAID = "{{ messages[0].content }}"
@@ -81,6 +82,15 @@ def is_running(process_id: int) -> bool:
 
 def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "It is.", "parameters": {"big": 1 << 70}}}
+
+
+@pytest.mark.usefixtures("one_worker")
+async def test_thread_to_start_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment without a free thread, in which a process would be started, ends nothing."""
+    shortage = Shortage(monkeypatch, *[RuntimeError("can't start new thread")] * 3)
+    async with pool_of(SHOWN) as pool:
+        assert (await render(pool, chat("Hello"))).text
+    assert not shortage.errors
 
 
 @pytest.mark.usefixtures("one_worker")

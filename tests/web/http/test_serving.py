@@ -6,14 +6,18 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
 from quipu.actors.messages.handler import Delta
 from quipu.web.app import make_app
+from quipu.web.http import server
+from quipu.web.http.connection import Connection
 from quipu.web.http.server import serve
 from quipu.web.options import AppOptions
 from tests.web.fakes import STARTED, FakeDesk, hello, scripted
@@ -92,3 +96,29 @@ async def test_half_close_is_a_disconnect(write_path: WritePath) -> None:
             assert not received.endswith(b"0\r\n\r\n")
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert desk.ticket.num_leaves == 1
+
+
+async def test_no_memory_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection for which there is no memory is closed, and the next one is served."""
+    has_failed = False
+
+    class Scarce(Connection):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            nonlocal has_failed
+            if not has_failed:
+                has_failed = True
+                raise MemoryError
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(server, "Connection", Scarce)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            (address,) = await nursery.start(partial(serve, make_app(FakeDesk()), host="127.0.0.1", port=0))
+            received = []
+            for _ in range(2):
+                async with await trio.open_tcp_stream(address.host, address.port) as stream:
+                    await stream.send_all(b"GET /version HTTP/1.1\r\nHost: test\r\n\r\n")
+                    with suppress(trio.BrokenResourceError):
+                        received.append(await stream.receive_some())
+            nursery.cancel_scope.cancel()
+    assert has_failed and received[-1].startswith(b"HTTP/1.1 200")

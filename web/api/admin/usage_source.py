@@ -23,6 +23,7 @@ import trio
 
 from quipu.actors.ledger.reading import LedgerRecord, Query
 from quipu.actors.processes.idle_processes import IdleProcesses
+from quipu.actors.threads import outlive_shortages
 
 from ...http.turns import FairTurns, TooManyWaiting
 from ...request.errors import APIError, internal, invalid, unavailable
@@ -111,7 +112,7 @@ class LedgerUsage:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 task_status.started()
-                await self._idle.run()
+                await outlive_shortages(self._idle.run, "idle report processes")
         finally:  # once no task can put one back
             await self._idle.end_all()
 
@@ -157,8 +158,8 @@ class LedgerUsage:
                 with suppress(ReportProcessGone):
                     return await self._make_by(idle, job)
             await self._make_by(await ReportProcess.start(self._where), job)
-        except (OSError, ReportProcessGone) as error:
-            job.why = str(error)
+        except (OSError, MemoryError, ReportProcessGone) as error:
+            job.why = str(error) or type(error).__name__
 
     async def _make_by(self, process: ReportProcess, job: _Job) -> None:
         try:

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from quipu.actors.ledger.database import make_engine, migrate
 from quipu.actors.ledger.reading import Query
 from quipu.web.api.admin import report_worker
+from quipu.web.api.admin.report_process import ReportProcess
 from quipu.web.api.admin.reports import FirstRecord, Report
 from quipu.web.api.admin.usage_source import IDLE_S, LedgerUsage, open_usage
 from quipu.web.request.errors import APIError
@@ -275,6 +276,13 @@ async def test_cannot_start(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """If no process can be started the response is a 503."""
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     async with open_usage(data_dir) as usage:
+        assert (await error_of(usage, FIRST)).code == "ledger_unavailable"
+
+        async def start(where: object) -> None:
+            await trio.lowlevel.checkpoint()
+            raise MemoryError
+
+        monkeypatch.setattr(ReportProcess, "start", start)
         assert (await error_of(usage, FIRST)).code == "ledger_unavailable"
         assert usage.num_open == 0
 
