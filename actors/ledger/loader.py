@@ -20,7 +20,7 @@ import trio
 
 from ..threads import run_in_thread
 from .database import Batch, LedgerError, load, loaded_position, migrate, read_firsts, reason
-from .retention import count_old, delete_old, newest_time
+from .retention import RetentionClock, count_old, delete_old, keep_clock, read_clock
 from .retries import RetryIndex
 from .segment_files import Position, Storage, scan
 
@@ -35,8 +35,6 @@ PAUSE_S: Final = 1.0
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
 RETENTION_EVERY_S: Final = 3600.0
-RETENTION_SLACK_S: Final = 86_400.0
-"""How far the clock may be ahead of the ledger's newest record at start and the time since, for retention."""
 LAST_LOAD_S: Final = 2.0
 """How long a stopping server continues to load. The next one loads the rest."""
 
@@ -79,8 +77,7 @@ class Loader:
         self._position: Position | None = None
         """None: the database has not been reached yet."""
         self._cleaned_at: float | None = None
-        self._anchor = 0.0
-        """When the newest record at start was closed, less the monotonic time then."""
+        self._retention_clock: RetentionClock | None = None
         self.trouble: str | None = None
         """Why nothing is being loaded, if so."""
 
@@ -137,9 +134,9 @@ class Loader:
     async def _reach_database(self) -> Position:
         """Migrate the database and read what it has, once per server."""
         await _in_thread(partial(migrate, self._engine))
-        if self._retention_s is not None:
-            newest = await _in_thread(partial(newest_time, self._engine, self._ledger))
-            self._anchor = (self._unix_time() if newest is None else newest) - trio.current_time()
+        known_s = await _in_thread(partial(read_clock, self._engine, self._ledger))
+        known_s = self._unix_time() if known_s is None else known_s
+        self._retention_clock = RetentionClock(known_s, trio.current_time())
         since = self._unix_time() - self._window_s
         read_keys = partial(read_firsts, self._engine, since, self._window_s, self._max_keys)
         for tenant, keys in (await _in_thread(read_keys)).items():
@@ -172,17 +169,22 @@ class Loader:
         return Batch((), Position(later[0], 0) if later else max(start, until))
 
     async def _clean(self) -> None:
-        now = trio.current_time()
-        if self._retention_s is None or (self._cleaned_at is not None and now < self._cleaned_at + RETENTION_EVERY_S):
+        monotonic_s = trio.current_time()
+        if self._cleaned_at is not None and monotonic_s < self._cleaned_at + RETENTION_EVERY_S:
             return
-        # the clock may be wrong, and what is deleted is gone: the ledger's own times and the monotonic clock bound it
-        before = min(self._unix_time(), self._anchor + now + RETENTION_SLACK_S) - self._retention_s
+        assert self._retention_clock is not None
+        now = self._retention_clock.now(self._unix_time(), monotonic_s)
+        await _in_thread(partial(keep_clock, self._engine, self._ledger, now))
+        if self._retention_s is not None:
+            await self._delete_old(now - self._retention_s)
+        self._cleaned_at = monotonic_s
+
+    async def _delete_old(self, before: float) -> None:
         num_old = await _in_thread(partial(count_old, self._engine, self._ledger, before))
         if num_old:
             log.info("ledger.retention_due", num_records=num_old, closed_before=before)
             num_deleted = await _in_thread(partial(delete_old, self._engine, self._ledger, before))
             log.info("ledger.retention", num_deleted=num_deleted)
-        self._cleaned_at = now
 
     def _fail(self, error: Exception) -> None:
         why = reason(error)

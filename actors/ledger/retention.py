@@ -2,8 +2,12 @@
 
 Called by the loader, in a worker thread. Deletes in batches, so that no lock is held for long.
 
-What must always hold: what remains of each server's chain is a suffix without gaps, so that it can still be verified;
-the database says from when on its records are complete.
+The machine's clock may be wrong, and what is deleted is gone. So retention has a clock of its own, which is kept in the
+database: it goes as the monotonic clock does while a server runs, and is put forward to the machine's clock by a day at
+most at each start. (After a stop of a week it is six days late, until other starts.)
+
+What must always hold: its clock is never ahead of the machine's; what remains of each server's chain is a suffix
+without gaps, so that it can still be verified; the database says from when on its records are complete.
 """
 
 from __future__ import annotations
@@ -15,6 +19,35 @@ import sqlalchemy as sa
 from .schema import marks, records, sources
 
 BATCH_ROWS: Final = 1000
+MAX_STEP_S: Final = 86_400.0
+"""How far the clock is put forward at a start."""
+
+
+class RetentionClock:
+    """What time it is for retention."""
+
+    def __init__(self, known_s: float, monotonic_s: float) -> None:
+        """`known_s`: until when time has passed for certain, at the monotonic time `monotonic_s`."""
+        self._anchor_s = known_s - monotonic_s
+
+    def now(self, unix_s: float, monotonic_s: float) -> float:
+        """Return the time (Unix seconds), by the machine's two clocks."""
+        return min(unix_s, self._anchor_s + monotonic_s + MAX_STEP_S)
+
+
+def read_clock(engine: sa.Engine, ledger: str) -> float | None:
+    """Return the time (Unix seconds) that was kept, or else that of the newest record; None if there is neither."""
+    with engine.connect() as connection:
+        kept = connection.scalar(sa.select(sources.c.retention_clock).where(sources.c.ledger == ledger))
+    return newest_time(engine, ledger) if kept is None else float(kept)
+
+
+def keep_clock(engine: sa.Engine, ledger: str, now: float) -> None:
+    """Keep the time for the next start, unless a later one was kept."""
+    c = sources.c
+    is_later = sa.or_(c.retention_clock.is_(None), c.retention_clock < now)
+    with engine.begin() as connection:
+        connection.execute(sa.update(sources).where(c.ledger == ledger, is_later).values(retention_clock=now))
 
 
 def newest_time(engine: sa.Engine, ledger: str) -> float | None:

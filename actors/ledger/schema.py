@@ -11,7 +11,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-HEAD: Final = "0006"
+HEAD: Final = "0007"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -119,6 +119,8 @@ sources: Final = sa.Table(
     sa.Column("ledger", sa.Text, primary_key=True),
     _number("position"),
     _seconds("retained_since", nullable=True),
+    _seconds("retention_clock", nullable=True),
 )
-"""One row per data directory: everything before `position` of its write-ahead file is in this database, and records
-closed before `retained_since` may have been deleted (NULL: none have)."""
+"""One row per data directory: everything before `position` of its write-ahead file is in this database, records closed
+before `retained_since` may have been deleted (NULL: none have), and `retention_clock` is what retention last took for
+the time (NULL: it has not looked)."""

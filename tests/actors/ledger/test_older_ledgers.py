@@ -41,6 +41,7 @@ class OldSchema:
         with engine.begin() as connection:
             for name in self.later_fields:
                 connection.execute(sa.text(f"alter table usage_records drop column {name}"))
+            connection.execute(sa.text("alter table ledger_sources drop column retention_clock"))
             connection.execute(sa.text(f"update alembic_version set version_num = '{self.version}'"))
         engine.dispose()
 
@@ -53,6 +54,7 @@ OLDER = [
     OldSchema("0003", ("engine_deaths", *ROUTED)),
     OldSchema("0004", ROUTED),
     OldSchema("0005", PASSED_ON),
+    OldSchema("0006", ()),
 ]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 

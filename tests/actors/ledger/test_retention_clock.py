@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from quipu.actors.ledger.service import open_ledger
 from tests.actors.ledger.ledgers import record_of
@@ -31,3 +32,26 @@ async def test_clock_that_is_ahead_deletes_a_day_at_most(tmp_path: Path, ahead_d
                 await trio.sleep(0.005)
     kept = {"28 days", "10 days", "0 days", "future"} | ({"29.4 days"} if ahead_days < 0.6 else set())
     assert set(ids_in(tmp_path)) == kept
+
+
+async def test_restarts_under_a_wrong_clock(tmp_path: Path) -> None:
+    """Each start under a clock that is a year ahead deletes a day more, however new the records that it has written.
+
+    What is to be deleted is logged before it is."""
+    newest = record_of("x").closed_at + 100 * DAY_S
+    async with opened(tmp_path) as ledger:
+        for age_days in (31, 29.5, 28.5, 25, 0):
+            await write(ledger, f"{age_days} days", closed_at=newest - age_days * DAY_S)
+    for number, (ahead_days, gone) in enumerate([(0, "31 days"), (365, "29.5 days"), (365, "28.5 days")]):
+        now = newest + ahead_days * DAY_S
+        with capture_logs() as lines:
+            async with open_ledger(config_of(tmp_path, retention_days=30.0), unix_time=lambda now=now: now) as ledger:
+                await write(ledger, f"future {number}", closed_at=now)
+                await loaded(ledger)
+                with trio.fail_after(10):
+                    while not any(line["event"] == "ledger.retention" for line in lines):
+                        await trio.sleep(0.005)
+        assert gone not in ids_in(tmp_path)
+        due, done = (line for line in lines if line["event"].startswith("ledger.retention"))
+        assert (due["event"], due["num_records"], done["num_deleted"]) == ("ledger.retention_due", 1, 1)
+    assert set(ids_in(tmp_path)) == {"25 days", "0 days", "future 0", "future 1", "future 2"}
