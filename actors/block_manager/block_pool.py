@@ -196,10 +196,6 @@ class BlockPool(PoolChecks):
         """Remove one pin from a chain of blocks. Those that no pin or sequence keeps become cached."""
         self.release(self._pins.remove(blocks))
 
-    def num_unpinned(self, blocks: Sequence[int]) -> int:
-        """Return how many of `blocks` have no pin."""
-        return len(self._pins.unpinned(blocks))
-
     def is_freed_by(self, blocks: Sequence[int]) -> bool:
         """Return whether removing one pin from a chain of blocks would free any of them."""
         return self._pins.frees_any(blocks)

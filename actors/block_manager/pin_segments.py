@@ -10,11 +10,30 @@ that of its segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import attrs
 
 from .pools import Pool
+
+
+@attrs.define(eq=False)
+class PinnedPrefix:
+    key: bytes
+    """Key of its last block."""
+    end: Segment
+    number: int
+    """Of those with the same expiry, the first one gives way first."""
+    ttl_s: float
+    expires_at: float
+
+    @property
+    def blocks(self) -> list[int]:
+        """All its blocks, from the first one on."""
+        return self.end.prefix()
+
+    def refresh(self, now: float) -> None:
+        self.expires_at = max(self.expires_at, now + self.ttl_s)
 
 
 @attrs.define(eq=False)
@@ -24,8 +43,8 @@ class Segment:
     """Blocks before it in its chain."""
     blocks: list[int]
     children: set[Segment] = attrs.field(factory=set)
-    is_end: bool = False
-    """Whether a pinned prefix ends with it."""
+    pin: PinnedPrefix | None = None
+    """The pinned prefix that ends with it, if one does."""
 
     def path(self) -> Iterator[Segment]:
         """Yield this segment and those before it."""
@@ -50,53 +69,81 @@ class PinSegments:
         """Return the blocks of each segment."""
         return [segment.blocks for segment in dict.fromkeys(self._by_block.values())]
 
-    def add(self, blocks: list[int], num_unpinned: int) -> Segment:
-        """Pin a prefix, whose last `num_unpinned` blocks have no pin yet; return the segment with which it ends."""
-        start = len(blocks) - num_unpinned
-        segment = self._ending_at(blocks[start - 1], start) if start else None
-        if num_unpinned:
-            segment = Segment(segment, start, blocks[start:])
+    def num_pinned(self, keys: Sequence[bytes], limit: int) -> int:
+        """Return how many of the first `limit` keys are those of pinned blocks: a block's whole prefix is pinned."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (low, middle - 1) if self._pinned_block(keys[middle - 1]) is None else (middle, high)
+        return low
+
+    def _pinned_block(self, key: bytes) -> int | None:
+        for block in self._pool.match((key,), 1):
+            return block if block in self._by_block else None
+        return None
+
+    def add(self, keys: Sequence[bytes], start: int, blocks: list[int]) -> Segment:
+        """Pin `blocks`, which follow the first `start` of a chain, all of which are pinned; return the last segment.
+
+        `keys`: the chain's."""
+        before = self._pinned_block(keys[start - 1]) if start else None
+        segment = None if before is None else self._ending_at(before, start)
+        if blocks:
+            segment = Segment(segment, start, blocks)
             if segment.parent is not None:
                 segment.parent.children.add(segment)
-            self._by_block.update(dict.fromkeys(segment.blocks, segment))
-            self._pool.pin(segment.blocks)
+            self._by_block.update(dict.fromkeys(blocks, segment))
+            self._pool.pin(blocks)
         assert segment is not None, "a prefix has a block"
-        segment.is_end = True
         return segment
 
     def _ending_at(self, block: int, end: int) -> Segment:
-        """Return the segment that ends with this block, the last of `end` in its chain; split one if need be."""
-        lower = self._by_block[block]
-        length = end - lower.start
-        if length == len(lower.blocks):
-            return lower
-        upper = Segment(lower.parent, lower.start, lower.blocks[:length], {lower})
-        if upper.parent is not None:
-            upper.parent.children.remove(lower)
-            upper.parent.children.add(upper)
-        lower.parent, lower.start, lower.blocks = upper, end, lower.blocks[length:]
-        self._by_block.update(dict.fromkeys(upper.blocks, upper))
-        return upper
+        """Return the segment that ends with this block, the last of `end` in its chain; split one if need be.
+
+        The shorter part becomes a new segment, so that splitting one again and again costs little.
+        """
+        segment = self._by_block[block]
+        length = end - segment.start
+        if length == len(segment.blocks):
+            return segment
+        if 2 * length <= len(segment.blocks):
+            upper = Segment(segment.parent, segment.start, segment.blocks[:length], {segment})
+            if upper.parent is not None:
+                upper.parent.children.remove(segment)
+                upper.parent.children.add(upper)
+            segment.parent, segment.start = upper, end
+            del segment.blocks[:length]
+            self._by_block.update(dict.fromkeys(upper.blocks, upper))
+            return upper
+        lower = Segment(segment, end, segment.blocks[length:], segment.children, segment.pin)
+        for child in lower.children:
+            child.parent = lower
+        if lower.pin is not None:
+            lower.pin.end = lower
+        segment.children, segment.pin = {lower}, None
+        del segment.blocks[length:]
+        self._by_block.update(dict.fromkeys(lower.blocks, lower))
+        return segment
 
     def frees_any(self, end: Segment) -> bool:
         """Return whether removing the prefix that ends here would free any block."""
         if end.children:
             return False
         for segment in end.path():
-            if segment is not end and (segment.is_end or len(segment.children) > 1):
+            if segment is not end and (segment.pin is not None or len(segment.children) > 1):
                 return False
             if self._pool.is_freed_by(segment.blocks):
                 return True
         return False
 
-    def remove(self, end: Segment) -> Segment | None:
+    def remove(self, end: Segment) -> PinnedPrefix | None:
         """Remove the prefix that ends here.
 
-        Returns the end of the only other prefix whose removal may free blocks now and could not before, or None.
+        Returns the only other prefix whose removal may free blocks now and could not before, or None.
         """
-        end.is_end = False
+        end.pin = None
         segment: Segment | None = end
-        while segment is not None and not segment.children and not segment.is_end:
+        while segment is not None and not segment.children and segment.pin is None:
             parent = segment.parent
             if parent is not None:
                 parent.children.remove(segment)
@@ -104,6 +151,6 @@ class PinSegments:
                 del self._by_block[block]
             self._pool.unpin(segment.blocks)
             segment = parent
-        while segment is not None and not segment.is_end and len(segment.children) == 1:
+        while segment is not None and segment.pin is None and len(segment.children) == 1:
             (segment,) = segment.children
-        return segment if segment is not None and segment.is_end and not segment.children else None
+        return segment.pin if segment is not None and not segment.children else None

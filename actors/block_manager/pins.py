@@ -24,27 +24,8 @@ from operator import attrgetter
 import attrs
 
 from ..messages.prompts import Pin
-from .pin_segments import PinSegments, Segment
+from .pin_segments import PinnedPrefix, PinSegments
 from .pools import Pool
-
-
-@attrs.define(eq=False)
-class PinnedPrefix:
-    key: bytes
-    """Key of its last block."""
-    end: Segment
-    number: int
-    """Of those with the same expiry, the first one gives way first."""
-    ttl_s: float
-    expires_at: float
-
-    @property
-    def blocks(self) -> list[int]:
-        """All its blocks, from the first one on."""
-        return self.end.prefix()
-
-    def refresh(self, now: float) -> None:
-        self.expires_at = max(self.expires_at, now + self.ttl_s)
 
 
 @attrs.define(eq=False)
@@ -93,7 +74,6 @@ class Pins:
         self._max_blocks = max_blocks
         self._segments = PinSegments(pool)
         self._by_key: dict[bytes, PinnedPrefix] = {}
-        self._by_end: dict[Segment, PinnedPrefix] = {}
         self._numbers = itertools.count()
         self._no_expiry_before = math.inf
         self._marks: dict[int, Marks] = {}
@@ -175,15 +155,16 @@ class Pins:
         key, pool = keys[wanted.num_blocks - 1], self._pool
         pin = self._by_key.get(key)
         if pin is None:
-            blocks = pool.match(keys, wanted.num_blocks)
-            if len(blocks) < wanted.num_blocks or not pool.is_written(blocks):
+            start = self._segments.num_pinned(keys, wanted.num_blocks)
+            num_unpinned = wanted.num_blocks - start
+            blocks = pool.match(keys[start : wanted.num_blocks], num_unpinned)
+            if len(blocks) < num_unpinned or not pool.is_written(blocks):
                 return False  # lost in the meantime, or another sequence is about to write it again
-            num_unpinned = pool.num_unpinned(blocks)
             if pool.num_pinned + num_unpinned > self._max_blocks:
                 return False
-            end = self._segments.add(blocks, num_unpinned)
+            end = self._segments.add(keys, start, blocks)
             pin = self._by_key[key] = PinnedPrefix(key, end, next(self._numbers), wanted.ttl_s, now)
-            self._by_end[end] = pin
+            end.pin = pin
         pin.ttl_s = max(pin.ttl_s, wanted.ttl_s)
         pin.refresh(now)
         self._no_expiry_before = min(self._no_expiry_before, pin.expires_at)
@@ -228,15 +209,14 @@ class Pins:
                     continue
             else:
                 pin = min(self._by_key.values(), key=attrgetter("expires_at", "number"))
-            end = self._remove(pin)
+            following = self._remove(pin)
             self.num_yielded += 1
-            if end is not None:
-                pin = self._by_end[end]
-                heappush(waiting, (pin.expires_at, pin.number, pin.key))
+            if following is not None:
+                heappush(waiting, (following.expires_at, following.number, following.key))
 
-    def _remove(self, pin: PinnedPrefix) -> Segment | None:
-        """Release a pin. Returns the end of one whose release may free blocks now, if there is a new one."""
-        del self._by_key[pin.key], self._by_end[pin.end]
+    def _remove(self, pin: PinnedPrefix) -> PinnedPrefix | None:
+        """Release a pin. Returns one whose release may free blocks now, if there is a new one."""
+        del self._by_key[pin.key]
         return self._segments.remove(pin.end)
 
     def drop_marks(self) -> None:

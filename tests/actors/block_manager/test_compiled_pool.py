@@ -133,7 +133,6 @@ class Twins(RuleBasedStateMachine):
         keys = data.draw(st.permutations(known or KEYS))[:3]
         blocks = self.call_both(lambda pool: pool.match(keys, len(keys)))
         assert isinstance(blocks, list)
-        self.call_both(lambda pool: pool.num_unpinned(blocks))
         if blocks and self.call_both(lambda pool: pool.is_written(blocks)):
             self.call_both(lambda pool: pool.pin(blocks))
             self.pins.append(blocks)

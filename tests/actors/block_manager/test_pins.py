@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -284,6 +285,10 @@ class CountingPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
+    def match(self, keys: Sequence[bytes], limit: int) -> list[int]:
+        self.num_looked_at += min(limit, len(keys))
+        return self._pool.match(keys, limit)
+
     def is_freed_by(self, blocks: list[int]) -> bool:
         self.num_looked_at += len(blocks)
         return self._pool.is_freed_by(blocks)
@@ -293,21 +298,35 @@ class CountingPool:
         self._pool.unpin(blocks)
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_pins_of_every_prefix_take_no_more_than_its_blocks(order: int) -> None:
-    """They are kept once a block, and give way one after the other, longest first, without a look at the others."""
+def middles_first(numbers: list[int]) -> list[int]:
+    middle = len(numbers) // 2
+    return [numbers[middle], *middles_first(numbers[:middle]), *middles_first(numbers[middle + 1 :])] if numbers else []
+
+
+@pytest.mark.parametrize("order", ["shortest", "longest", "longest, then shortest", "middle"])
+def test_pins_of_every_prefix_take_no_more_than_its_blocks(order: str) -> None:
+    """They are made without a look at the blocks that others cover, kept once a block, and give way one after the
+    other, longest first, without a look at the others."""
     num_blocks = 200
+    ends = list(range(1, num_blocks + 1))
+    if order == "middle":
+        ends = middles_first(ends)
+    elif order != "shortest":
+        ends = ends[::-1] if order == "longest" else [ends[-1], *ends[:-1]]
     pool = CountingPool(num_blocks + 1)
     keys = [index.to_bytes(32, "big") for index in range(num_blocks)]
     blocks = pool.take(num_blocks)
     pool.publish(blocks, keys, COMMITTED)
     pool.release(blocks)
     pins = Pins(cast("Pool", pool), SIZE, num_blocks)
-    for num_pinned in range(1, num_blocks + 1)[::order]:
+    for num_pinned in ends:
         pins.mark(num_pinned, keys, (Pin(num_pinned, 300),))
         pins.plan(1, [num_pinned], [0], [num_pinned * SIZE])
         pins.commit([1], 0.0)
     assert len(pins) == num_blocks and sum(map(len, pins.blocks())) == num_blocks
+    assert pool.num_looked_at <= num_blocks * 12, "as many as halving takes, for each"
+    pins.check()
+    pool.num_looked_at = 0
     pins.give_way(num_blocks // 2)
     assert sorted(len(pin.blocks) for pin in pins.prefixes()) == list(range(1, num_blocks // 2 + 1))
     pins.give_way(num_blocks)

@@ -234,13 +234,6 @@ PyObject *pool_unpin(Pool *pool, PyObject *blocks) {
     Py_RETURN_NONE;
 }
 
-PyObject *pool_num_unpinned(Pool *pool, PyObject *blocks) {
-    Py_ssize_t count = read_blocks(pool, blocks), num = 0;
-    if (count < 0) return NULL;
-    for (Py_ssize_t i = 0; i < count; i++) num += !pool->pin_counts[pool->scratch[i]];
-    return PyLong_FromSsize_t(num);
-}
-
 PyObject *pool_is_freed_by(Pool *pool, PyObject *blocks) {
     Py_ssize_t count = read_blocks(pool, blocks);
     if (count < 0) return NULL;

@@ -34,7 +34,6 @@ PyObject *pool_take(Pool *pool, PyObject *argument);
 PyObject *pool_release(Pool *pool, PyObject *argument);
 PyObject *pool_pin(Pool *pool, PyObject *argument);
 PyObject *pool_unpin(Pool *pool, PyObject *argument);
-PyObject *pool_num_unpinned(Pool *pool, PyObject *argument);
 PyObject *pool_is_freed_by(Pool *pool, PyObject *argument);
 PyObject *pool_is_written(Pool *pool, PyObject *argument);
 PyObject *pool_publish(Pool *pool, PyObject *const *args, Py_ssize_t num_args);

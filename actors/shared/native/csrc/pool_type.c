@@ -139,10 +139,10 @@ static void destroy(Pool *pool) {
 static PyMethodDef methods[] = {
     METHOD(match, METH_FASTCALL),   METHOD(share, METH_O),           METHOD(unshare, METH_O),
     METHOD(take, METH_O),           METHOD(release, METH_O),         METHOD(pin, METH_O),
-    METHOD(unpin, METH_O),          METHOD(num_unpinned, METH_O),    METHOD(is_freed_by, METH_O),
-    METHOD(is_written, METH_O),     METHOD(publish, METH_FASTCALL),  METHOD(commit, METH_FASTCALL),
-    METHOD(unpublish, METH_FASTCALL), METHOD(holds, METH_O),         METHOD(reset, METH_NOARGS),
-    METHOD(parts, METH_NOARGS),     {0},
+    METHOD(unpin, METH_O),          METHOD(is_freed_by, METH_O),     METHOD(is_written, METH_O),
+    METHOD(publish, METH_FASTCALL), METHOD(commit, METH_FASTCALL),   METHOD(unpublish, METH_FASTCALL),
+    METHOD(holds, METH_O),          METHOD(reset, METH_NOARGS),      METHOD(parts, METH_NOARGS),
+    {0},
 };
 #define GETTER(name) {#name, (getter)get_##name, NULL, NULL, NULL}
 static PyGetSetDef members[] = {
