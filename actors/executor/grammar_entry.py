@@ -1,7 +1,7 @@
 """One grammar of one tenant: the process that follows it, and the sequences that it follows.
 
-`grammars.py` keeps the entries. `compile` is called by its thread, `ask` and `masks` by the thread that runs steps. If
-the process is lost, the sequence that it was computing fails, and a new one follows the others from their beginning.
+`grammars.py` keeps the entries, and calls `compile` in one thread, `ask` and `masks` in another. If the process is
+lost, the sequence that it was computing fails, and a new one follows the others from their beginning.
 
 What must always hold: every sequence that was asked for gets a mask, or why there is none; a grammar that has ended
 `MAX_DEATHS` processes gets no other.
@@ -28,8 +28,6 @@ MAX_LOSSES = 3
 
 Mask = bytes | str
 """A mask, or why there is none."""
-
-Rows = Sequence[tuple[SequenceGrammar, "Row"]]
 
 GetServer = Callable[[], ForkServer]
 """Returns the running process that forks, or starts one. Raises OSError."""
@@ -82,6 +80,34 @@ class Row:
     num_sent: int = 0
 
 
+@attrs.frozen
+class Asked:
+    """A sequence as it is when its mask is asked for: its answer may go on while that is computed."""
+
+    row: Row
+    answer: list[int]
+    """Tokens are only appended to it."""
+    num_tokens: int
+    num_answers: int
+    gap: int
+    next_opening_id: int | None
+    ends_early: bool
+
+    @classmethod
+    def of(cls, grammar: SequenceGrammar, row: Row) -> Asked:
+        answer = grammar.answer
+        opening_id = grammar.next_opening_id
+        return cls(row, answer, len(answer), grammar.num_answers, grammar.gap, opening_id, grammar.ends_early)
+
+    def from_process(self, process: GrammarFollower) -> RowAsk:
+        """Return what to ask a process that has followed as much as the row says, which says more then."""
+        row = self.row
+        is_new = row.process is not process or row.num_answers != self.num_answers
+        token_ids = self.answer[0 if is_new else row.num_sent : self.num_tokens]
+        row.process, row.num_answers, row.num_sent = process, self.num_answers, self.num_tokens
+        return RowAsk(row.number, is_new, token_ids, self.gap, self.next_opening_id, self.ends_early)
+
+
 class Entry:
     """A grammar, its process and its sequences."""
 
@@ -127,6 +153,7 @@ class Entry:
         """Have the process forget every sequence, since none is followed."""
         if (process := self._process) is not None and process.is_compiled:
             process.ask(self._limits.of(self.tenant), self._take_forgotten(), [])
+            process.masks()
 
     def close(self) -> None:
         """Let go of the process."""
@@ -135,16 +162,16 @@ class Entry:
                 self._process.let_go()
                 self._process = None
 
-    # ------------------------------------------------------------ in the thread that runs steps
+    # ------------------------------------------------------------ in the thread of masks, as are `rest` and `close`
 
-    def ask(self, rows: Rows) -> None:
+    def ask(self, rows: Sequence[Asked]) -> None:
         """Begin to compute the masks of these sequences, if the grammar is compiled; begin to compile it, if not."""
         self._asked = None
         process = self._launched()
         if process is not None and process.is_compiled:
             self._ask(process, rows)
 
-    def masks(self, rows: Rows) -> list[Mask]:
+    def masks(self, rows: Sequence[Asked]) -> list[Mask]:
         """Wait for the masks that were asked for."""
         masks: list[Mask] = []
         num_losses = 0
@@ -163,8 +190,8 @@ class Entry:
                     masks.append(_failure(reason))
         return masks
 
-    def _ask(self, process: GrammarFollower, rows: Rows) -> None:
-        asks = [_row_ask(process, grammar, row) for grammar, row in rows]
+    def _ask(self, process: GrammarFollower, rows: Sequence[Asked]) -> None:
+        asks = [row.from_process(process) for row in rows]
         process.ask(self._limits.of(self.tenant), self._take_forgotten(), asks)
         self._asked = process
 
@@ -223,10 +250,3 @@ class Entry:
 
 def _failure(reason: str) -> str:
     return f"The output cannot match its grammar any more: {reason}."
-
-
-def _row_ask(process: GrammarFollower, grammar: SequenceGrammar, row: Row) -> RowAsk:
-    is_new = row.process is not process or row.num_answers != grammar.num_answers
-    token_ids = grammar.answer if is_new else grammar.answer[row.num_sent :]
-    row.process, row.num_answers, row.num_sent = process, grammar.num_answers, len(grammar.answer)
-    return RowAsk(row.number, is_new, token_ids, grammar.gap, grammar.next_opening_id, grammar.ends_early)

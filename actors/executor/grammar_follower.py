@@ -11,19 +11,20 @@ import mmap
 import os
 import signal
 import threading
-from collections.abc import Iterator
 
 import attrs
 import msgspec
 
 from ..forks.fork_server import FATAL, Fork, ForkLink, ForkServer
-from .mask_program import SECONDS, Ask
+from .mask_program import HAS_MASK, PENDING, SECONDS, Ask
 from .mask_rows import RowAsk
 
 COMPILING_S = 60.0
 """Processor time to compile a grammar: the web process has had it compiled in less."""
 ANSWER_S = 120.0
 """How long a process may not answer: the limits of processor time are far below it."""
+_UNKNOWN = "it does not fit the output"
+"""Instead of a reason that a process could not tell any more."""
 
 
 @attrs.frozen
@@ -43,8 +44,8 @@ class GrammarFollower:
         self._mask_bytes = len(server.greeting)
         descriptor = os.memfd_create("masks")
         try:
-            os.ftruncate(descriptor, max_rows * self._mask_bytes)
-            self._masks = mmap.mmap(descriptor, 0)
+            os.ftruncate(descriptor, max_rows * (1 + self._mask_bytes))
+            self._shared = mmap.mmap(descriptor, 0)
             self._fork: Fork = server.fork(descriptor)
         finally:
             os.close(descriptor)
@@ -52,7 +53,8 @@ class GrammarFollower:
         self._lock = threading.Lock()
         self.is_compiled = False
         self._refusal: str | None = None
-        self._num_unread = 0
+        self._max_rows = max_rows
+        self._num_rows = 0
         self.lost: Lost | None = None
         self._send(SECONDS.pack(COMPILING_S) + text.encode("utf-8", "surrogatepass"))
 
@@ -72,20 +74,23 @@ class GrammarFollower:
 
     def ask(self, limit_s: float, gone: list[int], rows: list[RowAsk]) -> None:
         """Begin to compute masks, once the grammar is compiled."""
-        for _ in range(self._num_unread):  # of a step that failed before it needed them
-            self._receive()
+        self._shared[: len(rows)] = bytes([PENDING]) * len(rows)
         self._send(msgspec.msgpack.encode(Ask(limit_s, gone, rows)))
-        self._num_unread = len(rows)
+        self._num_rows = len(rows)
 
-    def masks(self) -> Iterator[bytes | str]:
-        """Yield the masks that were asked for, or why there is none, until the process is lost."""
-        for place in range(self._num_unread):
-            reason = self._receive()
-            if reason is None:
-                return
-            self._num_unread -= 1
-            start = place * self._mask_bytes
-            yield reason.decode("utf-8", "replace") if reason else self._masks[start : start + self._mask_bytes]
+    def masks(self) -> list[bytes | str]:
+        """Return the masks that were asked for, or why there is none; fewer if the process is lost."""
+        answer = self._receive()
+        reasons = {} if answer is None else msgspec.msgpack.decode(answer, type=dict[int, str])
+        masks: list[bytes | str] = []
+        for place in range(self._num_rows):
+            state = self._shared[place]
+            if state == PENDING:
+                break
+            start = self._max_rows + place * self._mask_bytes
+            has_mask = state == HAS_MASK
+            masks.append(self._shared[start : start + self._mask_bytes] if has_mask else reasons.get(place, _UNKNOWN))
+        return masks
 
     def let_go(self) -> None:
         """Have the process end as soon as it computes nothing."""

@@ -4,8 +4,10 @@ Each grammar of a tenant is followed by a process of its own (`grammar_follower.
 pass. A library that computes without end is killed by its limit of processor time, and takes nothing with it but the
 sequence that was computed. Grammars are compiled before the scheduler gets their sequences (`grammar_gate.py`).
 
+`begin` only hands over: telling many processes takes longer than the backend should wait for.
+
 What must always hold: a sequence whose grammar fails says why, and no other does; one tenant's grammars use nothing of
-another's, not even its time; a tenant whose grammars had to be ended gets less and less time for each mask.
+another's; a tenant whose grammars had to be ended gets less and less time for each mask.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ import json
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..forks.fork_server import ForkServer
 from ..messages.sampling import OutputGrammar
 from ..shared.fair_queue import QueueFull
 from ..shared.tenant_cache import TenantCache
-from .grammar_entry import NO_TOKENIZER, Entry, Mask, MaskLimits, NoTokenizer, Row, Rows
+from .grammar_entry import NO_TOKENIZER, Asked, Entry, Mask, MaskLimits, NoTokenizer, Row
 from .grammar_turns import GrammarTurns
 from .sequence_grammar import SequenceGrammar
 
@@ -87,6 +88,8 @@ class GrammarMasks:
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._in_order = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        """All that is said to the processes once they have compiled."""
         self._is_closed = False
 
     @property
@@ -118,16 +121,16 @@ class GrammarMasks:
 
     def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
         """Begin to compute the masks of the next tokens of these sequences. The result waits for them."""
-        by_entry: dict[Entry, list[tuple[SequenceGrammar, Row]]] = {}
+        by_entry: dict[Entry, list[Asked]] = {}
+        places: dict[Entry, list[int]] = {}
         with self._changed:
             self._settle()
-            for grammar in grammars:
+            for place, grammar in enumerate(grammars):
                 if not grammar.is_reasoning:
                     row = self._rows.get(grammar) or self._begin_row(grammar)
-                    by_entry.setdefault(row.entry, []).append((grammar, row))
-        for entry, rows in by_entry.items():
-            entry.ask(rows)
-        return partial(self._masks, grammars, by_entry)
+                    by_entry.setdefault(row.entry, []).append(Asked.of(grammar, row))
+                    places.setdefault(row.entry, []).append(place)
+        return self._in_order.submit(self._compute, by_entry, places, len(grammars)).result
 
     def close(self) -> None:
         """End every process. No step may be running."""
@@ -137,20 +140,25 @@ class GrammarMasks:
         with self._server_lock:
             if self._server is not None:
                 self._server.end()
+        self._in_order.shutdown()  # what the threads were waiting for has ended
         if self._thread is not None:
-            self._thread.join()  # what it was waiting for has ended
+            self._thread.join()
         for entry in self._entries.values():
             entry.close()
 
-    def _masks(self, grammars: list[SequenceGrammar], by_entry: Mapping[Entry, Rows]) -> list[Mask]:
-        masks: dict[SequenceGrammar, Mask] = {}
+    def _compute(
+        self, by_entry: Mapping[Entry, list[Asked]], places: Mapping[Entry, list[int]], num_rows: int
+    ) -> list[Mask]:
         for entry, rows in by_entry.items():
-            masks.update(zip((grammar for grammar, _ in rows), entry.masks(rows), strict=True))
-        return [masks[grammar] if grammar in masks else self._any_but_end() for grammar in grammars]
+            entry.ask(rows)
+        masks: dict[int, Mask] = {}
+        for entry, rows in by_entry.items():
+            masks.update(zip(places[entry], entry.masks(rows), strict=True))
+        return [masks[place] if place in masks else self._any_but_end() for place in range(num_rows)]
 
     def _any_but_end(self) -> Mask:
         try:
-            end_mask = np.frombuffer(self._running_server().greeting, np.uint32)
+            end_mask = np.frombuffer((self._server or self._running_server()).greeting, np.uint32)
         except (OSError, NoTokenizer):
             return NO_TOKENIZER
         return (~end_mask).tobytes()
@@ -179,7 +187,7 @@ class GrammarMasks:
             entry.settle()
             if not entry.rows:
                 self._live.remove(entry)
-                entry.rest()
+                self._in_order.submit(entry.rest)
                 self._keep(entry)
         for entry in self._turns.expired():
             self._keep(entry)
@@ -188,7 +196,7 @@ class GrammarMasks:
         pushed_out = self._idle.put(entry.tenant, entry.text, entry)
         if pushed_out is not None:
             del self._entries[pushed_out.tenant, pushed_out.text]
-            pushed_out.close()
+            self._in_order.submit(pushed_out.close)
 
     # ------------------------------------------------------------ processes
 
@@ -196,6 +204,7 @@ class GrammarMasks:
         if self._thread is None:
             self._thread = threading.Thread(target=self._compile_in_turn, name="grammars", daemon=True)
             self._thread.start()
+            self._in_order.submit(bool)  # has it start its thread, too
 
     def _compile_in_turn(self) -> None:
         with suppress(OSError, NoTokenizer):

@@ -7,7 +7,8 @@ interrupted; here the kernel ends whatever takes too much processor time, and on
     greeting the tokens that a grammar may end with, as a mask; empty: the library cannot tell the bytes of its tokens
     grammar  seconds (8 bytes) that compiling may take, and the text. The answer is empty, or why it cannot be compiled
     ask      msgpack: the seconds for one mask, sequences that are followed no more, and a `RowAsk` for each other.
-             The answers, one for each: empty, and the mask is in the shared memory at its place, or why there is none
+             The answer, msgpack: why there is no mask, by place. The shared memory has a byte for each place, which
+             tells what has been done when the process is ended before it answers, and then the masks
 
 What must always hold: a process ends when the engine does, when it takes too much processor time for one mask, and when
 it needs more memory than `MEMORY_BYTES`.
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import signal
 import socket
 import struct
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -31,6 +34,8 @@ from .mask_rows import RowAsk, RowMasks
 MEMORY_BYTES = 4 << 30
 """Address space of one process; the library's limits keep what it uses far below."""
 SECONDS = struct.Struct("<d")
+PENDING, HAS_MASK, HAS_FAILED = range(3)
+"""What the byte of a place says."""
 
 
 class Ask(msgspec.Struct, array_like=True):
@@ -44,6 +49,8 @@ class Ask(msgspec.Struct, array_like=True):
 
 def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    with suppress(OSError):  # else a process that is asked takes the processor of the thread that asks it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     link = become_server(MEMORY_BYTES)
     try:
         with link.makefile("rb") as stream:
@@ -78,19 +85,23 @@ def follow(library: GrammarLibrary, descriptors: list[int], *, can_end: bool) ->
         link.sendall(frame_of(b""))
         del data
         size = 4 * library.num_words
+        first = len(masks) // (1 + size)  # as many places as there is room for, after a byte for each
         while True:
             ask = msgspec.msgpack.decode(read_frame(stream), type=Ask)
             limit_s = ask.limit_s
             for row in ask.gone:
                 rows.forget(row)
+            reasons: dict[int, str] = {}
             for place, row_ask in enumerate(ask.rows):
-                reason = b""
+                start = first + place * size
                 try:
-                    masks[place * size : (place + 1) * size] = rows.mask(row_ask).tobytes()
+                    masks[start : start + size] = rows.mask(row_ask).tobytes()
+                    masks[place] = HAS_MASK
                 except GrammarError as error:
-                    reason = str(error).encode("utf-8", "replace")
-                link.sendall(frame_of(reason))
+                    reasons[place] = str(error).encode("utf-8", "replace").decode()
+                    masks[place] = HAS_FAILED
             signal.setitimer(signal.ITIMER_PROF, 0.0)
+            link.sendall(frame_of(msgspec.msgpack.encode(reasons)))
 
 
 if __name__ == "__main__":
