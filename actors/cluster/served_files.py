@@ -30,6 +30,7 @@ SERVED_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
     INDEX,

@@ -12,6 +12,7 @@ from quipu.kernels.fake import FakeBackend
 from quipu.kernels.load import load_backend
 
 from ..engine_config import EngineConfig
+from ..shared.tokenizers_library import load_library
 from .grammars import GrammarMasks
 from .step_runner import Executor
 
@@ -62,5 +63,7 @@ def numerics_of(capabilities: Capabilities) -> str:
 
 def _make_masks(config: EngineConfig) -> GrammarMasks | None:
     """Return what follows grammars, with the same tokenizer as the web process. None: there is none."""
-    path = Path(config.model_path) / "tokenizer.json"
-    return GrammarMasks(path.read_bytes(), config.eos_token_ids, config.max_num_seqs) if path.is_file() else None
+    folder = Path(config.model_path)
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    return GrammarMasks(load_library(folder).source, config.eos_token_ids, config.max_num_seqs)

@@ -23,8 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import tokenizers
 
+from .added_tokens import SpecialTokens, Token, read_special_tokens
 from .checkpoint import CheckpointError
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library reads it for every batch
@@ -59,7 +61,7 @@ class Library:
         self.tokenizer = tokenizer
         """The library's object, for what is read from it once, at startup."""
         self.source = source
-        """The `tokenizer.json` it was loaded from, for processes that load another: the file may change on disk."""
+        """The `tokenizer.json` that it stands for, for processes that load another: the file may change on disk."""
 
     @classmethod
     def load(cls, source: bytes) -> Library:
@@ -69,6 +71,18 @@ class Library:
             tokenizer.no_padding()
             tokenizer.no_truncation()
             return cls(tokenizer, source)
+
+    def with_tokens(self, special: SpecialTokens) -> Library:
+        """Return the tokenizer that the checkpoint's other files make of this one. Raises as `load` does."""
+        with catching_panics():
+            known = {number: _token_of(added) for number, added in self.tokenizer.get_added_tokens_decoder().items()}
+            wanted = special.to_add(known)
+            if not wanted:
+                return self
+            tokenizer = tokenizers.Tokenizer.from_buffer(self.source)
+            tokenizer.add_tokens([tokenizers.AddedToken(**attrs.asdict(token)) for token in wanted])
+            # not this object: the library forgets some flags of tokens that were there before, until it is loaded anew
+            return self.load(tokenizer.to_str().encode())
 
     # ------------------------------------------------------------ text to ids (an `encoder.EncodingBackend`)
 
@@ -131,13 +145,18 @@ class Library:
 
 
 def load_library(folder: Path) -> Library:
-    """Load `tokenizer.json` from a checkpoint's folder. Raises CheckpointError."""
+    """Load the tokenizer in a checkpoint's folder: tokenizer.json, and the files beside it. Raises CheckpointError."""
     path = folder / "tokenizer.json"
+    special = read_special_tokens(folder)
     try:
-        library = Library.load(path.read_bytes())
+        library = Library.load(path.read_bytes()).with_tokens(special)
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     vocabulary = library.tokenizer.get_vocab(with_added_tokens=True)
     if not 0 <= max(vocabulary.values(), default=-1) < _MAX_TOKEN_IDS:
         raise CheckpointError(f"{path}: token ids must be less than {_MAX_TOKEN_IDS}")
     return library
+
+
+def _token_of(added: tokenizers.AddedToken) -> Token:
+    return Token(added.content, added.single_word, added.lstrip, added.rstrip, added.normalized, added.special)

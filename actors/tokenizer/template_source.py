@@ -16,9 +16,9 @@ from typing import Any
 
 import attrs
 
+from ..shared.added_tokens import CONFIG, read_special_tokens
 from ..shared.checkpoint import CheckpointError, read_json
 
-CONFIG = "tokenizer_config.json"
 FILE = "chat_template.jinja"
 OLD_FILE = "chat_template.json"
 """What processors of images have; without their other files it is the only one that some checkpoints have."""
@@ -59,9 +59,8 @@ def read_template(folder: Path) -> TemplateSource | None:
         templates = _by_name(read_json(folder / OLD_FILE).get("chat_template"), OLD_FILE)
     if templates is None:
         return None
-    return TemplateSource(
-        str(folder), templates.get(_DEFAULT, _NO_DEFAULT), _special_tokens(config), templates.get(_FOR_TOOLS)
-    )
+    special = read_special_tokens(folder).texts
+    return TemplateSource(str(folder), templates.get(_DEFAULT, _NO_DEFAULT), special, templates.get(_FOR_TOOLS))
 
 
 def _read_files(folder: Path) -> dict[str, str]:
@@ -105,15 +104,3 @@ def _checked(template: str, place: str) -> str:
     if len(template) > _MAX_CHARACTERS:
         raise CheckpointError(f"{place}: a chat template has more than {_MAX_CHARACTERS} characters")
     return template
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    special = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            special[name] = text
-        elif value is not None:
-            raise CheckpointError(f"{CONFIG}: {name} must be a string or an object with a `content`")
-    return special

@@ -155,6 +155,7 @@ def test_undamaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[s
     read_all(tmp_path / "m.gguf", monkeypatch)
 
 
+@pytest.mark.timeout(900)  # for thousands of examples
 @given(keys=drawn_keys(), data=st.data())
 def test_drawn_keys(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Any], data: st.DataObject) -> None:
     """Values of any type in any key, and bytes changed afterwards: a refusal says what is wrong, and is not long."""
