@@ -13,8 +13,23 @@ from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from quipu.actors.shared.checkpoint import CheckpointError, read_json
 
 NAME = "generation_config.json"
+_SHOWN_CHARACTERS = 80
 AUTO, NEUTRAL = "auto", "vllm"
 """Values of `--generation-config`: the checkpoint's own file, if it has one; no file. Any other value is a folder."""
+_NOT_SERVED: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(
+        ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "stop_strings"), ([],)
+    ),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("num_beams", "num_beam_groups"), (1,)),
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "guidance_scale"), (1,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("top_h", "watermarking_config", "dola_layers", "constraints", "force_words_ids"), ()),
+    "token_healing": (False,),
+}
+"""What changes an answer's tokens or its end in transformers and is not served, by the values without effect; null is
+one for all. Lengths (`max_new_tokens`) are for requests to say, and `do_sample` is what their temperature says."""
 _IGNORED_BY = f"--generation-config {NEUTRAL} ignores the file"
 
 
@@ -24,6 +39,9 @@ def read_sampling_defaults(choice: str, checkpoint: Path, vocab_size: int) -> di
     if choice == NEUTRAL or (choice == AUTO and not path.exists()):
         return {}
     suggested = read_json(path)
+    for key, neutral in _NOT_SERVED.items():
+        if (value := suggested.get(key)) is not None and value not in neutral:
+            raise CheckpointError(f"{path}: {key} {_shown(value)} is not supported ({_IGNORED_BY})")
     defaults: dict[str, float] = {}
     for field in SAMPLING_FIELDS:
         value = suggested.get(field.name)
@@ -31,7 +49,7 @@ def read_sampling_defaults(choice: str, checkpoint: Path, vocab_size: int) -> di
             continue
         if type(value) is not int and (type(value) is not float or field.reader == "integer"):
             kind = "an integer" if field.reader == "integer" else "a number"
-            raise CheckpointError(f"{path}: {field.name} must be {kind}, not {value!r} ({_IGNORED_BY})")
+            raise CheckpointError(f"{path}: {field.name} must be {kind}, not {_shown(value)} ({_IGNORED_BY})")
         if not field.bounds.allow(value):
             raise CheckpointError(f"{path}: {field.name} must be {field.bounds.words()}, not {value} ({_IGNORED_BY})")
         if field.is_clamped:
@@ -39,3 +57,8 @@ def read_sampling_defaults(choice: str, checkpoint: Path, vocab_size: int) -> di
         if value not in (field.default, field.same_as_off):
             defaults[field.name] = value if field.reader == "integer" else float(value)
     return defaults
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

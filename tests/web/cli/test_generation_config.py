@@ -37,6 +37,49 @@ def write(folder: Path, **values: Any) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("suppress_tokens", [1, 2]),
+        ("begin_suppress_tokens", [220]),
+        ("bad_words_ids", [[1, 2]]),
+        ("sequence_bias", [[[1], -10.0]]),
+        ("forced_bos_token_id", 0),
+        ("forced_eos_token_id", [2]),
+        ("stop_strings", "###"),
+        ("min_length", 1),
+        ("min_new_tokens", 4),
+        ("no_repeat_ngram_size", 3),
+        ("num_beams", 4),
+        ("typical_p", 0.9),
+        ("epsilon_cutoff", 0.1),
+        ("top_h", 0.4),
+        ("guidance_scale", 1.5),
+        ("penalty_alpha", 0.6),
+        ("exponential_decay_length_penalty", [5, 1.1]),
+        ("watermarking_config", {"bias": 2.0}),
+        ("token_healing", True),
+        ("dola_layers", "high"),
+    ],
+)
+def test_what_would_change_an_answer(tmp_path: Path, key: str, value: object) -> None:
+    """An entry that changes tokens or ends in transformers and is not served is refused by name, unless ignored."""
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: {key} .*--generation-config vllm ignores"):
+        read_sampling_defaults("auto", write(tmp_path, **{key: value}), 100)
+    assert read_sampling_defaults("vllm", tmp_path, 100) == {}
+
+
+def test_entries_without_effect(tmp_path: Path) -> None:
+    """Defaults of transformers, and lengths, which requests say themselves, are not refused."""
+    neutral: dict[str, Any] = {
+        "suppress_tokens": None, "bad_words_ids": [], "min_length": 0, "no_repeat_ngram_size": 0, "num_beams": 1,
+        "typical_p": 1.0, "epsilon_cutoff": 0.0, "guidance_scale": None, "token_healing": False, "penalty_alpha": 0,
+        "max_length": 4096, "max_new_tokens": 512, "do_sample": False, "pad_token_id": 0,
+        "length_penalty": 2.0, "use_cache": True, "transformers_version": "4.40", "_from_model_config": True, "chat_format": "chatml",
+    }  # fmt: skip
+    assert read_sampling_defaults("auto", write(tmp_path, **neutral), 100) == {}
+
+
 def test_where_defaults_come_from(tmp_path: Path) -> None:
     """The checkpoint's file is read, another folder's if one is given, and none for `vllm` or where there is none."""
     checkpoint = shutil.copytree(TINY, tmp_path / "checkpoint")
