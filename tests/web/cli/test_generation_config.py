@@ -75,7 +75,7 @@ def test_entries_without_effect(tmp_path: Path) -> None:
         "suppress_tokens": None, "bad_words_ids": [], "min_length": 0, "no_repeat_ngram_size": 0, "num_beams": 1,
         "typical_p": 1.0, "epsilon_cutoff": 0.0, "guidance_scale": None, "token_healing": False, "penalty_alpha": 0,
         "max_length": 4096, "max_new_tokens": 512, "do_sample": False, "pad_token_id": 0,
-        "length_penalty": 2.0, "use_cache": True, "transformers_version": "4.40", "_from_model_config": True, "chat_format": "chatml",
+        "length_penalty": 2.0, "use_cache": True, "transformers_version": "4.40", "_from_model_config": True,
     }  # fmt: skip
     assert read_sampling_defaults("auto", write(tmp_path, **neutral), 100) == {}
 
