@@ -9,6 +9,8 @@ from random import Random
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
+from quipu.actors.shared.grammar_library import GrammarError
+
 _CLOSERS = frozenset(b'"}]>/<\n')
 
 
@@ -37,6 +39,12 @@ class ByteVocabulary:
         found = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
         assert not found.is_error(), f"{found.get_error()}\n{grammar}"
         return found
+
+    def check(self, grammar: str) -> None:
+        """Raise GrammarError for a grammar that the library does not support, or that allows no output."""
+        found = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
+        if found.is_error() or not any(found.compute_bitmask()):
+            raise GrammarError(found.get_error())
 
     def accepts(self, grammar: str, text: str) -> bool:
         """Return whether the whole text matches."""

@@ -66,7 +66,7 @@ def is_idle(keyword: str, schema: Mapping[str, Any]) -> bool:
         case "contains":
             return _is_true(value) and schema.get("minContains") == 0 and "maxContains" not in schema
         case "minContains" | "maxContains":
-            return "contains" not in schema
+            return "contains" not in schema or is_idle("contains", schema)
         case "if":
             return "then" not in schema and "else" not in schema
         case "then" | "else":
@@ -130,7 +130,7 @@ def _number_problems(schema: dict[str, Any], place: Place) -> Iterator[UnheldSch
         bound = schema[keyword]
         if not is_number(bound) and not (isinstance(bound, bool) and keyword.startswith("exclusive")):
             yield UnheldSchema(keyword, place, "it must be a number")
-        elif is_number(bound) and not is_held_bound(bound, is_exclusive=keyword.startswith("exclusive")):
+        elif is_number(bound) and not is_held_bound(keyword, schema):
             yield UnheldSchema(keyword, place, INEXACT)
     if "multipleOf" in schema and not is_held_multiple(schema["multipleOf"]):
         yield UnheldSchema("multipleOf", place, "it must be a positive number of at most nine digits")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, TypeGuard
 
@@ -20,8 +21,8 @@ _EXACT = 1 << 53
 """Larger numbers are rounded by the library, and by many readers of JSON."""
 _TINY = 2.0**-40
 """Stands for the smallest positive number, which has 324 digits."""
-_TOO_LARGE = 1 << 1023
-"""For a double."""
+_TOO_LARGE = 10**18
+"""For the library, as the bound of a range."""
 _MAX_MULTIPLE = 10**9
 _MAX_DECIMALS = 9
 
@@ -50,22 +51,24 @@ def is_inexact(value: object) -> bool:
 
 
 def is_held_multiple(value: object) -> bool:
-    """Return whether multiples of a number are held: the library counts its digits, without zeros at the end."""
+    """Return whether multiples of a number are held: the library shifts its point in doubles until it is whole."""
     if not is_number(value) or not 0 < value < _MAX_MULTIPLE:
         return False
-    number = Decimal(repr(value)).normalize()
-    digits = number.as_tuple()
-    assert isinstance(digits.exponent, int)
-    return len(digits.digits) <= _MAX_DECIMALS and digits.exponent >= -_MAX_DECIMALS
+    shifted, num_decimals = float(value), 0
+    while not shifted.is_integer() and num_decimals < _MAX_DECIMALS:
+        shifted, num_decimals = shifted * 10, num_decimals + 1
+    return shifted < _MAX_MULTIPLE and Decimal(repr(value)) == Decimal(shifted).scaleb(-num_decimals)
 
 
-def is_held_bound(bound: int | float, *, is_exclusive: bool) -> bool:
+def is_held_bound(keyword: str, schema: Mapping[str, Any]) -> bool:
     """Return whether the library keeps to a bound: doubles are held, and the largest integer of 64 bits."""
-    if is_exclusive or not is_inexact(bound):
+    bound = schema[keyword]
+    if keyword == "maximum" and bound == (1 << 63) - 1 and type(bound) is int:
+        kind = schema.get("type")
+        return kind == "integer" or (isinstance(kind, list) and "integer" in kind and "number" not in kind)
+    if keyword.startswith("exclusive") or not is_inexact(bound):
         return not is_inexact(bound)
-    if isinstance(bound, float) or bound == (1 << 63) - 1:
-        return True
-    return abs(bound) < _TOO_LARGE and int(float(bound)) == bound
+    return bool(abs(bound) < _TOO_LARGE and int(float(bound)) == bound)
 
 
 def shift_bounds(schemas: list[dict[str, Any]]) -> None:

@@ -59,6 +59,12 @@ class Choice(BaseModel):
     is_sure: bool
 
 
+class Shelf(BaseModel):
+    """An object with a keyword that no output is held to."""
+
+    tags: set[Literal["a", "b"]] = Field(max_length=2)
+
+
 class Note(BaseModel):
     """An object of which nothing is required."""
 
@@ -113,6 +119,21 @@ def test_instructor_openai(clients: Clients, mode: str) -> None:
             model="demo", messages=QUESTION, response_model=Person, max_retries=0
         )
         assert Person(**last.model_dump())
+
+
+def test_instructor_with_a_set(tiny: Server) -> None:
+    """A tool that is not strict may have keywords that cannot be held, which the client is told of."""
+    import instructor
+
+    told: list[str] = []
+    hooks: Any = {"response": [lambda answer: told.append(answer.headers["x-quipu-ignored-fields"])]}
+    with httpx.Client(event_hooks=hooks) as http:
+        theirs = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0, http_client=http)
+        shelf = instructor.from_openai(theirs).chat.completions.create(
+            model="demo", messages=QUESTION, response_model=Shelf, max_retries=0
+        )
+    assert shelf.tags <= {"a", "b"}
+    assert told == ["tools[0].function.parameters%23%2Fproperties%2Ftags%2FuniqueItems"]
 
 
 def test_instructor_json(clients: Clients) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
+import ipaddress
+import re
+import uuid
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from pydantic import BaseModel, Field
 
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec, ignored_within
 from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
@@ -89,6 +97,68 @@ def test_any_schema(name: str, keyword: str, value: dict[str, Any], argument: An
         assert dropped == [keyword] if keyword else not found.dropped
     else:
         assert not keyword or any("properties.v" in path or "properties/v" in path for path in found.dropped)
+
+
+class Kind(enum.Enum):
+    A = "a"
+
+
+class Node(BaseModel):
+    """Refers to itself."""
+
+    value: int
+    next: Node | None = None
+
+
+class Everything(BaseModel):
+    """What pydantic writes keywords for that are not everywhere held."""
+
+    names: set[str]
+    path: Path
+    price: Decimal
+    numbers: frozenset[int]
+    pair: tuple[int, str]
+    number: uuid.UUID
+    day: datetime.date
+    address: ipaddress.IPv4Address
+    data: bytes
+    kinds: dict[Kind, int]
+    by_number: dict[int, str]
+    short: str = Field(min_length=1, max_length=5, pattern=r"^\w+$")
+    even: int = Field(gt=0, lt=10, multiple_of=2)
+    node: Node
+    anything: Any
+
+
+EVERYTHING: dict[str, Any] = {
+    "names": ["x"],
+    "path": "/tmp/x",
+    "price": "1.5",
+    "numbers": [1],
+    "pair": [1, "x"],
+    "number": "123e4567-e89b-12d3-a456-426614174000",
+    "day": "2026-11-22",
+    "address": "10.0.0.1",
+    "data": "x",
+    "kinds": {"a": 1},
+    "by_number": {"n1": "x"},
+    "short": "abc",
+    "even": 4,
+    "node": {"value": 1, "next": {"value": 2, "next": None}},
+    "anything": "x",
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pydantic(name: str) -> None:
+    """Every type of pydantic can be asked for, in every format; what is held of it, is."""
+    found = loose(name, Everything.model_json_schema())
+    assert found.accepts(EVERYTHING)
+    for key, wrong in (("even", "x"), ("short", "abcdef"), ("day", "2026-02-30"), ("node", 1)):
+        assert not found.accepts({**EVERYTHING, key: wrong}), key
+    dropped = {re.split("[.#]", path.replace("/", ".").rpartition("properties.")[2])[0] for path in found.dropped}
+    assert {"names", "path", "numbers", "data", "kinds"} <= dropped
+    assert not dropped & {"number", "day", "short", "even", "node", "anything"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -219,6 +219,19 @@ async def test_unsupported_schema_is_named() -> None:
     assert "`tools[0].function.parameters.properties.x`: the keyword `allOf`" in told
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_what_a_format_cannot_hold_is_named(path: str) -> None:
+    """Keywords that the model's format of calls cannot hold are dropped from tools that are not strict, by name."""
+    output = OutputFormat(call_form=family("qwen3_coder", has_tokens=True).form)
+    schema: dict[str, Any] = {"properties": {"x": {"allOf": [{"type": "string"}]}, "y": {"not": {}, "type": "string"}}}
+    both = [*tools(path, "a", schema=schema), *tools(path, "b")]
+    asked = await ask(path, body(path, tools=both, tool_choice=choice(path)), output)
+    where = {CHAT: "tools[0].function.parameters", RESPONSES: "tools[0].parameters", MESSAGES: "tools.0.input_schema"}
+    assert asked.ignored == f"{where[path]}.properties.x.allOf,{where[path]}.properties.y.not"
+    assert (await ask(path, body(path, tools=both, tool_choice=choice(path, "b")), output)).ignored is None
+    assert (await ask(path, body(path, tools=both), output)).ignored is None
+
+
 def test_forms_are_small() -> None:
     """What the web layer knows of a model's calls has no part of its vocabulary but delimiters."""
     assert isinstance(HERMES.form, CallForm) and len(HERMES.form.token_ids) == 2
