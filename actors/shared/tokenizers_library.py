@@ -7,8 +7,9 @@ Three properties of the library are hidden from everybody else:
   offsets they need half the time and memory. Only those are used, with one text at a time.
 - The ids and offsets of an encoding are converted while the GIL is held: 40 ns per id, 200 ns per offset. So callers
   look at the length first, and offsets are taken one by one.
-- A panic in the library's Rust code is a BaseException, which would end the process. Here it becomes a `LibraryPanic`,
-  which fails one request. Every other BaseException (`trio.Cancelled`, KeyboardInterrupt) passes through.
+- A panic in the library's Rust code is a BaseException, which would end the process; its errors are bare Exceptions.
+  Here they become a `LibraryPanic`, which fails one request. Every other exception (`trio.Cancelled`, TypeError) passes
+  through.
 
 The library would spread batches over a thread pool shared by all texts, in which a short text waits behind long ones.
 That is turned off: each call runs in the calling thread.
@@ -43,13 +44,11 @@ class LibraryPanic(Exception):
 
 @contextmanager
 def catching_panics() -> Iterator[None]:
-    """Convert a panic in Rust code into a LibraryPanic."""
+    """Convert a panic in Rust code, or an error of it, into a LibraryPanic."""
     try:
         yield
-    except Exception:
-        raise
     except BaseException as error:
-        if type(error).__name__ != _PANIC:
+        if type(error) is not Exception and type(error).__name__ != _PANIC:
             raise
         raise LibraryPanic(str(error)) from None
 
@@ -65,7 +64,7 @@ class Library:
 
     @classmethod
     def load(cls, source: bytes) -> Library:
-        """Load the contents of a `tokenizer.json`. Raises Exception, as the library does, and LibraryPanic."""
+        """Load the contents of a `tokenizer.json`. Raises LibraryPanic."""
         with catching_panics():
             tokenizer = tokenizers.Tokenizer.from_buffer(source)
             tokenizer.no_padding()
@@ -150,7 +149,7 @@ def load_library(folder: Path) -> Library:
     special = read_special_tokens(folder)
     try:
         library = Library.load(path.read_bytes()).with_tokens(special)
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # of whatever type the library raises
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     vocabulary = library.tokenizer.get_vocab(with_added_tokens=True)
     if not 0 <= max(vocabulary.values(), default=-1) < _MAX_TOKEN_IDS:

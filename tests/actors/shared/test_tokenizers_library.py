@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tokenizers
 import trio
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from quipu.actors.detokenizer.decoder import Decoder, WindowDecoder
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
@@ -79,6 +79,13 @@ def test_other_exceptions_pass() -> None:
         assert raised.value is error
     with pytest.raises(LibraryPanic, match="at the disco"), catching_panics():
         raise PanicException("at the disco")
+
+
+def test_errors_of_the_library() -> None:
+    """A text on which the library fails without a panic fails one request, too."""
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[], unk_token="<unk>"))
+    with pytest.raises(LibraryPanic, match="Unk token `<unk>` not found"):
+        Library(tokenizer).encode("b", max_tokens=1)
 
 
 async def test_cancellation_passes() -> None:
