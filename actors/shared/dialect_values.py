@@ -96,7 +96,7 @@ class _Rules:
 
     def _later(self, schema: Any, where: str) -> str:
         """Return the name of a rule that is still to be written."""
-        if not schema or schema is True:
+        if schema is True or schema == {}:
             if self._any is not None:
                 return self._any
             self._any = f"{self._rule}_any"
@@ -123,22 +123,22 @@ class _Rules:
             raise UnsupportedSchema(where, "must be an object")
         held = self._keywords.held
         if "$ref" in schema:
-            schema = held(schema, NOTES | {"$ref"}, where)
+            schema = held(schema, FREE_KEYWORDS | {"$ref"}, where)
             return [self._referred(schema["$ref"], where)]
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                schema = held(schema, NOTES | {key}, where)
+                schema = held(schema, FREE_KEYWORDS | {key}, where)
                 options = _counted(schema[key], key, where)
                 if key == "oneOf" and not self._definitions.are_disjoint(options):
                     self._keywords.refuse(key, where)
                 return [self._later(option, where) for option in options]
         if "enum" in schema or "const" in schema:
-            schema = held(schema, NOTES | {"enum", "const"}, where)
+            schema = held(schema, FREE_KEYWORDS | {"enum", "const"}, where)
             values = _counted(schema["enum"], "enum", where) if "enum" in schema else [schema["const"]]
             return [self._write(self._text(value, where)) for value in values]
         types = schema.get("type")
         if types is None:
-            held(schema, NOTES, where)
+            held(schema, FREE_KEYWORDS, where)
             return self._any_value(where)
         names = _counted(types, "type", where) if isinstance(types, list) else [types]
         if len(names) > 1:
@@ -179,8 +179,12 @@ class _Rules:
                 bounds = {key: schema[key] for key in ("minItems", "maxItems") if key in schema}
                 if any(type(bound) is not int or not 0 <= bound <= MAX_ITEMS for bound in bounds.values()):
                     raise UnsupportedSchema(where, f"`minItems` and `maxItems` must be integers of at most {MAX_ITEMS}")
-                item = self._later(schema.get("items", {}), f"{where}.items")
-                return self._list(item, bounds.get("minItems", 0), bounds.get("maxItems"))
+                least = bounds.get("minItems", 0)
+                most = 0 if schema.get("items") is False else bounds.get("maxItems")
+                item = "" if most == 0 else self._later(schema.get("items", {}), f"{where}.items")
+                if most is not None and least > most:
+                    raise UnsupportedSchema(where, "`minItems` is larger than `maxItems`")
+                return self._list(item, least, most)
             case "object":
                 schema = self._keywords.held(schema, _OBJECT, where)
                 return f'"{{" {self._members(schema, where)} "}}"'
@@ -217,12 +221,16 @@ class _Rules:
         members = []
         for key, declared in properties.items():
             path = f"{where}.properties.{key[:80]}"
+            if declared is False and key not in needed:
+                continue
             if _KEY.fullmatch(key) is None:
                 if self._keywords.dropped is None:
                     raise UnsupportedSchema(path, "the model's format of calls cannot write this name")
                 self._keywords.dropped.append(path)
                 continue
             members.append((f"{quoted(f'{key}:')} {self._later(declared, path)}", key in needed))
+        if not members:
+            return ""
         num_firsts = 1 + next((index for index, (_, is_needed) in enumerate(members) if is_needed), len(members) - 1)
         if num_firsts * len(members) > MAX_PAIRS:
             raise UnsupportedSchema(where, "it has too many properties that may be missing before the first required")

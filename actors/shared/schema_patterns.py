@@ -36,7 +36,9 @@ _SPACE = r"\t\n\v\f\r\x20\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x
 _MAYBE_SPACE = rf"{_SPACE}\x{{FEFF}}\x{{85}}"
 """White space of ECMA 262, or of Python."""
 _DOT = r"[^\n\r\x{2028}\x{2029}]"
-_LETTERS = frozenset("dDnrtfwWpP")
+_ASCII = {"d": "0-9", "D": "^0-9", "w": "0-9A-Za-z_", "W": "^0-9A-Za-z_"}
+"""Classes that the library has of all of Unicode, but in JSON."""
+_LETTERS = frozenset("nrtf")
 """After a backslash, and copied."""
 _CODES = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0}
 _ESCAPED_CODE = re.compile(
@@ -117,6 +119,8 @@ class _Reader:
             return f"[{_SPACE}]"
         if letter == "S":
             return f"[^{_MAYBE_SPACE}]"
+        if letter in _ASCII:
+            return f"[{_ASCII[letter]}]"
         if letter in ("p", "P"):
             return self._property()
         self._check_letter(letter)
@@ -168,8 +172,8 @@ class _Reader:
             # the larger set where it is excluded, the smaller one where it is included
             is_wide = is_negated == (letter == "s")
             return f"[{'^' if letter == 'S' else ''}{_MAYBE_SPACE if is_wide else _SPACE}]"
-        if letter in ("d", "D", "w", "W"):
-            return f"\\{letter}"
+        if letter in _ASCII:
+            return f"[{_ASCII[letter]}]"
         if letter in ("p", "P"):
             return self._property()
         if letter == "b":

@@ -16,6 +16,7 @@ import orjson
 
 from ..messages.call_syntax import NAME, CallSyntax
 from .text_values import (
+    FREE_KEYWORDS,
     NOTES,
     SCALARS,
     FormatKeywords,
@@ -128,7 +129,7 @@ class _Values:
     def _options(self, schema: Mapping[str, Any]) -> list[str]:
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                schema = self._keywords.held(schema, NOTES | {key}, self._where)
+                schema = self._keywords.held(schema, FREE_KEYWORDS | {key}, self._where)
                 options = self._counted(schema[key], key)
                 if key == "oneOf" and not self._definitions.are_disjoint(options):
                     self._keywords.refuse(key, self._where)
@@ -138,7 +139,7 @@ class _Values:
     def _resolved(self, declared: object) -> Mapping[str, Any]:
         if isinstance(declared, dict) and "$ref" in declared:
             reference = declared["$ref"]
-            self._keywords.held(declared, NOTES | {"$ref"}, self._where)
+            self._keywords.held(declared, FREE_KEYWORDS | {"$ref"}, self._where)
             declared = self._definitions.resolve(reference) if isinstance(reference, str) else None
             if declared is None or (isinstance(declared, dict) and "$ref" in declared):
                 self._keywords.refuse("$ref", self._where)
@@ -149,7 +150,7 @@ class _Values:
 
     def _plain(self, schema: Mapping[str, Any]) -> list[str]:
         if "enum" in schema or "const" in schema:
-            schema = self._keywords.held(schema, NOTES | {"enum", "const"}, self._where)
+            schema = self._keywords.held(schema, FREE_KEYWORDS | {"enum", "const"}, self._where)
             values = self._counted(schema.get("enum", [schema.get("const")]), "enum")
             return [self._literal(value) for value in values]
         types = schema.get("type")

@@ -24,7 +24,7 @@ NOTES = frozenset(
 )
 """Keywords that are read, or that restrict nothing."""
 FREE_KEYWORDS = NOTES - {"format"}
-"""Of a string that may be any."""
+"""Of a value that may be any, or that is told by another keyword."""
 RESTRICTING = frozenset(
     {"$dynamicRef", "$recursiveRef", "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const"}
     | {"contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "enum", "format", "if", "items"}
@@ -143,16 +143,23 @@ def text_terminal(schema: Mapping[str, Any], ends: Iterable[str], where: str, ke
             keywords.refuse("pattern", where)
         else:
             held.append(f"/{whole}/")
-    lengths = {"minLength": 0, "maxLength": ""}
-    for key in lengths.keys() & schema.keys():
-        count = as_count(schema[key])
-        if count is not None and count <= MAX_LENGTH:
-            lengths[key] = count
-        elif keywords.dropped is None:
-            raise UnsupportedSchema(where, f"`{key}` must be an integer of at most {MAX_LENGTH}")
-        else:
-            keywords.refuse(key, where)
-    least, most = lengths["minLength"], lengths["maxLength"]
-    held.append(f"/(?s:.{'*' if not least and most == '' else f'{{{least},{most}}}'})/")
+    least, most = (_length(schema, key, where, keywords) for key in ("minLength", "maxLength"))
+    if least is not None and most is not None and least > most:
+        keywords.refuse("minLength", where)
+        least = None
+    times = "*" if not least and most is None else f"{{{least or 0},{'' if most is None else most}}}"
+    held.append(f"/(?s:.{times})/")
     held.append(f"~/(?s:.*)({'|'.join(map(pattern_of, ends))})(?s:.*)/")
     return f"({' & '.join(held)})"
+
+
+def _length(schema: Mapping[str, Any], key: str, where: str, keywords: FormatKeywords) -> int | None:
+    if key not in schema:
+        return None
+    count = as_count(schema[key])
+    if count is not None and count <= MAX_LENGTH:
+        return count
+    if keywords.dropped is None:
+        raise UnsupportedSchema(where, f"`{key}` must be an integer of at most {MAX_LENGTH}")
+    keywords.refuse(key, where)
+    return None

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quipu.actors.messages.call_syntax import CallForm
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.shared.call_grammar import (
     GrammarTool,
     calls_or_json,
@@ -18,6 +19,7 @@ from quipu.actors.shared.call_grammar import (
     can_hold_within_text,
     forced_calls,
 )
+from quipu.actors.shared.grammar_text import grammar_text
 from quipu.actors.shared.tagged_values import MAX_OPTIONS
 from quipu.actors.shared.text_values import UnsupportedSchema
 from tests.call_grammars import SCHEMAS, TOKENS, TOOLS, Family, family, matches, outputs
@@ -334,7 +336,15 @@ REFUSED_DIALECT: list[tuple[dict[str, Any], str]] = [
     ({"properties": {f"x{number}": {} for number in range(65)}}, "too many properties that may be missing"),
     ({"properties": {"x": {"type": "thing"}}}, "the type `thing`"),
     ({"properties": {"x": 1}}, "tools.properties.x: must be an object"),
+    ({"properties": {"x": False}, "required": ["x"]}, "tools.properties.x: must be an object"),
+    ({"properties": {"x": {"format": "date"}}}, "tools.properties.x: the keyword `format`"),
+    (
+        {"properties": {"x": {"type": "string", "enum": ["a"], "format": "x"}}},
+        "tools.properties.x: the keyword `format`",
+    ),
     ({"required": ["x"]}, "not among"),
+    ({"properties": {"x": {"type": "array", "minItems": 2, "maxItems": 1}}}, "`minItems` is larger than `maxItems`"),
+    ({"properties": {"x": {"type": "string", "minLength": 2, "maxLength": 1}}}, "the keyword `minLength`"),
     ({"patternProperties": {}}, "tools: the keyword `patternProperties`"),
 ]
 
@@ -345,6 +355,29 @@ def test_refused_by_a_dialect(schema: dict[str, Any], problem: str) -> None:
     with pytest.raises(UnsupportedSchema) as refused:
         grammar(family("functiongemma", has_tokens=True).form, tools=[GrammarTool("f", schema, "tools", "name")])
     assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_coder", "hermes"])
+def test_what_is_held_everywhere(name: str) -> None:
+    """Classes of characters are ASCII's, and a property whose schema is false does not occur, in every format."""
+    one = family(name, has_tokens=True)
+    properties = {
+        "x": {"type": "string", "pattern": r"^[\w-]\d\D[^\W]$"},
+        "no": False,
+        "none": {"type": "array", "items": False},
+    }
+    tool = GrammarTool("f", {"properties": properties, "required": ["x"]}, "tools", "name")
+    rules = grammar_text(GrammarSpec(GrammarKind.LARK, grammar(one.form, tools=[tool]), "tools"))
+    for arguments, is_right in (
+        ({"x": "a1éb"}, True),
+        ({"x": "é1éb"}, False),
+        ({"x": "a\u07c0éb"}, False),
+        ({"x": "a1éé"}, False),
+        ({"x": "a1_b", "no": 1}, False),
+        ({"x": "a1_b", "none": []}, True),
+        ({"x": "a1_b", "none": [1]}, False),
+    ):
+        assert one.vocabulary.accepts(rules, written(one, [("f", arguments)])) == is_right, arguments
 
 
 def test_refused_names() -> None:
