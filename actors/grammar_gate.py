@@ -24,7 +24,7 @@ Prepare = Callable[[OutputGrammar], Future[Any]]
 
 
 Key = tuple[str, str]
-"""A grammar's tenant and text."""
+"""A grammar's owner and text."""
 
 WebMessage = Submit | Abort | ResetPrefixCache
 
@@ -75,7 +75,7 @@ class GrammarGate:
 
 
 def _key(grammar: OutputGrammar) -> Key:
-    return grammar.tenant, grammar.text
+    return grammar.owner, grammar.text
 
 
 def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: Future[Any]) -> None:

@@ -35,6 +35,7 @@ from quipu.actors.shared.text_values import UnsupportedSchema
 from quipu.actors.text_workers import grammar_pool
 from quipu.actors.text_workers.grammar_pool import UNAVAILABLE, GrammarPool, WorkerSetup
 from quipu.actors.text_workers.grammar_worker import WorkerSettings
+from quipu.actors.tokenizer.prompt_encoder import EncodingOptions
 from tests.grammars import EOS, PARAM, endless_later
 from tests.tiny import TINY
 
@@ -225,7 +226,7 @@ class Outcomes:
         self._masks = masks
 
     async def add(self, spec: GrammarSpec, tenant: str, num_tokens: int, rng: Rng, report: Report) -> None:
-        checked = await self._pool.check(spec, tenant)
+        checked = await self._pool.check(spec, EncodingOptions(tenant, PARAM))
         assert checked is not UNAVAILABLE, spec
         if isinstance(checked, RequestError):
             assert PARAM in checked.message and checked.param == PARAM, checked
@@ -233,7 +234,9 @@ class Outcomes:
             report.verdicts["ended" if slow else "refused"] += 1
         else:
             report.verdicts["accepted"] += 1
-            await trio.to_thread.run_sync(self._follow, OutputGrammar(checked, tenant=tenant), num_tokens, rng, report)
+            await trio.to_thread.run_sync(
+                self._follow, OutputGrammar(checked, tenant=tenant, owner=tenant), num_tokens, rng, report
+            )
 
     def _follow(self, grammar: OutputGrammar, num_tokens: int, rng: Rng, report: Report) -> None:
         self._masks.prepare(grammar).result(60)

@@ -29,6 +29,9 @@ MAX_LOSSES = 3
 Mask = bytes | str
 """A mask, or why there is none."""
 
+Key = tuple[str, str]
+"""Who may share a grammar's process, and its text."""
+
 GetServer = Callable[[], ForkServer]
 """Returns the running process that forks, or starts one. Raises OSError."""
 
@@ -111,9 +114,10 @@ class Asked:
 class Entry:
     """A grammar, its process and its sequences."""
 
-    def __init__(self, tenant: str, text: str, get_server: GetServer, limits: MaskLimits, max_rows: int) -> None:
+    def __init__(self, tenant: str, key: Key, get_server: GetServer, limits: MaskLimits, max_rows: int) -> None:
         self.tenant = tenant
-        self.text = text
+        self.key = key
+        self.text = key[1]
         self.ready: Future[None] = Future()
         """Done as soon as no step need wait for the grammar."""
         self.rows: set[int] = set()

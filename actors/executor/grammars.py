@@ -27,7 +27,7 @@ from ..forks.fork_server import ForkServer
 from ..messages.sampling import OutputGrammar
 from ..shared.fair_queue import QueueFull
 from ..shared.tenant_cache import TenantCache
-from .grammar_entry import NO_TOKENIZER, Asked, Entry, Mask, MaskLimits, NoTokenizer, Row
+from .grammar_entry import NO_TOKENIZER, Asked, Entry, Key, Mask, MaskLimits, NoTokenizer, Row
 from .grammar_turns import GrammarTurns
 from .sequence_grammar import SequenceGrammar
 
@@ -79,10 +79,10 @@ class GrammarMasks:
         self._server: ForkServer | None = None
         self._server_lock = threading.Lock()
         self._limits = MaskLimits()
-        self._entries: dict[tuple[str, str], Entry] = {}
+        self._entries: dict[Key, Entry] = {}
         self._live: set[Entry] = set()
         """Those with sequences."""
-        self._idle: TenantCache[str, Entry] = TenantCache(MAX_KEPT)
+        self._idle: TenantCache[Key, Entry] = TenantCache(MAX_KEPT)
         self._turns = GrammarTurns()
         self._rows: weakref.WeakKeyDictionary[SequenceGrammar, Row] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
@@ -105,16 +105,16 @@ class GrammarMasks:
     def prepare(self, grammar: OutputGrammar) -> Future[None]:
         """Begin to compile a grammar, unless it is known. May be called from any thread."""
         with self._changed:
-            entry = self._entries.get((grammar.tenant, grammar.text))
+            entry = self._entries.get(_key(grammar))
             if entry is not None:
-                self._idle.get(entry.tenant, entry.text)  # is the last used one now
+                self._idle.get(entry.tenant, entry.key)  # is the last used one now
                 return entry.ready
-            entry = self._new_entry(grammar.tenant, grammar.text)
+            entry = self._new_entry(grammar)
             try:
                 self._turns.add(entry)
             except QueueFull:
                 entry.refuse(_TOO_MANY)
-                self._entries.pop((entry.tenant, entry.text))
+                del self._entries[entry.key]
             self._start_thread()
             self._changed.notify()
             return entry.ready
@@ -165,15 +165,15 @@ class GrammarMasks:
 
     # ------------------------------------------------------------ entries; the lock is held
 
-    def _new_entry(self, tenant: str, text: str) -> Entry:
-        entry = Entry(tenant, text, self._running_server, self._limits, self._max_rows)
-        self._entries[tenant, text] = entry
+    def _new_entry(self, grammar: OutputGrammar | SequenceGrammar) -> Entry:
+        entry = Entry(grammar.tenant, _key(grammar), self._running_server, self._limits, self._max_rows)
+        self._entries[entry.key] = entry
         return entry
 
     def _begin_row(self, grammar: SequenceGrammar) -> Row:
-        entry = self._entries.get((grammar.tenant, grammar.text)) or self._new_entry(grammar.tenant, grammar.text)
+        entry = self._entries.get(_key(grammar)) or self._new_entry(grammar)
         self._turns.leave(entry)
-        self._idle.pop(entry.tenant, entry.text)
+        self._idle.pop(entry.tenant, entry.key)
         self._live.add(entry)
         self._changed.notify()  # a place may be free
         row = self._rows[grammar] = Row(next(self._numbers), entry)
@@ -193,9 +193,9 @@ class GrammarMasks:
             self._keep(entry)
 
     def _keep(self, entry: Entry) -> None:
-        pushed_out = self._idle.put(entry.tenant, entry.text, entry)
+        pushed_out = self._idle.put(entry.tenant, entry.key, entry)
         if pushed_out is not None:
-            del self._entries[pushed_out.tenant, pushed_out.text]
+            del self._entries[pushed_out.key]
             self._in_order.submit(pushed_out.close)
 
     # ------------------------------------------------------------ processes
@@ -234,3 +234,7 @@ class GrammarMasks:
             if not self._server.greeting:
                 raise NoTokenizer
             return self._server
+
+
+def _key(grammar: OutputGrammar | SequenceGrammar) -> Key:
+    return grammar.owner, grammar.text

@@ -28,7 +28,7 @@ class SequenceGrammar:
 
     def __init__(self, grammar: OutputGrammar, output_token_ids: Sequence[int], *, ends_early: bool) -> None:
         """`output_token_ids` are those drawn so far. `ends_early`: whether it may end where it could also go on."""
-        self.tenant = grammar.tenant
+        self.tenant, self.owner = grammar.tenant, grammar.owner
         self.text = grammar.text
         self.ends_early = ends_early
         self.answer: list[int] = []

@@ -89,7 +89,9 @@ class OutputGrammar:
     prompt_opens_reasoning: bool = False
     """The first output is reasoning already."""
     tenant: str = ""
-    """Whose it is: tenants share neither compiled grammars nor the processes that follow them."""
+    """Whose it is, for turns and limits."""
+    owner: str = ""
+    """Who may share what is compiled of it: a tenant, and a cache salt within it."""
 
 
 @attrs.frozen

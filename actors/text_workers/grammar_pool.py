@@ -27,6 +27,7 @@ from ..shared.fair_queue import FairQueue
 from ..shared.grammar_library import load_grammars
 from ..threads import run_in_thread
 from ..tokenizer.grammar_check import GrammarChecker
+from ..tokenizer.prompt_encoder import EncodingOptions
 from .grammar_process import GrammarProcess, ProcessGone
 from .grammar_worker import WorkerSettings
 from .known_grammars import KnownGrammars
@@ -69,7 +70,7 @@ class WorkerSetup:
 @attrs.define(eq=False)
 class _Job:
     spec: GrammarSpec
-    tenant: str
+    options: EncodingOptions
     is_waiting: bool = True
     done: trio.Event = attrs.field(factory=trio.Event)
     result: Verdict = UNAVAILABLE
@@ -114,29 +115,29 @@ class GrammarPool:
                 with trio.CancelScope(shield=True):
                     await run_in_thread(self._server.end)
 
-    def known(self, spec: GrammarSpec, tenant: str) -> str | RequestError | None:
-        return self._known.find(spec, tenant)
+    def known(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError | None:
+        return self._known.find(spec, options)
 
-    async def check(self, spec: GrammarSpec, tenant: str) -> str | RequestError:
+    async def check(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError:
         is_small = len(spec.source) <= SMALL_CHARACTERS
-        result = await self._check_in_turn(self._first if is_small else self._second, spec, tenant)
+        result = await self._check_in_turn(self._first if is_small else self._second, spec, options)
         if is_small and isinstance(result, ProcessGone) and result.was_slow:
-            result = await self._check_in_turn(self._second, spec, tenant)
+            result = await self._check_in_turn(self._second, spec, options)
         if isinstance(result, ProcessGone):
             result = result.verdict(spec) or UNAVAILABLE
         if result is not UNAVAILABLE:
-            self._known.keep(spec, tenant, result)
+            self._known.keep(spec, options, result)
         return result
 
-    async def _check_in_turn(self, lane: _Lane, spec: GrammarSpec, tenant: str) -> Verdict:
-        job = _Job(spec, tenant)
-        lane.queue.put(tenant, job, len(spec.source))
+    async def _check_in_turn(self, lane: _Lane, spec: GrammarSpec, options: EncodingOptions) -> Verdict:
+        job = _Job(spec, options)
+        lane.queue.put(options.tenant, job, len(spec.source))
         self._dispatch(lane)
         try:
             await job.done.wait()
         finally:
             if job.is_waiting:
-                lane.queue.drop(tenant, job)
+                lane.queue.drop(options.tenant, job)
         return job.result
 
     # ------------------------------------------------------------ processes
@@ -150,15 +151,15 @@ class GrammarPool:
             self._nursery.start_soon(self._serve, lane, job)
 
     async def _serve(self, lane: _Lane, job: _Job) -> None:
-        known = self._known.find(job.spec, job.tenant)  # another request may have had it checked meanwhile
+        known = self._known.find(job.spec, job.options)  # another request may have had it checked meanwhile
         try:
             job.result = await self._check_apart(job.spec, lane.limit_s) if known is None else known
         finally:
             lane.num_free += 1
-            lane.queue.done(job.tenant)
+            lane.queue.done(job.options.tenant)
             job.done.set()
         if not isinstance(job.result, ProcessGone) and job.result is not UNAVAILABLE:
-            self._known.keep(job.spec, job.tenant, job.result)
+            self._known.keep(job.spec, job.options, job.result)
         self._dispatch(lane)
 
     async def _check_apart(self, spec: GrammarSpec, limit_s: float) -> Verdict:
@@ -212,12 +213,12 @@ class GrammarThreads:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
 
-    def known(self, spec: GrammarSpec, tenant: str) -> str | RequestError | None:
-        return self._known.find(spec, tenant)
+    def known(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError | None:
+        return self._known.find(spec, options)
 
-    async def check(self, spec: GrammarSpec, tenant: str) -> str | RequestError:
+    async def check(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError:
         result = await run_in_thread(self._checker.check, spec, limiter=self._threads, abandon_on_cancel=True)
-        self._known.keep(spec, tenant, result)
+        self._known.keep(spec, options, result)
         return result
 
 

@@ -1,6 +1,6 @@
-"""Results of grammars that have been checked, by tenant.
+"""Results of grammars that have been checked, by who had them checked: a tenant, and a cache salt within it.
 
-`grammar_pool.py` looks here first. What must always hold: a grammar that its tenant has had checked before costs
+`grammar_pool.py` looks here first. What must always hold: a grammar that its owner has had checked before costs
 nothing; what others have had checked is not told by the time that a request takes; nothing grows without bound.
 """
 
@@ -12,9 +12,13 @@ from ..messages.grammar import GrammarKind, GrammarSpec
 from ..messages.outcomes import RequestError
 from ..shared.tenant_cache import TenantCache
 from ..tokenizer.grammar_check import too_long
+from ..tokenizer.prompt_encoder import EncodingOptions
 
 MAX_KNOWN = 256
 """Grammars whose result is kept, each of at most `--max-grammar-bytes`."""
+
+_Key = tuple[str | None, GrammarKind, str]
+"""Who within a tenant had a grammar checked, and the grammar."""
 
 
 class KnownGrammars:
@@ -22,19 +26,19 @@ class KnownGrammars:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._results: TenantCache[tuple[GrammarKind, str], str | RequestError] = TenantCache(MAX_KNOWN)
+        self._results: TenantCache[_Key, str | RequestError] = TenantCache(MAX_KNOWN)
 
-    def find(self, spec: GrammarSpec, tenant: str) -> str | RequestError | None:
+    def find(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError | None:
         """Return the result of a grammar, under the name of the field that asks. None: it is to be checked."""
         # most characters take a byte; the rest are counted where it is checked
         if len(spec.source) > self._max_bytes:
             return too_long(spec, self._max_bytes)
-        result = self._results.get(tenant, (spec.kind, spec.source))
+        result = self._results.get(options.tenant, (options.owner, spec.kind, spec.source))
         if not isinstance(result, RequestError) or result.param == spec.param:
             return result
         message = result.message.replace(f"`{result.param}`", f"`{spec.param}`", 1)
         return attrs.evolve(result, message=message, param=spec.param)
 
-    def keep(self, spec: GrammarSpec, tenant: str, result: str | RequestError) -> None:
+    def keep(self, spec: GrammarSpec, options: EncodingOptions, result: str | RequestError) -> None:
         """Remember the result of a check."""
-        self._results.put(tenant, (spec.kind, spec.source), result)
+        self._results.put(options.tenant, (options.owner, spec.kind, spec.source), result)

@@ -39,7 +39,7 @@ from .encoder import TextEncoder
 from .encoding_errors import OVERLOADED, TOKENIZER_FAILED, QueueFull, client_error
 from .grammar_check import GrammarChecks
 from .job_store import MAX_DEATHS, Job, JobStore, TokenizerMessage
-from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, PromptEncoder
+from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, PromptEncoder, options_of
 from .prompt_scoring import reads_cache, too_many_scores
 from .prompt_sizes import exceeds_context, is_short, num_bytes_to_encode
 from .sampling_completion import SamplingCompleter
@@ -99,7 +99,7 @@ class TokenizerActor:
             store.pending[0] = None
         elif first is not None:
             if isinstance(first, Encode):
-                knows_grammar = first.grammar is None or self._grammars.known(first.grammar, first.domain) is not None
+                knows_grammar = not first.grammar or self._grammars.known(first.grammar, options_of(first)) is not None
                 first = store.pending[0] = Job.of(first, is_short=is_short(first) and knows_grammar)
             await self._start(first)
 
@@ -253,9 +253,9 @@ class TokenizerActor:
         return None
 
     async def _check_grammar(self, spec: GrammarSpec, job: Job, slot: EncodingSlot) -> str | RequestError:
-        if (result := self._grammars.known(spec, job.options.tenant)) is None:
+        if (result := self._grammars.known(spec, job.options)) is None:
             slot.rest()
-            result = await self._grammars.check(spec, job.options.tenant)
+            result = await self._grammars.check(spec, job.options)
         self._desk.note_dropped(job.request_id, () if isinstance(result, RequestError) else ignored_within(result))
         return result
 

@@ -21,6 +21,7 @@ from ..shared.gbnf import is_gbnf
 from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Words
 from ..shared.grammar_text import freer_text, grammar_text, path_of, schema_at
 from .grammar_walk import Clock, walk
+from .prompt_encoder import EncodingOptions
 from .thinking_budget import ReasoningDelimiters
 
 _UNSUPPORTED = re.compile(r'Unimplemented keys: \["([^"]+)"|Unknown (format): ')
@@ -41,12 +42,15 @@ _MAX_REASON_CHARS = 400
 class GrammarChecks(Protocol):
     """What the tokenizer needs: `text_workers/grammar_pool.py` implements it."""
 
-    def known(self, spec: GrammarSpec, tenant: str) -> str | RequestError | None:
+    def known(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError | None:
         """Return the result if it takes no time; None: `check` the grammar."""
         ...
 
-    async def check(self, spec: GrammarSpec, tenant: str) -> str | RequestError:
-        """Return the grammar as text for the engine, or why it is refused. Raises QueueFull."""
+    async def check(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError:
+        """Return the grammar as text for the engine, or why it is refused. Raises QueueFull.
+
+        The tenant of `options` takes its turn, and their owner shares the result with nobody else.
+        """
         ...
 
 
@@ -165,8 +169,8 @@ def _plain(error: str) -> str:
     return (_NO_OUTPUT if first == "NoExtensionBias" else first.rpartition(_PATTERN)[2])[:_MAX_REASON_CHARS]
 
 
-def place_grammar(text: str, tenant: str, delimiters: ReasoningDelimiters | None) -> OutputGrammar:
+def place_grammar(text: str, tenant: str, owner: str, delimiters: ReasoningDelimiters | None) -> OutputGrammar:
     """Return the grammar of a request whose reasoning, if there can be any, has these delimiters."""
     if delimiters is None:
-        return OutputGrammar(text, tenant=tenant)
-    return OutputGrammar(text, delimiters.opening_ids, delimiters.closing_ids, tenant=tenant)
+        return OutputGrammar(text, tenant=tenant, owner=owner)
+    return OutputGrammar(text, delimiters.opening_ids, delimiters.closing_ids, tenant=tenant, owner=owner)

@@ -51,16 +51,22 @@ class EncodingOptions:
     """The server's own, to be remembered with what was found out."""
 
 
+def owner_of(request: Encode) -> str:
+    """Return who may share what is kept of a request: whoever shares its blocks.
+
+    With others it would share response times, which would reveal what it has asked for.
+    """
+    return f"{len(request.domain)}:{request.domain}{request.cache_salt}"
+
+
 def options_of(request: Encode) -> EncodingOptions:
-    # requests that share no blocks share no cached segments either: response times would reveal one to the other
-    owner = f"{len(request.domain)}:{request.domain}{request.cache_salt}"
     return EncodingOptions(
         tenant=request.domain,
         prompt_param=request.prompt_param,
         system_param=request.system_param,
         echo=request.echo,
         skip_special_tokens=request.skip_special_tokens,
-        owner=owner,
+        owner=owner_of(request),
         request_id=request.request_id,
     )
 

@@ -17,6 +17,7 @@ from ..messages.sampling import SamplingParams
 from ..messages.tokenizer import Encode
 from .encoder import TextEncoder
 from .grammar_check import place_grammar
+from .prompt_encoder import owner_of
 from .sampling_rules import TokenIds, complete_rules, contradiction
 from .thinking_budget import encode_delimiters, limit_reasoning
 
@@ -50,4 +51,4 @@ class SamplingCompleter:
             return sampling
         # without these, all of the output is its answer
         delimiters = None if request.output is None or tags is None else self._delimiters(tags)
-        return attrs.evolve(sampling, grammar=place_grammar(grammar, request.domain, delimiters))
+        return attrs.evolve(sampling, grammar=place_grammar(grammar, request.domain, owner_of(request), delimiters))

@@ -12,7 +12,7 @@ def no_server() -> ForkServer:
 
 
 def entry(tenant: str, number: int) -> Entry:
-    return Entry(tenant, str(number), no_server, MaskLimits(), 1)
+    return Entry(tenant, (tenant, str(number)), no_server, MaskLimits(), 1)
 
 
 def names(turns: GrammarTurns, count: int = 1000) -> list[str]:

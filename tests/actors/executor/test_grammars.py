@@ -66,7 +66,7 @@ def masks(made: Made) -> Iterator[GrammarMasks]:
 
 
 def sequence(text: str, outputs: list[int] | None = None, tenant: str = "") -> SequenceGrammar:
-    return SequenceGrammar(OutputGrammar(text, tenant=tenant), outputs or [], ends_early=True)
+    return SequenceGrammar(OutputGrammar(text, tenant=tenant, owner=tenant), outputs or [], ends_early=True)
 
 
 def masks_of(masks: GrammarMasks, *sequences: SequenceGrammar) -> list[Mask]:
@@ -107,7 +107,7 @@ def test_other_sequences_of_a_grammar_that_had_to_be_ended(masks: GrammarMasks, 
 def test_tenants_share_no_process(masks: GrammarMasks, made: Made) -> None:
     """What one tenant has compiled takes another as long as what nobody has."""
     for tenant in ("a", "b", "a"):
-        masks.prepare(OutputGrammar(DIGITS, tenant=tenant)).result(60)
+        masks.prepare(OutputGrammar(DIGITS, tenant=tenant, owner=tenant)).result(60)
         masks_of(masks, sequence(DIGITS, tenant=tenant))
     assert len(made.processes) == 2
 

@@ -32,7 +32,8 @@ from quipu.actors.text_workers.grammar_pool import (
 from quipu.actors.text_workers.grammar_process import GrammarProcess, ProcessGone
 from quipu.actors.text_workers.grammar_worker import WorkerSettings
 from quipu.actors.tokenizer.grammar_check import GrammarChecker
-from tests.grammars import EOS, UNION, endless_later, regex, schema, tiny_grammars
+from quipu.actors.tokenizer.prompt_encoder import EncodingOptions
+from tests.grammars import EOS, PARAM, UNION, endless_later, regex, schema, tiny_grammars
 from tests.processes import eventually, has_ended
 from tests.tiny import TINY
 
@@ -41,6 +42,10 @@ SOURCE = (TINY / "tokenizer.json").read_bytes()
 FIELDS = {f"p{number}": {"type": "integer"} for number in range(120)}
 LARGE = schema({"type": "object", "properties": FIELDS})
 REFUSED = schema({"type": "object", "properties": {**FIELDS, "q": {"not": {}}}})
+
+
+def asker(tenant: str, salt: str = "") -> EncodingOptions:
+    return EncodingOptions(tenant, PARAM, owner=tenant + salt)
 
 
 def large(number: int) -> GrammarSpec:
@@ -152,12 +157,12 @@ async def test_small_grammars_do_not_wait_for_large_ones(dials: Dials) -> None:
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
         dials.is_held = True
         for number in range(4):
-            nursery.start_soon(pool.check, large(number), f"tenant {number}")
+            nursery.start_soon(pool.check, large(number), asker(f"tenant {number}"))
         await until_blocked()
         assert dials.running == 2
         small = regex("a" * SMALL_CHARACTERS)
         dials.not_held.add(small.source)
-        assert await pool.check(small, "tenant 0") == "text a" == pool.known(small, "tenant 0")
+        assert await pool.check(small, asker("tenant 0")) == "text a" == pool.known(small, asker("tenant 0"))
         assert dials.running == 2
 
     await with_pool(work)
@@ -168,24 +173,25 @@ async def test_small_grammar_that_takes_long(dials: Dials) -> None:
 
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
         dials.deaths = [-signal.SIGPROF]
-        assert await pool.check(regex("a"), "tenant") == "text a"
+        assert await pool.check(regex("a"), asker("tenant")) == "text a"
         assert dials.limits_s == [FIRST_LANE_S, SETTINGS.max_seconds + GRACE_S]
         dials.deaths = [-signal.SIGPROF] * 2
-        refused = await pool.check(regex("b"), "tenant")
+        refused = await pool.check(regex("b"), asker("tenant"))
         assert isinstance(refused, RequestError) and "it takes too long to compile" in refused.message
-        assert pool.known(regex("b"), "tenant") == refused and dials.checked == ["a", "a", "b", "b"]
+        assert pool.known(regex("b"), asker("tenant")) == refused and dials.checked == ["a", "a", "b", "b"]
 
     await with_pool(work)
 
 
 async def test_results_are_a_tenants_own(dials: Dials) -> None:
-    """What one tenant has had checked is checked again for another: the time that it takes tells nothing."""
+    """What one tenant has had checked is checked again for another, and for another salt: time tells nothing."""
 
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
         for tenant in ("a", "b", "a"):
-            assert await pool.check(large(1), tenant) == "text 1"
-            assert pool.known(large(1), tenant) == "text 1" and pool.known(large(1), "c") is None
-        assert dials.checked == ["1", "1"]
+            assert await pool.check(large(1), asker(tenant)) == "text 1"
+            assert pool.known(large(1), asker(tenant)) == "text 1" and pool.known(large(1), asker("c")) is None
+        await pool.check(large(1), asker("a", "salt"))
+        assert dials.checked == ["1", "1", "1"]
 
     await with_pool(work)
 
@@ -196,11 +202,11 @@ async def test_tenants_take_turns(dials: Dials, mock_clock: trio.testing.MockClo
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
         dials.is_held = True
         for number in (1, 2, 3):
-            nursery.start_soon(pool.check, large(number), "many")
+            nursery.start_soon(pool.check, large(number), asker("many"))
             await until_blocked()
         assert dials.checked == ["1"] and len(dials.started) == 1
         for number in (7, 8):
-            nursery.start_soon(pool.check, large(number), "few")
+            nursery.start_soon(pool.check, large(number), asker("few"))
             await until_blocked()
         assert dials.checked == ["1", "7"] and dials.running == 2
         dials.is_held = False
@@ -217,7 +223,7 @@ async def test_one_check_of_equal_grammars(dials: Dials) -> None:
 
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
         async def ask(number: int) -> None:
-            seen.append(await pool.check(large(number), "tenant"))
+            seen.append(await pool.check(large(number), asker("tenant")))
 
         dials.is_held = True
         with trio.CancelScope() as scope:
@@ -254,11 +260,11 @@ async def test_process_that_dies(dials: Dials, exit_code: int, error: str) -> No
     dials.deaths = [exit_code]
 
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
-        result = await pool.check(large(1), "tenant")
+        result = await pool.check(large(1), asker("tenant"))
         assert isinstance(result, RequestError) and error in result.message
         is_known = result.kind is ErrorKind.INVALID
-        assert (pool.known(large(1), "tenant") is not None) == is_known and (result is UNAVAILABLE) != is_known
-        assert await pool.check(large(2), "tenant") == "text 2"
+        assert (pool.known(large(1), asker("tenant")) is not None) == is_known and (result is UNAVAILABLE) != is_known
+        assert await pool.check(large(2), asker("tenant")) == "text 2"
         assert [process.has_ended for process in dials.started] == [True, False]
 
     await with_pool(work)
@@ -268,13 +274,13 @@ async def test_idle_process_that_dies(dials: Dials) -> None:
     """A process that was idle may have been dead before: its grammar gets another one, once."""
 
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
-        await pool.check(large(1), "tenant")
+        await pool.check(large(1), asker("tenant"))
         dials.started[0].is_usable = False
-        assert await pool.check(large(2), "tenant") == "text 2" and len(dials.started) == 2
+        assert await pool.check(large(2), asker("tenant")) == "text 2" and len(dials.started) == 2
         dials.deaths = [-signal.SIGKILL]
-        assert await pool.check(large(3), "tenant") == "text 3" and len(dials.started) == 3
+        assert await pool.check(large(3), asker("tenant")) == "text 3" and len(dials.started) == 3
         dials.deaths = [-signal.SIGKILL] * 2
-        assert await pool.check(large(4), "tenant") is UNAVAILABLE and len(dials.started) == 4
+        assert await pool.check(large(4), asker("tenant")) is UNAVAILABLE and len(dials.started) == 4
 
     await with_pool(work)
 
@@ -284,13 +290,13 @@ async def test_process_that_hangs(dials: Dials, autojump_clock: trio.testing.Moc
 
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
         dials.is_held = True
-        assert await pool.check(large(1), "tenant") is UNAVAILABLE
+        assert await pool.check(large(1), asker("tenant")) is UNAVAILABLE
         assert trio.current_time() > SETTINGS.max_seconds
-        assert dials.started[0].has_ended and pool.known(large(1), "tenant") is None
+        assert dials.started[0].has_ended and pool.known(large(1), asker("tenant")) is None
         dials.is_held = False
-        assert await pool.check(large(1), "tenant") == "text 1"
+        assert await pool.check(large(1), asker("tenant")) == "text 1"
         dials.is_held = True
-        assert await pool.check(large(2), "tenant") is UNAVAILABLE and len(dials.started) == 2
+        assert await pool.check(large(2), asker("tenant")) is UNAVAILABLE and len(dials.started) == 2
 
     await with_pool(work)
 
@@ -300,9 +306,9 @@ async def test_no_process_can_be_started(dials: Dials) -> None:
 
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
         dials.refuses_to_start = True
-        assert await pool.check(large(1), "tenant") is UNAVAILABLE
+        assert await pool.check(large(1), asker("tenant")) is UNAVAILABLE
         dials.refuses_to_start = False
-        assert await pool.check(large(1), "tenant") == "text 1"
+        assert await pool.check(large(1), asker("tenant")) == "text 1"
 
     await with_pool(work)
 
@@ -311,7 +317,7 @@ async def test_idle_processes_end(dials: Dials, autojump_clock: trio.testing.Moc
     """A process that is not needed for long ends."""
 
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
-        await pool.check(large(1), "tenant")
+        await pool.check(large(1), asker("tenant"))
         assert pool.idle_process_ids == [0]
         await trio.sleep(IDLE_S / 2 + 1)
         assert pool.idle_process_ids == [0]
@@ -328,10 +334,10 @@ async def test_queue_is_bounded(dials: Dials, monkeypatch: pytest.MonkeyPatch) -
     async def work(pool: GrammarPool, nursery: trio.Nursery) -> None:
         dials.is_held = True
         for number in range(3):
-            nursery.start_soon(pool.check, large(number), "many")
+            nursery.start_soon(pool.check, large(number), asker("many"))
             await until_blocked()
         with pytest.raises(QueueFull):
-            await pool.check(large(3), "many")
+            await pool.check(large(3), asker("many"))
 
     await with_pool(work)
 
@@ -384,7 +390,7 @@ async def test_endless_grammars_leave_nothing_running(monkeypatch: pytest.Monkey
             await nursery.start(pool.run)
 
             async def ask(name: str, spec: GrammarSpec, tenant: str) -> None:
-                results[name] = await pool.check(spec, tenant)
+                results[name] = await pool.check(spec, asker(tenant))
 
             async with trio.open_nursery() as asking:
                 for number in range(6):
