@@ -23,13 +23,13 @@ from .event_log import GROUP, MEDIUM_DEVICE, SEQUENCE_BYTES
 MAX_BLOCKS = 1 << 20
 """Blocks of one publisher that are kept; each takes some 250 bytes. Beyond, all are forgotten."""
 MAX_BLOCK_SIZE = 4096
-MAX_EVENT_BYTES = 1 << 20
-"""Of an event, which is decoded in one call: some 200,000 tokens. A publisher's step computes fewer."""
-MAX_EVENTS = 65_536
+MAX_EVENT_BYTES = 1 << 19
+"""Of an event, which is decoded in one call: some 100,000 tokens. A publisher's step computes fewer."""
+MAX_EVENTS = 16_384
 """Of a batch."""
 NEWS_BLOCKS = 2048
 """Stored and removed blocks after which the event loop is told: a millisecond's work there."""
-HASHED_TOKENS = 16_384
+HASHED_TOKENS = 8192
 """In one call."""
 Hash = bytes | int
 
@@ -121,7 +121,7 @@ class CacheFollower:
         self._block_size: int | None = None
         self._changes = _Changes()
 
-    def take(self, sequence: bytes, payload: bytes) -> Iterator[CacheNews]:
+    def take(self, sequence: bytes, payload: bytes | memoryview) -> Iterator[CacheNews]:
         """Apply one batch; yield what it changes, about `NEWS_BLOCKS` blocks at a time, and at least once.
 
         Raises ValueError, after which nothing is known, where a batch cannot be read.

@@ -69,9 +69,11 @@ class EventSubscriber:
             while not self._closing:
                 if not self._socket.poll(POLL_MS):
                     continue
-                frames = self._socket.recv_multipart()
+                # not copied, which would hold the interpreter lock
+                frames = self._socket.recv_multipart(copy=False)
+                sequence = frames[1].bytes if len(frames) == 3 else b""
                 try:
-                    for news in follower.take(frames[1] if len(frames) == 3 else b"", frames[-1]):
+                    for news in follower.take(sequence, frames[-1].buffer):
                         self._give(news)
                 except ValueError as error:
                     log.warning("kv_events.unreadable", endpoint=self._endpoint, error=str(error))

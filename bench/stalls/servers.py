@@ -45,6 +45,8 @@ class Kind:
     """What the model writes to every client: a text, and another one for ever."""
     has_upstream: bool = False
     """Requests for another model are passed on (`upstream.py`)."""
+    is_followed: bool = False
+    """What the upstream has cached is followed through its KV events (`published_blocks.py`)."""
     is_booked: bool = False
     """The ledger has 100,000 records (`booked_ledger.py`)."""
 
@@ -97,18 +99,20 @@ def serving(kind: str, folder: Path) -> Iterator[Server]:
     with ExitStack() as stack:
         flags = list(KINDS[kind].flags)
         if KINDS[kind].has_upstream:
-            flags += ["--engines", "1", "--upstream", f"http://127.0.0.1:{stack.enter_context(_upstream())}"]
+            port, events_port = stack.enter_context(_upstream())
+            options = f",kv-events=tcp://127.0.0.1:{events_port},tokenizer={DEMO}" if KINDS[kind].is_followed else ""
+            flags += ["--engines", "1", "--upstream", f"http://127.0.0.1:{port}{options}"]
         yield stack.enter_context(_serving(kind, folder, flags))
 
 
 @contextmanager
-def _upstream() -> Iterator[int]:
-    """Run an upstream until the block is left; its port is yielded."""
+def _upstream() -> Iterator[list[int]]:
+    """Run an upstream until the block is left; its port and that of its KV events are yielded."""
     command = [sys.executable, "-m", "bench.stalls.upstream"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield int(process.stdout.readline())
+            yield [int(port) for port in process.stdout.readline().split()]
         finally:
             process.kill()
 
@@ -224,6 +228,7 @@ KINDS: dict[str, Kind] = {
     "writing": Kind(_template("{% for a in range(99999) %}{{ 'a' * 99999 }}{% endfor %}")),
     "recursing": Kind(_template("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}")),
     "passing": Kind(_long, _FLAGS_LONG, has_upstream=True),
+    "following": Kind(_long, _FLAGS_LONG, has_upstream=True, is_followed=True),
     "few_files": Kind(max_files=256),
     "booked": Kind(is_booked=True),
     "opening": Kind(_long, _FLAGS_LONG, reply=("", "<tool_call>")),

@@ -1,8 +1,8 @@
 """A small upstream with the OpenAI API, whose answers a client chooses: `python -m bench.stalls.upstream`.
 
-It prints its port and serves until it is killed, in a process of its own with a lower priority, as another machine
-would. The field `user` of a request names one of `ANSWERS`, or the number of a drawn one (`drawn_answers.py`); any
-other request gets a short one.
+It prints its port, and that on which it publishes KV events (`published_blocks.py`), and serves until it is killed, in
+a process of its own with a lower priority, as another machine would. The field `user` of a request names one of
+`ANSWERS`, or the number of a drawn one (`drawn_answers.py`); any other request gets a short one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 import trio
 
 from bench.stalls.drawn_answers import drawn_answer
+from bench.stalls.published_blocks import BlockPublisher
 
 MODEL = "far"
 NICENESS = 10
@@ -101,6 +102,7 @@ STREAMS: Mapping[str, partial[Iterator[bytes]]] = {
 }
 WHOLES: Mapping[str, partial[Iterator[bytes]]] = {
     "short": partial(_whole, text=b"Hello."),
+    "blocks": partial(_whole, text=b"Hello."),
     "text": partial(_whole, text=b"word " * (7 * MEBIBYTE // 5)),
     "choices": partial(_whole, choices=b",{}" * (7 * MEBIBYTE // 3)),
     "usage": partial(_whole, usage=b'{"prompt_tokens":[' + b"[]," * (2 * MEBIBYTE) + b"1]}"),
@@ -108,6 +110,8 @@ WHOLES: Mapping[str, partial[Iterator[bytes]]] = {
 }
 IN_BYTES = "bytes"
 """This stream comes in chunks of one byte, as many at once as there is room for."""
+PUBLISHED = "blocks"
+"""Before this answer, KV events are published."""
 ANSWERS = (*STREAMS, *WHOLES)
 
 
@@ -116,11 +120,12 @@ async def main() -> None:
     os.nice(NICENESS)
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        print(listener.socket.getsockname()[1], flush=True)
-        await trio.serve_listeners(_serve, [listener], handler_nursery=nursery)
+        publisher = BlockPublisher()
+        print(listener.socket.getsockname()[1], publisher.port, flush=True)
+        await trio.serve_listeners(partial(_serve, publisher), [listener], handler_nursery=nursery)
 
 
-async def _serve(stream: trio.SocketStream) -> None:
+async def _serve(publisher: BlockPublisher, stream: trio.SocketStream) -> None:
     try:
         async with stream:
             data = bytearray()
@@ -131,6 +136,8 @@ async def _serve(stream: trio.SocketStream) -> None:
                     if drawn.closes:
                         return
                 else:
+                    if _answer_to(data) == PUBLISHED:
+                        publisher.publish()
                     await _answer(stream, data)
                 data.clear()
     except* (trio.BrokenResourceError, trio.ClosedResourceError):

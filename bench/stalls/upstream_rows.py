@@ -45,6 +45,7 @@ UPSTREAM_ROWS: Sequence[Row] = (
         SERVER,
     ),
     Row("passed on: 500,000 fields", _fields(500_000), CLIENTS, SERVER),
+    Row("upstream: half a million blocks", one(CHAT, lambda: _asked("blocks"), 2), server="following"),
     _answered("100,000 small events", "small events"),
     _answered("bare events", "bare events"),
     _answered("50 MB of large events", "large events"),
