@@ -160,7 +160,11 @@ async def open_runtime(
     segments = SegmentCache(config.token_cache_bytes)
     entry_store = open_books(config, desk, metrics)
     advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
-    prompt_encoder = AdvisingEncoder(PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments), advisor)
+    has_unknown = library.max_token_id >= config.vocab_size
+    pooled = PooledEncoder(
+        encoder, decoder.make_decoder, renderer, lanes, segments, config.vocab_size if has_unknown else None
+    )
+    prompt_encoder = AdvisingEncoder(pooled, advisor)
     grammars = make_grammar_pool(library.source, config, check_apart=encode_apart)
     text_store, job_store = TextStore(), JobStore()
     route_store = RouteStore(

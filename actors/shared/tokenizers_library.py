@@ -61,6 +61,8 @@ class Library:
         """The library's object, for what is read from it once, at startup."""
         self.source = source
         """The `tokenizer.json` that it stands for, for processes that load another: the file may change on disk."""
+        self.max_token_id = 0
+        """Its largest id, if it is a checkpoint's. The model may have fewer."""
 
     @classmethod
     def load(cls, source: bytes) -> Library:
@@ -151,8 +153,8 @@ def load_library(folder: Path) -> Library:
         library = Library.load(path.read_bytes()).with_tokens(special)
     except Exception as error:  # of whatever type the library raises
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    vocabulary = library.tokenizer.get_vocab(with_added_tokens=True)
-    if not 0 <= max(vocabulary.values(), default=-1) < _MAX_TOKEN_IDS:
+    library.max_token_id = max(library.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if not 0 <= library.max_token_id < _MAX_TOKEN_IDS:
         raise CheckpointError(f"{path}: token ids must be less than {_MAX_TOKEN_IDS}")
     return library
 

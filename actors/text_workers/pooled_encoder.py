@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from ..messages.outcomes import RequestError
+from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ..messages.tokenizer import Encode
 from ..shared.token_decoding import MakeDecoder
@@ -30,14 +30,22 @@ from .renderer import MAX_CHARACTERS, Renderer
 
 class PooledEncoder:
     def __init__(
-        self, encoder: TextEncoder, make_decoder: MakeDecoder, renderer: Renderer, lanes: Lanes, segments: SegmentCache
+        self,
+        encoder: TextEncoder,
+        make_decoder: MakeDecoder,
+        renderer: Renderer,
+        lanes: Lanes,
+        segments: SegmentCache,
+        vocab_size: int | None = None,
     ) -> None:
+        """`vocab_size` is the model's, if the tokenizer has tokens that the model does not have."""
         self._encoder = encoder
         """Encodes in this process: what is short."""
         self._make_decoder = make_decoder
         self._renderer = renderer
         self._lanes = lanes
         self._segments = segments
+        self._vocab_size = vocab_size
 
     def inline_slot(self) -> EncodingSlot:
         return InlineSlot(self._encoder, is_whole_request=True)
@@ -74,9 +82,17 @@ class PooledEncoder:
                 )
                 if isinstance(encoded, TooManyTokens):
                     return _too_many(options.prompt_param, encoded, max_model_len)
-                return EncodedPrompt(encoded.token_ids, echo=encoded.echo)
+                return self._checked(EncodedPrompt(encoded.token_ids, echo=encoded.echo), options)
             case ChatPrompt():
                 return await self._encode_chat(prompt, options, max_model_len)
+
+    def _checked(self, encoded: EncodedPrompt, options: EncodingOptions) -> EncodedPrompt | RequestError:
+        """Return the prompt, or an error if it has a token that the model does not have."""
+        if self._vocab_size is None or (largest := max(encoded.token_ids, default=0)) < self._vocab_size:
+            return encoded
+        param = options.prompt_param
+        message = f"Invalid value for `{param}`: it contains token {largest}, which this model does not have."
+        return RequestError(ErrorKind.INVALID, message, param)
 
     async def encode_alone(self, request: Encode, max_model_len: int) -> EncodedPrompt | RequestError:
         (prompt,) = request.prompts
@@ -110,7 +126,8 @@ class PooledEncoder:
         encoded = await self._render_and_encode(chat, options, max_model_len)
         if not isinstance(encoded, TooManyTokens):
             outline = outline_of(chat.parts, encoded.outline_ends, len(encoded.token_ids))
-            return EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=encoded.spans, outline=outline)
+            found = EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=encoded.spans, outline=outline)
+            return self._checked(found, options)
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":
             # if the system message alone is too long, the error names its field

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from quipu.actors.messages.outcomes import ErrorKind
+from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.shared.added_tokens import read_special_tokens
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.shared.tokenizers_library import Library, load_library
+from tests.runtimes import small_runtime
 from tests.tiny import TINY
 
 TOKENIZER = json.loads((TINY / "tokenizer.json").read_text())
@@ -144,3 +148,19 @@ def test_nothing_to_add(folder: Path) -> None:
     config = json.loads((TINY / "tokenizer_config.json").read_text())
     write(folder, {"tokenizer_config": config})
     assert load_library(folder).source == (folder / "tokenizer.json").read_bytes()
+
+
+async def test_token_that_the_model_does_not_have(tmp_path: Path) -> None:
+    """A text with a token beyond the model's embedding gets a 400, and no step fails."""
+    model = Path(shutil.copytree(TINY, tmp_path / "model"))
+    config = json.loads((TINY / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, "image_token": "<image>"}))
+    async with small_runtime(model_path=str(model)) as client:
+        for prompt in (TextPrompt("a <image>"), ChatPrompt(({"role": "user", "content": "<image>"},))):
+            answer = await client.ask(prompt)
+            assert answer.error is not None and answer.error.kind is ErrorKind.INVALID
+            assert (
+                answer.error.param == "prompt" and "token 4096, which this model does not have" in answer.error.message
+            )
+        assert (await client.ask(TextPrompt("a <imag"))).error is None
+        client.assert_at_rest()
