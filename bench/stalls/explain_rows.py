@@ -45,7 +45,7 @@ def _answer(port: int, path: str, body: dict[str, Any]) -> str:
 def _deep(port: int) -> Sequence[RawRequest]:
     """Make a path of as many branches as a prompt may pass, and have 256 sequences share it at once."""
     _answer(port, COMPLETIONS, completion([[7] * 16 * number for number in range(1, 512)]))
-    return one(COMPLETIONS, lambda: completion([7] * 16 * 512, max_tokens=8), 256)(port)
+    return one(COMPLETIONS, lambda: completion([7] * 16 * 512, n=16, max_tokens=8), 16)(port)
 
 
 def _unknown(times: int) -> Callable[[int], Sequence[RawRequest]]:
@@ -66,7 +66,7 @@ EXPLAIN_ROWS: Sequence[Row] = (
     Row("explain 2,000 messages", _explained(CHAT, lambda: chat([said("Hello.") for _ in range(2_000)]), 64), 16),
     Row("explain 512 prompts", _explained(COMPLETIONS, lambda: completion([[7] * 40] * 512), 64), 16),
     Row("paths of 512 prompts", _explained(COMPLETIONS, _many_prompts, 64, f"{TREE}&request="), 16),
-    Row("256 sequences on a deep path", _deep, 256),
+    Row("256 sequences on a deep path", _deep, 16),
     Row("explain unknown ids", _unknown(200), 50, refused=True),
     Row("60 messages of JSON", one(CHAT, _json_results, 4), 4),
 )
