@@ -133,7 +133,9 @@ def _number_problems(schema: dict[str, Any], place: Place) -> Iterator[UnheldSch
         elif is_number(bound) and not is_held_bound(keyword, schema):
             yield UnheldSchema(keyword, place, INEXACT)
     if "multipleOf" in schema and not is_held_multiple(schema["multipleOf"]):
-        yield UnheldSchema("multipleOf", place, "it must be a positive number of at most nine digits")
+        yield UnheldSchema(
+            "multipleOf", place, "it must be positive, and at most 20,000 without its point, or a power of ten"
+        )
 
 
 def _string_problems(schema: dict[str, Any], place: Place) -> Iterator[UnheldSchema]:

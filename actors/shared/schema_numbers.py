@@ -23,7 +23,8 @@ _TINY = 2.0**-40
 """Stands for the smallest positive number, which has 324 digits."""
 _TOO_LARGE = 10**18
 """For the library, as the bound of a range."""
-_MAX_MULTIPLE = 10**9
+_MAX_MULTIPLE = 20_000
+"""Without its point: compiling larger ones takes seconds, but for powers of ten."""
 _MAX_DECIMALS = 9
 
 
@@ -52,12 +53,13 @@ def is_inexact(value: object) -> bool:
 
 def is_held_multiple(value: object) -> bool:
     """Return whether multiples of a number are held: the library shifts its point in doubles until it is whole."""
-    if not is_number(value) or not 0 < value < _MAX_MULTIPLE:
+    if not is_number(value) or not 0 < value < 10**_MAX_DECIMALS:
         return False
     shifted, num_decimals = float(value), 0
     while not shifted.is_integer() and num_decimals < _MAX_DECIMALS:
         shifted, num_decimals = shifted * 10, num_decimals + 1
-    return shifted < _MAX_MULTIPLE and Decimal(repr(value)) == Decimal(shifted).scaleb(-num_decimals)
+    is_small = shifted <= _MAX_MULTIPLE or Decimal(shifted).normalize().as_tuple().digits == (1,)
+    return is_small and Decimal(repr(value)) == Decimal(shifted).scaleb(-num_decimals)
 
 
 def is_held_bound(keyword: str, schema: Mapping[str, Any]) -> bool:

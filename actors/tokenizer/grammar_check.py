@@ -24,8 +24,12 @@ from .grammar_walk import Clock, walk
 from .prompt_encoder import EncodingOptions
 from .thinking_budget import ReasoningDelimiters
 
-_UNSUPPORTED = re.compile(r'Unimplemented keys: \["([^"]+)"|Unknown (format): ')
-
+_TOGETHER = {
+    "min/maxProperties only": ("maxProperties", "minProperties"),
+    "patternProperty regexes": ("patternProperties",),
+    "'multipleOf' has too many digits": ("multipleOf",),
+}
+"""Keywords that the library cannot hold with what other schemas say of the same value, by words of its message."""
 _LINE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 """Begins the library's message about a part of a grammar, with its line and column."""
 _NOT_ALLOWED = "doesn't satisfy the grammar"
@@ -138,7 +142,7 @@ def _first_token(words_W: Words) -> int | None:
 
 def _reason(error: str, spec: GrammarSpec) -> str:
     """Return the library's message, with the place of the keyword that it does not support."""
-    unsupported, line = _UNSUPPORTED.search(error), _LINE.match(error)
+    line = _LINE.match(error)
     field, source = "", spec.source
     if spec.kind is GrammarKind.LARK:
         found = None if line is None else schema_at(int(line[1]), spec.source)
@@ -146,12 +150,11 @@ def _reason(error: str, spec: GrammarSpec) -> str:
             place = None if line is None or is_gbnf(source) else f"line {line[1]}, column {line[2]}: "
             return f"{place or ''}{_plain(error)}"
         field, source = found
-    if unsupported is None or spec.kind not in (GrammarKind.JSON_SCHEMA, GrammarKind.LARK):
-        return f"{_plain(error)} (in `{field}`)" if field else _plain(error)
-    keyword = unsupported[1] or unsupported[2]
-    path = path_of(keyword, source)
-    place = "" if path is None else f" at `{field}{path}`"
-    return f"the keyword `{keyword}`{place} is not supported ({_plain(error)})"
+    keywords = next((found for words, found in _TOGETHER.items() if words in error), ())
+    for keyword in keywords:
+        if (path := path_of(keyword, source)) is not None:
+            return f"the keyword `{keyword}` at `{field}{path}` is not supported ({_plain(error)})"
+    return f"{_plain(error)} (in `{field}`)" if field else _plain(error)
 
 
 def _plain(error: str) -> str:

@@ -69,6 +69,19 @@ def test_supported_grammars(spec: GrammarSpec) -> None:
         (K.JSON_SCHEMA, {"anyOf": [{"type": "string", "format": "klingon"}]}, ["`format` at `#/anyOf/0`", "klingon"]),
         (K.JSON_SCHEMA, {"type": "string", "pattern": "(?=a)b"}, ["look-ahead"]),
         (K.JSON_SCHEMA, {"oneOf": [{"type": "object"}, {"type": "object", "title": "B"}]}, ["oneOf"]),
+        (
+            K.JSON_SCHEMA,
+            {"type": "object", "allOf": [{"properties": {"a": {}}}, {"maxProperties": 1}]},
+            ["`maxProperties` at `#/allOf/1`"],
+        ),
+        (
+            K.JSON_SCHEMA,
+            {
+                "type": "object",
+                "allOf": [{"patternProperties": {"^a": {"type": "null"}}}, {"patternProperties": {"b$": {}}}],
+            },
+            ["`patternProperties` at `#/allOf/"],
+        ),
         (K.JSON_SCHEMA, {"$ref": "http://example.com/s"}, ["example.com"]),
         (K.JSON_SCHEMA, {"type": "strnig"}, ["strnig"]),
         (K.JSON_SCHEMA, {"type": "integer", "minimum": 2, "maximum": 1}, []),
