@@ -34,6 +34,8 @@ TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "s
 FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"})
 _MAX_BRANCHES = 1_990
 """Of the 2,000 ways to go on that the library follows at once, those that the properties of one object may take."""
+_MAX_PATTERNS = 32
+"""Of one object, each of which is compared with each other one."""
 _NOT_HELD = "outputs cannot be made to match it"
 _OLD_DRAFT = re.compile(r"draft-0[1-3]\b")
 _OLD_KEYWORDS = ("disallow", "divisibleBy", "extends")
@@ -173,6 +175,9 @@ _COUNTED = "all `properties` must be `required` beside it"
 
 def _pattern_properties_problems(patterns: dict[str, Any], place: Place) -> Iterator[UnheldSchema]:
     read = set()
+    if len(patterns) > _MAX_PATTERNS:
+        yield UnheldSchema("patternProperties", place, f"it must have at most {_MAX_PATTERNS} patterns")
+        return
     for pattern in patterns:
         try:
             read.add(library_pattern(pattern))

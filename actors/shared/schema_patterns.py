@@ -48,6 +48,8 @@ _ESCAPED_CODE = re.compile(
 _PROPERTY = re.compile(r"\\[pP](\{[^}]*\}|.)")
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(?:([0-9]+)(?:,([0-9]*))?|,[0-9]+)\})\??")
 _GROUP = re.compile(r"\((\?(?::|i:|P?<[A-Za-z_]\w*>|))?", re.ASCII)
+_MAX_PROPERTIES = 16
+"""Different ones of one pattern: it takes the library a millisecond to say whether it knows one."""
 _MAX_DIGITS = 9
 """Of a number of repetitions."""
 
@@ -62,6 +64,7 @@ class _Reader:
     source: str
     at: int = 0
     _groups: PatternGroups = attrs.field(factory=PatternGroups)
+    _properties: set[str] = attrs.field(factory=set)
 
     def read(self) -> str:
         parts = []
@@ -210,6 +213,9 @@ class _Reader:
         if found is None:
             raise UnsupportedPattern("the escape `\\p` without a name")
         self.at = found.end()
+        self._properties.add(found[0])
+        if len(self._properties) > _MAX_PROPERTIES:
+            raise UnsupportedPattern(f"more than {_MAX_PROPERTIES} properties of characters")
         if not is_known_class(found[0]):
             raise UnsupportedPattern(f"the escape `{found[0][:40]}`")
         return found[0]

@@ -111,6 +111,7 @@ def test_held(value: Any, good: list[str], bad: list[str]) -> None:
         ({"pattern": "(?!a)b"}, "`pattern` at `#`"),
         ({"pattern": "("}, "`pattern` at `#`"),
         ({"patternProperties": {"^a": {}, "b$": {}}}, "`patternProperties` at `#`"),
+        ({"patternProperties": {f"^{number}a*b*": {} for number in range(700)}}, "`patternProperties` at `#`"),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "`oneOf` at `#`"),
         ({"properties": {"a": {}}, "maxProperties": 1}, "`maxProperties` at `#`"),
         ({"anyOf": [{"not": {}}]}, "`not` at `#/anyOf/0`"),

@@ -64,6 +64,7 @@ def test_pattern(pattern: str, expected: str) -> None:
         (r"(a)\1", "backreferences"),
         (r"(?<n>a)\k<n>", "backreferences"),
         (r"\p{Foo}", r"`\p{Foo}`"),
+        ("".join(f"\\p{{{'_' * number}L}}" for number in range(18)), "more than 16 properties"),
         ("[]a]", "empty"),
         ("[b-a]", "order"),
         ("[a", "unclosed"),
