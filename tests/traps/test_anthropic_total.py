@@ -37,7 +37,7 @@ async def test_parts_sum_to_the_prompt(mark: str, autojump_clock: trio.abc.Clock
         http = over_http(client)
         _, counted = await http.post(COUNT_PATH, request(mark))
         plain = request(mark)
-        content = plain["system"][0]["text"]
+        content = plain.pop("system")[0]["text"]
         chat = {**plain, "messages": [{"role": "system", "content": content}, *plain["messages"]]}
         usages = []
         for _ in range(2):

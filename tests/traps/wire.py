@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -26,8 +27,11 @@ def body(prompt: Any, **fields: Any) -> dict[str, Any]:
 
 
 def over_http(client: Client) -> HttpClient:
-    """Return the real application in front of `client`'s runtime, for the same tenant."""
-    return HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant")))
+    """Return the real application in front of `client`'s runtime, for the same tenant.
+
+    Without heartbeats: a mock clock jumps to the first one while a thread tokenizes.
+    """
+    return HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant", heartbeat_s=math.inf)))
 
 
 def samples(client: Client) -> dict[str, float]:

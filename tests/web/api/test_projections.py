@@ -7,6 +7,7 @@ are computed from the prompt alone.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -99,7 +100,7 @@ async def test_every_projection_agrees_with_the_record(
 
 async def run_request(client: Client, tracer: KeepingTracer, surface: Surface, end: End, dials: Dials) -> ResponseUsage:
     """Send a request, make it end as `end` says, and return what was received."""
-    http = HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant"), tracer=tracer))
+    http = HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant", heartbeat_s=math.inf), tracer=tracer))
     data = bytearray()
 
     async def read(exchange: Exchange) -> None:
