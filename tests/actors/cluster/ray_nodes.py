@@ -115,7 +115,7 @@ def end_processes(folder: Path) -> None:
     The launcher of servers (`tests/e2e/launcher.py`) is not of Ray, and lives until the tests end.
     """
     try:
-        eventually(lambda: not _processes_of(folder), "Ray's processes ended")
+        eventually(lambda: not _processes_of(folder), "Ray's processes ended", within_s=60)
     finally:
         for pid in _processes_of(folder):
             with suppress(ProcessLookupError):

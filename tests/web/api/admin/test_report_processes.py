@@ -152,6 +152,7 @@ async def test_reports_are_limited(data_dir: Path, tmp_path: Path) -> None:
             for _ in range(6):
                 nursery.start_soon(read)
             await wait_until(lambda: usage.num_open == 6)
+            await trio.testing.wait_all_tasks_blocked()  # each has its place, or waits for it
             error = await error_of(usage, FIRST)
             assert (error.status, error.code, num_answered) == (503, "too_many_reports", 0)
             with trio.fail_after(PATIENCE_S):
@@ -176,6 +177,7 @@ async def test_tenants_take_turns(data_dir: Path, tmp_path: Path) -> None:
             for _ in range(6):
                 nursery.start_soon(read, gate.report, "acme")
             await wait_until(lambda: usage.num_open == 6)
+            await trio.testing.wait_all_tasks_blocked()  # each has its place, or waits for it
             with pytest.raises(APIError, match="Too many usage reports"):
                 await usage.report(FIRST, "acme")
             nursery.start_soon(read, FIRST, OPS)
