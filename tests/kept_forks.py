@@ -12,8 +12,6 @@ from quipu.actors.executor import grammars
 from quipu.actors.forks.fork_server import ForkServer
 from quipu.actors.text_workers import grammar_pool
 
-_start = ForkServer.start.__func__  # type: ignore[attr-defined]
-
 
 class KeptForks(ForkServer):
     """Outlives those that use it. Its children end with their sockets."""
@@ -24,7 +22,7 @@ class KeptForks(ForkServer):
 
 @cache
 def _kept(module: str, frames: tuple[bytes, ...]) -> ForkServer:
-    forks: ForkServer = _start(KeptForks, module, *frames)
+    forks = KeptForks.start(module, *frames)
     atexit.register(ForkServer.end, forks)
     return forks
 
