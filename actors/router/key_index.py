@@ -41,6 +41,8 @@ class KeyIndex:
         """Slots that are taken."""
         self._leaving: dict[int, int] = {}
         """Slots that were released, and how many shards may still have keys of each."""
+        self._next_swept = 0
+        """A shard: all released slots are swept together, so that many of them cost no more than one."""
 
     def take_slot(self) -> int:
         """Return a slot for a new engine, which holds nothing."""
@@ -59,15 +61,15 @@ class KeyIndex:
         """Remove from one shard the keys of engines that are gone. To be called often."""
         if not self._leaving:
             return
-        for number in {left - 1 for left in self._leaving.values()}:
-            gone = sum(1 << slot for slot, left in self._leaving.items() if left - 1 == number)
-            shard = self._shards[number]
-            for key in [key for key, slots in shard.items() if slots & gone]:
-                left = shard[key] & ~gone
-                if left:
-                    shard[key] = left
-                else:
-                    del shard[key]
+        gone = sum(1 << slot for slot in self._leaving)
+        shard = self._shards[self._next_swept]
+        self._next_swept = (self._next_swept + 1) % NUM_SHARDS
+        for key in [key for key, slots in shard.items() if slots & gone]:
+            left = shard[key] & ~gone
+            if left:
+                shard[key] = left
+            else:
+                del shard[key]
         self._leaving = {slot: left - 1 for slot, left in self._leaving.items() if left > 1}
 
     def store(self, slot: int, keys: Iterable[bytes]) -> None:

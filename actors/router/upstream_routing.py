@@ -60,8 +60,9 @@ class UpstreamRouting:
         self._affinity_tokens = affinity_tokens
         self._rng = random.Random(seed)  # noqa: S311 - balances load, guards nothing
         self._slots: dict[int, int] = {}
-        self._routes: dict[UpstreamRoute, None] = {}
-        """Requests that were not dropped."""
+        """By upstream, its slot among the loads and the prompts that were sent."""
+        self._index_slots: dict[int, int] = {}
+        """By upstream, its slot in the index: another one each time that its cache is cleared."""
         self._affinities: OrderedDict[bytes, int] = OrderedDict()
         self._num_routed = 0
         self._index = KeyIndex()
@@ -70,32 +71,28 @@ class UpstreamRouting:
 
     def add(self, engine_id: int) -> None:
         """Take in an upstream, of whose cache nothing is known."""
-        slot = self._slots[engine_id] = self._index.take_slot()
+        slot = self._slots[engine_id] = len(self._slots)
+        self._index_slots[engine_id] = self._index.take_slot()
         self.loads.begin(slot, ASSUMED_CACHE_TOKENS)
 
     # ------------------------------------------------------------ caches
 
     def on_stored(self, engine_id: int, keys: Sequence[bytes]) -> None:
-        self._index.store(self._slots[engine_id], keys)
+        self._index.store(self._index_slots[engine_id], keys)
         self._index.sweep()
 
     def on_removed(self, engine_id: int, keys: Sequence[bytes]) -> None:
-        self._index.remove(self._slots[engine_id], keys)
+        self._index.remove(self._index_slots[engine_id], keys)
         self._index.sweep()
 
     def on_cleared(self, engine_id: int) -> None:
-        """Forget what an upstream has cached, in a time that does not depend on how much it was."""
-        old, new = self._slots[engine_id], self._index.take_slot()
+        """Forget what an upstream has cached.
+
+        Takes a time that depends neither on how much it was nor on how many requests are open.
+        """
+        old = self._index_slots[engine_id]
+        self._index_slots[engine_id] = self._index.take_slot()
         self._index.release_slot(old)
-        self.loads.move(old, new)
-        self._slots[engine_id] = new
-        for route in self._routes:
-            if route.engine_id == engine_id:
-                route.slot = new
-                if route.sent is not None:
-                    keys = route.sent.keys
-                    self._sent.drop(route.sent)
-                    route.sent = self._sent.add(new, keys)
 
     # ------------------------------------------------------------ requests
 
@@ -116,8 +113,7 @@ class UpstreamRouting:
         overlap = np.zeros(len(loads.in_use))
         for engine_id, prompt in prompts.items():
             if self._looks_at_caches and engine_id in self._slots:
-                slot = self._slots[engine_id]
-                overlap[slot] = self._num_overlapping(slot, prompt)
+                overlap[self._slots[engine_id]] = self._num_overlapping(engine_id, prompt)
         known = next(iter(prompts.values()), None)
         num_tokens = num_bytes // BYTES_PER_TOKEN + 1 if known is None else known.num_tokens
         preferred = None if affinity is None else self._slots.get(self._affinities.get(affinity, -1))
@@ -139,18 +135,16 @@ class UpstreamRouting:
         loads.blocks[slot] += num_blocks
         loads.place(slot, num_queued)
         sent = self._sent.add(slot, chosen.keys) if chosen is not None and chosen.keys else None
-        route = UpstreamRoute(engine_id, slot, num_queued, num_blocks, estimate, sent)
-        self._routes[route] = None
-        return route
+        return UpstreamRoute(engine_id, slot, num_queued, num_blocks, estimate, sent)
 
-    def _num_overlapping(self, slot: int, prompt: PromptKeys) -> int:
+    def _num_overlapping(self, engine_id: int, prompt: PromptKeys) -> int:
         """Return how many tokens of a prompt an upstream holds, or is about to; the last is always computed."""
         reusable = prompt.keys[: (prompt.num_tokens - 1) // prompt.block_size]
         if not reusable:
             return 0
-        bit = 1 << slot
-        held = [match.num_blocks for match in self._index.match(reusable, bit) if match.slots & bit]
-        sent = [match.num_blocks for match in self._sent.match(reusable) if match.slots & bit]
+        held_by, sent_to = 1 << self._index_slots[engine_id], 1 << self._slots[engine_id]
+        held = [match.num_blocks for match in self._index.match(reusable, held_by) if match.slots & held_by]
+        sent = [match.num_blocks for match in self._sent.match(reusable) if match.slots & sent_to]
         return max((*held, *sent), default=0) * prompt.block_size
 
     def on_answering(self, route: UpstreamRoute) -> None:
@@ -164,7 +158,6 @@ class UpstreamRouting:
 
     def drop(self, route: UpstreamRoute) -> None:
         """Forget a request that was answered, or will not be."""
-        self._routes.pop(route, None)
         self._forget_sent(route)
         self.loads.queued[route.slot] -= route.num_queued
         self.loads.blocks[route.slot] -= route.num_blocks

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -103,3 +106,29 @@ def test_engine_that_is_gone_is_not_found() -> None:
         index.sweep()
     assert index.num_keys == 0
     assert index.take_slot() == slot
+
+
+def calls_to_sweep(num_gone: int) -> int:
+    """Return how many calls one sweep takes after so many engines have gone, each a few sweeps after another."""
+    index, calls = KeyIndex(), 0
+    for _ in range(num_gone):
+        index.release_slot(index.take_slot())
+        index.sweep()
+        index.sweep()
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "c_call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        index.sweep()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_engines_that_are_gone_are_swept_together() -> None:
+    """A sweep looks at one shard, however many engines have gone, as when one clears its cache again and again."""
+    assert calls_to_sweep(100) == calls_to_sweep(1)

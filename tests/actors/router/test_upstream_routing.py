@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from types import FrameType
 
 import pytest
 
@@ -60,6 +62,32 @@ def test_overlap_of_one_that_is_cleared_while_it_works() -> None:
     router.drop(first)
     router.drop(second)
     assert router.route([10], 800, {10: PROMPT}).estimate == 0
+
+
+def calls_to_clear(num_open: int) -> int:
+    """Return how many calls it takes to clear an upstream's cache with so many prompts on their way."""
+    router = routing(num=1)
+    router.on_stored(10, KEYS)
+    for number in range(num_open):
+        prompt = chain_keys(b"root", [*TOKENS[: number % 200], *range(1000, 1016 + number)], SIZE)
+        router.route([10], 1, {10: PromptKeys(prompt, SIZE * len(prompt), SIZE)})
+    calls = Counter[str]()
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        calls[event] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        router.on_cleared(10)
+    finally:
+        sys.setprofile(before)
+    return calls["call"] + calls["c_call"]
+
+
+def test_clearing_does_not_depend_on_open_requests() -> None:
+    """However many prompts are on their way to an upstream, its cache is cleared in one step that is as short."""
+    assert calls_to_clear(300) == calls_to_clear(0)
 
 
 def test_removed_blocks_do_not_count() -> None:
