@@ -5,7 +5,7 @@ vLLM's events in either form: maps tagged by `type`, as this server publishes th
 
 Pure. What must always hold: a block is only known with all those before it; after a gap in the numbers nothing is known
 that was known before, since what was removed meanwhile cannot be told; no more than `max_blocks` are kept; no step of
-`take`, which runs in a thread beside the event loop, holds the interpreter lock for more than a few milliseconds.
+`take`, which runs in a thread beside the event loop, holds the interpreter lock for more than some 10 ms.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from .event_log import GROUP, MEDIUM_DEVICE, SEQUENCE_BYTES
 MAX_BLOCKS = 1 << 20
 """Blocks of one publisher that are kept; each takes some 250 bytes. Beyond, all are forgotten."""
 MAX_BLOCK_SIZE = 4096
+MAX_BATCH_BYTES = 8 << 20
+"""Of a batch, in which the events are found in one call, a millisecond for each MiB: some 1.6 million tokens."""
 MAX_EVENT_BYTES = 1 << 19
 """Of an event, which is decoded in one call: some 100,000 tokens. A publisher's step computes fewer."""
 MAX_EVENTS = 16_384
@@ -32,6 +34,8 @@ NEWS_BLOCKS = 2048
 HASHED_TOKENS = 8192
 """In one call."""
 Hash = bytes | int
+NUM_SHARDS = 127
+"""Dicts that a publisher's blocks are spread over: one of 700,000 takes 25 ms, in one piece, when it grows."""
 
 
 class _Stored(msgspec.Struct, tag="BlockStored"):
@@ -106,6 +110,30 @@ class _Changes:
         return len(self.stored) + len(self.removed) >= NEWS_BLOCKS
 
 
+class _KnownBlocks:
+    """The keys of blocks, by what the publisher calls them."""
+
+    def __init__(self) -> None:
+        self._shards: list[dict[Hash, bytes]] = [{} for _ in range(NUM_SHARDS)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shards))
+
+    def get(self, name: Hash) -> bytes | None:
+        return self._shards[hash(name) % NUM_SHARDS].get(name)
+
+    def add(self, name: Hash, key: bytes) -> None:
+        self._shards[hash(name) % NUM_SHARDS][name] = key
+
+    def pop(self, name: Hash) -> bytes | None:
+        return self._shards[hash(name) % NUM_SHARDS].pop(name, None)
+
+    def clear(self) -> None:
+        """Forget all, in pieces: between two of them the interpreter lock may change hands."""
+        for shard in self._shards:
+            shard.clear()
+
+
 def chain_root(block_size: int) -> bytes:
     """Return the key from which the chains of other servers' blocks start."""
     return hashlib.sha256(b"quipu-upstream-1:%d" % block_size).digest()
@@ -116,7 +144,7 @@ class CacheFollower:
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._keys: dict[Hash, bytes] = {}
+        self._keys = _KnownBlocks()
         self._last: int | None = None
         self._block_size: int | None = None
         self._changes = _Changes()
@@ -133,6 +161,8 @@ class CacheFollower:
             if self._last is not None and number != self._last + 1:
                 self._clear()
             self._last = number
+            if (num_bytes := memoryview(payload).nbytes) > MAX_BATCH_BYTES:
+                raise ValueError(f"a batch of {num_bytes} bytes, where {MAX_BATCH_BYTES} are read at most")
             for raw in _batches.decode(payload).events:
                 if memoryview(raw).nbytes > MAX_EVENT_BYTES:
                     raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
@@ -185,7 +215,7 @@ class CacheFollower:
             keys = chain_keys(parent, event.token_ids[at * size : (at + step) * size], size)
             parent = keys[-1]
             for name, key in zip(hashes[at : at + step], keys, strict=True):
-                self._keys[name] = key
+                self._keys.add(name, key)
                 self._changes.stored[key] = None
             if self._changes.is_full:
                 yield
@@ -193,7 +223,7 @@ class CacheFollower:
     def _remove(self, event: _Removed) -> Iterator[None]:
         changes = self._changes
         for name in event.block_hashes:
-            if (key := self._keys.pop(name, None)) is not None:
+            if (key := self._keys.pop(name)) is not None:
                 changes.stored.pop(key, None)
                 changes.removed.append(key)
                 if changes.is_full:
@@ -202,6 +232,4 @@ class CacheFollower:
 
     def _clear(self) -> None:
         self._changes = _Changes(is_cleared=True)
-        forgotten, self._keys = self._keys, {}
-        while forgotten:  # `clear` would hold the interpreter lock until all are freed
-            forgotten.popitem()
+        self._keys.clear()

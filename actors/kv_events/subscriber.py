@@ -22,7 +22,8 @@ log = structlog.get_logger("quipu.kv_events")
 
 HWM = 10_000
 """Batches that may wait for the thread."""
-MAX_BATCH_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 64 << 20
+"""Beyond it, ZeroMQ closes the connection and opens another one."""
 POLL_MS = 200
 """How long `close` may have to wait for the thread."""
 CLOSING_S = 2.0
@@ -42,7 +43,7 @@ class EventSubscriber:
         try:
             self._socket = self._context.socket(zmq.SUB)
             self._socket.set_hwm(HWM)
-            self._socket.maxmsgsize = MAX_BATCH_BYTES
+            self._socket.maxmsgsize = MAX_MESSAGE_BYTES
             if "[" in endpoint:
                 self._socket.ipv6 = True
             self._socket.subscribe(b"")

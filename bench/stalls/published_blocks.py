@@ -1,6 +1,6 @@
-"""KV events of an upstream, in batches that are nearly as large as they may be. Used by `upstream.py`.
+"""KV events of an upstream, in batches that are nearly as large as they may be, or larger. Used by `upstream.py`.
 
-A batch stores half a million blocks of 16 tokens in events of nearly half a megabyte, another one removes them.
+Half a million blocks of 16 tokens are stored in events of nearly half a megabyte, and then removed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import zmq
 
 NUM_BLOCKS = 500_000
 BLOCKS_PER_EVENT = 6_000
+EVENTS_PER_BATCH = 16
 BLOCK_SIZE = 16
 REMOVED_EACH = 50
 _TOKEN = 70_000
@@ -26,12 +27,21 @@ class BlockPublisher:
         self.port: int = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self._num_sent = 0
 
-    def publish(self) -> None:
-        """Publish that many blocks were stored, and then that they were removed."""
-        for events in (_stored(), _removed()):
-            payload = msgspec.msgpack.encode([0.0, events])
-            self._socket.send_multipart((b"", self._num_sent.to_bytes(8, "big"), payload))
-            self._num_sent += 1
+    def publish(self, *, at_once: bool) -> None:
+        """Publish that many blocks were stored, and then that they were removed.
+
+        `at_once`: in one batch each, which is larger than is read.
+        """
+        stored = _stored()
+        step = len(stored) if at_once else EVENTS_PER_BATCH
+        for first in range(0, len(stored), step):
+            self._send(stored[first : first + step])
+        self._send(_removed())
+
+    def _send(self, events: list[Any]) -> None:
+        payload = msgspec.msgpack.encode([0.0, events])
+        self._socket.send_multipart((b"", self._num_sent.to_bytes(8, "big"), payload))
+        self._num_sent += 1
 
 
 def _stored() -> list[Any]:

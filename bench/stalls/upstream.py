@@ -103,6 +103,7 @@ STREAMS: Mapping[str, partial[Iterator[bytes]]] = {
 WHOLES: Mapping[str, partial[Iterator[bytes]]] = {
     "short": partial(_whole, text=b"Hello."),
     "blocks": partial(_whole, text=b"Hello."),
+    "blocks at once": partial(_whole, text=b"Hello."),
     "text": partial(_whole, text=b"word " * (7 * MEBIBYTE // 5)),
     "choices": partial(_whole, choices=b",{}" * (7 * MEBIBYTE // 3)),
     "usage": partial(_whole, usage=b'{"prompt_tokens":[' + b"[]," * (2 * MEBIBYTE) + b"1]}"),
@@ -110,8 +111,8 @@ WHOLES: Mapping[str, partial[Iterator[bytes]]] = {
 }
 IN_BYTES = "bytes"
 """This stream comes in chunks of one byte, as many at once as there is room for."""
-PUBLISHED = "blocks"
-"""Before this answer, KV events are published."""
+PUBLISHED = {"blocks": False, "blocks at once": True}
+"""Before these answers, KV events are published: in one batch or not."""
 ANSWERS = (*STREAMS, *WHOLES)
 
 
@@ -136,8 +137,8 @@ async def _serve(publisher: BlockPublisher, stream: trio.SocketStream) -> None:
                     if drawn.closes:
                         return
                 else:
-                    if _answer_to(data) == PUBLISHED:
-                        publisher.publish()
+                    if (at_once := PUBLISHED.get(_answer_to(data))) is not None:
+                        publisher.publish(at_once=at_once)
                     await _answer(stream, data)
                 data.clear()
     except* (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -46,6 +46,7 @@ UPSTREAM_ROWS: Sequence[Row] = (
     ),
     Row("passed on: 500,000 fields", _fields(500_000), CLIENTS, SERVER),
     Row("upstream: half a million blocks", one(CHAT, lambda: _asked("blocks"), 2), server="following"),
+    Row("upstream: half a million at once", one(CHAT, lambda: _asked("blocks at once"), 2), server="following"),
     _answered("100,000 small events", "small events"),
     _answered("bare events", "bare events"),
     _answered("50 MB of large events", "large events"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from quipu.actors.kv_events import follower as follower_module
 from quipu.actors.kv_events.event_log import EventBatch, EventLog
 from quipu.actors.kv_events.follower import (
+    MAX_BATCH_BYTES,
     MAX_EVENT_BYTES,
     MAX_EVENTS,
     NEWS_BLOCKS,
@@ -169,6 +171,38 @@ def test_one_event_is_bounded() -> None:
     assert feed().is_cleared and feed().num_blocks == 0
     with pytest.raises(ValueError, match="no batch"):
         feed.slices(*[{"type": "AllBlocksCleared"}] * (MAX_EVENTS + 1))
+
+
+def test_one_batch_is_bounded() -> None:
+    """A batch whose events would take long to find in one piece is not read; nothing is known then."""
+    feed = Feed()
+    feed(stored([1], None, TOKENS[:4]))
+    count = MAX_EVENT_BYTES // SIZE // 10
+    events = [stored([number], None, [70_000] * SIZE * count, medium="CPU") for number in range(10)]
+    assert feed(*events).num_blocks == 1, "much smaller ones are read"
+    with pytest.raises(ValueError, match="a batch of"):
+        feed.slices(*events * (MAX_BATCH_BYTES // (5 * SIZE * count) // 10 + 1))
+    assert feed().is_cleared and feed().num_blocks == 0
+
+
+@pytest.mark.parametrize("make_name", [int, lambda number: number << 20, lambda number: number.to_bytes(32, "big")])
+def test_no_dict_grows_with_all_blocks(make_name: Any) -> None:
+    """A dict is copied in one piece when it grows: however many blocks are known, each has but few of them."""
+    feed, count, each = Feed(), 40_000, 4_000
+    for first in range(0, count, each):
+        names = [make_name(number) for number in range(first, first + each)]
+        parent = make_name(first - 1) if first else None
+        news = feed.slices(stored(names, parent, [7] * (SIZE * each)))
+    assert news[-1].num_blocks == count
+    waiting: list[Any] = [feed.follower]
+    sizes: list[int] = []
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            sizes.append(len(found))
+        elif not isinstance(found, type):
+            waiting += gc.get_referents(found)
+    assert 0 < max(sizes) <= count // 60
 
 
 def test_blocks_are_bounded() -> None:
