@@ -43,6 +43,7 @@ from .fields import parse_object
 from .generation import GenerationRequest, check_priority
 from .ignored_fields import IgnoredNames, Shape, ignored_fields
 from .json_structure import MAX_CHAT_VALUES
+from .request_start import RequestStart
 from .stream import StreamWriter, Transcript
 
 MAX_MADE_BYTES = 1 << 16
@@ -155,9 +156,9 @@ async def answer(
     mailbox.when_closed(partial(context.account_closed, traced_request(context, reply)))
     if options.request_timeout_s is not None:
         context.scope.start_soon(expire, ticket, options.request_timeout_s)
-    await ticket.start()
     if reply.stream:
-        return await _answer_streamed(reply, mailbox, context, options)
+        return await _answer_streamed(reply, ticket, context, options)
+    await ticket.start()
     return await _answer_whole(reply, mailbox, context)
 
 
@@ -244,18 +245,23 @@ async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[b
         yield data
 
 
-async def _answer_streamed(reply: Reply, mailbox: Mailbox, context: RequestContext, options: AppOptions) -> Response:
+async def _answer_streamed(reply: Reply, ticket: Ticket, context: RequestContext, options: AppOptions) -> Response:
     # Until the first event arrives, the request may still be refused with a status of its own. That cannot be waited
     # for without end: proxies close connections on which nothing is sent.
+    mailbox = ticket.mailbox
     first: OutletEvent | None = None
-    with trio.move_on_after(options.heartbeat_s):
+    with trio.move_on_after(options.heartbeat_s) as waiting:
+        start = RequestStart(ticket, waiting.cancel)
+        context.scope.start_soon(start.run)
         first = await mailbox.peek()
+    if start.error is not None:
+        raise start.error
     if isinstance(first, Closed):
         raise_error_of(first)
     sink = open_sink(context, options)
     if first is None:
         sink.push(reply.heartbeat)
-    writer = reply.writer(sink, context.tally, context.log)
+    writer = start.writer = reply.writer(sink, context.tally, context.log)
     mailbox.attach(writer.consume)
     return stream_response(sink, reply.heartbeat, context, options)
 

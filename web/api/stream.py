@@ -131,7 +131,7 @@ class StreamWriter(ABC):
             for event in events:
                 self._consume_one(event)
         except Exception as error:
-            self._crash(error)
+            self.crash(error)
 
     @abstractmethod
     def _consume_one(self, event: OutletEvent) -> None:
@@ -149,9 +149,10 @@ class StreamWriter(ABC):
         try:
             yield from chunks
         except Exception as error:
-            self._crash(error)
+            self.crash(error)
 
-    def _crash(self, error: Exception) -> None:
+    def crash(self, error: Exception) -> None:
+        """End the stream for an error of this server."""
         # The caller serves every request: an error in this one must not affect the others.
         self._end(self._failure(internal()))
         self._log.error("stream.crashed", error_type=type(error).__name__, frames=frames_of(error))

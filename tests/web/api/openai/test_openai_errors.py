@@ -223,3 +223,56 @@ async def test_refusal_of_a_stream_that_waited(
         assert (b"ping" in data) == (wait_s > 15) and b"too long" in data and b"timeout_error" in data
         assert (b"event: error\n" in data) == (wait_s > 15 and path in ("/v1/messages", "/v1/responses"))
         assert data.endswith(b"data: [DONE]\n\n") == (wait_s > 15 and "completions" in path)
+
+
+@pytest.mark.parametrize(("path", "body"), WAITING)
+async def test_stream_that_waits_for_the_tokenizer(
+    path: str, body: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    """While too many requests are before it, its client gets the same as one that waits in the queue."""
+    async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
+        await exchange.wait_started()
+        at_once = events_of(await exchange.read())
+    desk = FakeDesk(gate=trio.Event())
+    async with Client(make_app(desk, AppOptions(heartbeat_s=15.0))).open("POST", path, body) as exchange:
+        assert await exchange.wait_started() == 200
+        assert trio.current_time() == pytest.approx(15.0)
+        assert b"ping" in (first := await exchange.read_some())
+        assert await exchange.read_some() == first and desk.ticket.num_starts == 0
+        assert desk.gate is not None
+        desk.gate.set()
+        late = events_of(await exchange.read())
+    assert [event.keys() for event in late] == [event.keys() for event in at_once]
+    assert (desk.ticket.num_starts, desk.ticket.num_leaves) == (1, 1)
+
+
+@pytest.mark.parametrize(("path", "body"), WAITING)
+async def test_failure_after_waiting_for_the_tokenizer(
+    path: str, body: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    """It has its own status before the first heartbeat, and ends the stream with an error after it."""
+    for wait_s in (14.0, 16.0):
+        desk = FakeDesk(gate=trio.Event(), start_error=RuntimeError("a secret"))
+        async with Client(make_app(desk, AppOptions(heartbeat_s=15.0))).open("POST", path, body) as exchange:
+            await trio.sleep(wait_s)
+            assert desk.gate is not None
+            desk.gate.set()
+            status, data = await exchange.wait_started(), await exchange.read()
+        assert status == (500 if wait_s < 15 else 200) and exchange.ended
+        assert (b"ping" in data) == (wait_s > 15) and b"error" in data and b"secret" not in data
+        assert desk.ticket.num_leaves == 1
+
+
+async def test_client_that_leaves_while_it_waits_for_the_tokenizer(autojump_clock: trio.testing.MockClock) -> None:
+    """Its request is left, and not sent to the tokenizer later, before the head and after it."""
+    for wait_s in (14.0, 16.0):
+        desk = FakeDesk(gate=trio.Event())
+        async with Client(make_app(desk, AppOptions(heartbeat_s=15.0))).open("POST", PATH, STREAM) as exchange:
+            await trio.sleep(wait_s)
+            exchange.leave()
+            await trio.testing.wait_all_tasks_blocked()
+            assert desk.ticket.num_leaves == 1
+            assert desk.gate is not None
+            desk.gate.set()
+            await trio.testing.wait_all_tasks_blocked()
+        assert desk.ticket.num_starts == 0
