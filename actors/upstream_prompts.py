@@ -128,7 +128,7 @@ async def open_prompts(config: RuntimeConfig, seats: UpstreamSeats) -> AsyncIter
             nursery.start_soon(lanes.run)
             pooled = PooledEncoder(encoder, Decoder(library).make_decoder, renderer, lanes, SegmentCache(0))
             text = None if template is None else template.text
-            output = choose_format(path, text, config.tool_call_parser, config.reasoning_parser).output
+            output = choose_format(path, library, text, config.tool_call_parser, config.reasoning_parser).output
             tokenizers[folder] = ForeignTokenizer(pooled, output)
         yield UpstreamPrompts(tokenizers, seats)
         nursery.cancel_scope.cancel()

@@ -138,7 +138,7 @@ async def open_runtime(
     encoder, decoder = load_encoder(library), Decoder(library)
     chat_template = read_template(folder)
     template_text = None if chat_template is None else chat_template.text
-    chosen = choose_format(folder, template_text, config.tool_call_parser, config.reasoning_parser)
+    chosen = choose_format(folder, library, template_text, config.tool_call_parser, config.reasoning_parser)
     metrics = Metrics(config.model_names[0], config.num_engines)
     desk = RequestDesk(
         attrs.evolve(info, output=chosen.output),

@@ -16,6 +16,7 @@ from ..messages.call_syntax import CallForm
 from ..messages.output import OutputFormat
 from ..shared.checkpoint import CheckpointError
 from ..shared.template_names import TemplateNames, names_in
+from ..shared.tokenizers_library import Library
 from .response_parsing.call_syntaxes import own_form, shipped_form
 from .response_parsing.parser_choice import OWN, Chosen, UnknownParser, choose
 from .response_parsing.parser_files import read_parser_files
@@ -34,10 +35,13 @@ class ChosenFormat:
 
 
 def choose_format(
-    folder: Path, chat_template: str | None, tool_call_parser: str, reasoning_parser: str
+    folder: Path, library: Library, chat_template: str | None, tool_call_parser: str, reasoning_parser: str
 ) -> ChosenFormat:
-    """Return how the output of the checkpoint in `folder` is read. Raises CheckpointError for an unknown parser."""
-    files = read_parser_files(folder)
+    """Return how the output of the checkpoint in `folder`, which has the tokenizer `library`, is read.
+
+    Raises CheckpointError for an unknown parser.
+    """
+    files = read_parser_files(folder, library)
     source = chat_template or ""
     names = _names_in(source)
     is_plain = chat_template is not None and not names.shows_calls

@@ -133,8 +133,9 @@ def read_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config = read_config(folder)
         find_family(config).parse(config)
         template = read_template(folder)
-        load_encoder(load_library(folder))
-        choose_format(folder, template and template.text, "auto", "auto")
+        library = load_library(folder)
+        load_encoder(library)
+        choose_format(folder, library, template and template.text, "auto", "auto")
         InlineRenderer(template)
 
 

@@ -127,7 +127,7 @@ def read_all(folder: Path) -> None:
     library = load_library(folder)
     encoder = load_encoder(library)
     template = read_template(folder)
-    choose_format(folder, template and template.text, "auto", "auto")
+    choose_format(folder, library, template and template.text, "auto", "auto")
     InlineRenderer(template)
     load_grammars(library.source, (1,))
     Decoder(library)

@@ -15,6 +15,7 @@ from quipu.actors.detokenizer.text_stream import Piece, StopMatcher
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.shared.checkpoint import resolve
+from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.tokenizer.template_source import read_template
 from tests.tools.scripted_model import CHAT_TOOLS, QUESTION, call
 from tests.web.api.openai.test_openai_client import client_of
@@ -32,7 +33,7 @@ def deltas_of(size: int) -> list[Delta]:
     folder = resolve("demo")
     template = read_template(folder)
     assert template is not None
-    chosen = choose_format(folder, template.source, "auto", "auto")
+    chosen = choose_format(folder, load_library(folder), template.source, "auto", "auto")
     assert chosen.template is not None
     pieces = [OUTPUT[at : at + size].encode() for at in range(0, len(OUTPUT), size)]
     parser = ResponseParser(chosen.template, {"get_weather": {}}, ())

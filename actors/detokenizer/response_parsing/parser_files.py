@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from ...shared.checkpoint import read_json
+from ...shared.tokenizers_library import Library
 
 KEY = "response_template"
 
@@ -22,25 +23,17 @@ class ParserFiles:
     """The ids of all tokens that are recognized in text as a whole, by text."""
 
 
-def read_parser_files(path: Path) -> ParserFiles:
-    """Read tokenizer_config.json and tokenizer.json of the checkpoint in `path`; files that are missing say nothing.
+def read_parser_files(path: Path, library: Library) -> ParserFiles:
+    """Read tokenizer_config.json of the checkpoint in `path`; a file that is missing says nothing.
 
-    Raises CheckpointError.
+    `library` is the checkpoint's tokenizer, which has the tokens of all its files. Raises CheckpointError.
     """
-    config, tokenizer = (_read(path / name) for name in ("tokenizer_config.json", "tokenizer.json"))
-    template = config.get(KEY)
+    config = path / "tokenizer_config.json"
+    template = read_json(config).get(KEY) if config.exists() else None
     special_ids, added_ids = {}, {}
-    added = tokenizer.get("added_tokens")
-    for token in added if isinstance(added, list) else []:
-        match token:
-            case {"content": str(text), "id": int(token_id)} if text:
-                added_ids[text] = token_id
-                if token.get("special") is True:
-                    special_ids[text] = token_id
+    for token_id, token in library.tokenizer.get_added_tokens_decoder().items():
+        if token.content:
+            added_ids[token.content] = token_id
+            if token.special:
+                special_ids[token.content] = token_id
     return ParserFiles(template if isinstance(template, dict) else None, special_ids, added_ids)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    return read_json(path)

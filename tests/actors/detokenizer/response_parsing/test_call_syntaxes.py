@@ -14,6 +14,7 @@ from quipu.actors.detokenizer.response_parsing.shipped_templates import TOOL_CAL
 from quipu.actors.messages.call_syntax import CallForm
 from quipu.actors.shared.call_grammar import forced_calls
 from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.tokenizers_library import load_library
 from tests.byte_vocabulary import ByteVocabulary
 from tests.call_grammars import SCHEMAS, TOOLS, Family, matches
 
@@ -85,6 +86,6 @@ def test_templates_that_do_not_tell(template: dict[str, Any]) -> None:
 
 def test_demo_model() -> None:
     """The demo checkpoint's calls can be forced, with its delimiters as tokens."""
-    form = choose_format(DEMO, "<tool_call>", "auto", "auto").output.call_form
+    form = choose_format(DEMO, load_library(DEMO), "<tool_call>", "auto", "auto").output.call_form
     assert form is not None and set(form.token_ids) == {"<tool_call>", "</tool_call>"}
-    assert choose_format(DEMO, None, "none", "none").output.call_form is None
+    assert choose_format(DEMO, load_library(DEMO), None, "none", "none").output.call_form is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quipu.actors.detokenizer.output_format import choose_format
 from quipu.actors.detokenizer.response_parsing.call_syntaxes import own_form
 from quipu.actors.detokenizer.response_parsing.parser_choice import OWN, UnknownParser, choose
 from quipu.actors.detokenizer.response_parsing.parser_files import read_parser_files
 from quipu.actors.detokenizer.response_parsing.shipped_templates import REASONING, TOOL_CALLS
 from quipu.actors.shared.checkpoint import DEMO, CheckpointError
+from quipu.actors.shared.tokenizers_library import Library, load_library
 from tests.parsed_outputs import parse
+from tests.tiny import TINY
 
 CALL = {"type": "function", "function": "{content}"}
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
@@ -236,15 +240,46 @@ def test_text_that_is_not_stripped() -> None:
 
 
 def test_files_of_a_checkpoint(tmp_path: Path) -> None:
-    """The own template and the special tokens come from the checkpoint's files; missing files say nothing."""
-    assert read_parser_files(tmp_path).special_ids == {}
-    demo = read_parser_files(DEMO)
+    """The own template comes from tokenizer_config.json, the special tokens from the tokenizer."""
+    assert read_parser_files(tmp_path, no_tokens()).special_ids == {}, "a missing file says nothing"
+    demo = read_parser_files(DEMO, load_library(DEMO))
     assert demo.own_template is None
     assert demo.special_ids["<|im_end|>"] == 2
-    assert "<think>" not in demo.special_ids
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"response_template": spec()}))
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": True}, 3, {"content": "x"}]}))
-    assert read_parser_files(tmp_path).own_template == spec()
-    (tmp_path / "tokenizer.json").write_text("{")
+    assert "<think>" not in demo.special_ids and "<think>" in demo.added_ids
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({"response_template": spec()}))
+    assert read_parser_files(tmp_path, no_tokens()).own_template == spec()
+    path.write_text(json.dumps({"response_template": [spec()]}))
+    assert read_parser_files(tmp_path, no_tokens()).own_template is None
+    path.write_text("{")
     with pytest.raises(CheckpointError):
-        read_parser_files(tmp_path)
+        read_parser_files(tmp_path, no_tokens())
+
+
+@pytest.mark.parametrize("content", ["{", json.dumps({"added_tokens": [{"id": True}, 3, {"content": "x"}]})])
+def test_tokenizer_that_cannot_be_read(tmp_path: Path, content: str) -> None:
+    """It has no special tokens to look for: it is refused."""
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError):
+        load_library(tmp_path)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_tokens_that_only_the_config_adds(tmp_path: Path, is_named: bool) -> None:
+    """Delimiters that tokenizer_config.json makes special tokens are read, though texts leave such tokens out."""
+    tags = ["<tool_call>", "</tool_call>"]
+    extra = dict(zip(("begin_call", "end_call"), tags, strict=True)) if is_named else tags
+    shutil.copy(TINY / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_special_tokens": extra}))
+    library = load_library(tmp_path)
+    chosen = choose_format(tmp_path, library, "<tool_call>", "hermes", "none")
+    ids = [token_id for tag in tags for token_id in library.list_ids(tag)]
+    assert len(ids) == 2 and chosen.template is not None and chosen.output.call_form is not None
+    assert list(chosen.output.call_form.token_ids.values()) == ids
+    stands = chosen.template.specials.by_id
+    assert [stands[token_id].text for token_id in ids] == tags
+
+
+def no_tokens() -> Library:
+    """Return a tokenizer without tokens."""
+    return Library.load(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}).encode())
