@@ -177,7 +177,8 @@ class Connection:
             with trio.CancelScope(deadline=self._deadline) as self._receiving:
                 try:
                     data = await self.stream.receive_some(RECEIVE_BYTES)
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                    _forget_frames(error)
                     return
             if self._receiving.cancelled_caught:
                 if not self._is_woken:
@@ -208,8 +209,8 @@ class Connection:
                         scope.deadline = trio.current_time() + self.limits.write_timeout_s
                         await self.stream.send_all(view[start : start + WRITE_BYTES])
                     return
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                _forget_frames(error)
             finally:
                 self.is_writing = False
         self.abort()
@@ -247,3 +248,10 @@ class Connection:
     def _set_deadline(self, deadline: float) -> None:
         self._deadline = deadline
         self._receiving.deadline = deadline
+
+
+def _forget_frames(error: Exception) -> None:
+    """Drop the frames of a socket's error: since Python 3.13 one of them, in contextlib, refers to it. The cycle would
+    leave the whole connection to the garbage collector."""
+    if error.__cause__ is not None:
+        error.__cause__.__traceback__ = None
