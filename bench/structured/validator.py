@@ -28,7 +28,12 @@ class Validator:
 
 
 def _exact(text: str) -> Any:
-    return json.loads(text, parse_float=Decimal)
+    return json.loads(text, parse_float=_decimal)
+
+
+def _decimal(text: str) -> Decimal:
+    """Return the number that a text says; of a large one, Python writes not all digits."""
+    return Decimal(value) if (value := float(text)).is_integer() else Decimal(text)
 
 
 def _ecma(schema: Any) -> Any:
