@@ -32,6 +32,7 @@ COPIED = ("actors", "kernels", "web", "src", "tests", "pyproject.toml", "constra
 NUM_WORKERS = 2
 TEST_TIMEOUT_S = 20
 RUN_TIMEOUT_S = 120
+"""Of one file of tests; all of them without a fault have as many times more as there are files, up to ten."""
 PASSED, FAILED = 0, 1
 """pytest's exit codes; all others mean that it could not run the tests."""
 
@@ -94,6 +95,10 @@ def find_traps() -> dict[str, str]:
     return {path.stem.removeprefix("test_"): str(path.relative_to(ROOT)) for path in files}
 
 
+def run_timeout_s(files: list[str]) -> float:
+    return RUN_TIMEOUT_S * min(len(files), 10)
+
+
 def run_traps(copy: Path, files: list[str]) -> tuple[int, str]:
     """Run test files in a copy; return pytest's exit code and output."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "mutant_guard", f"--timeout={TEST_TIMEOUT_S}"]
@@ -106,7 +111,7 @@ def run_traps(copy: Path, files: list[str]) -> tuple[int, str]:
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=RUN_TIMEOUT_S,
+        timeout=run_timeout_s(files),
         check=False,
     )
     return result.returncode, result.stdout.decode("utf-8", "replace")
@@ -148,7 +153,10 @@ def try_mutant(slug: str, file: str) -> Verdict:
 def try_unmutated(files: list[str]) -> str | None:
     """Run the traps without a fault; return the summary if they fail."""
     with copy_of_repository() as copy:
-        code, output = run_traps(copy, files)
+        try:
+            code, output = run_traps(copy, files)
+        except subprocess.TimeoutExpired:
+            return f"they took longer than {run_timeout_s(files)} s"
     return None if code == PASSED else TROUBLE.get(code, output)
 
 
