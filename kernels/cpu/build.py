@@ -98,6 +98,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.quipu_multiplies_pairs.restype = ctypes.c_int32
     library.quipu_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.quipu_run.restype = None
+    library.quipu_multiply_in_registers.argtypes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_int64]
+    library.quipu_multiply_in_registers.restype = ctypes.c_int64
     library.quipu_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.quipu_large_pages.restype = None
     library.quipu_touch.argtypes = [ctypes.c_void_p, ctypes.c_int64]

@@ -13,6 +13,9 @@ from . import program
 from .program import Bounds, Op
 from .recorded import RecordedOp, Values
 
+_LINE = 32
+"""Elements of bfloat16 in a cache line."""
+
 
 def remove_barriers(calls: list[RecordedOp]) -> None:
     """Remove the barrier between operations in which each thread works on the same rows, and between gathers."""
@@ -82,5 +85,15 @@ def compile_op(call: RecordedOp, widths: list[int], memory: dict[int, torch.Tens
         if place is not None:
             setattr(op, name, memory[place.value].data_ptr() + 4 * place.offset)
             if name in ("x", "z", "y"):
-                setattr(op, f"{name}_stride", widths[place.value])
+                rounded = bool(call.fields.get(f"{name}_rounded"))
+                setattr(op, f"{name}_stride", _stride(widths[place.value], rounded=rounded))
     return op
+
+
+def _stride(width: int, *, rounded: bool) -> int:
+    """Return how many elements apart rows are.
+
+    Rounded ones, which have twice the memory that they need, are an odd number of cache lines apart, so that rows do
+    not share a few sets of the caches.
+    """
+    return (width // _LINE | 1) * _LINE if rounded and width % _LINE == 0 and width > _LINE else width

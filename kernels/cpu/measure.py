@@ -17,6 +17,9 @@ from .packing import Packed, pack
 from .program import Bounds, Op, Pass
 from .quantized_packing import pack_quantized
 
+_ROUNDS = 20_000
+"""Of products in registers: some milliseconds."""
+
 
 def product(library: ctypes.CDLL, *, rows: int, width: int, columns: int) -> Callable[[], None]:
     """Return a function that multiplies `rows` rows with a bfloat16 matrix `[columns, width]`, on all threads."""
@@ -34,6 +37,17 @@ def quantized_product(
     matrix = pack_quantized(quantized, layout.bits, library, byte_products=byte_products)
     x_NI, y_NO = torch.ones(rows, width), torch.empty(rows, columns)
     return one_linear(library, x_NI, matrix, y_NO, num_threads=torch.get_num_threads())
+
+
+def products_in_registers(library: ctypes.CDLL, *, byte_products: bool) -> tuple[Callable[[], None], float] | None:
+    """Return a function that multiplies numbers in registers on all threads, and how many operations it does.
+
+    None if the instruction set has no product of bytes.
+    """
+    num_threads = torch.get_num_threads()
+    multiply = library.quipu_multiply_in_registers
+    operations = multiply(_ROUNDS, byte_products, num_threads)
+    return (lambda: multiply(_ROUNDS, byte_products, num_threads), float(operations)) if operations else None
 
 
 def one_linear(

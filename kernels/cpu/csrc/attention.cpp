@@ -10,9 +10,8 @@
 // scores are overwritten before use.
 //
 // An 8-bit cache is multiplied as the integers that it holds: a key's scale is applied to its score, a value's to its weight.
-#include <vector>
-
 #include "attention.h"
+#include "buffer.h"
 
 namespace {
 
@@ -56,8 +55,8 @@ struct TransposedKeys {
 
 // Buffers that a thread keeps between passes.
 struct Scratch {
-    std::vector<float> queries, scores, results, maxima, sums, scales;
-    std::vector<uint32_t> keys, zeros;
+    Buffer<float> queries, scores, results, maxima, sums, scales;
+    Buffer<uint32_t> keys, zeros;
     void fit(int64_t rows, int64_t width) {
         queries.resize(std::max<size_t>(queries.size(), rows * width));
         results.resize(std::max<size_t>(results.size(), rows * width));

@@ -114,7 +114,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             interleave(values[i], values[i + 1], width, i, panel_stride, scratch.values.data());
         }
         for (int64_t column = 0; column < width; column += kPanel)
-            pairs.add(all.weights(0), kChunk, rows, scratch.values.data() + column / kPanel * panel_stride, padded, false,
+            pairs.add(all.weights(0), kChunk, rows, packed(scratch.values.data() + column / kPanel * panel_stride), padded, false,
                       all.results(0) + column, padded_width);
     }
     all.finish();

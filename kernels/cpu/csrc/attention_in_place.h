@@ -11,11 +11,6 @@
 
 namespace {
 
-#ifdef QUIPU_AMX
-constexpr int64_t kRowsInPlace = 0;
-template <class T>
-void attend_in_place(const Op&, const Pass&, const Piece&, const Piece*) {}
-#else
 constexpr int64_t kRowsInPlace = kMaxRows;
 // kSlots slots of a head: where they are in the keys and in the values, and the first of them counted from the chunk's.
 struct Part {
@@ -36,29 +31,49 @@ void list_parts(const Op& op, const Pass& pass, const Piece& piece, int64_t chun
     }
 }
 
+// Lists the parts of each chain of values, in the order of their first. A chain whose second part the piece does not reach has
+// its first twice.
+void order_values(const std::vector<Part>& parts, int64_t num_heads, std::vector<int64_t>& order) {
+    static thread_local std::vector<int64_t> begun;  // of each head
+    begun.resize(num_heads);
+    order.clear();
+    for (int64_t i = 0; i < static_cast<int64_t>(parts.size()); i++) {
+        int64_t within = parts[i].slot % kValueSlots / kSlots;
+        if (within == 0) {
+            begun[parts[i].head] = order.size();
+            order.insert(order.end(), kPartsOfChain, i);
+        } else {
+            order[begun[parts[i].head] + within] = i;
+        }
+    }
+}
+
 // What a chunk reads, in order: its keys, its values, and the keys of the chunk after it.
 struct Reads {
     const char *keys, *values;
     std::vector<Part> parts, next;
-    int64_t count() const { return parts.size(); }
+    std::vector<int64_t> order;  // of values
+    int64_t num_keys() const { return parts.size(); }
+    int64_t num_values() const { return order.size(); }
     // Returns where part `i` is, from here on; past the last, a part that has been read.
     const char* at(int64_t i) const {
-        if (i < count()) return keys + parts[i].offset;
-        if (i < 2 * count()) return values + parts[i - count()].offset;
-        i -= 2 * count();
+        if (i < num_keys()) return keys + parts[i].offset;
+        i -= num_keys();
+        if (i < num_values()) return values + parts[order[i]].offset;
+        i -= num_values();
         return keys + (i < static_cast<int64_t>(next.size()) ? next[i] : parts[0]).offset;
     }
 };
 
 template <class T>
-void score_keys(const Reads& reads, PieceRows& rows) {
-    for (int64_t i = 0; i < reads.count(); i += kTogether) {
+void score_keys(const Reads& reads, const Query* queries, PieceRows& rows) {
+    for (int64_t i = 0; i < reads.num_keys(); i += kTogether) {
         KeyPart<T> some[kTogether];
-        int64_t n = std::min(kTogether, reads.count() - i);
+        int64_t n = std::min(kTogether, reads.num_keys() - i);
         for (int64_t j = 0; j < n; j++) {
             int64_t row = reads.parts[i + j].head * rows.rows;
-            some[j] = {reinterpret_cast<const T*>(reads.at(i + j)), rows.queries(row), rows.scores(row) + reads.parts[i + j].slot,
-                       reads.at(i + j + kTogether)};
+            some[j] = {reinterpret_cast<const T*>(reads.at(i + j)), queries + row * rows.padded_width,
+                       rows.scores(row) + reads.parts[i + j].slot, reads.at(i + j + kTogether)};
         }
         add_keys_in_place(some, n, rows.padded_width, rows.rows, rows.op.width);
     }
@@ -67,17 +82,20 @@ void score_keys(const Reads& reads, PieceRows& rows) {
 // Slots from `written` on are read as zeros.
 template <class T>
 void add_values(const Reads& reads, int64_t written, PieceRows& rows) {
-    const T *zeros = reinterpret_cast<const T*>(rows.scratch.zeros.data()), *slots[kSlots];
+    const T *zeros = reinterpret_cast<const T*>(rows.scratch.zeros.data()), *slots[kValueSlots];
     const char* ahead[kTogether];
-    for (int64_t i = 0; i < reads.count(); i++) {
+    for (int64_t i = 0; i < reads.num_values(); i += kPartsOfChain) {
         if (i % kTogether == 0)
-            for (int64_t j = 0; j < kTogether; j++) ahead[j] = reads.at(reads.count() + i + kTogether + j);
-        const Part& part = reads.parts[i];
-        const T* values = reinterpret_cast<const T*>(reads.values + part.offset);
-        for (int64_t j = 0; j < kSlots; j++) slots[j] = part.slot + j < written ? values + j * rows.op.width : zeros;
-        int64_t row = part.head * rows.rows;
-        add_values_in_place(rows.weights(row) + part.slot, rows.rows, slots, rows.op.width, rows.results(row), rows.padded_width, ahead,
-                            i % kTogether);
+            for (int64_t j = 0; j < kTogether; j++) ahead[j] = reads.at(reads.num_keys() + i + kTogether + j);
+        const Part& first = reads.parts[reads.order[i]];
+        for (int64_t j = 0; j < kValueSlots; j++) {
+            const Part& part = reads.parts[reads.order[i + j / kSlots]];
+            const T* values = reinterpret_cast<const T*>(reads.values + part.offset);
+            slots[j] = first.slot + j < written ? values + j % kSlots * rows.op.width : zeros;
+        }
+        int64_t row = first.head * rows.rows;
+        add_values_in_place(rows.weights(row) + first.slot, rows.rows, slots, rows.op.width, rows.results(row), rows.padded_width, ahead,
+                            i % kTogether / kPartsOfChain);
     }
 }
 
@@ -89,6 +107,7 @@ void attend_in_place(const Op& op, const Pass& pass, const Piece& piece, const P
     static thread_local Reads reads;
     PieceRows rows(op, pass, piece, scratch);
     rows.start();
+    const Query* queries = rows.all_queries((Query*)nullptr);
     reads.keys = static_cast<const char*>(op.keys);
     reads.values = static_cast<const char*>(op.values);
     list_parts(op, pass, piece, piece.start, reads.parts);
@@ -96,13 +115,13 @@ void attend_in_place(const Op& op, const Pass& pass, const Piece& piece, const P
         reads.next.clear();
         if (chunk + kChunk < piece.end) list_parts(op, pass, piece, chunk + kChunk, reads.next);
         else if (next) list_parts(op, pass, *next, next->start, reads.next);
-        score_keys<T>(reads, rows);
+        order_values(reads.parts, piece.num_heads, reads.order);
+        score_keys<T>(reads, queries, rows);
         for (int64_t h = 0; h < piece.num_heads; h++) rows.weigh(h, chunk);
         add_values<T>(reads, std::min(kChunk, piece.end - chunk), rows);
         std::swap(reads.parts, reads.next);
     }
     rows.finish();
 }
-#endif
 
 }  // namespace

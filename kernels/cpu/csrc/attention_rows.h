@@ -2,20 +2,20 @@
 // turn. Shared by attention_bf16.cpp and attention_in_place.h.
 #pragma once
 #include <cfloat>
-#include <vector>
 
 #include "attention.h"
+#include "buffer.h"
 #include "pairs.h"
 
 namespace {
 
 // Buffers that a thread keeps between passes.
 struct Scratch {
-    std::vector<bf16> queries, weights, values;
-    std::vector<float> query, scores, results, maxima, sums, scales;
-    std::vector<uint32_t> keys, zeros;
+    Buffer<bf16> queries, weights, values;
+    Buffer<float> query, widened, scores, results, maxima, sums, scales;
+    Buffer<uint32_t> keys, zeros;
     template <class T>
-    static void fit(std::vector<T>& v, int64_t size) {
+    static void fit(Buffer<T>& v, int64_t size) {
         if (static_cast<int64_t>(v.size()) < size) v.resize(size);
     }
     void fit(int64_t rows, int64_t width, int64_t padded_width) {
@@ -56,6 +56,13 @@ struct PieceRows {
     int64_t token(int64_t r) const { return piece.first + r % rows / sharing; }  // counted from the sequence's first
     int64_t head(int64_t r) const { return (piece.head + r / rows) * sharing + r % sharing; }
     bf16* queries(int64_t r) { return scratch.queries.data() + r * padded_width; }
+    // All queries, as they are multiplied in place.
+    const bf16* all_queries(const bf16*) { return scratch.queries.data(); }
+    const float* all_queries(const float*) {
+        Scratch::fit(scratch.widened, count() * padded_width);
+        for (int64_t i = 0; i < count() * padded_width; i++) scratch.widened[i] = widen(scratch.queries[i]);
+        return scratch.widened.data();
+    }
     float* scores(int64_t r) { return scratch.scores.data() + r * kChunk; }
     bf16* weights(int64_t r) { return scratch.weights.data() + r * kChunk; }
     float* results(int64_t r) { return scratch.results.data() + r * padded_width; }

@@ -2,8 +2,8 @@
 //
 // What must always hold: a slot's bits follow from its token alone, whether it is written by itself or with others.
 #include <algorithm>
-#include <vector>
 
+#include "buffer.h"
 #include "norm.h"
 #include "program.h"
 #include "rope.h"
@@ -40,7 +40,7 @@ float round_head(const float* x, int64_t width, int8_t* to) {
 }
 template <>
 void write<int8_t>(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
-    static thread_local std::vector<int8_t> codes;
+    static thread_local Buffer<int8_t> codes;
     codes.resize(op.width);
     int64_t slot = pass.positions[n] % pass.block_size;
     int64_t first = (pass.blocks[n] * op.num_kv_heads + head) * head_bytes(kInt8, pass.block_size, op.width);
@@ -61,7 +61,7 @@ void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float*
 // Writes the keys and values of `kSlots` tokens that fill a panel, from token `n` on.
 template <class T>
 void write_panel(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k) {
-    static thread_local std::vector<T> rounded;
+    static thread_local Buffer<T> rounded;
     rounded.resize(kSlots * op.width);
     const uint32_t* rows[kSlots];
     for (int64_t i = 0; i < kSlots * op.width; i++) narrow(k[i], rounded.data() + i);
@@ -87,7 +87,7 @@ bool fill_panel(const Op& op, const Pass& pass, int64_t n, int64_t end) {
 
 // Norms a head, if there is a weight for that, and rotates it.
 void norm_and_rotate(const Op& op, int64_t position, const float* x, const float* weight, float* to) {
-    static thread_local std::vector<float> normed;  // of its own: rotating in place would not be vectorised
+    static thread_local Buffer<float> normed;  // of its own: rotating in place would not be vectorised
     normed.resize(op.width);
     if (weight) norm(x, weight, normed.data(), op.width, op.eps), x = normed.data();
     rotate_head(op, position, x, to);
@@ -110,7 +110,7 @@ void rotate_query(const Op& op, const Pass& pass, int64_t n, int64_t head, float
 }
 
 void rotate_and_write(const Op& op, const Pass& pass, int64_t n, int64_t head) {
-    static thread_local std::vector<float> key;
+    static thread_local Buffer<float> key;
     key.resize(op.width);
     rotate_key(op, pass, n, head, key.data());
     write(op, pass, n, head, key.data(), op.v + n * op.x_stride + head * op.width);
@@ -124,7 +124,7 @@ void rotate_and_write(const Op& op, const Pass& pass, const Worker& worker) {
         return;
     }
     // By panels, if tokens fill them: a transposed key has a word in each line of its panel.
-    static thread_local std::vector<float> keys;
+    static thread_local Buffer<float> keys;
     keys.resize(kSlots * op.width);
     for (Share s(pass.num_tokens, worker); s.begin < s.end;) {
         bool whole = fill_panel(op, pass, s.begin, s.end);

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "buffer.h"
 #include "program.h"
 #include "vec.h"
 
@@ -32,7 +33,7 @@ struct Dispatch {
 // y: T weights, then T indexes of experts. Ties go to the lower index.
 void route(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t num_experts = op.num_experts, padded = (num_experts + kLanes - 1) / kLanes * kLanes;
-    static thread_local std::vector<float> left, power;
+    static thread_local Buffer<float> left, power;
     left.resize(padded);
     power.resize(padded);
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {

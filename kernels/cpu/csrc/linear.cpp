@@ -1,8 +1,7 @@
 // y = x @ weight.T (+ bias) (+ z), and the packing of weights. Neighbouring operations of a model may be fused: x may be
 // normed first (Op::norm), and if y is gate and up, only their activation may be stored (Op::activation).
-#include <vector>
-
 #include "activate.h"
+#include "buffer.h"
 #include "micro.h"
 #include "norm.h"
 #include "program.h"
@@ -101,7 +100,7 @@ LinePrefetch panels_ahead(const Op& op, int64_t first, int64_t panels) {
 // of gate and the same columns of up.
 template <class T>
 void linear_of(const Op& op, const Pass& pass, const Worker& worker) {
-    static thread_local std::vector<float> both;
+    static thread_local Buffer<float> both;
     int64_t num_rows = ::num_rows(op, pass);
     int64_t columns = op.activation ? op.out_width / 2 : op.out_width, half = columns / kPanel;
     constexpr int64_t wide = kGroup * kPanel;
@@ -134,7 +133,7 @@ void linear_of(const Op& op, const Pass& pass, const Worker& worker) {
 
 // Norms rows of x into the memory that replaces op.x.
 void norm_rows(Op& op, int64_t num_rows, const Worker& worker) {
-    static thread_local std::vector<float> kept;
+    static thread_local Buffer<float> kept;
     bool few = num_rows <= kFewRows;
     if (few) kept.resize(std::max<size_t>(kept.size(), num_rows * op.width));
     float* to = few ? kept.data() : op.scratch;

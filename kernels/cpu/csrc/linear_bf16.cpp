@@ -5,40 +5,42 @@
 #include "vec.h"
 
 #ifdef QUIPU_PAIRS
-#include <vector>
-
 #include "activate.h"
+#include "buffer.h"
 #include "norm.h"
 #include "pairs.h"
+#include "pieces.h"
 
 namespace {
 
-constexpr int64_t kRowsPerChunk = 128;  // at the full depth of x: they stay in the second-level cache
-constexpr int64_t kGroup = 4;         // panels per piece of work, at most
+constexpr int64_t kGroup = 4;  // panels per piece of work, at most
 
 static_assert(Pairs::kDepth % kPairStep == 0);
 
+// How many elements apart rounded rows are: an odd number of lines, so that rows do not share a few sets of the caches.
+int64_t row_stride(const Op& op) { return op.x_rounded ? op.x_stride : (padded_depth(op.width) / kPairStep | 1) * kPairStep; }
+
 // Norms rows first, if the operation says so.
 void round_rows(const Op& op, int64_t first, int64_t last, bf16* to) {
-    static thread_local std::vector<float> normed;
+    static thread_local Buffer<float> normed;
     if (op.norm) normed.resize(std::max<size_t>(normed.size(), op.width));
-    int64_t depth = padded_depth(op.width);
+    int64_t stride = row_stride(op);
     for (int64_t row = first; row < last; row++) {
         const float* x = op.x + row * op.x_stride;
         if (op.norm) norm(x, op.norm, normed.data(), op.width, op.eps), x = normed.data();
-        bf16* y = to + row * depth;
+        bf16* y = to + row * stride;
         int64_t whole = op.width / kPairStep * kPairStep;
         round_row(x, whole, y);
         for (int64_t k = whole; k < op.width; k++) narrow(x[k], y + k);
-        std::fill(y + op.width, y + depth, 0);
+        std::fill(y + op.width, y + padded_depth(op.width), 0);
     }
 }
 
 // Rounds all rows of x, unless they are. Every thread of the team calls this, and gets a shared copy or its own.
 const bf16* rounded(const Op& op, int64_t num_rows, const Worker& worker) {
     if (op.x_rounded) return reinterpret_cast<const bf16*>(op.x);
-    static thread_local std::vector<bf16> kept;
-    size_t size = num_rows * padded_depth(op.width);
+    static thread_local Buffer<bf16> kept;
+    size_t size = num_rows * row_stride(op);
     if (num_rows <= kOwnRows) {  // each thread rounds all of them, which is faster than a barrier
         kept.resize(std::max(kept.size(), size));
         round_rows(op, 0, num_rows, kept.data());
@@ -90,31 +92,30 @@ void finish_activated(const Op& op, int64_t row, int64_t num_rows, int64_t first
 
 void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t num_rows = ::num_rows(op, pass);
-    static thread_local std::vector<float> sums(2 * kRowsPerChunk * kGroup * kPanel);
+    static thread_local Buffer<float> sums(2 * Pairs::kRowsAtOnce * kGroup * kPanel);
     const bf16* x = rounded(op, num_rows, worker);
     const bf16* weight = static_cast<const bf16*>(op.weight);
-    int64_t depth = padded_depth(op.width), num_k = op.width + op.width % 2;
-    int64_t parts = op.activation ? 2 : 1, num_panels = (op.out_width / parts + kPanel - 1) / kPanel;
-    int64_t chunks = (num_rows + kRowsPerChunk - 1) / kRowsPerChunk;
-    // pieces of several panels, if there are enough for every thread
-    int64_t group = std::max<int64_t>(1, std::min(kGroup, num_panels * chunks / (4 * worker.num_threads)));
-    int64_t groups = (num_panels + group - 1) / group;
+    int64_t x_stride = row_stride(op), num_k = op.width + op.width % 2;
+    int64_t parts = op.activation ? 2 : 1, num_panels = divide_up(op.out_width / parts, kPanel);
+    int64_t fitting = std::clamp<int64_t>(Pairs::kPanelBytes / (parts * num_k * kPanel * 2), 1, kGroup);
+    Division by{Pairs::rows_together(num_k), Pairs::kKeepsRows ? Pairs::kRowsAtOnce : 1, fitting, Pairs::kKeepsRows};
     Pairs pairs;
-    for (int64_t item; (item = worker.next()) < groups * chunks;) {
-        // consecutive pieces share their weights
-        int64_t chunk = item % chunks, first = item / chunks * group, last = std::min(first + group, num_panels);
-        int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
-        if (!is_needed(op, pass, row, row + rows, last * kPanel)) continue;
-        int64_t stride = parts * (last - first) * kPanel;
-        for (int64_t i = 0; i < parts * (last - first); i++) {
-            int64_t panel = i < last - first ? first + i : num_panels + first + i - (last - first);
-            const bf16* right = weight + panel * kPanel * num_k;
-            for (int64_t k = 0; k < num_k; k += Pairs::kDepth)
-                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(Pairs::kDepth, num_k - k), k == 0,
-                          sums.data() + i * kPanel, stride);
+    for_each_piece(num_rows, num_panels, by, worker, [&](int64_t row, int64_t rows, int64_t first, int64_t panels) {
+        int64_t end = row + rows, stride = parts * panels * kPanel;
+        const bf16* parts_of[2] = {weight + first * kPanel * num_k, weight + (num_panels + first) * kPanel * num_k};
+        Pairs::Ahead ahead[2] = {{parts_of[0], panels, num_k, rows}, {parts_of[1], panels, num_k, rows}};
+        for (int64_t count; row < end; row += count) {
+            count = std::min(Pairs::kRowsAtOnce, end - row);
+            if (!is_needed(op, pass, row, row + count, (first + panels) * kPanel)) continue;
+            for (int64_t i = 0; i < parts * panels; i++) {
+                const bf16* panel = parts_of[i / panels] + i % panels * kPanel * num_k;
+                for (int64_t k = 0; k < num_k; k += Pairs::kDepth)
+                    pairs.add(x + row * x_stride + k, x_stride, count, packed(panel + k * kPanel), std::min(Pairs::kDepth, num_k - k),
+                              k == 0, sums.data() + i * kPanel, stride, ahead[i / panels]);
+            }
+            if (op.activation) finish_activated(op, row, count, first, first + panels, sums.data(), stride);
+            else finish(op, row, count, first, first + panels, sums.data(), stride);
         }
-        if (op.activation) finish_activated(op, row, rows, first, last, sums.data(), stride);
-        else finish(op, row, rows, first, last, sums.data(), stride);
-    }
+    });
 }
 #endif

@@ -3,6 +3,7 @@
 #include "quantized_rows.h"
 #ifdef QUIPU_AMX
 #include "pairs.h"
+#include "quantized_tiles.h"
 #endif
 
 namespace {
@@ -43,9 +44,10 @@ void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* s
 
 #ifdef QUIPU_AMX
 // All rows go through tiles, whose sums have other bits than those of the vector instruction.
+// This is for a width that is not a multiple of a tile's depth.
 template <class C>
 void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel) {
-    static thread_local std::vector<float> totals(2 * kRowsPerChunk * kPanel);
+    static thread_local Buffer<float> totals(2 * kRowsPerChunk * kPanel);
     alignas(64) static thread_local bf16 wide[kQuantizedDepth * kPanel];
     float* sums = totals.data() + kRowsPerChunk * kPanel;
     const uint8_t* codes = m.codes + panel * m.panel_bytes();
@@ -58,7 +60,7 @@ void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& 
         for (int64_t k = depth, end; k < until; k = end) {
             int64_t group = k / group_size;
             end = std::min(until, (group + 1) * group_size);
-            pairs.add(left + k, 2 * x.stride, rows, wide + (k - depth) * kPanel, end - k, k == group * group_size, sums, kPanel);
+            pairs.add(left + k, 2 * x.stride, rows, packed(wide + (k - depth) * kPanel), end - k, k == group * group_size, sums, kPanel);
             if (end < (group + 1) * group_size) break;
             for (int v = 0; v < 2; v++) {
                 Vec scale = load_shared(m, m.scales, panel, group, v);
@@ -76,7 +78,14 @@ void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& 
 
 template <class C>
 void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-    for (int64_t i = 0; i < panels; i++) multiply_panel<C>(op, m, x, row, rows, panel + i);
+    Tiles tiles;
+    bool in_steps = Steps(m, 2).are_whole(m, 2);
+    for (int64_t i = 0; i < panels; i++) {
+        if (in_steps) multiply_panel_in_steps<C, PairTiles, true>(op, m, x, row, rows, panel + i, tiles);
+        else
+            for (int64_t done = 0; done < rows; done += kRowsPerChunk)
+                multiply_panel<C>(op, m, x, row + done, std::min(kRowsPerChunk, rows - done), panel + i);
+    }
 }
 #elif defined(QUIPU_PAIRS)
 // Two codes become a pair of bfloat16 in fewer instructions than it takes to store the pair for other rows.
@@ -90,7 +99,7 @@ constexpr int64_t kDirectRows = 48;
 
 template <class C>
 void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel) {
-    static thread_local std::vector<float> totals(2 * kRowsPerChunk * kPanel);
+    static thread_local Buffer<float> totals(2 * kRowsPerChunk * kPanel);
     alignas(64) static thread_local Element wide[kQuantizedDepth * kPanel];
     const uint8_t* codes = m.codes + panel * m.panel_bytes();
     Sums sums{totals.data(), totals.data() + kRowsPerChunk * kPanel, kPanel};
@@ -119,7 +128,7 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
     PreparedRows x = prepare_rows<Product>(m, num_rows(op, pass), worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare<typename C::Product>(m, op.x + row * op.x_stride, words, sums);
     });
-    for_each_piece(op, pass, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+    for_each_needed_piece(op, pass, division(m, x), worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
         multiply<C>(op, m, x, row, rows, panel, panels);
     });
 }

@@ -7,14 +7,43 @@
 
 class Pairs {
 public:
-    // How many values are best multiplied at a time: a panel stays in the first-level cache.
-    static constexpr int64_t kDepth = 512;
+    // How many values are best multiplied at a time: all, since sums that leave their tiles cost more than a panel that does
+    // not fit the first-level cache.
+    static constexpr int64_t kDepth = 1 << 30;
+    static constexpr int64_t kRowsAtOnce = 2 * Tiles::kRows;
+
+    // How many rows of so many values stay in the second-level cache (2 MiB wherever there are tiles) while they are multiplied
+    // by all panels in turn. So a panel is read from memory once for all of them.
+    static constexpr bool kKeepsRows = true;
+    static constexpr int64_t kPanelBytes = 256 << 10;  // of panels that some rows are multiplied by in turn
+    static int64_t rows_together(int64_t depth) {
+        return std::clamp<int64_t>(kKeptBytes / (2 * depth) / kRowsAtOnce, 4, 12) * kRowsAtOnce;
+    }
+
+    // Prefetches packed panels: those that all rows read at once, right before; others while the ones before are multiplied.
+    class Ahead {
+    public:
+        Ahead() = default;
+        Ahead(const bf16* panels, int64_t num_panels, int64_t num_k, int64_t num_rows) {
+            int64_t times = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+            at_ = reinterpret_cast<const char*>(panels) + (times == 1 ? kBytes : num_panels * num_k * kPanel * 2);
+            lines_ = (kPairStep * kPanel * 2 / 64 + times - 1) / times;
+        }
+        void advance() {
+            for (int64_t i = 0; i < lines_; i++, at_ += 64) prefetch(at_);
+        }
+
+    private:
+        static constexpr int64_t kBytes = 12288;
+        const char* at_ = nullptr;
+        int64_t lines_ = 0;  // with each step
+    };
 
     // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
     // padded with 0 to a multiple of kPairStep.
     template <int64_t kStep>
     void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
-             int64_t sums_stride) {
+             int64_t sums_stride, Ahead& ahead) {
         int64_t whole = num_k / kPairStep * kPairStep;
         alignas(64) bf16 rest[kPairStep * kPanel];  // the end of a panel that is not a multiple of a tile's depth, padded with zeros
         if (whole < num_k) memset(rest, 0, sizeof rest);
@@ -23,31 +52,32 @@ public:
             memcpy(to, panel.at_first(k), 2 * kLanes * sizeof(bf16));
             memcpy(to + 2 * kLanes, panel.at_second(k), 2 * kLanes * sizeof(bf16));
         }
-        for (int64_t row = 0; row < num_rows; row += 2 * kTileRows) {
-            int64_t count = std::min(2 * kTileRows, num_rows - row);
+        for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
+            int64_t count = std::min(kRowsAtOnce, num_rows - row);
             bool lower = tiles_.configure(count, kPairStep / 2);
             const bf16* at = x + row * x_stride;
             float* to = sums + row * sums_stride;
-            if (lower) add_tiles<true>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to, sums_stride);
-            else add_tiles<false>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to, sums_stride);
+            if (lower) add_tiles<true>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to, sums_stride, ahead);
+            else add_tiles<false>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to, sums_stride, ahead);
         }
     }
 
-    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
+    template <int64_t kStep>
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
              int64_t sums_stride) {
-        add(x, x_stride, num_rows, packed(panel), num_k, fresh, sums, sums_stride);
+        Ahead none;
+        add(x, x_stride, num_rows, panel, num_k, fresh, sums, sums_stride, none);
     }
 
 private:
-    static constexpr int64_t kTileRows = Tiles::kRows;
-    static constexpr int64_t kAhead = 12288;  // bytes of weights to prefetch ahead
+    static constexpr int64_t kTileRows = Tiles::kRows, kKeptBytes = 800 << 10;
 
     Tiles tiles_;
 
     // Sums in tiles 0 to 3, the left-hand side in 4 and 5, the right-hand side in 6 and 7.
     template <bool kLower, int64_t kStep>
     static void add_tiles(const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t whole, const bf16* rest, bool fresh,
-                          float* sums, int64_t sums_stride) {
+                          float* sums, int64_t sums_stride, Ahead& ahead) {
         int64_t sum_bytes = sums_stride * static_cast<int64_t>(sizeof(float));
         float* lower = sums + kTileRows * sums_stride;
         Tiles::compiler_barrier(rest);
@@ -80,10 +110,7 @@ private:
             }
         };
         for (int64_t k = 0; k < whole; k += kPairStep) {
-            // few rows: the weights are read from memory
-            if (!kLower && kStep == kPacked)
-                for (int64_t i = 0; i < kPairStep * kPanel * 2; i += 64)
-                    _mm_prefetch(reinterpret_cast<const char*>(panel.at_first(k)) + kAhead + i, _MM_HINT_T0);
+            ahead.advance();
             step(x + k, panel, k);
         }
         if (rest) step(x + whole, packed(rest), 0);

@@ -7,6 +7,16 @@ public:
     // How many values are best multiplied at a time: sums stay in registers, and a panel in the second-level cache.
     static constexpr int64_t kDepth = 4096;
 
+    // How many rows are best multiplied by a panel at a time: at the full depth of x they stay in the second-level cache.
+    static constexpr bool kKeepsRows = false;
+    static constexpr int64_t kPanelBytes = 1 << 30;
+    static constexpr int64_t kRowsAtOnce = 128;
+    static int64_t rows_together(int64_t) { return kRowsAtOnce; }
+
+    struct Ahead {  // panels are prefetched as they are read
+        Ahead(const bf16*, int64_t, int64_t, int64_t) {}
+    };
+
     // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
     // padded with 0 to a multiple of kPairStep.
     template <int64_t kStep>
@@ -30,9 +40,10 @@ public:
         }
     }
 
-    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
-             int64_t sums_stride) {
-        add(x, x_stride, num_rows, packed(panel), num_k, fresh, sums, sums_stride);
+    template <int64_t kStep>
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
+             int64_t sums_stride, Ahead&) {
+        add(x, x_stride, num_rows, panel, num_k, fresh, sums, sums_stride);
     }
 
 private:

@@ -1,11 +1,11 @@
-// Products of a few query rows with keys and values where they are in the cache, with AVX-512 BF16: a step that decodes reads
-// each of them once, so packing a copy for `Pairs` would cost more than the product. Used by attention_in_place.h; with AMX,
-// whose tiles sum in another order, nothing is multiplied in place.
+// Products of a few query rows with keys and values where they are in the cache: a step that decodes reads each of them once, so
+// packing a copy for `Pairs` would cost more than the product. Used by attention_in_place.h.
 //
 // Each product prefetches `ahead` as it proceeds: line by line of several parts at once, since one stream, or all lines in one
 // go, would keep fewer reads in flight (measured).
 //
-// What must always hold: the bits are those of `Pairs::add` over a packed copy: one chain per sum, k ascending.
+// What must always hold: the bits are those of `Pairs::add` over a packed copy: with AVX-512 BF16 one chain per sum, k
+// ascending; with AMX the chains of tiles, computed with the instructions for vectors.
 #pragma once
 #include "attention.h"
 #include "pairs.h"
@@ -23,22 +23,14 @@ inline __m512i interleaved(const bf16* even, const bf16* odd) {
     return _mm512_or_si512(words(even), _mm512_slli_epi32(words(odd), 16));
 }
 
-#ifndef QUIPU_AMX
-// Pair `word` of 16 keys of a panel.
-inline __m512i key_pairs(const bf16* panel, int64_t word) { return _mm512_loadu_si512(panel + word * 2 * kSlots); }
-inline __m512i key_pairs(const int8_t* panel, int64_t word) {
-    return interleaved(panel + 2 * word * kSlots, panel + (2 * word + 1) * kSlots);
-}
+#ifdef QUIPU_AMX
+#include "chains_amx.h"
+#else
+#include "chains_avx512.h"
+#endif
 
-inline __m512i same_pair(const bf16* p) {
-    int32_t word;
-    memcpy(&word, p, 4);
-    return _mm512_set1_epi32(word);
-}
-
-inline Vec accumulate(Vec sum, __m512i left, __m512i right) { return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right); }
-
-constexpr int64_t kTogether = 8;  // parts that are read, or prefetched, at the same time
+constexpr int64_t kTogether = 8;  // parts of kSlots slots that are read, or prefetched, at the same time
+constexpr int64_t kPartsOfChain = kValueSlots / kSlots;
 
 // The bytes of one pair, k and k + 1, of so many columns.
 template <class T>
@@ -48,7 +40,7 @@ constexpr int64_t pair_bytes(int64_t columns) { return columns * 2 * static_cast
 template <class T>
 struct KeyPart {
     const T* panel;
-    const bf16* queries;
+    const Query* queries;
     float* scores;
     const char* ahead;  // what is prefetched while this is multiplied
 };
@@ -57,48 +49,49 @@ struct KeyPart {
 // additions.
 template <int MR, int NP, class T>
 __attribute__((noinline)) void multiply_keys(const KeyPart<T>* parts, int64_t stride, int64_t num_pairs) {
-    Vec sum[NP][MR];
-    UNROLL for (int p = 0; p < NP; p++)
-        UNROLL for (int m = 0; m < MR; m++) sum[p][m] = splat(0);
-    for (int64_t pair = 0; pair < num_pairs; pair++)
-        UNROLL for (int p = 0; p < NP; p++) {
-            __m512i right = key_pairs(parts[p].panel, pair);
-            if (pair * pair_bytes<T>(kSlots) % 64 == 0) prefetch(parts[p].ahead + pair * pair_bytes<T>(kSlots));
-            UNROLL for (int m = 0; m < MR; m++)
-                sum[p][m] = accumulate(sum[p][m], same_pair(parts[p].queries + m * stride + 2 * pair), right);
-        }
-    UNROLL for (int p = 0; p < NP; p++)
-        UNROLL for (int m = 0; m < MR; m++) store(parts[p].scores + m * kChunk, sum[p][m]);
+    for (int64_t first = 0, last; first < num_pairs; first = last) {
+        last = std::min(num_pairs, first + Chain::kPairs);
+        Chain sum[NP][MR];
+        UNROLL for (int p = 0; p < NP; p++)
+            UNROLL for (int m = 0; m < MR; m++) sum[p][m].start(parts[p].scores + m * kChunk, first == 0);
+        for (int64_t pair = first; pair < last; pair++)
+            UNROLL for (int p = 0; p < NP; p++) {
+                Pair right = key_pair(parts[p].panel, pair);
+                if (pair * pair_bytes<T>(kSlots) % 64 == 0) prefetch(parts[p].ahead + pair * pair_bytes<T>(kSlots));
+                UNROLL for (int m = 0; m < MR; m++) sum[p][m].add(same_pair(parts[p].queries + m * stride + 2 * pair), right);
+            }
+        UNROLL for (int p = 0; p < NP; p++)
+            UNROLL for (int m = 0; m < MR; m++) sum[p][m].finish(parts[p].scores + m * kChunk, first == 0);
+    }
 }
 
-// results[row][column ..] += weights[row] * the values of kSlots slots, in NV vectors of columns. With each pair of slots, as
+// results[row][column ..] += weights[row] * the values of kValueSlots slots, in NV vectors of columns. With each pair of slots, as
 // many bytes of one of the kTogether parts in `ahead` are prefetched, from `at` on.
 template <int MR, int NV, class T>
-__attribute__((noinline)) void multiply_values(const bf16* weights, const T* const* slots, int64_t column, float* results,
+__attribute__((noinline)) void multiply_values(const bf16* weights, const T* const* slots, int64_t column, int64_t width, float* results,
                                                int64_t stride, const char* const* ahead, int64_t at) {
-    static_assert(kTogether == kSlots / 2);
-    Vec sum[MR][NV];
+    Chain sum[MR][NV];
     UNROLL for (int m = 0; m < MR; m++)
-        UNROLL for (int v = 0; v < NV; v++) sum[m][v] = load(results + m * stride + v * kLanes);
-    for (int64_t pair = 0; pair < kSlots / 2; pair++) {
+        UNROLL for (int v = 0; v < NV; v++) sum[m][v].start(results + m * stride + v * kLanes, false);
+    for (int64_t pair = 0; pair < kValueSlots / 2; pair++) {
         const T *even = slots[2 * pair] + column, *odd = slots[2 * pair + 1] + column;
-        const char* next = ahead[pair] + at + pair_bytes<T>(column);
+        const char* next = ahead[pair % kTogether] + at + pair / kTogether * pair_bytes<T>(width) + pair_bytes<T>(column);
         UNROLL for (int64_t i = 0; i < pair_bytes<T>(NV * kLanes); i += 64) prefetch(next + i);
-        __m512i left[MR];
+        Pair left[MR];
         UNROLL for (int m = 0; m < MR; m++) left[m] = same_pair(weights + m * kChunk + 2 * pair);
         UNROLL for (int v = 0; v < NV; v++) {
-            __m512i right = interleaved(even + v * kLanes, odd + v * kLanes);
-            UNROLL for (int m = 0; m < MR; m++) sum[m][v] = accumulate(sum[m][v], left[m], right);
+            Pair right = value_pair(even + v * kLanes, odd + v * kLanes);
+            UNROLL for (int m = 0; m < MR; m++) sum[m][v].add(left[m], right);
         }
     }
     UNROLL for (int m = 0; m < MR; m++)
-        UNROLL for (int v = 0; v < NV; v++) store(results + m * stride + v * kLanes, sum[m][v]);
+        UNROLL for (int v = 0; v < NV; v++) sum[m][v].finish(results + m * stride + v * kLanes, false);
 }
 
 // Calls go(first, N) for parts of `count`, as large as registers allow for this many rows.
 template <int MR, class F>
 void in_parts(int64_t count, F go) {
-    constexpr int kWidest = MR <= 2 ? 8 : 4;
+    constexpr int kWidest = (MR <= 2 ? 8 : 4) / Chain::kSums;
     int64_t first = 0;
     for (; first + kWidest <= count; first += kWidest) go(first, std::integral_constant<int, kWidest>{});
     for (; first + 2 <= count; first += 2) go(first, std::integral_constant<int, 2>{});
@@ -107,6 +100,7 @@ void in_parts(int64_t count, F go) {
 
 template <class T>
 void add_keys_in_place(const KeyPart<T>* parts, int64_t num_parts, int64_t stride, int64_t num_rows, int64_t width) {
+    ChainMode mode;
     with_rows(num_rows, [&](auto rows) {
         in_parts<rows.value>(num_parts, [&](int64_t first, auto count) {
             multiply_keys<rows.value, count.value>(parts + first, stride, width / 2);
@@ -114,17 +108,17 @@ void add_keys_in_place(const KeyPart<T>* parts, int64_t num_parts, int64_t strid
     });
 }
 
-// `index` is that of the part among the kTogether that are read at the same time.
+// `index` is that of the chain among those that are read at the same time.
 template <class T>
 void add_values_in_place(const bf16* weights, int64_t num_rows, const T* const* slots, int64_t width, float* results, int64_t stride,
                          const char* const* ahead, int64_t index) {
+    ChainMode mode;
     with_rows(num_rows, [&](auto rows) {
         in_parts<rows.value>(width / kLanes, [&](int64_t first, auto count) {
-            int64_t column = first * kLanes, at = index * pair_bytes<T>(width);
-            multiply_values<rows.value, count.value>(weights, slots, column, results + column, stride, ahead, at);
+            int64_t column = first * kLanes, at = index * kPartsOfChain * pair_bytes<T>(width);
+            multiply_values<rows.value, count.value>(weights, slots, column, width, results + column, stride, ahead, at);
         });
     });
 }
-#endif
 
 }  // namespace

@@ -28,6 +28,7 @@ struct FloatProduct {
     template <class T>
     static void scale_row(T*, int64_t) {}
     static Vec value(Sum sum, float, int) { return sum; }
+    static Vec value_of(Sum sum) { return sum; }
     static Vec sum_of_x(float sum) { return splat(sum); }
     static void keep(float* p, Sum sum) { store(p, sum); }
     static Sum kept(const float* p) { return load(p); }
@@ -57,6 +58,7 @@ struct ByteProduct {
         FourBytes x = four_bytes(static_cast<int32_t>(*unit));
         UNROLL for (int v = 0; v < N; v++) sums[v] = add_bytes(sums[v], x, codes[v]);
     }
+    static Vec value_of(Sum sum) { return to_float(sum); }
     // codes have `bias` added to them
     static Vec value(Sum sum, float sum_of_x, int bias) { return to_float(subtract(sum, splat_int(bias * bits_of(sum_of_x)))); }
     static Vec sum_of_x(float sum) { return to_float(splat_int(bits_of(sum))); }

@@ -1,7 +1,7 @@
 // What the products with quantized matrices share: preparing rows of x, dividing the work among threads, and storing results.
 #pragma once
-#include <vector>
-
+#include "buffer.h"
+#include "pieces.h"
 #include "program.h"
 #include "quantized_product.h"
 
@@ -12,10 +12,11 @@ constexpr int64_t kZeroWords = 16;
 // shared copy or its own.
 template <class P, class F>
 static PreparedRows prepare_rows(const QuantizedMatrix& m, int64_t num_rows, const Worker& worker, F prepare) {
-    static thread_local std::vector<uint32_t> kept;
+    static thread_local Buffer<uint32_t> kept;
     constexpr int64_t kInputs = P::kInputs, kNumbers = P::kHasFactors ? 2 : 1;
     int64_t words = m.padded_width() / kInputs + kZeroWords;
-    int64_t stride = (words + kNumbers * m.num_groups + kLanes - 1) / kLanes * kLanes;
+    // an odd number of cache lines, so that rows do not share a few sets of the caches
+    int64_t stride = ((words + kNumbers * m.num_groups + kLanes - 1) / kLanes | 1) * kLanes;
     size_t size = num_rows * stride;
     auto fill = [&](uint32_t* to, int64_t first, int64_t last) {
         for (int64_t row = first; row < last; row++) {
@@ -86,23 +87,27 @@ static void finish_panel(const Op& op, int64_t row, int64_t num_rows, int64_t pa
     }
 }
 
-// Divides a product among threads: pieces of up to kMostPanels panels by up to kRowsPerChunk rows.
-// `go(row, rows, panel, panels)` computes one.
 constexpr int64_t kRowsPerChunk = 128, kMostPanels = 4;
+
+// How a product is divided: with tiles, more rows that stay in cache while panels, whose codes are widened for them, change.
+inline Division division(const QuantizedMatrix&, [[maybe_unused]] const PreparedRows& x) {
+#ifdef QUIPU_AMX
+    constexpr int64_t kStep = 32, kBytes = 800 << 10;
+    return {std::clamp<int64_t>(kBytes / (4 * x.stride) / kStep, 4, 12) * kStep, kStep, kMostPanels, true};
+#else
+    return {kRowsPerChunk, 1, kMostPanels, false};
+#endif
+}
+
+// Divides a product among threads, without the first rows of a piece if nothing reads them. `go(row, rows, panel, panels)`
+// computes a piece.
 template <class F>
-static void for_each_piece(const Op& op, const Pass& pass, const Worker& worker, F go) {
-    int64_t num_rows = ::num_rows(op, pass);
-    int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
-    int64_t chunks = (num_rows + kRowsPerChunk - 1) / kRowsPerChunk;
-    int64_t group = std::max<int64_t>(1, std::min(kMostPanels, num_panels * chunks / (4 * worker.num_threads)));
-    int64_t groups = (num_panels + group - 1) / group;
-    for (int64_t item; (item = worker.next()) < groups * chunks;) {
-        // consecutive pieces share their weights
-        int64_t chunk = item % chunks, first = item / chunks * group;
-        int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
-        int64_t panels = std::min(group, num_panels - first);
-        if (is_needed(op, pass, row, row + rows, (first + panels) * kPanel)) go(row, rows, first, panels);
-    }
+static void for_each_needed_piece(const Op& op, const Pass& pass, const Division& by, const Worker& worker, F go) {
+    for_each_piece(num_rows(op, pass), divide_up(op.out_width, kPanel), by, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+        int64_t end = row + rows, step = by.keeps_rows ? by.step : rows, columns = (panel + panels) * kPanel;
+        while (row < end && !is_needed(op, pass, row, std::min(row + step, end), columns)) row += step;
+        if (row < end) go(row, end - row, panel, panels);
+    });
 }
 
 constexpr int64_t kFewRows = 8, kPanelRows = 64;

@@ -1,4 +1,4 @@
-// The shapes of AMX tiles. pairs_amx.h and bytes_amx.h use eight of them alike: sums in 0 to 3 (rows of the first sixteen in
+// The shapes of AMX tiles. pairs_amx.h and quantized_tiles.h use eight of them alike: sums in 0 to 3 (rows of the first sixteen in
 // 0 and 1, of the next in 2 and 3), the left-hand side in 4 and 5, the right-hand side in 6 and 7.
 //
 // What must always hold: tiles belong to a thread and are released before the thread leaves the product; the process has

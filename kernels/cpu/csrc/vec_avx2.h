@@ -15,6 +15,12 @@ inline Vec load(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+// Integers from -127 to 127, as bytes.
+inline void store_bytes(int8_t* p, Vec v) {
+    __m256i words = _mm256_cvtps_epi32(v);
+    __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
+}
 inline Vec splat(float x) { return _mm256_set1_ps(x); }
 inline Vec splat_from(const float* p) { return _mm256_broadcast_ss(p); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }

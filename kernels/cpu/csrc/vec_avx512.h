@@ -15,6 +15,10 @@ inline Vec load(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+// Integers from -127 to 127, as bytes.
+inline void store_bytes(int8_t* p, Vec v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+}
 inline Vec splat(float x) { return _mm512_set1_ps(x); }
 inline Vec splat_from(const float* p) { return _mm512_set1_ps(*p); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }

@@ -13,10 +13,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from quipu.kernels.cpu import program
 from quipu.kernels.cpu.cpu_backend import CpuBackend
+from quipu.kernels.cpu.program import Op
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CPU_FORMATS, IN_EACH_CPU_FORMAT, scattered_blocks
-from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, feed_prefix, run_among, run_chunks, run_on_copied_block
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, IN_EACH_CPU_FORMAT, make_batch, scattered_blocks
+from tests.kernels.one_prompt import (
+    LENGTH,
+    NUM_COMPARED,
+    TOKENS,
+    feed_prefix,
+    run_among,
+    run_chunks,
+    run_on_copied_block,
+)
 
 pytestmark = needs_kernels
 
@@ -51,7 +61,7 @@ def test_mixed_batch(backend: CpuBackend, cold: torch.Tensor, num_others: int) -
     assert torch.equal(run_among(backend, num_others, chunks, seed=num_others), cold)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 11, 12, 13, 64, 65, 97])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 11, 12, 13, 16, 17, 31, 32, 33, 64, 65, 97])
 def test_any_number_of_rows(backend: CpuBackend, cold: torch.Tensor, size: int) -> None:
     """Match one prefill with chunks of every number of rows that a kernel treats specially."""
     chunks = [size] * (LENGTH // size) + [LENGTH % size] * (LENGTH % size > 0)
@@ -62,6 +72,38 @@ def test_cached_prefix(backend: CpuBackend, cold: torch.Tensor) -> None:
     """Match a cold run on a prefix that another request computed, in other chunks and with a suffix of its own."""
     mine, prefix = feed_prefix(backend)
     assert torch.equal(run_chunks(backend, mine, [LENGTH - prefix], start=prefix), cold)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-odd"])
+def test_denormals(checkpoints: dict[str, Path], name: str) -> None:
+    """Treat values that are denormal, or whose products with weights are, alike in a chunk and in single tokens.
+
+    What attention computes of them is lost in the logits, so its results are compared.
+    """
+    backend = make_cpu_backend(checkpoints[name], **CPU_FORMATS["bfloat16"])
+    (op, *_) = (op for op in backend._program.trunk if op.kind == program.ATTEND)
+    draw = torch.Generator().manual_seed(9)
+    for tensor in backend.cache.tensors:
+        bits = torch.randint(0, 1 << 16, tensor.shape, generator=draw, dtype=torch.int32) & 0x83FF  # below 2^-119
+        tensor.view(torch.int16).copy_(bits.to(torch.int16))
+    backend.cache[0][0].zero_()
+    tokens, blocks = TOKENS[-NUM_COMPARED:], scattered_blocks(33, seed=8)
+    memory = {tensor.data_ptr(): tensor for tensor in backend._program.workspace}
+    x = next(memory[at] for at in memory if at <= op.x < at + memory[at].nbytes)
+    rows = x[: NUM_COMPARED * op.x_stride].view(NUM_COMPARED, -1)
+    rows.copy_(torch.randn(rows.shape, generator=draw))
+    given = rows * 2.0**-122  # keys and queries are normed, values are not
+    results = []
+    for first, last in ((0, NUM_COMPARED), *((i, i + 1) for i in range(NUM_COMPARED))):
+        rows[: last - first] = given[first:last]
+        position = LENGTH - NUM_COMPARED + first
+        row = {"token_ids": tokens[first:last], "position": position, "blocks": blocks}
+        backend._pass(make_batch(row)).run(backend._library, (Op * 1)(op), [])
+        y = memory[op.y].view(torch.int16 if op.y_rounded else torch.int32)
+        results.append(y[: (last - first) * op.y_stride].view(last - first, -1)[:, : op.num_heads * op.width].clone())
+    together, *single = results
+    assert together.any() and torch.equal(together, torch.cat(single))
 
 
 def test_copied_block(backend: CpuBackend, cold: torch.Tensor) -> None:

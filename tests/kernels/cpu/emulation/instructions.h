@@ -10,6 +10,7 @@
 #include <simde/x86/avx512/cmp.h>
 #include <simde/x86/avx512/cmpeq.h>
 #include <simde/x86/avx512/cvt.h>
+#include <simde/x86/avx512/cvts.h>
 #include <simde/x86/avx512/dpbusd.h>
 #include <simde/x86/avx512/extract.h>
 #include <simde/x86/avx512/fmadd.h>

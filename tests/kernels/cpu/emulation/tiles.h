@@ -85,15 +85,16 @@ inline void add_products(int to, int left, int right) {
     }
 }
 
-// Four signed bytes times four unsigned ones are added to each sum.
-inline void add_byte_products(int to, int left, int right) {
+// Four signed bytes times four bytes, signed or not, are added to each sum.
+template <class T>
+void add_byte_products(int to, int left, int right) {
     check_product(to, left, right);
     for (int m = 0; m < tiles.rows[to]; m++) {
         int32_t sums[16];
         memcpy(sums, tiles.data[to][m], sizeof sums);
         for (int k = 0; k < 4 * tiles.rows[right]; k++)
             for (int n = 0; n < 16; n++)
-                sums[n] += static_cast<int8_t>(tiles.data[left][m][k]) * tiles.data[right][k / 4][4 * n + k % 4];
+                sums[n] += static_cast<int8_t>(tiles.data[left][m][k]) * static_cast<T>(tiles.data[right][k / 4][4 * n + k % 4]);
         memcpy(tiles.data[to][m], sums, tiles.bytes_a_row[to]);
     }
 }
@@ -112,10 +113,12 @@ extern "C" inline __attribute__((used)) int32_t emulated_tiles_held() { return e
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
+#undef _tile_dpbssd
 #define _tile_loadconfig(from) emulation::load_config(from)
 #define _tile_release() emulation::release()
 #define _tile_zero(tile) emulation::zero(tile)
 #define _tile_loadd(tile, base, stride) emulation::load(tile, base, stride)
 #define _tile_stored(tile, base, stride) emulation::store(tile, base, stride)
 #define _tile_dpbf16ps(to, left, right) emulation::add_products(to, left, right)
-#define _tile_dpbsud(to, left, right) emulation::add_byte_products(to, left, right)
+#define _tile_dpbsud(to, left, right) emulation::add_byte_products<uint8_t>(to, left, right)
+#define _tile_dpbssd(to, left, right) emulation::add_byte_products<int8_t>(to, left, right)
