@@ -4,14 +4,15 @@
         [--format bf16|int8|int4] [--activations float|int8] [--kv-cache-dtype auto|int8] [--context 512]
 
 Limits are measured in the same run, each the best of torch's kernels and our own: bytes read per second (torch's sum
-over more memory than any cache, and our product of one row with a large matrix) and operations per second (torch's
-matrix product in bfloat16 and float32, and ours with a bfloat16 matrix and with one in the format of the weights; with
-activations in 8 bits, ours in that format alone, since no other product is of these numbers). With `QUIPU_CPU_ISA=avx2`
-torch, too, is limited to AVX2. A step's limit is the larger of its bytes (weights as they are held, and the KV that it
-reads) divided by the first and its operations divided by the second; `share_of_limit` is the fraction of the limit that
-was reached. On a machine shared with others the memory bandwidth changes by the minute, here by a factor of two. So
-each row is compared with limits measured right before and after it, for about as long as a step; a row's numbers are
-those of the round with the median share. The printed rates are the best of the whole run.
+over more memory than any cache, and our product of one row with a large matrix, which reads as a step does) and
+operations per second (the instruction's own rate, in registers; torch's matrix product in bfloat16 and float32; ours
+with a bfloat16 matrix and with one in the format of the weights, of some rows and of many. With activations in 8 bits
+these are ours in that format alone, since no other product is of these numbers). With `QUIPU_CPU_ISA=avx2` torch, too,
+is limited to AVX2. A step's limit is the larger of its bytes (weights as they are held, and the KV that it reads)
+divided by the first and its operations divided by the second; `share_of_limit` is the fraction of the limit that was
+reached, `limited_by` the rate that decides. On a machine shared with others the memory bandwidth changes by the minute,
+here by a factor of two. So each row is compared with limits measured right before and after it, for about as long as a
+step; a row's numbers are those of the round with the median share. The printed rates are the best of the whole run.
 
 The rows `nan_check` say which share of a step the pass over its logits takes that looks for NaN and +inf; it also finds
 the maximum, which every draw needs. Their limit is 0.5 %.
@@ -38,7 +39,7 @@ if os.environ.get("QUIPU_CPU_ISA") == "avx2":  # the limits are those of the sam
 import attrs
 import torch
 
-from bench.machine_limits import QUICK_SIZES, Limits, LimitSizes
+from bench.machine_limits import QUICK_SIZES, Limits, LimitSizes, Rates
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
 from bench.timing import best_s
@@ -164,16 +165,19 @@ class Sample:
     """One round of one row, and the best rate of each kind that was measured right before and after it."""
 
     step_s: float
-    read: float
-    """Bytes per second."""
-    products: float
-    """Operations per second."""
+    rates: Rates
 
     def row(self, work: Work, plan: MemoryPlan) -> dict[str, Any]:
         tokens = work.num_rows * work.num_tokens
-        least_s = max(work.bytes_read(plan) / self.read, work.operations() / self.products)
-        share = least_s / self.step_s
-        return {"value": tokens / self.step_s, "unit": "tokens/s", "limit": tokens / least_s, "share_of_limit": share}
+        reading_s, multiplying_s = work.bytes_read(plan) / self.rates.read, work.operations() / self.rates.products
+        least_s = max(reading_s, multiplying_s)
+        return {
+            "value": tokens / self.step_s,
+            "unit": "tokens/s",
+            "limit": tokens / least_s,
+            "limited_by": "reading" if reading_s > multiplying_s else f"products {self.rates.product}",
+            "share_of_limit": least_s / self.step_s,
+        }
 
 
 CHECK_LIMIT = 0.005
@@ -215,9 +219,7 @@ def measure(setting: Setting, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
             for work, batch in batches.items():
                 before = limits.measure()
                 step_s = best_s(partial(backend.step, batch), 1 if work.num_tokens > 1 else 3)
-                after = limits.measure()
-                now = {kind: max(before[kind], after[kind]) for kind in before}
-                samples[work].append(Sample(step_s, **now))
+                samples[work].append(Sample(step_s, before.better(limits.measure())))
                 if work in checks:
                     shares[work].append(best_s(checks[work], 3) / step_s)
         capabilities, plan = backend.capabilities, backend.memory_plan
@@ -277,7 +279,10 @@ def main() -> None:
     print(f"{'':24} {'tokens/s':>10} {'limit':>10} {'share':>7}")
     for row in report["rows"]:
         form = "10.1f" if row["unit"] == "tokens/s" else "10.3%"
-        print(f"{row['name']:24} {row['value']:{form}} {row['limit']:{form}} {row['share_of_limit']:7.0%}")
+        by = row.get("limited_by", "")
+        print(
+            f"{row['name']:24} {row['value']:{form}} {row['limit']:{form}} {row['share_of_limit']:7.0%}  {by}".rstrip()
+        )
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bench.execution import Sample, Work
+from bench.machine_limits import QUICK_SIZES, Limits, Rates
 from bench.shapes import QWEN3_06B as SHAPE
 from quipu.kernels.backend import MemoryPlan
+from tests.kernels.cpu.cpu_backends import needs_kernels
 
 NUM_WEIGHTS = 28 * (1024 * (16 + 8 + 8) * 128 + 16 * 128 * 1024 + 3 * 1024 * 3072) + SHAPE["vocab_size"] * 1024
 
@@ -37,8 +39,29 @@ def test_minimum_work_of_a_step() -> None:
 def test_share_of_binding_limit() -> None:
     """A step is compared with the larger of the two times."""
     work = Work("decode_8", 8, 1, 512)
-    by_memory = Sample(step_s=2.0, read=work.bytes_read(PLAN), products=work.operations() * 10).row(work, PLAN)
-    assert by_memory["share_of_limit"] == pytest.approx(0.5)
+    by_memory = Sample(2.0, Rates(work.bytes_read(PLAN), work.operations() * 10, "ours")).row(work, PLAN)
+    assert by_memory["share_of_limit"] == pytest.approx(0.5) and by_memory["limited_by"] == "reading"
     assert (by_memory["value"], by_memory["limit"]) == (4.0, pytest.approx(8.0))
-    by_units = Sample(step_s=2.0, read=work.bytes_read(PLAN) * 10, products=work.operations() / 1.8).row(work, PLAN)
-    assert by_units["share_of_limit"] == pytest.approx(0.9)
+    by_units = Sample(2.0, Rates(work.bytes_read(PLAN) * 10, work.operations() / 1.8, "ours")).row(work, PLAN)
+    assert by_units["share_of_limit"] == pytest.approx(0.9) and by_units["limited_by"] == "products ours"
+
+
+def test_better_of_two_moments() -> None:
+    """The best product is named, whenever it was measured; reading is compared by itself."""
+    assert Rates(3.0, 5.0, "a").better(Rates(4.0, 2.0, "b")) == Rates(4.0, 5.0, "a")
+    assert Rates(3.0, 5.0, "a").better(Rates(2.0, 6.0, "b")) == Rates(3.0, 6.0, "b")
+
+
+@needs_kernels
+@pytest.mark.parametrize(("quantization", "activations"), [(None, "float"), ("int8", "float"), ("int8", "int8")])
+def test_products_of_each_format(quantization: str | None, activations: str) -> None:
+    """Products are of the numbers that a step multiplies, and every one of them is measured."""
+    limits = Limits(QUICK_SIZES, quantization, activations)
+    names = {name.removeprefix("products, ").split(",")[0] for name in limits.best if name.startswith("products")}
+    in_registers = {"in registers"} & names
+    if activations == "int8":
+        assert names == {"ours int8"} | in_registers
+    else:
+        others = {"ours int8"} if quantization else set()
+        assert names == {"torch float32", "torch bfloat16", "ours", "in registers"} | others
+    assert all(rate > 0 for rate in limits.best.values())
