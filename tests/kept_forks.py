@@ -1,11 +1,9 @@
-"""Keeps the processes that fork, and that have loaded a tokenizer, for many runtimes of one test."""
+"""Keeps the processes that fork, and that have loaded a tokenizer, for many runtimes."""
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from unittest import mock
 
 from quipu.actors.executor import grammars
@@ -20,22 +18,28 @@ class KeptForks(ForkServer):
         pass
 
 
-@cache
-def _kept(module: str, frames: tuple[bytes, ...]) -> ForkServer:
-    forks = KeptForks.start(module, *frames)
-    atexit.register(ForkServer.end, forks)
-    return forks
-
-
 @contextmanager
 def kept_forks() -> Iterator[None]:
-    """Have every runtime in this block use the same processes that fork."""
+    """Have every runtime in this block use the same processes that fork, which end with the block.
+
+    Other tests of this process wait until all that they started has ended, and tell it by what it has inherited.
+    """
+    kept: dict[tuple[str, tuple[bytes, ...]], ForkServer] = {}
+    started: list[ForkServer] = []
 
     def start(module: str, *frames: bytes, niceness: int = 0) -> ForkServer:
-        if not _kept(module, frames).is_usable:
-            _kept.cache_clear()
-        return _kept(module, frames)
+        if (module, frames) not in kept or not kept[module, frames].is_usable:
+            kept[module, frames] = KeptForks.start(module, *frames)
+            started.append(kept[module, frames])
+        return kept[module, frames]
 
     starting = mock.Mock(start=start)
-    with mock.patch.object(grammars, "ForkServer", starting), mock.patch.object(grammar_pool, "ForkServer", starting):
-        yield
+    try:
+        with (
+            mock.patch.object(grammars, "ForkServer", starting),
+            mock.patch.object(grammar_pool, "ForkServer", starting),
+        ):
+            yield
+    finally:
+        for forks in started:
+            ForkServer.end(forks)

@@ -7,6 +7,7 @@ get 10 bodies each for each of six endpoints: 1,200 in all (50,000 with `--hypot
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from http import HTTPStatus
 
 import attrs
@@ -48,6 +49,12 @@ async def send(client: HttpClient, endpoint: str, sent: bytes, answers: list[Ans
             answers.append(Answer(sent, status, exchange.headers["content-type"], await exchange.read()))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forks() -> Iterator[None]:
+    with kept_forks():
+        yield
+
+
 def check(answer: Answer, endpoint: str) -> None:
     """Assert that a response is readable for the endpoint's clients and no server error."""
     assert answer.status < HTTPStatus.INTERNAL_SERVER_ERROR, (answer.sent, answer.body)
@@ -77,8 +84,7 @@ def test_random_bodies(endpoint: str) -> None:
         drawn = data.draw(st.lists(bodies(endpoint), min_size=BODIES_A_HOUSE, max_size=BODIES_A_HOUSE))
         trio.run(serve_them, endpoint, drawn)
 
-    with kept_forks():
-        try_bodies()
+    try_bodies()
 
 
 async def serve_them(endpoint: str, drawn: list[bytes]) -> None:
