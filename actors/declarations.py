@@ -10,6 +10,7 @@ What must always hold: a name, default or bound that is declared here is written
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
@@ -196,8 +197,7 @@ class SamplingField:
         return attrs.evolve(self, bounds=self.messages_bounds) if endpoint == MESSAGES else self
 
 
-def sampling_field(
-    default: T,
+def sampling_rule(
     help: str,
     *,
     name: str = "",
@@ -215,10 +215,11 @@ def sampling_field(
     at_most_max_tokens: bool = False,
     from_checkpoint: bool = False,
     is_portable: bool = False,
-) -> T:
-    """Declare a sampling field as the value of an attrs field: see `SamplingField`. The default is off unless said."""
+) -> SamplingField:
+    """Declare a sampling field: see `SamplingField`. Its default is that of the attrs field, which is off unless
+    said."""
     bounds = Bounds(minimum=minimum, above=above, maximum=maximum)
-    declaration = SamplingField(
+    return SamplingField(
         name=name,
         reader=reader,
         help=help,
@@ -227,31 +228,48 @@ def sampling_field(
         messages_bounds=messages_bounds or bounds,
         max_length=max_length,
         values=values,
-        default=default,
-        off=(default,) if off is None else off,
+        default=REQUIRED,
+        off=_DEFAULT if off is None else off,
         same_as_off=same_as_off,
         is_clamped=is_clamped,
         at_most_max_tokens=at_most_max_tokens,
         from_checkpoint=from_checkpoint,
         is_portable=is_portable,
     )
-    return attrs.field(default=default, metadata={_KEY: declaration})
 
 
+def sampling_field(default: T, help: str, **words: Any) -> T:
+    """Declare a sampling field as the value of an attrs field; `words` are those of `sampling_rule`."""
+    return attrs.field(default=default, metadata={_KEY: sampling_rule(help, **words)})
+
+
+_DEFAULT = (REQUIRED,)
+"""As what is off, until the default is known: the default alone."""
+_DECLARED_ELSEWHERE: dict[type[attrs.AttrsInstance], Mapping[str, SamplingField]] = {}
+"""Fields of classes that cannot import this module, by attribute. Filled while modules are imported."""
 _FIELD_READERS = {int: "integer", float: "number", bool: "boolean"}
 
 
+def declare(message: type[attrs.AttrsInstance], **fields: SamplingField) -> None:
+    """Declare sampling fields of a class that is defined below this package, by attribute."""
+    _DECLARED_ELSEWHERE[message] = fields
+
+
 def sampling_fields_of(message: type[attrs.AttrsInstance]) -> tuple[SamplingField, ...]:
-    """Return the sampling fields that a message declares, in order."""
-    hints = get_type_hints(message)
-    return tuple(
-        attrs.evolve(
-            declared,
-            attribute=name,
-            name=declared.name or name,
-            reader=declared.reader or _FIELD_READERS[_without_none(hints[name])],
-        )
-        for name, declared in _declared(message)
+    """Return the sampling fields that a message declares, or that were declared for it, in order."""
+    hints, defaults = get_type_hints(message), {field.name: field.default for field in attrs.fields(message)}
+    found = [*_declared(message), *_DECLARED_ELSEWHERE.get(message, {}).items()]
+    return tuple(_resolved(field, name, hints[name], defaults[name]) for name, field in found)
+
+
+def _resolved(field: SamplingField, attribute: str, hint: Any, default: Any) -> SamplingField:
+    return attrs.evolve(
+        field,
+        attribute=attribute,
+        name=field.name or attribute,
+        reader=field.reader or _FIELD_READERS[_without_none(hint)],
+        default=default,
+        off=(default,) if field.off is _DEFAULT else field.off,
     )
 
 

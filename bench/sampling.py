@@ -20,11 +20,12 @@ import numpy.typing as npt
 import torch
 
 from bench.timing import best_s
-from quipu.kernels.batch import RowSampling, StepBatch
+from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import load
 from quipu.kernels.cpu.instruction_sets import choose_instruction_set, processor_flags
 from quipu.kernels.cpu.sampler import decided, draw
 from quipu.kernels.cpu.scores import score
+from quipu.kernels.step_types import RowSampling
 
 VOCABULARY = 151_936
 SETTINGS: dict[str, dict[str, Any]] = {

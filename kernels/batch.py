@@ -15,28 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
+from .step_types import RowSampling, Scores
+
 if TYPE_CHECKING:
     from .logit_processors import Processing
-
-
-@attrs.frozen
-class RowSampling:
-    """How one sequence's tokens are drawn. The executor makes one when a sequence is admitted; its rows share it.
-
-    Fields are named as in the request's sampling parameters, from which the executor copies them by name. Defaults are
-    greedy, every filter off. A sampler that does not apply a field leaves rows that set it to `sampling/oracle.py`.
-    """
-
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    """In (0, 1]; 1 is off."""
-    top_k: int = 0
-    """0 is off."""
-    min_p: float = 0.0
-    """In [0, 1]; 0 is off."""
-    seed: int = 0
-    """64 bits, unsigned: Philox's key."""
 
 
 def _for_every_row(value: object) -> Any:
@@ -98,42 +80,6 @@ class Scoring:
             self,
             drawn_rows=[self.drawn_rows[at] for at in kept],
             drawn_num_top=[self.drawn_num_top[at] for at in kept],
-        )
-
-
-@attrs.frozen
-class Scores:
-    """Logprobs and ranks of some tokens, as parallel columns.
-
-    A logprob is the log-softmax of the raw logits in float32, before temperature and filters. Tokens are ordered by
-    descending logit, ties by ascending id.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    ranks: list[int]
-    """1 is the most likely token."""
-    top_ids: list[list[int]]
-    """The most likely tokens, as many as requested; the scored one may or may not be among them."""
-    top_logprobs: list[list[float]]
-
-    @classmethod
-    def empty(cls) -> Scores:
-        return cls([], [], [], [], [])
-
-    def extend(self, others: Scores) -> None:
-        """Append `others`."""
-        self.token_ids.extend(others.token_ids)
-        self.logprobs.extend(others.logprobs)
-        self.ranks.extend(others.ranks)
-        self.top_ids.extend(others.top_ids)
-        self.top_logprobs.extend(others.top_logprobs)
-
-    def cut(self, start: int, end: int) -> Scores:
-        """Return those from `start` to `end`, exclusive."""
-        part = slice(start, end)
-        return Scores(
-            self.token_ids[part], self.logprobs[part], self.ranks[part], self.top_ids[part], self.top_logprobs[part]
         )
 
 

@@ -18,8 +18,9 @@ import attrs
 import numpy as np
 
 from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan
-from .batch import Drawn, Scores, Scoring, StepBatch
+from .batch import Drawn, Scoring, StepBatch
 from .logit_processors import NONE_LEFT, Processing
+from .step_types import Scores
 
 _MASK = (1 << 61) - 1
 _LOGPROB_STEPS = 1 << 20

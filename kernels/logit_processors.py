@@ -15,7 +15,7 @@ the step that it shares with others: a ban that would leave no token is ignored,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -25,48 +25,11 @@ import numpy.typing as npt
 from .logit_edits import Edit, Row
 from .reasoning_budget import ReasoningBudget
 from .seen_tokens import Ids, SeenTokens, distinct_ids
+from .step_types import LogitRules
 
 NONE_LEFT = "No token satisfies the request's grammar together with its other rules."
 
 _LARGEST = float(np.finfo(np.float32).max)
-
-
-@attrs.frozen
-class LogitRules:
-    """How one sequence's logits are changed before a token is drawn. Names and semantics are vLLM's."""
-
-    presence_penalty: float = 0.0
-    """Subtracted from the logit of every token that was drawn before."""
-    frequency_penalty: float = 0.0
-    """Subtracted once for each time that the token was drawn."""
-    repetition_penalty: float = 1.0
-    """Above 0. Divides positive and multiplies negative logits of tokens that are in the prompt or were drawn."""
-    bias: Mapping[int, float] = attrs.field(factory=dict)
-    """Added to the logits of these tokens."""
-    allowed_token_ids: tuple[int, ...] = ()
-    """Only these may be drawn. Empty: all."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Sequences of token ids that the output must not contain: the last one is not drawn after the others."""
-    min_tokens: int = 0
-    held_back_token_ids: tuple[int, ...] = ()
-    """Not drawn before there are `min_tokens` outputs: the tokens that would end the sequence."""
-    thinking_budget: int | None = None
-    """After this many tokens of reasoning, `reasoning_closing_ids` are drawn, whatever the other rules say."""
-    reasoning_opening_ids: tuple[int, ...] = ()
-    reasoning_closing_ids: tuple[int, ...] = ()
-    """Not empty if there is a budget, nor are `reasoning_opening_ids`."""
-    prompt_opens_reasoning: bool = False
-    """The first output is reasoning already."""
-
-    def without_budget(self) -> LogitRules:
-        """Return the rules that remain once reasoning has ended."""
-        return attrs.evolve(
-            self,
-            thinking_budget=None,
-            reasoning_opening_ids=(),
-            reasoning_closing_ids=(),
-            prompt_opens_reasoning=False,
-        )
 
 
 def no_masks() -> Sequence[bytes | str]:

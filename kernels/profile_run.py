@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 
 from .backend import BackendConfig
-from .batch import RowSampling, Scoring, StepBatch
+from .batch import Scoring, StepBatch
+from .step_types import RowSampling
 
 NUM_BLOCKS = 2
 _NUM_TOP = 20

@@ -32,7 +32,7 @@ ADDED = (
         '    made_up_share: float = sampling_field(0.5, "of nothing", apis=EVERY_API, above=0, maximum=1)\n',
     ),
     # the backend that applies it
-    ("kernels/batch.py", "    min_p: float = 0.0\n", "    made_up_share: float = 0.5\n"),
+    ("kernels/step_types.py", "    min_p: float = 0.0\n", "    made_up_share: float = 0.5\n"),
 )
 """File, an existing line, and the line to insert before it."""
 PROBED = (("--made-up-limit", "made_up_limit", "8", "10"), ("made_up_share", 0.25, 1.5))

@@ -78,6 +78,9 @@ class SourceNames:
         found = {text for text in self._literals if re.fullmatch(r"[a-z_]+_error", text)}
         declarations = {id(node.value) for node in self._declarations()}
         for call in self._nodes(ast.Call):
+            if ast.unparse(call.func) == "declare":
+                declarations.update(id(keyword.value) for keyword in call.keywords)
+        for call in self._nodes(ast.Call):
             if id(call) in declarations:
                 continue
             values = [*call.args, *(keyword.value for keyword in call.keywords)]

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ..messages.block_manager import LookUp, Reserve
 from ..messages.handler import LookedUp
 from ..messages.scheduler import Granted
+from ..shared import preemption
 from ..shared.block_observer import BlockObserver
 from .cached_prefix import CacheReader
 from .evictions import EvictionLog
@@ -211,17 +212,14 @@ class BlockManager:
     def _make_room(
         self, num_blocks: int, sequence_id: int, victims: Iterator[int], grant: GrantColumns, preempted: set[int]
     ) -> bool:
-        """Release pins, then preempt, until `num_blocks` are free.
-
-        Returns False if the requesting sequence itself was preempted.
-        """
-        served = set(grant.sequence_ids)
+        """Release pins, then preempt, until `num_blocks` are free. Return False if this took the sequence itself."""
+        candidates = preemption.next_victims(victims, sequence_id, served=set(grant.sequence_ids))
         while self.pool.num_free < num_blocks:
             if self.pool.num_pinned_only:
                 self.pins.give_way(num_blocks)
                 continue
-            victim_id = next(victims, sequence_id)
-            if victim_id in served or victim_id not in self.allocations:
+            victim_id = next(candidates)
+            if victim_id not in self.allocations:
                 continue
             self._release(victim_id)
             preempted.add(victim_id)
@@ -254,7 +252,7 @@ class BlockManager:
             shared, beyond = prefix.blocks, prefix.beyond
             if pending is not None and pending.is_awaited(reserve, index, len(shared), prefix.limit, budget):
                 continue
-            watermark = self._watermark_blocks if self.allocations else 0
+            watermark = preemption.watermark(self._watermark_blocks, others_run=bool(self.allocations))
             pool.share(shared)
             num_wanted = -(-num_tokens // size) - len(shared) + watermark
             if pool.num_free + pool.num_pinned_only < num_wanted:

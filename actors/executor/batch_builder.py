@@ -13,20 +13,16 @@ from collections.abc import Mapping, Sequence
 import attrs
 import msgspec
 
-from quipu.kernels import batch as kernel_batch
-from quipu.kernels import logit_processors
-from quipu.kernels.batch import Drawn, RowSampling, Scoring, StepBatch
+from quipu.kernels.batch import Drawn, Scoring, StepBatch
 from quipu.kernels.logit_processors import LogitProcessor, Processing, no_masks
+from quipu.kernels.step_types import RowSampling
 
 from ..messages.executor import StepPlan
 from ..messages.sampling import SamplingParams
-from ..messages.scores import Scores, StepScores
+from ..messages.scores import StepScores
 from ..shared.scored_tokens import pack
 from .grammars import MaskMaker
 from .sequence_grammar import SequenceGrammar
-
-_ROW_SAMPLING = tuple(attrs.fields_dict(RowSampling))
-"""Fields that `SamplingParams` has under the same names."""
 
 
 def changes_logits(sampling: SamplingParams) -> bool:
@@ -56,9 +52,8 @@ class SequenceState:
 
     @row_sampling.default
     def _make_row_sampling(self) -> RowSampling:
-        row = RowSampling(**{name: getattr(self.sampling, name) for name in _ROW_SAMPLING})
         # A top_p of 0 leaves the likeliest token alone; backends need not know it.
-        return row if row.top_p else attrs.evolve(row, temperature=0.0, top_p=1.0)
+        return self.sampling if self.sampling.top_p else attrs.evolve(self.sampling, temperature=0.0, top_p=1.0)
 
     def logit_processor(self) -> LogitProcessor | None:
         """Return what changes its logits, if its sampling has rules. All tokens before the next one must be known."""
@@ -67,10 +62,7 @@ class SequenceState:
             return None
         if self.processor is None:
             num_prompt_tokens = len(self.tokens) - self.num_outputs
-            kernel_rules = logit_processors.LogitRules(**attrs.asdict(rules, recurse=False))
-            self.processor = LogitProcessor(
-                kernel_rules, self.tokens[:num_prompt_tokens], self.tokens[num_prompt_tokens:]
-            )
+            self.processor = LogitProcessor(rules, self.tokens[:num_prompt_tokens], self.tokens[num_prompt_tokens:])
         return self.processor
 
     def sequence_grammar(self) -> SequenceGrammar | None:
@@ -210,16 +202,12 @@ def scores_of(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:
     prompts = plan.to_score
     for token_ids in prompts.token_ids if prompts is not None else ():
         # packed here, in the executor's thread, so that neither process's loop handles each number
-        packed.append(pack(_columns(drawn.prompt_scores.cut(start, start + len(token_ids)))))
+        packed.append(pack(drawn.prompt_scores.cut(start, start + len(token_ids))))
         start += len(token_ids)
     return StepScores(
         drawn_ids=[plan.row_ids[row] for row in scoring.drawn_rows],
-        drawn=_columns(drawn.scores),
+        drawn=drawn.scores,
         prompt_ids=[plan.row_ids[row] for row in prompts.rows] if prompts is not None else [],
         prompt_positions=prompts.positions if prompts is not None else [],
         prompts=packed,
     )
-
-
-def _columns(scores: kernel_batch.Scores) -> Scores:
-    return Scores(scores.token_ids, scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)

@@ -1,40 +1,35 @@
 """Sampling parameters. Created by `web/`, completed by the tokenizer, applied by the backends.
 
-Each field that clients can send is declared here with `sampling_field`: what every API reads and refuses, and the table
-in `docs/sampling.md`, follow from the declaration. In the code, only the backends that apply a field name it again.
+Each field that clients can send is declared here: what every API reads and refuses, and the table in
+`docs/sampling.md`, follow from the declaration. In the code, only the backends that apply a field name it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import attrs
 
-from ..declarations import EVERY_API, Bounds, sampling_field, sampling_fields_of
+from quipu.kernels.step_types import LogitRules as LogitRules
+from quipu.kernels.step_types import RowSampling
 
+from ..declarations import EVERY_API, Bounds, declare, sampling_field, sampling_fields_of, sampling_rule
 
-@attrs.frozen
-class LogitRules:
-    """How one sequence's logits are changed before sampling; `kernels/logit_processors.py` defines the arithmetic."""
-
-    presence_penalty: float = sampling_field(
-        0.0, "subtracted from the logit of each token that has been generated", minimum=-2, maximum=2, is_portable=True
-    )
-    frequency_penalty: float = sampling_field(
-        0.0,
+declare(
+    LogitRules,
+    presence_penalty=sampling_rule(
+        "subtracted from the logit of each token that has been generated", minimum=-2, maximum=2, is_portable=True
+    ),
+    frequency_penalty=sampling_rule(
         "subtracted from a token's logit once for each time it has been generated",
         minimum=-2,
         maximum=2,
         is_portable=True,
-    )
-    repetition_penalty: float = sampling_field(
-        1.0,
+    ),
+    repetition_penalty=sampling_rule(
         "divides the positive and multiplies the negative logits of tokens in the prompt or the output",
         above=0,
         from_checkpoint=True,
-    )
-    bias: Mapping[int, float] = sampling_field(
-        attrs.Factory(dict),
+    ),
+    bias=sampling_rule(
         "added to the logits of these tokens; an empty object changes nothing",
         name="logit_bias",
         reader="biases",
@@ -43,37 +38,25 @@ class LogitRules:
         max_length=1024,
         values="up to 1024 pairs of a token id and a number between -100 and 100",
         off=({},),
-    )
-    allowed_token_ids: tuple[int, ...] = sampling_field(
-        (), "only these tokens are sampled", reader="some_token_ids", values="a non-empty list of token ids", off=()
-    )
-    bad_words: tuple[tuple[int, ...], ...] = sampling_field(
-        (),
+    ),
+    allowed_token_ids=sampling_rule(
+        "only these tokens are sampled", reader="some_token_ids", values="a non-empty list of token ids", off=()
+    ),
+    bad_words=sampling_rule(
         "never appear in the output; see below",
         reader="words",
         max_length=256,
         values="up to 256 words of up to 256 characters, not all white space",
         off=([],),
-    )
-    """As token ids, filled in by the tokenizer; a request contains words."""
-    min_tokens: int = sampling_field(
-        0,
+    ),
+    min_tokens=sampling_rule(
         "number of tokens to generate before a token may end the choice (EOS, `stop_token_ids`) or complete a stop "
         "string",
         minimum=0,
         values="integer, between 0 and `max_tokens`",
         at_most_max_tokens=True,
-    )
-    held_back_token_ids: tuple[int, ...] = ()
-    """Not sampled before `min_tokens` outputs: every token that ends the sequence, filled in by the tokenizer."""
-    thinking_budget: int | None = None
-    """After this many tokens of reasoning, `reasoning_closing_ids` are sampled, whatever the other rules say. This and
-    the following are filled in by the tokenizer."""
-    reasoning_opening_ids: tuple[int, ...] = ()
-    reasoning_closing_ids: tuple[int, ...] = ()
-    """Not empty if there is a budget, nor are `reasoning_opening_ids`."""
-    prompt_opens_reasoning: bool = False
-    """The first output is reasoning already."""
+    ),
+)
 
 
 @attrs.frozen
@@ -95,8 +78,11 @@ class OutputGrammar:
 
 
 @attrs.frozen
-class SamplingParams:
-    """How the tokens of one sequence are sampled. Validated by the web layer, and not again below it."""
+class SamplingParams(RowSampling):
+    """How the tokens of one sequence are sampled. Validated by the web layer, and not again below it.
+
+    What the backends read of it is `RowSampling`, whose fields are declared for clients here.
+    """
 
     max_tokens: int
     """Maximum number of output tokens, at least 1."""

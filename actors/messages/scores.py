@@ -7,18 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-
-class Scores(msgspec.Struct, array_like=True, frozen=True):
-    """Logprobs and ranks of tokens, as parallel columns."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    """Log-softmax of the raw logits, before temperature and filters."""
-    ranks: list[int]
-    """1 is the most likely."""
-    top_ids: list[list[int]]
-    """The most likely tokens, best first, as many as were requested."""
-    top_logprobs: list[list[float]]
+from quipu.kernels.step_types import Scores as Scores
 
 
 class PackedScores(msgspec.Struct, array_like=True, frozen=True):

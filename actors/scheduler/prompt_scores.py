@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..messages.executor import ToScore
-from ..messages.scores import Scores, StepScores
+from ..messages.scores import StepScores
 from ..shared.scored_tokens import num_packed
 from .report_builder import ReportBuilder
 from .sequence import Sequence
@@ -42,20 +42,10 @@ def hand_out_scores(scores: StepScores, sequences: Iterable[Sequence], report: R
     if len(drawn) < len(scores.drawn_ids) or len(prompts) < len(scores.prompt_ids):
         scores = StepScores(
             drawn_ids=[scores.drawn_ids[at] for at in drawn],
-            drawn=_pick(scores.drawn, drawn),
+            drawn=scores.drawn.pick(drawn),
             prompt_ids=[scores.prompt_ids[at] for at in prompts],
             prompt_positions=[scores.prompt_positions[at] for at in prompts],
             prompts=[scores.prompts[at] for at in prompts],
         )
     if drawn or prompts:
         report.scores(scores)
-
-
-def _pick(scores: Scores, indexes: list[int]) -> Scores:
-    return Scores(
-        token_ids=[scores.token_ids[at] for at in indexes],
-        logprobs=[scores.logprobs[at] for at in indexes],
-        ranks=[scores.ranks[at] for at in indexes],
-        top_ids=[scores.top_ids[at] for at in indexes],
-        top_logprobs=[scores.top_logprobs[at] for at in indexes],
-    )

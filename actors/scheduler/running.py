@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from ..shared import preemption
 from .config import SchedulerConfig
 from .sequence import Sequence
 from .token_budget import TokenBudget
@@ -124,21 +125,14 @@ class RunningSet:
 
     def victims(self, draft: Draft, num_free_blocks: int) -> list[int]:
         """Return whom to preempt, worst rank first; none if the free blocks are certain to suffice."""
-        size = self._config.block_size
-        missing = 0
-        for s, count in zip(draft.rows, draft.counts, strict=True):
-            missing += max(0, -(-(s.next_start + count - s.num_slots) // size))
-        if missing <= num_free_blocks:
+        ends = [s.next_start + count for s, count in zip(draft.rows, draft.counts, strict=True)]
+        if not preemption.may_run_out(draft.rows, ends, self._config.block_size, num_free_blocks):
             return []
-        return [s.id for s in sorted(self._running.values(), key=self._waiting.rank, reverse=True)]
+        return preemption.victims(self._running.values(), self._waiting.rank)
 
     def by_rank(self, draft: Draft) -> Draft:
-        """Return the same step with its rows in order of rank, whether they decode or prefill.
-
-        For steps in which blocks may run out: a row that was served can no longer be preempted in the same step.
-        """
-        rank = self._waiting.rank
-        served = sorted(zip(draft.rows, draft.counts, strict=True), key=lambda row: rank(row[0]))
+        """Return the same step with its rows in order of rank, for steps in which blocks may run out."""
+        served = preemption.in_order_of_service(zip(draft.rows, draft.counts, strict=True), self._waiting.rank)
         return msgspec.structs.replace(draft, rows=[s for s, _ in served], counts=[count for _, count in served])
 
     def _split_by_phase(self) -> None:

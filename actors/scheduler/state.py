@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from ..messages.outcomes import ErrorKind
+from ..shared.preemption import recompute
 from .config import SchedulerConfig
 from .in_flight import StepsInFlight
 from .report_builder import ReportBuilder
@@ -139,5 +140,5 @@ class SchedulerState:
         self.released_ids.append(sequence.id)
 
     def _requeue(self, sequence: Sequence) -> None:
-        sequence.restart()
+        recompute(sequence)
         self.waiting.push(sequence)

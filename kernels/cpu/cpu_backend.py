@@ -16,7 +16,7 @@ import attrs
 import torch
 
 from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
-from ..batch import Drawn, Scores, Scoring, StepBatch
+from ..batch import Drawn, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
@@ -24,6 +24,7 @@ from ..machine import memory, peak_of, resident
 from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
 from ..profile_run import NUM_BLOCKS, largest_pass
+from ..step_types import Scores
 from .build import CannotBuild, Kernels, load_kernels
 from .first_touch import FirstTouch
 from .packing import PackedWeights

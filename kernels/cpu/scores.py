@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import Scores
 from ..sampling.logprobs import unscorable
+from ..step_types import Scores
 
 _SCORED = np.dtype([(name, "i8") for name in ("row", "target_id", "num_top", "first_top")])
 

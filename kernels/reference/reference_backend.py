@@ -17,7 +17,7 @@ import attrs
 import torch
 
 from ..backend import BackendConfig, Capabilities, MemoryPlan, refuse_int8_activations, wants_strict
-from ..batch import Drawn, Scores, Scoring, StepBatch
+from ..batch import Drawn, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
@@ -27,6 +27,7 @@ from ..models.families import Model, find_family
 from ..profile_run import NUM_BLOCKS, largest_pass, logits_of_all
 from ..sampling.logprobs import score
 from ..sampling.oracle import draw
+from ..step_types import Scores
 from .ops import ReferenceOps
 from .plan import make_plan
 from .profile_ops import EmptyOps

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..batch import Scores
+from ..step_types import Scores
 
 
 def score(logits_MV: torch.Tensor, target_ids: Sequence[int], num_top: Sequence[int]) -> Scores:

@@ -19,8 +19,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import RowSampling, StepBatch
+from ..batch import StepBatch
 from ..logit_processors import NONE_LEFT, edited
+from ..step_types import RowSampling
 from .philox import uniform
 
 Float64s = npt.NDArray[np.float64]

@@ -17,7 +17,7 @@ import attrs
 import torch
 
 from ..backend import BackendConfig, Capabilities, MemoryPlan, refuse_int8_activations, wants_strict
-from ..batch import Drawn, Scores, Scoring, StepBatch
+from ..batch import Drawn, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
@@ -25,6 +25,7 @@ from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import score
+from ..step_types import Scores
 from .availability import check_capability, request_strict_cublas
 from .configs import Tiles, shared_tile, tiles_for, token_ladder
 from .device import CudaDevice, Device

@@ -13,7 +13,8 @@ import attrs
 import numpy as np
 import torch
 
-from quipu.kernels.batch import RowSampling, StepBatch
+from quipu.kernels.batch import StepBatch
+from quipu.kernels.step_types import RowSampling
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
 from quipu.kernels.triton.memory import Heads
 from quipu.kernels.triton.ops import TritonOps

@@ -27,8 +27,9 @@ from transformers import (
 )
 
 from quipu.kernels.backend import BackendConfig
-from quipu.kernels.batch import RowSampling, StepBatch
+from quipu.kernels.batch import StepBatch
 from quipu.kernels.reference.reference_backend import ReferenceBackend
+from quipu.kernels.step_types import RowSampling
 
 VOCAB_SIZE = 320
 

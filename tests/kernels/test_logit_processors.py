@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.kernels.batch import Drawn
-from quipu.kernels.logit_processors import NONE_LEFT, LogitProcessor, LogitRules, Processing, edited
+from quipu.kernels.logit_processors import NONE_LEFT, LogitProcessor, Processing, edited
 from quipu.kernels.sampling.oracle import draw, sample_row
+from quipu.kernels.step_types import LogitRules
 from tests.kernels.kernel_checkpoints import make_batch
 
 Row = npt.NDArray[np.float32]

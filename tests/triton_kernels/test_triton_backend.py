@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from quipu.kernels.batch import Scoring, StepBatch
-from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing
+from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.reference.reference_backend import ReferenceBackend
+from quipu.kernels.step_types import LogitRules
 from quipu.kernels.triton.configs import SMALL
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.triton_backend import TritonBackend

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from quipu.kernels.batch import RowSampling, StepBatch
-from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing
+from quipu.kernels.batch import StepBatch
+from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.sampling.oracle import draw, fields_besides
+from quipu.kernels.step_types import LogitRules, RowSampling
 from quipu.kernels.triton import sampler
 from quipu.kernels.triton.device import CpuDevice
 from tests.triton_kernels.passes import make_batch

@@ -6,28 +6,30 @@ from typing import Any
 
 import attrs
 
+from quipu.actors.declarations import sampling_fields_of
 from quipu.actors.executor.batch_builder import SequenceState, make_batch
 from quipu.actors.executor.grammars import NoMasks
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.sampling import LogitRules, SamplingParams
-from quipu.kernels.batch import RowSampling
 from quipu.kernels.logit_processors import Processing
+from quipu.kernels.step_types import RowSampling
 
 
-def test_every_field_of_row_sampling_is_copied_by_name() -> None:
-    """Give each field of `RowSampling` the value that the sampling parameters have under the same name."""
+def test_rows_draw_as_the_request_says() -> None:
+    """A row's sampling is the request's own, which declares each field that a backend reads."""
     params = SamplingParams(max_tokens=1, temperature=0.3, top_p=0.4, top_k=5, min_p=0.6, seed=7)
     state = SequenceState(slot=0, sampling=params, num_outputs=0, keys=[b""], tokens=[1])
-    copied, defaults = attrs.asdict(state.row_sampling), attrs.asdict(RowSampling())
-    assert copied == {name: getattr(params, name) for name in defaults}
-    assert all(copied[name] != default for name, default in defaults.items()), "give the new field a value here"
+    assert state.row_sampling is params
+    declared = {field.attribute for field in sampling_fields_of(SamplingParams)}
+    assert attrs.fields_dict(RowSampling).keys() <= declared, "declare the new field in SamplingParams"
 
 
 def test_top_p_of_zero_is_greedy() -> None:
     """No backend has to know it: the row is that of a greedy sequence."""
     params = SamplingParams(max_tokens=1, temperature=0.9, top_p=0.0)
     state = SequenceState(slot=0, sampling=params, num_outputs=0, keys=[b""], tokens=[1])
-    assert state.row_sampling == RowSampling(temperature=0.0)
+    row = {name: getattr(state.row_sampling, name) for name in attrs.fields_dict(RowSampling)}
+    assert RowSampling(**row) == RowSampling(temperature=0.0)
 
 
 def test_budget_is_processed_only_where_it_forces_a_token() -> None:

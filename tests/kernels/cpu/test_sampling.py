@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quipu.kernels.batch import RowSampling, StepBatch
+from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu import sampler
 from quipu.kernels.cpu.build import load
 from quipu.kernels.cpu.instruction_sets import choose_instruction_set, processor_flags
 from quipu.kernels.cpu.sampler import decided, draw
 from quipu.kernels.sampling.oracle import draw as oracle
 from quipu.kernels.sampling.oracle import fields_besides
+from quipu.kernels.step_types import RowSampling
 from tests.kernels.cpu.cpu_backends import needs_kernels
 from tests.kernels.kernel_checkpoints import make_batch
 

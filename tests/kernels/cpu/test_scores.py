@@ -15,9 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.kernels.batch import Scores
 from quipu.kernels.cpu.scores import score
 from quipu.kernels.sampling.logprobs import score as oracle
+from quipu.kernels.step_types import Scores
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it

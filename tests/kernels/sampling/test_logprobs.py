@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quipu.kernels.backend import Backend
-from quipu.kernels.batch import Drawn, Scores, Scoring
+from quipu.kernels.batch import Drawn, Scoring
 from quipu.kernels.sampling.logprobs import likeliest, rank, score
+from quipu.kernels.step_types import Scores
 from tests.kernels.kernel_checkpoints import FEW, VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
 
 LENGTH = 140

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.kernels.batch import RowSampling
 from quipu.kernels.sampling.oracle import candidates, sample
 from quipu.kernels.sampling.philox import Words4, philox4x32, uniform
+from quipu.kernels.step_types import RowSampling
 
 Logits = npt.NDArray[np.float32]
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from quipu.kernels.batch import Drawn, Scoring, StepBatch
-from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing
+from quipu.kernels.logit_processors import LogitProcessor, Processing
+from quipu.kernels.step_types import LogitRules
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt
 

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from quipu.actors.shared.seeds import sequence_seed
-from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing
+from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.sampling.oracle import draw
 from quipu.kernels.sampling.philox import uniform
+from quipu.kernels.step_types import LogitRules
 from tests.kernels.kernel_checkpoints import make_batch
 
 LOGITS = [2.0, 0.5, 1.5, 2.0, -0.5, 1.0, 0.0, -1.0]

@@ -1,0 +1,124 @@
+"""What is said of a sequence's tokens on both sides of the executor: how they are drawn, and how they score.
+
+Messages carry these types from the request to the backends and back, so each is written down once. Neither torch nor
+numpy is imported here, so that the web process may.
+
+What must always hold: values are never changed once they are handed out, except by who fills `Scores`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import msgspec
+
+
+@attrs.frozen
+class RowSampling:
+    """How one sequence's tokens are drawn; a request's sampling parameters are one. The rows of a sequence share it.
+
+    Defaults are greedy, every filter off. A sampler that does not apply a field leaves rows that set it to
+    `sampling/oracle.py`.
+    """
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """In (0, 1]; 1 is off."""
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    """In [0, 1]; 0 is off."""
+    seed: int = 0
+    """64 bits, unsigned: Philox's key."""
+
+
+@attrs.frozen
+class LogitRules:
+    """How one sequence's logits are changed before a token is drawn. Names and semantics are vLLM's.
+
+    `logit_processors.py` defines the arithmetic; what clients may send of it is declared beside the request's sampling
+    parameters.
+    """
+
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that was drawn before."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time that the token was drawn."""
+    repetition_penalty: float = 1.0
+    """Above 0. Divides positive and multiplies negative logits of tokens that are in the prompt or were drawn."""
+    bias: Mapping[int, float] = attrs.field(factory=dict)
+    """Added to the logits of these tokens."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these may be drawn. Empty: all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that the output must not contain: the last one is not drawn after the others. Filled in by
+    the tokenizer; a request contains words."""
+    min_tokens: int = 0
+    held_back_token_ids: tuple[int, ...] = ()
+    """Not drawn before there are `min_tokens` outputs: every token that ends the sequence, filled in by the
+    tokenizer."""
+    thinking_budget: int | None = None
+    """After this many tokens of reasoning, `reasoning_closing_ids` are drawn, whatever the other rules say. This and
+    the following are filled in by the tokenizer."""
+    reasoning_opening_ids: tuple[int, ...] = ()
+    reasoning_closing_ids: tuple[int, ...] = ()
+    """Not empty if there is a budget, nor are `reasoning_opening_ids`."""
+    prompt_opens_reasoning: bool = False
+    """The first output is reasoning already."""
+
+    def without_budget(self) -> LogitRules:
+        """Return the rules that remain once reasoning has ended."""
+        return attrs.evolve(
+            self,
+            thinking_budget=None,
+            reasoning_opening_ids=(),
+            reasoning_closing_ids=(),
+            prompt_opens_reasoning=False,
+        )
+
+
+class Scores(msgspec.Struct, array_like=True, frozen=True):
+    """Logprobs and ranks of some tokens, as parallel columns.
+
+    A logprob is the log-softmax of the raw logits in float32, before temperature and filters. Tokens are ordered by
+    descending logit, ties by ascending id.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+    """1 is the most likely token."""
+    top_ids: list[list[int]]
+    """The most likely tokens, best first, as many as requested; the scored one may or may not be among them."""
+    top_logprobs: list[list[float]]
+
+    @classmethod
+    def empty(cls) -> Scores:
+        return cls([], [], [], [], [])
+
+    def extend(self, others: Scores) -> None:
+        """Append `others`."""
+        self.token_ids.extend(others.token_ids)
+        self.logprobs.extend(others.logprobs)
+        self.ranks.extend(others.ranks)
+        self.top_ids.extend(others.top_ids)
+        self.top_logprobs.extend(others.top_logprobs)
+
+    def cut(self, start: int, end: int) -> Scores:
+        """Return those from `start` to `end`, exclusive."""
+        part = slice(start, end)
+        return Scores(
+            self.token_ids[part], self.logprobs[part], self.ranks[part], self.top_ids[part], self.top_logprobs[part]
+        )
+
+    def pick(self, indexes: list[int]) -> Scores:
+        """Return those at `indexes`."""
+        return Scores(
+            [self.token_ids[at] for at in indexes],
+            [self.logprobs[at] for at in indexes],
+            [self.ranks[at] for at in indexes],
+            [self.top_ids[at] for at in indexes],
+            [self.top_logprobs[at] for at in indexes],
+        )
