@@ -14,13 +14,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from quipu.actors.config import SETTINGS
-from quipu.actors.declarations import MESSAGES, Bounds, SamplingField, Setting, number
+from quipu.actors.declarations import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Bounds, SamplingField, Setting, number
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
-from quipu.web.api.anthropic import body as messages
-from quipu.web.api.anthropic.shapes import MESSAGES_SHAPE
+from quipu.web.api.body_table import SHAPES
 from quipu.web.api.foreign_table import EITHER, FOREIGN, OFF, ForeignField
-from quipu.web.api.openai import responses, unsupported
-from quipu.web.api.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN = "<!-- made by `python -m scripts.declared_tables` -->"
@@ -76,35 +73,24 @@ def fields_tables() -> str:
             "### Ignored: they change no answer\n",
             _table(("field", "of", "not named in the header"), harmless),
             "### Read\n",
-            _table(("field", *(f"`{path}`" for path in _READ)), _read_rows()),
+            _table(("field", *(f"`{path}`" for path in _ENDPOINTS)), _read_rows()),
         )
     )
 
 
-_MESSAGES_REFUSED = {"thread", *messages.UNSUPPORTED, *messages.OTHER_ENDPOINTS_FIELDS} | {
-    field.name for field in SAMPLING_FIELDS if MESSAGES not in field.apis
-}
-_READ = {
-    "/v1/chat/completions": CHAT_SHAPE.known - unsupported.CHAT.keys(),
-    "/v1/completions": COMPLETIONS_SHAPE.known - unsupported.COMPLETIONS.keys(),
-    "/v1/responses": RESPONSES_SHAPE.known - unsupported.RESPONSES.keys() - {*responses.OTHER_LIMITS},
-    MESSAGES: MESSAGES_SHAPE.known - _MESSAGES_REFUSED,
-}
-"""The fields that each endpoint reads."""
-_KNOWN = {
-    "/v1/chat/completions": CHAT_SHAPE.known,
-    "/v1/completions": COMPLETIONS_SHAPE.known,
-    "/v1/responses": RESPONSES_SHAPE.known,
-    MESSAGES: MESSAGES_SHAPE.known,
-}
+_ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 
 def _read_rows() -> Iterable[Sequence[str]]:
-    for name in sorted(set().union(*_READ.values()) - FOREIGN.keys()):
-        yield (
-            f"`{name}`",
-            *("yes" if name in _READ[path] else "refused" if name in known else "" for path, known in _KNOWN.items()),
-        )
+    rows: dict[str, dict[str, str]] = {}
+    for path in _ENDPOINTS:
+        for field in SHAPES[path].fields:
+            rows.setdefault(field.name, {})[path] = "refused" if path in field.refusals else "yes"
+    for sampling in SAMPLING_FIELDS:
+        rows[sampling.name] |= {path: "yes" if path in sampling.apis else "refused" for path in _ENDPOINTS}
+    for name in sorted(rows.keys() - FOREIGN.keys()):
+        if "yes" in rows[name].values():
+            yield (f"`{name}`", *(rows[name].get(path, "") for path in _ENDPOINTS))
 
 
 def _accepted(field: ForeignField) -> str:

@@ -25,7 +25,7 @@ def read_affinity_key(fields: Fields, *names: str) -> str:
 
     Raises APIError for any of them that is not a string.
     """
-    values = [fields.text(name) for name in names if fields.get(name) is not None]
+    values = [fields.optional_text(name) for name in names]
     return next((value[:MAX_AFFINITY_CHARS] for value in values if value), "")
 
 

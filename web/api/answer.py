@@ -39,9 +39,10 @@ from ..request.request_context import RequestContext, current_request_context
 from ..request.tally import Tally
 from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
+from .body_table import SHAPES
 from .fields import parse_object
 from .generation import GenerationRequest, check_priority
-from .ignored_fields import IgnoredNames, Shape, ignored_fields
+from .ignored_fields import IgnoredNames, ignored_fields
 from .json_structure import MAX_CHAT_VALUES
 from .request_start import RequestStart
 from .stream import StreamWriter, Transcript
@@ -114,7 +115,6 @@ Reader = Callable[[ParsedRequest], Awaitable[Reply]]
 async def answer(
     endpoint: str,
     read: Reader,
-    shape: Shape,
     desk: Desk,
     options: AppOptions,
     max_values: int = MAX_CHAT_VALUES,
@@ -122,8 +122,8 @@ async def answer(
 ) -> Response:
     """Serve the current request, whose body may have `max_values` values. Raises APIError.
 
-    `shape` describes the fields that `read` knows; the client is told which others were ignored. `pass_on` serves
-    requests for models of other servers, where this endpoint can; a model that both serve, whoever has less to do.
+    `pass_on` serves requests for models of other servers, where this endpoint can; a model that both serve, whoever has
+    less to do.
     """
     context = current_request_context()
     context.is_generation = True
@@ -138,7 +138,7 @@ async def answer(
             context.scope.on_close(placement.on_routed)
             if placement.is_passed_on:
                 return await pass_on(received, placement)
-    prepared = await _prepare(read, shape, desk, context, options, received)
+    prepared = await _prepare(endpoint, read, desk, context, options, received)
     del data, share, received
     reply, caller = prepared.reply, prepared.caller
     try:
@@ -175,12 +175,12 @@ class _Prepared:
 
 
 async def _prepare(
-    read: Reader, shape: Shape, desk: Desk, context: RequestContext, options: AppOptions, received: ReceivedBody
+    endpoint: str, read: Reader, desk: Desk, context: RequestContext, options: AppOptions, received: ReceivedBody
 ) -> _Prepared:
     """Read the body of the current request. Only its prompts are kept, and only once."""
     data, body, share = received.data, received.body, received.share
     reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
-    ignored = await ignored_fields(body, shape, reply.wanted.unused_fields)
+    ignored = await ignored_fields(body, SHAPES[endpoint], reply.wanted.unused_fields)
     context.ignored_fields = ignored.header
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
     caller = await caller_of(context, data, str(body.get("model") or desk.info.model_names[0]))

@@ -17,8 +17,9 @@ from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptRefused
 from ..request.errors import from_request_error, unavailable
 from ..request.request_context import current_request_context
 from .bodies import take_body
+from .body_table import SHAPES
 from .fields import parse_object
-from .ignored_fields import Shape, ignored_fields
+from .ignored_fields import ignored_fields
 
 
 @attrs.frozen
@@ -29,12 +30,12 @@ class CountedPrompt:
     unused_fields: tuple[str, ...]
 
 
-async def count_tokens(read: Callable[[dict[str, Any]], Awaitable[CountedPrompt]], shape: Shape, desk: Desk) -> int:
-    """Return how many prompt tokens the current request's body would have. Raises APIError."""
+async def count_tokens(endpoint: str, read: Callable[[dict[str, Any]], Awaitable[CountedPrompt]], desk: Desk) -> int:
+    """Return how many prompt tokens the current request's body would have at an endpoint. Raises APIError."""
     data, share = await take_body()
     context, parsed = current_request_context(), await parse_object(data, share.grow)
     counted = await read(parsed)
-    context.ignored_fields = (await ignored_fields(parsed, shape, counted.unused_fields)).header
+    context.ignored_fields = (await ignored_fields(parsed, SHAPES[endpoint], counted.unused_fields)).header
     del data, parsed
     try:
         return await desk.count_tokens(counted.prompt, counted.param, context.principal.tenant)

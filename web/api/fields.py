@@ -1,4 +1,4 @@
-"""Reading of a JSON object field by field, with errors that name the field.
+"""Reading of a JSON object field by field, as its fields are declared, with errors that name the field.
 
 Used by the readers of every API. Null means absent, unknown fields are skipped (`ignored_fields.py` reports them), and
 a bool is never a number.
@@ -8,11 +8,13 @@ What must always hold: messages name fields and limits, and never quote the clie
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from quipu.actors.declarations import Bounds
 
 from ..request.errors import APIError, bad_value, invalid
+from .body_field import ANY, NO_SHAPE, BodyField, Shape
 from .json_body import parse_json
 from .json_structure import MAX_CHAT_VALUES, InvalidJson, TooComplex
 from .pace import Pace
@@ -36,6 +38,7 @@ async def parse_object(
     return body
 
 
+Number = TypeVar("Number", int, float)
 _EXACT = 2**53
 """Up to here a float is one integer and no other."""
 _IDS_A_SLICE = 32_768
@@ -56,14 +59,50 @@ def whole_number(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() and abs(value) <= _EXACT else value
 
 
+def read_integer(value: Any, param: str, bounds: Bounds) -> int:
+    """Return a value that must be an integer. Raises APIError."""
+    value = whole_number(value)
+    if type(value) is not int:
+        # Integers beyond 64 bits arrive here as floats.
+        raise wrong_type(param, "an integer of at most 64 bits")
+    return _within(value, param, bounds)
+
+
+def read_number(value: Any, param: str, bounds: Bounds) -> float:
+    """Return a finite number: JSON has no others, and the parser refuses those that would become infinite."""
+    if type(value) is not int and type(value) is not float:
+        raise wrong_type(param, "a number")
+    return float(_within(value, param, bounds))
+
+
+def _within(value: Number, param: str, bounds: Bounds) -> Number:
+    if not bounds.allow(value):
+        raise bad_value(param, f"must be {bounds.words()}")
+    return value
+
+
+def read_boolean(value: Any, param: str) -> bool:
+    if type(value) is not bool:
+        raise wrong_type(param, "a boolean")
+    return value
+
+
 class Fields:
-    """One JSON object, and its path in the body."""
+    """One JSON object, its path in the body, and what is declared of its fields.
 
-    __slots__ = ("_path", "values")
+    Every method that reads a field raises APIError; null is absent. Bounds, choices and defaults are the declaration's.
+    """
 
-    def __init__(self, values: dict[str, Any], path: str = "") -> None:
+    __slots__ = ("_index", "_path", "_shape", "values")
+
+    def __init__(
+        self, values: dict[str, Any], path: str = "", declared: Shape | None = None, index: str | None = None
+    ) -> None:
+        """`index`: how an index of a list is written in a path; None: as `declared` says."""
         self.values = values
         self._path = path
+        self._shape = NO_SHAPE if declared is None else declared
+        self._index = self._shape.index if index is None else index
 
     def param(self, name: str) -> str:
         """Return the field's full path, as in `messages[1].content`."""
@@ -75,61 +114,88 @@ class Fields:
         return self._path
 
     def get(self, name: str) -> Any:
-        """Return the field's value, None if it is absent or null."""
+        """Return the field's value as it came, None if it is absent or null."""
         return self.values.get(name)
 
-    def integer(self, name: str, low: int, high: int | None = None) -> int | None:
+    def integer(self, name: str) -> int | None:
         value = self.get(name)
-        if value is None:
-            return None
-        param = self.param(name)
-        value = whole_number(value)
-        if type(value) is not int:
-            # Integers beyond 64 bits arrive here as floats.
-            raise wrong_type(param, "an integer of at most 64 bits")
-        if value < low or (high is not None and value > high):
-            limits = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise bad_value(param, f"must be {limits}")
-        return value
+        return None if value is None else read_integer(value, self.param(name), self._declared(name).bounds)
 
-    def number(self, name: str, low: float, high: float = math.inf) -> float | None:
-        """Return a finite number: JSON has no others, and the parser refuses those that would become infinite."""
+    def number(self, name: str) -> float | None:
         value = self.get(name)
-        if value is None:
-            return None
-        param = self.param(name)
-        if type(value) is not int and type(value) is not float:
-            raise wrong_type(param, "a number")
-        if not low <= value <= high:
-            limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-            raise bad_value(param, f"must be {limits}")
-        return float(value)
+        return None if value is None else read_number(value, self.param(name), self._declared(name).bounds)
 
-    def flag(self, name: str, default: bool = False) -> bool:
+    def flag(self, name: str) -> bool:
         value = self.get(name)
-        if value is None:
-            return default
-        if type(value) is not bool:
-            raise wrong_type(self.param(name), "a boolean")
-        return value
+        return self._declared(name).default is True if value is None else read_boolean(value, self.param(name))
 
     def text(self, name: str) -> str:
         """Return a required string."""
-        value = self.get(name)
+        value = self.optional_text(name)
         if value is None:
             raise missing(self.param(name))
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        value = self.get(name)
+        if value is None:
+            return None
         if type(value) is not str:
             raise wrong_type(self.param(name), "a string")
+        declared = self._declared(name)
+        if declared.choices and value not in declared.choices:
+            raise bad_value(self.param(name), f"must be one of {', '.join(declared.choices)}")
+        if declared.max_length is not None and len(value) > declared.max_length:
+            raise bad_value(self.param(name), f"must have at most {declared.max_length} characters")
         return value
 
     def fields(self, name: str) -> Fields:
         """Return a nested object, empty if absent."""
         value = self.get(name)
         if value is None:
-            return Fields({}, self.param(name))
+            value = {}
         if type(value) is not dict:
             raise wrong_type(self.param(name), "an object")
-        return Fields(value, self.param(name))
+        return Fields(value, self.param(name), self._declared(name).inner, self._index)
+
+    def required_fields(self, name: str) -> Fields:
+        """Return a nested object."""
+        if self.get(name) is None:
+            raise missing(self.param(name))
+        return self.fields(name)
+
+    def objects(
+        self,
+        name: str,
+        expected: str,
+        check: Callable[[list[Any], str], object],
+        *,
+        each: str = "an object",
+        is_required: bool = False,
+    ) -> Iterator[Fields]:
+        """Yield the objects in a list. `expected` is its type, and `each` theirs, for messages.
+
+        `check`, one of those of `Pace`, refuses a list that is too long, and counts it otherwise. `is_required`: the
+        list must not be absent or empty.
+        """
+        value, param = self.get(name), self.param(name)
+        if value is None and is_required:
+            raise missing(param)
+        if value is None:
+            return
+        if type(value) is not list:
+            raise wrong_type(param, expected)
+        if not value and is_required:
+            raise bad_value(param, "must not be empty")
+        check(value, param)
+        for index, item in enumerate(value):
+            where = f"{param}{self._index.format(index)}"
+            if type(item) is not dict:
+                raise wrong_type(where, each)
+            yield Fields(item, where, self._declared(name).items, self._index)
+
+    def _declared(self, name: str) -> BodyField:
+        return self._shape.by_name.get(name, ANY)
 
 
 def token_ids(value: list[Any], param: str, vocab_size: int) -> tuple[int, ...]:

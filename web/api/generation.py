@@ -17,13 +17,8 @@ from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value, invalid, no_model, quoted, unavailable
 from .affinity import affinity_of
-from .fields import Fields, wrong_type
+from .fields import Fields
 from .reply_rules import NO_RULES, ReplyRules
-
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 4096
-MAX_CACHE_SALT_CHARS = 256
-_MAX_PRIORITY = 2**31 - 1
 
 
 @attrs.frozen
@@ -61,10 +56,10 @@ class GenerationRequest:
     max_tokens_param: str
     sampling: SamplingParams
     stop: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
-    priority: int
-    cache_salt: str
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: str = ""
     affinity_key: str = ""
     """What the client calls itself; empty: nothing."""
     scores: WantedScores = NO_SCORES
@@ -153,14 +148,6 @@ def read_model(fields: Fields, info: ServingInfo) -> str:
     return model
 
 
-def read_priority(fields: Fields) -> int:
-    """Return `priority`, for the scheduling policy that uses it. `check_priority` decides whether it is allowed.
-
-    Raises APIError.
-    """
-    return fields.integer("priority", -_MAX_PRIORITY, _MAX_PRIORITY) or 0
-
-
 def check_priority(priority: int, *, is_allowed: bool) -> None:
     """Raise APIError for a priority other than 0 if the operator does not allow it."""
     if priority and not is_allowed:
@@ -169,15 +156,3 @@ def check_priority(priority: int, *, is_allowed: bool) -> None:
             "`priority = true` in the key file"
         )
         raise bad_value("priority", message, "priority_not_allowed")
-
-
-def read_cache_salt(fields: Fields) -> str:
-    """Return `cache_salt`, which subdivides a tenant's cache, or an empty string. Raises APIError."""
-    value = fields.get("cache_salt")
-    if value is None:
-        return ""
-    if type(value) is not str:
-        raise wrong_type("cache_salt", "a string")
-    if len(value) > MAX_CACHE_SALT_CHARS:
-        raise bad_value("cache_salt", f"must have at most {MAX_CACHE_SALT_CHARS} characters")
-    return value

@@ -1,7 +1,7 @@
 """Which fields of a body were ignored. They are reported to the client, which may have misspelt one.
 
-Each API has a `Shape` of the fields that its readers know (`api/openai/shapes.py`, `api/anthropic/shapes.py`). A body
-that has been read is compared with its shape, and the fields that are not in it go into the response header
+A body that has been read is compared with what is declared of its endpoint (`body_table.py`), or with another `Shape`
+(`api/admin/engines.py`), and the fields that are not in it go into the response header
 `X-Quipu-Ignored-Fields`, after those that a reader knows but this model cannot honour, and before what the tokenizer
 drops from the schemas of tools: paths as in the `param` of an error, percent-encoded and comma-separated.
 
@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import attrs
 
+from .body_field import Shape
 from .foreign_fields import ignored_foreign
 from .pace import Pace
 
@@ -27,19 +28,6 @@ AND_MORE = quote("…")
 """The last entry, if there are more names."""
 _MAX_KEYS = 256
 """Keys of one object that are compared; with more keys, the header says that there are more names."""
-
-
-@attrs.frozen(kw_only=True)
-class Shape:
-    """The known fields of one object."""
-
-    known: frozenset[str]
-    objects: Mapping[str, Shape] = attrs.field(factory=dict)
-    """Fields that hold an object whose fields are known as well."""
-    lists: Mapping[str, Shape] = attrs.field(factory=dict)
-    """Fields that may hold a list of such objects."""
-    index: str = "[{}]"
-    """How an index of such a list is written in a path."""
 
 
 async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable[str] = ()) -> IgnoredNames:
@@ -52,35 +40,44 @@ async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable
     for path in unused[: MAX_NAMES + 1]:
         names.add(path)
     async with Pace() as pace:
-        await _compare(body, shape, "", names, frozenset(unused), pace)
+        await _Comparison(names, frozenset(unused), shape.index, pace).compare(body, shape, "")
     return names
 
 
-async def _compare(
-    values: Mapping[str, Any], shape: Shape, path: str, names: IgnoredNames, skipped: frozenset[str], pace: Pace
-) -> None:
-    """Add the names of one object's unknown fields. What has been `skipped` has its own name already."""
-    await pace.tick()
-    if not values.keys() <= shape.known:
-        for name, value in islice(values.items(), _MAX_KEYS):
-            if value is not None and name not in shape.known:
-                names.add(f"{path}{name[:MAX_HEADER_BYTES]}")
-        if len(values) > _MAX_KEYS:
-            names.cut()
-        await pace.tick(min(len(values), _MAX_KEYS) // 8)
-    for name, inner in shape.objects.items():
-        value = values.get(name)
-        if type(value) is dict:
-            await _compare(value, inner, f"{path}{name}.", names, skipped, pace)
-    for name, inner in shape.lists.items():
-        value = values.get(name)
-        if type(value) is list:
-            for index, item in enumerate(value):
-                if names.is_full:
-                    return
-                where = f"{path}{name}{shape.index.format(index)}"
-                if type(item) is dict and where not in skipped:
-                    await _compare(item, inner, f"{where}.", names, skipped, pace)
+@attrs.frozen
+class _Comparison:
+    """The comparison of one body with what is declared."""
+
+    names: IgnoredNames
+    skipped: frozenset[str]
+    """Paths that have been named already."""
+    index: str
+    """How an index of a list is written in a path."""
+    pace: Pace
+
+    async def compare(self, values: Mapping[str, Any], shape: Shape, path: str) -> None:
+        """Add the names of one object's unknown fields."""
+        await self.pace.tick()
+        if not values.keys() <= shape.by_name.keys():
+            for name, value in islice(values.items(), _MAX_KEYS):
+                if value is not None and name not in shape.by_name:
+                    self.names.add(f"{path}{name[:MAX_HEADER_BYTES]}")
+            if len(values) > _MAX_KEYS:
+                self.names.cut()
+            await self.pace.tick(min(len(values), _MAX_KEYS) // 8)
+        for name, inner in shape.objects.items():
+            value = values.get(name)
+            if type(value) is dict:
+                await self.compare(value, inner, f"{path}{name}.")
+        for name, inner in shape.lists.items():
+            value = values.get(name)
+            if type(value) is list:
+                for index, item in enumerate(value):
+                    if self.names.is_full:
+                        return
+                    where = f"{path}{name}{self.index.format(index)}"
+                    if type(item) is dict and where not in self.skipped:
+                        await self.compare(item, inner, f"{where}.")
 
 
 class IgnoredNames:

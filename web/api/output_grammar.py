@@ -17,7 +17,7 @@ from quipu.actors.shared.structural_tags import structural_tag_rules
 from quipu.actors.shared.text_values import UnsupportedSchema
 
 from ..request.errors import APIError, bad_value, unsupported_parameter, unsupported_value
-from .fields import Fields, missing, wrong_type
+from .fields import Fields, wrong_type
 from .json_body import parse_json
 from .json_structure import InvalidJson, TooComplex
 from .pace import Pace
@@ -41,8 +41,6 @@ _KINDS = {
 _LEGACY = ("json", "regex", "choice", "grammar")
 _TAG = "structural_tag"
 _STRUCTURED_UNSUPPORTED = ("disable_additional_properties", "whitespace_pattern")
-STRUCTURED_OUTPUTS = frozenset({*_KINDS, _TAG, *_STRUCTURED_UNSUPPORTED, "disable_any_whitespace", "disable_fallback"})
-"""The known fields of `structured_outputs`. White space is compact in any case, and nothing is fallen back on."""
 
 
 async def read_openai_grammar(fields: Fields, pace: Pace) -> GrammarSpec | None:
@@ -77,7 +75,7 @@ async def read_format(fields: Fields, name: str, nested: str | None, pace: Pace)
                 return await _read_schema(form, "schema", pace)
             return GrammarSpec(GrammarKind.JSON_OBJECT, ANY_OBJECT, form.param("type"))
         case "json_schema":
-            return await _read_named_schema(form if nested is None else _required(form, nested), pace)
+            return await _read_named_schema(form if nested is None else form.required_fields(nested), pace)
         case "structural_tag" if nested is not None:
             return await _read_structural_tag(fields.get(name), fields.param(name), pace)
         case "structural_tag" | "grammar" | "regex" as kind:
@@ -159,23 +157,15 @@ async def check_size(value: Any, param: str, pace: Pace) -> None:
         level = inner
 
 
-def _required(fields: Fields, name: str) -> Fields:
-    if fields.get(name) is None:
-        raise missing(fields.param(name))
-    return fields.fields(name)
-
-
 async def _read_named_schema(form: Fields, pace: Pace) -> GrammarSpec:
     form.text("name")
     form.flag("strict")  # the output matches the schema, strict or not
-    if form.get("description") is not None:
-        form.text("description")
+    form.optional_text("description")
     return await _read_schema(form, "schema", pace)
 
 
 async def _read_schema(form: Fields, name: str, pace: Pace) -> GrammarSpec:
-    _required(form, name)
-    value, param = form.get(name), form.param(name)
+    value, param = form.required_fields(name).values, form.param(name)
     await pace.schema(value, f"{param}.properties")
     return GrammarSpec(GrammarKind.JSON_SCHEMA, await as_json(value, param, pace), param)
 

@@ -7,6 +7,7 @@ loop (`http/turns.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 from ..http.turns import turn
@@ -76,9 +77,9 @@ class Pace:
             limits = f"{MAX_CONTAINERS} objects and arrays and {MAX_CHAT_VALUES} values"
             raise bad_value(param, f"all arguments together must have at most {limits}", _TOO_MANY)
 
-    def check_tools(self, num_tools: int, param: str) -> None:
+    def check_tools(self, tools: Sized, param: str) -> None:
         """Raise APIError if there are too many."""
-        _check(num_tools, MAX_TOOLS, param, "tools")
+        _check(len(tools), MAX_TOOLS, param, "tools")
 
     async def schema(self, schema: dict[str, Any], param: str) -> None:
         """Walk through a tool's schema. Raises APIError if it has too many properties."""

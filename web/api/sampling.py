@@ -21,15 +21,13 @@ from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, Sampling
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value, unknown_parameter
-from .fields import Fields, token_ids, whole_number, wrong_type
+from .fields import Fields, read_boolean, read_integer, read_number, token_ids, wrong_type
 from .generation import NO_SCORES, WantedScores
 
 _FROM_CHECKPOINT: Mapping[type[attrs.AttrsInstance], Mapping[str, str]] = {
     message: {field.name: field.attribute for field in sampling_fields_of(message) if field.from_checkpoint}
     for message in (SamplingParams, LogitRules)
 }
-SAMPLING_NAMES = frozenset(field.name for field in SAMPLING_FIELDS)
-"""What every endpoint reads or refuses."""
 MAX_WORD_CHARS = 256
 _NO_RULES = LogitRules()
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
@@ -113,35 +111,21 @@ def _refuse(fields: Fields, refused: Sequence[SamplingField]) -> None:
             raise unknown_parameter(field.name)
 
 
-def _check_bounds(field: SamplingField, value: float) -> None:
-    if not field.bounds.allow(value):
-        raise bad_value(field.name, f"must be {field.bounds.words()}")
-
-
 def _read_number(field: SamplingField, value: Any, context: _Context) -> float:
-    if type(value) is not int and type(value) is not float:
-        raise wrong_type(field.name, "a number")
-    _check_bounds(field, value)
-    return float(value)
+    return read_number(value, field.name, field.bounds)
 
 
 def _read_integer(field: SamplingField, value: Any, context: _Context) -> int:
-    value = whole_number(value)
-    if type(value) is not int:
-        # Integers beyond 64 bits arrive here as floats.
-        raise wrong_type(field.name, "an integer of at most 64 bits")
-    _check_bounds(field, value)
-    if field.at_most_max_tokens and context.max_tokens is not None and value > context.max_tokens:
+    number = read_integer(value, field.name, field.bounds)
+    if field.at_most_max_tokens and context.max_tokens is not None and number > context.max_tokens:
         raise bad_value(field.name, f"must be at most `{context.max_tokens_param}`, which is {context.max_tokens}")
-    if value == field.same_as_off:
+    if number == field.same_as_off:
         return int(field.default)
-    return min(value, context.info.vocab_size) if field.is_clamped else value
+    return min(number, context.info.vocab_size) if field.is_clamped else number
 
 
 def _read_boolean(field: SamplingField, value: Any, context: _Context) -> bool:
-    if type(value) is not bool:
-        raise wrong_type(field.name, "a boolean")
-    return value
+    return read_boolean(value, field.name)
 
 
 def _read_seed(field: SamplingField, value: Any, context: _Context) -> int:

@@ -39,23 +39,19 @@ def read_switch_and_budget(fields: Fields, thinking: Thinking) -> None:
     """Read `enable_thinking` and `thinking_token_budget`, as in SGLang and vLLM. Raises APIError."""
     if fields.get("enable_thinking") is not None:
         thinking.switch(fields.flag("enable_thinking"), "enable_thinking")
-    budget = fields.integer("thinking_token_budget", NO_BUDGET)
+    budget = fields.integer("thinking_token_budget")
     if budget is not None and budget != NO_BUDGET:
         thinking.limit(budget, "thinking_token_budget")
 
 
 async def read_documents(fields: Fields, pace: Pace) -> tuple[Mapping[str, str], ...]:
     """Return `documents`, which some templates show for retrieval-augmented generation. Raises APIError."""
-    documents = fields.get("documents")
-    if documents is None:
-        return ()
-    if type(documents) is not list:
-        raise wrong_type("documents", "a list of objects")
-    pace.check_parts(documents, "documents")
-    for index, document in enumerate(documents):
-        if type(document) is dict and len(document) > MAX_DOCUMENT_FIELDS:
-            raise bad_value(f"documents[{index}]", f"must have at most {MAX_DOCUMENT_FIELDS} entries")
-        if type(document) is not dict or any(type(text) is not str for text in document.values()):
-            raise wrong_type(f"documents[{index}]", "an object of strings")
-        await pace.tick(1 + len(document))
-    return tuple(documents)
+    read = []
+    for document in fields.objects("documents", "a list of objects", pace.check_parts, each="an object of strings"):
+        if len(document.values) > MAX_DOCUMENT_FIELDS:
+            raise bad_value(document.path, f"must have at most {MAX_DOCUMENT_FIELDS} entries")
+        if any(type(text) is not str for text in document.values.values()):
+            raise wrong_type(document.path, "an object of strings")
+        await pace.tick(1 + len(document.values))
+        read.append(document.values)
+    return tuple(read)

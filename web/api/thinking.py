@@ -10,10 +10,8 @@ from typing import Any
 
 from quipu.actors.messages.output import OutputFormat
 
-from ..request.errors import bad_value
 from .fields import Fields
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SWITCHES = ("enable_thinking", "thinking")
 """Template variables that switch reasoning on and off: Qwen's and DeepSeek's."""
 
@@ -45,11 +43,9 @@ class Thinking:
 
     def read_effort(self, fields: Fields, name: str, *, is_switch: bool = True) -> None:
         """Read how much the model is to reason. `is_switch`: it also says whether to. Raises APIError."""
-        if fields.get(name) is None:
+        effort, param = fields.optional_text(name), fields.param(name)
+        if effort is None:
             return
-        effort, param = fields.text(name), fields.param(name)
-        if effort not in EFFORTS:
-            raise bad_value(param, f"must be one of {', '.join(EFFORTS)}")
         switches = dict.fromkeys(_SWITCHES, effort != "none") if is_switch else {}
         if not self._set({**switches, "reasoning_effort": effort}):
             self.unused.append(param)

@@ -75,9 +75,9 @@ class ToolSet:
         """Add a tool whose name comes from the field `param`. Raises APIError if another one has this name."""
         if name in self._types:
             raise bad_value(param, "must be unique, but another tool has the same name")
-        self._pace.check_tools(len(self.shown) + 1, param)
-        types = self._types[name] = {}
         self.shown.append(tool)
+        self._pace.check_tools(self.shown, param)
+        types = self._types[name] = {}
         self.held.append(GrammarTool(name, schema, schema_param, param, is_strict, is_strict))
         await self._pace.tick()
         for key, allowed in types_by_property(schema):
@@ -104,6 +104,5 @@ def read_name(function: Fields, max_chars: int = MAX_NAME_CHARS) -> str:
     if len(name) > max_chars or _NAME.fullmatch(name) is None:
         allowed = f"must have between 1 and {max_chars} characters, each a letter, a digit, `_`, `-` or `.`"
         raise bad_value(function.param("name"), allowed)
-    if function.get("description") is not None:
-        function.text("description")
+    function.optional_text("description")
     return name

@@ -7,11 +7,10 @@ from typing import Any
 import attrs
 import pytest
 
-from quipu.web.api.anthropic.shapes import MESSAGES_SHAPE
+from quipu.actors.messages.sampling import SAMPLING_FIELDS
+from quipu.web.api.body_table import SHAPES
 from quipu.web.api.foreign_fields import ignored_foreign, refuse_foreign
 from quipu.web.api.foreign_table import FOREIGN, ForeignField
-from quipu.web.api.openai import unsupported
-from quipu.web.api.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
 from quipu.web.app import make_app
 from quipu.web.request.errors import APIError
 from quipu.web.request.request_context import IGNORED_FIELDS_HEADER
@@ -26,7 +25,6 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "x"},
     MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
 }
-SHAPES = {COMPLETIONS: COMPLETIONS_SHAPE, CHAT: CHAT_SHAPE, RESPONSES: RESPONSES_SHAPE, MESSAGES: MESSAGES_SHAPE}
 VALUES: tuple[Any, ...] = ("x", 0.25, 7, True, False, ["x"], {"x": 1})
 NAME = IGNORED_FIELDS_HEADER.lower()
 
@@ -46,7 +44,7 @@ async def ask(path: str, **fields: Any) -> tuple[int, dict[str, Any], str | None
 @pytest.mark.parametrize(("server", "path"), sorted(PEER_FIELDS))
 def test_every_field_is_decided(server: str, path: str) -> None:
     """No field of another server's schema is unknown: it is read, refused, or known to be harmless."""
-    assert PEER_FIELDS[server, path] - SHAPES[path].known == set()
+    assert PEER_FIELDS[server, path] - SHAPES[path].by_name.keys() == set()
 
 
 HARMLESS_ELSEWHERE = {
@@ -62,14 +60,18 @@ every endpoint has an input of its own, without which it refuses."""
 @pytest.mark.parametrize("path", sorted(SHAPES))
 def test_fields_of_the_other_endpoints(path: str) -> None:
     """A field that one endpoint reads and that would change another's answer is known to that one, too: refused."""
-    every = set().union(*(shape.known for shape in SHAPES.values()))
-    assert every - SHAPES[path].known <= HARMLESS_ELSEWHERE
+    every = set().union(*(shape.by_name for shape in SHAPES.values()))
+    assert every - SHAPES[path].by_name.keys() <= HARMLESS_ELSEWHERE
 
 
 def test_decided_once() -> None:
-    """No field of the table is refused for another reason, too, and none is read."""
-    for table in (unsupported.COMPLETIONS, unsupported.CHAT, unsupported.RESPONSES):
-        assert not table.keys() & FOREIGN.keys()
+    """No field is declared twice for an endpoint, nor here and as one of sampling or of other servers."""
+    sampling = {field.name for field in SAMPLING_FIELDS}
+    for path, declared in SHAPES.items():
+        own = [field for field in declared.fields if path in field.apis or path in field.refusals]
+        names = [field.name for field in own]
+        assert len(set(names)) == len(names)
+        assert not set(names) & (FOREIGN.keys() | sampling)
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))
@@ -146,5 +148,5 @@ def test_first_field_of_the_table_is_named() -> None:
 @pytest.mark.parametrize("name", sorted({field.instead for field in FOREIGN.values() if field.instead}))
 def test_what_to_use_instead_is_served(name: str) -> None:
     """Chat and completions both read it."""
-    for path, refused in ((CHAT, unsupported.CHAT), (COMPLETIONS, unsupported.COMPLETIONS)):
-        assert name in SHAPES[path].known and name not in refused and name not in FOREIGN
+    for path in (CHAT, COMPLETIONS):
+        assert name in SHAPES[path].by_name and path not in SHAPES[path].by_name[name].refusals and name not in FOREIGN

@@ -10,10 +10,10 @@ import attrs
 import pytest
 import trio
 
-from quipu.web.api.anthropic.shapes import MESSAGES_SHAPE
+from quipu.web.api.body_field import Shape
+from quipu.web.api.body_table import SHAPES
 from quipu.web.api.fields import Fields
-from quipu.web.api.ignored_fields import AND_MORE, MAX_HEADER_BYTES, MAX_NAMES, Shape, ignored_fields
-from quipu.web.api.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
+from quipu.web.api.ignored_fields import AND_MORE, MAX_HEADER_BYTES, MAX_NAMES, ignored_fields
 from quipu.web.app import make_app
 from quipu.web.request.request_context import IGNORED_FIELDS_HEADER
 from tests.web.asked import THINKING
@@ -22,85 +22,76 @@ from tests.web.fakes import INFO, Client, FakeDesk
 NAME = IGNORED_FIELDS_HEADER.lower()
 MARK = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {"anything": 1}, **MARK}
-ENDPOINTS: dict[str, tuple[Shape, dict[str, Any]]] = {
-    "/v1/completions": (COMPLETIONS_SHAPE, {"prompt": "x"}),
-    "/v1/chat/completions": (
-        CHAT_SHAPE,
-        {
-            "messages": [
-                {"role": "user", "content": "x", "name": "n"},
-                {"role": "assistant", "content": [{"type": "text", "text": "y"}], "reasoning_content": "r"},
-                {
-                    "role": "assistant",
-                    "tool_calls": [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-                },
-                {"role": "tool", "content": "z", "tool_call_id": "t"},
-                {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
-                {"role": "function", "name": "f", "content": "z"},
-            ],
-            "chat_template_kwargs": {"anything": 1},
-            "documents": [{"anything": "x"}],
-            "enable_thinking": True,
-            "include_reasoning": True,
-            "reasoning_effort": "low",
-            "return_token_ids": True,
-            "thinking_token_budget": 5,
-            "logit_bias": {"3": 1},
-        },
-    ),
-    "/v1/responses": (
-        RESPONSES_SHAPE,
-        {
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
-                {"type": "reasoning", "id": "r", "content": [{"type": "reasoning_text", "text": "y"}], "summary": []},
-                {
-                    "type": "function_call",
-                    "id": "i",
-                    "status": "completed",
-                    "call_id": "c",
-                    "name": "f",
-                    "arguments": "{}",
-                },
-                {"type": "function_call_output", "call_id": "c", "output": "z"},
-                {"type": "custom_tool_call", "call_id": "c", "name": "f", "namespace": "n", "input": "x"},
-                {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
-                {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": {"anything": 1}},
-                {"type": "local_shell_call_output", "call_id": "c", "output": "x"},
-                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}], "encrypted_content": "x"},
-            ],
-            "client_metadata": {"anything": "x"},
-            "enable_thinking": True,
-            "include_reasoning": True,
-            "reasoning": {"effort": "low", "summary": "auto", "generate_summary": None},
-            "thinking_token_budget": 5,
-            "metadata": {"anything": "x"},
-            "text": {"format": {"type": "text"}},
-        },
-    ),
-    "/v1/messages": (
-        MESSAGES_SHAPE,
-        {
-            "max_tokens": 4,
-            "system": [{"type": "text", "text": "s", **MARK}],
-            "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object", "anything": 1}}],
-            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-            "thinking": {"type": "enabled", "budget_tokens": 5},
-            "output_config": {"effort": "low"},
-            "metadata": {"user_id": "u"},
-            "messages": [
-                {"role": "user", "content": "x"},
-                {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, CALL]},
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "r"}]},
-                        {"type": "text", "text": "x"},
-                    ],
-                },
-            ],
-        },
-    ),
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "user", "content": "x", "name": "n"},
+            {"role": "assistant", "content": [{"type": "text", "text": "y"}], "reasoning_content": "r"},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {"role": "tool", "content": "z", "tool_call_id": "t"},
+            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "z"},
+        ],
+        "chat_template_kwargs": {"anything": 1},
+        "documents": [{"anything": "x"}],
+        "enable_thinking": True,
+        "include_reasoning": True,
+        "reasoning_effort": "low",
+        "return_token_ids": True,
+        "thinking_token_budget": 5,
+        "logit_bias": {"3": 1},
+    },
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "reasoning", "id": "r", "content": [{"type": "reasoning_text", "text": "y"}], "summary": []},
+            {
+                "type": "function_call",
+                "id": "i",
+                "status": "completed",
+                "call_id": "c",
+                "name": "f",
+                "arguments": "{}",
+            },
+            {"type": "function_call_output", "call_id": "c", "output": "z"},
+            {"type": "custom_tool_call", "call_id": "c", "name": "f", "namespace": "n", "input": "x"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+            {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": {"anything": 1}},
+            {"type": "local_shell_call_output", "call_id": "c", "output": "x"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}], "encrypted_content": "x"},
+        ],
+        "client_metadata": {"anything": "x"},
+        "enable_thinking": True,
+        "include_reasoning": True,
+        "reasoning": {"effort": "low", "summary": "auto", "generate_summary": None},
+        "thinking_token_budget": 5,
+        "metadata": {"anything": "x"},
+        "text": {"format": {"type": "text"}},
+    },
+    "/v1/messages": {
+        "max_tokens": 4,
+        "system": [{"type": "text", "text": "s", **MARK}],
+        "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object", "anything": 1}}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+        "output_config": {"effort": "low"},
+        "metadata": {"user_id": "u"},
+        "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, CALL]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "r"}]},
+                    {"type": "text", "text": "x"},
+                ],
+            },
+        ],
+    },
 }
 PATHS = sorted(ENDPOINTS)
 
@@ -111,7 +102,7 @@ def desk() -> FakeDesk:
 
 
 def body_of(path: str, **fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", **ENDPOINTS[path][1], **fields}
+    return {"model": "tiny", **ENDPOINTS[path], **fields}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -130,9 +121,9 @@ async def test_every_field_read_is_in_shape(path: str, monkeypatch: pytest.Monke
     assert NAME not in exchange.headers
     assert {"model", "stream", "temperature"} <= read
     for param in read:
-        shape: Shape | None = ENDPOINTS[path][0]
+        shape: Shape | None = SHAPES[path]
         for name in re.sub(r"\[\d+\]|\.\d+(?=\.|$)", "", param).split("."):
-            assert shape is not None and name in shape.known, param
+            assert shape is not None and name in shape.by_name, param
             shape = shape.objects.get(name) or shape.lists.get(name)
 
 
@@ -193,8 +184,10 @@ async def test_unsupported_fields_are_still_refused() -> None:
 
 async def test_fields_without_effect_come_first() -> None:
     """Fields that are known but have no effect are named like unknown ones, within the same limits."""
-    assert (await ignored_fields({"odd": 1}, CHAT_SHAPE, ["tools[0]"])).header() == "tools[0],odd"
-    header = (await ignored_fields({}, CHAT_SHAPE, [f"tools[{index}]" for index in range(2_000)])).header()
+    assert (await ignored_fields({"odd": 1}, SHAPES["/v1/chat/completions"], ["tools[0]"])).header() == "tools[0],odd"
+    header = (
+        await ignored_fields({}, SHAPES["/v1/chat/completions"], [f"tools[{index}]" for index in range(2_000)])
+    ).header()
     assert header is not None and header.count(",") == MAX_NAMES and header.endswith(AND_MORE)
 
 
@@ -220,7 +213,7 @@ async def test_dropped_parts_of_schemas_are_named(stream: bool) -> None:
 )
 async def test_header_is_bounded(body: dict[str, Any]) -> None:
     """The header is bounded whatever the body contains, and says if there are more names."""
-    header = (await ignored_fields(body, CHAT_SHAPE)).header()
+    header = (await ignored_fields(body, SHAPES["/v1/chat/completions"])).header()
     assert header is not None and header.isascii() and header.isprintable()
     assert len(header) <= MAX_HEADER_BYTES and header.count(",") <= MAX_NAMES
     assert header.rpartition(",")[2] == AND_MORE == "%E2%80%A6"
@@ -239,6 +232,6 @@ async def test_comparison_has_checkpoints() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(count)
         message = {"role": "user", "content": [{"type": "text", "text": "x"}]}
-        assert (await ignored_fields({"messages": [message] * 10_000}, CHAT_SHAPE)).header() is None
+        assert (await ignored_fields({"messages": [message] * 10_000}, SHAPES["/v1/chat/completions"])).header() is None
         assert num_rounds > 50
         nursery.cancel_scope.cancel()

@@ -23,6 +23,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from quipu.actors.config import MAX_ENGINES
+from quipu.actors.declarations import Bounds
 from quipu.actors.request_desk.interface import (
     Desk,
     DrainMode,
@@ -35,13 +36,14 @@ from quipu.actors.request_desk.interface import (
 from ...request.errors import APIError, bad_value, no_engines, not_found
 from ...request.request_context import current_request_context
 from ..bodies import take_body
-from ..fields import Fields, parse_object, wrong_type
-from ..ignored_fields import Shape, ignored_fields
+from ..body_field import BodyField, Shape, shape
+from ..fields import Fields, parse_object
+from ..ignored_fields import ignored_fields
 from ..query import Parameters, listed
 from .routes import describe_upstreams
 
-ADDED: Final = Shape(known=frozenset({"count"}))
-DRAINED: Final = Shape(known=frozenset({"mode", "timeout_s"}))
+ADDED: Final = shape(BodyField(name="count", bounds=Bounds(minimum=1, maximum=MAX_ENGINES), default=1))
+DRAINED: Final = shape("mode", BodyField(name="timeout_s", bounds=Bounds(minimum=0)))
 _ENGINE_ID = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
@@ -58,7 +60,7 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
         fields = await _read_fields(ADDED)
         if not desk.info.has_engines:
             raise no_engines()
-        count = fields.integer("count", 1, MAX_ENGINES) or 1
+        count = fields.integer("count") or 1
         num_engines = len(desk.engines())
         if num_engines + count > MAX_ENGINES:
             raise bad_value("count", f"a server has at most {MAX_ENGINES} engines, and this one has {num_engines}")
@@ -67,7 +69,7 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
     @app.post("/v1/admin/engines/<engine_id>/drain")
     async def drain_engine(engine_id: str) -> Response:
         fields = await _read_fields(DRAINED)
-        mode, timeout_s = _read_mode(fields), fields.number("timeout_s", 0)
+        mode, timeout_s = _read_mode(fields), fields.number("timeout_s")
         status = _find(desk, engine_id)
         with _refusals():
             desk.drain_engine(status.engine_id, mode, timeout_s)
@@ -102,20 +104,18 @@ def _answer(body: dict[str, Any], status: HTTPStatus = HTTPStatus.ACCEPTED) -> R
     return Response(orjson.dumps(body), status=status, content_type="application/json")
 
 
-async def _read_fields(shape: Shape) -> Fields:
+async def _read_fields(declared: Shape) -> Fields:
     """Return the body's fields, none if it is empty. Raises APIError; unknown fields are reported as ignored."""
     data, share = await take_body()
     body = await parse_object(data, share.grow) if data else {}
-    current_request_context().ignored_fields = (await ignored_fields(body, shape)).header
-    return Fields(body)
+    current_request_context().ignored_fields = (await ignored_fields(body, declared)).header
+    return Fields(body, declared=declared)
 
 
 def _read_mode(fields: Fields) -> DrainMode:
-    mode = fields.get("mode")
+    mode = fields.optional_text("mode")
     if mode is None:
         return DrainMode.FINISH
-    if type(mode) is not str:
-        raise wrong_type("mode", "a string")
     if mode not in tuple(DrainMode):
         raise bad_value("mode", f"must be one of {listed(DrainMode)}")
     return DrainMode(mode)

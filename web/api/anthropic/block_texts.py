@@ -13,10 +13,8 @@ refused with the path of its field.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...request.errors import APIError, bad_value, unsupported_value
-from ..fields import Fields, missing, wrong_type
+from ..fields import Fields, missing
 from ..pace import Pace
 
 _SKIPPED = frozenset(
@@ -41,15 +39,9 @@ def is_skipped(block: Fields) -> bool:
     return type(kind) is str and (kind in _SKIPPED or kind.endswith(_OF_SERVERS))
 
 
-def blocks_of(value: Any, param: str, pace: Pace) -> list[Fields]:
+def blocks_of(fields: Fields, name: str, pace: Pace) -> list[Fields]:
     """Return the blocks of one field, and count them. Raises APIError."""
-    if type(value) is not list:
-        raise wrong_type(param, "a string or a list of blocks")
-    pace.check_parts(value, param)
-    for index, block in enumerate(value):
-        if type(block) is not dict:
-            raise wrong_type(f"{param}.{index}", "an object")
-    return [Fields(block, f"{param}.{index}") for index, block in enumerate(value)]
+    return list(fields.objects(name, "a string or a list of blocks", pace.check_parts))
 
 
 class BlockTexts:
@@ -71,10 +63,11 @@ class BlockTexts:
                 return "\n".join(texts)
             case "document" if (source := block.fields("source")).get("type") in ("text", "content"):
                 name = "data" if source.get("type") == "text" else "content"
-                about = [block.text(field) for field in ("title", "context") if block.get(field) is not None]
-                return "\n".join([*about, await self._inner(source, name)])
+                about = [block.optional_text(field) for field in ("title", "context")]
+                told = [text for text in about if text is not None]
+                return "\n".join([*told, await self._inner(source, name)])
             case "compaction":
-                return "" if block.get("content") is None else block.text("content")
+                return block.optional_text("content") or ""
             case "image" | "document" if self._is_result:
                 self.unused.append(block.path)
                 return ""
@@ -82,13 +75,13 @@ class BlockTexts:
 
     async def _inner(self, fields: Fields, name: str) -> str:
         """Return a string, or the joined texts of a list of text blocks and images."""
-        value, param = fields.get(name), fields.param(name)
+        value = fields.get(name)
         if value is None:
-            raise missing(param)
+            raise missing(fields.param(name))
         if type(value) is str:
             return value
         texts = []
-        for block in blocks_of(value, param, self._pace):
+        for block in blocks_of(fields, name, self._pace):
             await self._pace.tick()
             if block.text("type") not in ("text", "image"):
                 raise bad_value(block.param("type"), "must be `text`")

@@ -15,9 +15,9 @@ import attrs
 from quipu.actors.messages.prompts import CacheTtl, Mark
 
 from ...request.errors import bad_value
+from ..body_shapes import CACHE_CONTROL as NAME
 from ..fields import Fields
 
-NAME = "cache_control"
 MAX_BREAKPOINTS = 4
 
 Place = Callable[[CacheTtl], Mark]

@@ -13,10 +13,11 @@ from typing import Any
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ContentMark
 
 from ...request.errors import bad_value
+from ..body_shapes import CACHE_CONTROL as NAME
 from ..fields import Fields, wrong_type
 from ..pace import Pace
 from .block_texts import BlockTexts, blocks_of, is_skipped
-from .cache_control import NAME, Breakpoints
+from .cache_control import Breakpoints
 
 REDACTED = "[redacted]"
 """Stands for encrypted thinking."""
@@ -183,11 +184,11 @@ async def _read_result(block: Fields, conversation: Conversation) -> None:
     conversation.add({"role": "tool", "content": "", "tool_call_id": call_id})
     if block.flag("is_error"):
         conversation.say("Error: ")
-    content, param = block.get("content"), block.param("content")
+    content = block.get("content")
     if type(content) is str:
         conversation.say(content)
-    elif content is not None:
-        for inner in blocks_of(content, param, conversation.pace):
+    else:
+        for inner in blocks_of(block, "content", conversation.pace):
             await conversation.pace.tick()
             if is_skipped(inner):
                 _skip(inner, conversation)

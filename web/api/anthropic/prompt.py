@@ -23,7 +23,7 @@ from quipu.actors.messages.output import OutputFormat, OutputRules
 from quipu.actors.messages.prompts import ChatPrompt
 
 from ...request.errors import bad_value
-from ..fields import Fields, missing, wrong_type
+from ..fields import Fields, missing
 from ..forced_calls import read_calls_grammar
 from ..output_grammar import only_one, read_schema_format
 from ..pace import Pace
@@ -34,7 +34,6 @@ from .cache_control import Breakpoints
 from .conversation import Conversation, read_assistant, read_system, read_user
 from .tools import read_choice, read_tools
 
-ROLES = ("user", "assistant", "system")
 BILLING_HEADER = "x-anthropic-billing-header"
 """Claude Code begins its system prompt with such a block, different in each session: it would prevent all cache
 hits."""
@@ -97,7 +96,7 @@ async def _read_system(fields: Fields, conversation: Conversation, keep_billing_
             conversation.breakpoints.text(conversation.place())
             conversation.end_part(None, "system")
         return
-    blocks = blocks_of(system, "system", conversation.pace)
+    blocks = blocks_of(fields, "system", conversation.pace)
     if not keep_billing_header and type(system[0].get("text")) is str and system[0]["text"].startswith(BILLING_HEADER):
         text_of(blocks[0])
         conversation.breakpoints.block(blocks.pop(0), None)
@@ -111,28 +110,16 @@ async def _read_system(fields: Fields, conversation: Conversation, keep_billing_
 
 async def _read_messages(fields: Fields, conversation: Conversation) -> bool:
     """Return whether the last message is the beginning of the response (prefill)."""
-    messages = fields.get("messages")
-    if messages is None:
-        raise missing("messages")
-    if type(messages) is not list:
-        raise wrong_type("messages", "a list of messages")
-    if not messages:
-        raise bad_value("messages", "must not be empty")
-    conversation.pace.check_messages(messages, "messages")
-    for index, message in enumerate(messages):
+    check, messages = conversation.pace.check_messages, fields.get("messages")
+    for index, message in enumerate(fields.objects("messages", "a list of messages", check, is_required=True)):
         await conversation.pace.tick()
-        where = f"messages.{index}"
-        if type(message) is not dict:
-            raise wrong_type(where, "an object")
         conversation.message = index
-        await _read_message(Fields(message, where), conversation, is_last=index == len(messages) - 1)
+        await _read_message(message, conversation, is_last=index == len(messages) - 1)
     return _check_end(messages, conversation)
 
 
 async def _read_message(fields: Fields, conversation: Conversation, *, is_last: bool) -> None:
     role = fields.text("role")
-    if role not in ROLES:
-        raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
     content, param = fields.get("content"), fields.param("content")
     if content is None:
         raise missing(param)
@@ -146,7 +133,7 @@ async def _read_message(fields: Fields, conversation: Conversation, *, is_last: 
             conversation.end_part(None, role)
         _check_results(param, role, conversation)
         return
-    blocks = blocks_of(content, param, conversation.pace)
+    blocks = blocks_of(fields, "content", conversation.pace)
     if role == "user":
         await read_user(blocks, conversation)
     elif role == "assistant":
@@ -190,7 +177,7 @@ def _read_thinking(fields: Fields, form: OutputFormat) -> Thinking:
     if kind not in ("enabled", "adaptive", "disabled"):
         raise bad_value("thinking.type", "must be `enabled`, `adaptive` or `disabled`")
     read.switch(kind != "disabled", "thinking")
-    budget = thinking.integer("budget_tokens", 1)
+    budget = thinking.integer("budget_tokens")
     if budget is not None and kind == "enabled":
         read.limit(budget, thinking.param("budget_tokens"))
     return read

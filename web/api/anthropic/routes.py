@@ -9,6 +9,7 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
+from quipu.actors.declarations import MESSAGES
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk
 
@@ -21,9 +22,8 @@ from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
 from ..stream import Transcript
-from .body import ENDPOINT, MessagesRequest, read_count, read_messages_request
+from .body import MessagesRequest, read_count, read_messages_request
 from .message import PING, MessageWriter, whole_message
-from .shapes import MESSAGES_SHAPE
 
 COUNT_ENDPOINT = "/v1/messages/count_tokens"
 REQUEST_ID_HEADER = "request-id"
@@ -53,13 +53,13 @@ class MessageReply(Reply):
 def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register both endpoints."""
 
-    @app.post(ENDPOINT)
+    @app.post(MESSAGES)
     async def create_message() -> Response:
-        return await answer(ENDPOINT, read_message, MESSAGES_SHAPE, desk, options)
+        return await answer(MESSAGES, read_message, desk, options)
 
     @app.post(COUNT_ENDPOINT)
     async def count_message() -> dict[str, int]:
-        return {"input_tokens": await count_tokens(read, MESSAGES_SHAPE, desk)}
+        return {"input_tokens": await count_tokens(MESSAGES, read, desk)}
 
     async def read(body: dict[str, Any]) -> CountedPrompt:
         asked = await read_count(body, desk.info, options)

@@ -17,31 +17,20 @@ from ..pace import Pace
 from ..tool_set import ToolSet
 from .cache_control import Breakpoints
 
-_KINDS = ("auto", "any", "tool", "none")
-
 
 async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> ToolSet:
     """Return the tools in the form that chat templates expect. Raises APIError."""
     read = ToolSet(pace)
-    tools = fields.get("tools")
-    if tools is None:
-        return read
-    if type(tools) is not list:
-        raise wrong_type("tools", "a list of tools")
-    pace.check_tools(len(tools), "tools")
-    for index, tool in enumerate(tools):
-        where = f"tools.{index}"
-        if type(tool) is not dict:
-            raise wrong_type(where, "an object")
-        await _read_tool(Fields(tool, where), where, read)
+    for tool in fields.objects("tools", "a list of tools", pace.check_tools):
+        await _read_tool(tool, read)
         shown = len(read.shown)  # a breakpoint at a tool that is skipped is at the end of the one before it
-        breakpoints.block(Fields(tool, where), partial(_tool_mark, shown - 1) if shown else None)
+        breakpoints.block(tool, partial(_tool_mark, shown - 1) if shown else None)
     return read
 
 
-async def _read_tool(fields: Fields, where: str, tools: ToolSet) -> None:
-    if fields.get("type") is not None and fields.text("type") != "custom":
-        await tools.skip(where)
+async def _read_tool(fields: Fields, tools: ToolSet) -> None:
+    if fields.optional_text("type") not in (None, "custom"):
+        await tools.skip(fields.path)
         return
     if fields.get("input_schema") is None:
         raise wrong_type(fields.param("input_schema"), "an object")
@@ -49,7 +38,7 @@ async def _read_tool(fields: Fields, where: str, tools: ToolSet) -> None:
     name = fields.text("name")
     if not name:
         raise bad_value(fields.param("name"), "must not be empty")
-    description = "" if fields.get("description") is None else fields.text("description")
+    description = fields.optional_text("description") or ""
     function = {"name": name, "description": description, "parameters": schema}
     shown, is_strict = {"type": "function", "function": function}, tools.read_strict(fields)
     await tools.add(name, fields.param("name"), shown, schema, fields.param("input_schema"), is_strict=is_strict)
@@ -65,8 +54,6 @@ def read_choice(fields: Fields) -> tuple[ToolChoice, bool]:
         return ToolChoice(), False
     choice = fields.fields("tool_choice")
     kind, param = choice.text("type"), choice.param("type")
-    if kind not in _KINDS:
-        raise bad_value(param, f"must be one of {', '.join(_KINDS)}")
     names = frozenset({choice.text("name")}) if kind == "tool" else frozenset() if kind == "none" else None
     forced_by = param if kind in ("any", "tool") else None
     return ToolChoice(names, forced_by), choice.flag("disable_parallel_tool_use")

@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
 import orjson
 from quart import Response
 from quart_trio import QuartTrio
 
+from quipu.actors.declarations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from quipu.actors.messages.block_manager import MissReason
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.cache_answers import PromptLookUp
@@ -34,20 +34,15 @@ from ...options import AppOptions
 from ...request.errors import bad_value, from_request_error, unavailable, unknown_parameter
 from ...request.request_context import current_request_context
 from ..answer import ParsedRequest, Reader, whole_response
-from ..anthropic.body import ENDPOINT as MESSAGES
 from ..anthropic.routes import read_message
-from ..anthropic.shapes import MESSAGES_SHAPE
 from ..bodies import take_body
+from ..body_table import SHAPES
 from ..fields import Fields, missing, parse_object, wrong_type
 from ..generation import check_priority
-from ..ignored_fields import Shape, ignored_fields
+from ..ignored_fields import ignored_fields
 from ..json_structure import MAX_CHAT_VALUES, MAX_VALUES
-from ..openai.chat import ENDPOINT as CHAT
-from ..openai.completions import ENDPOINT as COMPLETIONS
-from ..openai.responses import ENDPOINT as RESPONSES
 from ..openai.responses_routes import read as read_response
 from ..openai.routes import read_chat, read_completion
-from ..openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
 from ..usage import miss_for_client
 
 ENDPOINT = "/v1/cache/lookup"
@@ -57,17 +52,11 @@ BATCH_FIELDS = frozenset({"body", "custom_id", "method", "url"})
 _BEGINS_WITH_COMPLETIONS = re.compile(rb'\s*\{\s*"url"\s*:\s*"/v1/completions"\s*,')
 
 
-@attrs.frozen
-class _Endpoint:
-    read: Reader
-    shape: Shape
-
-
-_ENDPOINTS: Mapping[str, _Endpoint] = {
-    CHAT: _Endpoint(read_chat, CHAT_SHAPE),
-    COMPLETIONS: _Endpoint(read_completion, COMPLETIONS_SHAPE),
-    RESPONSES: _Endpoint(read_response, RESPONSES_SHAPE),
-    MESSAGES: _Endpoint(read_message, MESSAGES_SHAPE),
+_READERS: Mapping[str, Reader] = {
+    CHAT: read_chat,
+    COMPLETIONS: read_completion,
+    RESPONSES: read_response,
+    MESSAGES: read_message,
 }
 
 
@@ -96,9 +85,9 @@ async def _read(desk: Desk, options: AppOptions) -> Encode:
     del data
     fields = Fields(parsed)
     url = fields.text("url")
-    endpoint = _ENDPOINTS.get(url)
-    if endpoint is None:
-        raise bad_value("url", f"must be one of {', '.join(_ENDPOINTS)}")
+    read = _READERS.get(url)
+    if read is None:
+        raise bad_value("url", f"must be one of {', '.join(_READERS)}")
     if has_ids and url != COMPLETIONS:
         raise bad_value("url", "must be given once")
     if fields.get("method") not in (None, "POST"):
@@ -112,9 +101,9 @@ async def _read(desk: Desk, options: AppOptions) -> Encode:
         raise wrong_type("body", "an object")
     del parsed, fields
     context = current_request_context()
-    reply = await endpoint.read(ParsedRequest(body, context.request_id, desk.info, options))
+    reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
     wanted = reply.wanted
-    context.ignored_fields = (await ignored_fields(body, endpoint.shape, wanted.unused_fields)).header
+    context.ignored_fields = (await ignored_fields(body, SHAPES[url], wanted.unused_fields)).header
     check_priority(wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
     return wanted.encode(context.request_id, context.principal.tenant)
 

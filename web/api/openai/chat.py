@@ -9,10 +9,12 @@ from typing import Any
 
 import attrs
 
+from quipu.actors.declarations import CHAT
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import bad_value
+from ..declared_body import fields_of, refuse_unsupported
 from ..fields import Fields
 from ..generation import GenerationRequest, read_model
 from ..pace import Pace
@@ -23,16 +25,14 @@ from .chat_tools import read_chat_tools
 from .common_fields import read_generation, read_limit, unused_verbosity
 from .logprobs import read_chat_scores
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
-from .unsupported import CHAT, refuse_unsupported
 
-ENDPOINT = "/v1/chat/completions"
 ID_PREFIX = "chatcmpl-"
 OBJECT_NAME = "chat.completion"
 
 
 async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
     """Check a body. Raises APIError."""
-    fields = Fields(body)
+    fields = fields_of(body, CHAT)
     model = read_model(fields, info)
     refuse_unsupported(fields, CHAT)
     limit = read_limit(fields)
@@ -51,7 +51,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         unused.append("documents")
     prompt = ChatPrompt(
         messages=read.messages,
-        add_generation_prompt=fields.flag("add_generation_prompt", default=True),
+        add_generation_prompt=fields.flag("add_generation_prompt"),
         template_kwargs=read_template_kwargs(fields, thinking),
         tools=tools.shown,
         continue_final=_read_continued(fields, read.messages[-1]),
@@ -62,7 +62,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     request = read_generation(
         fields,
         info,
-        endpoint=ENDPOINT,
+        endpoint=CHAT,
         model=model,
         prompts=(prompt,),
         prompt_param="messages",
@@ -70,7 +70,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         max_sequences=max_sequences,
         scores=read_chat_scores(fields),
     )
-    include_reasoning = fields.flag("include_reasoning", default=True)
+    include_reasoning = fields.flag("include_reasoning")
     names_reasoning = include_reasoning and info.output.reasoning_parser is not None
     request = attrs.evolve(
         request,
@@ -89,7 +89,7 @@ def _read_continued(fields: Fields, last_message: Any) -> bool:
     """Return whether the last message is the beginning of the response."""
     if not fields.flag("continue_final_message"):
         return False
-    if fields.flag("add_generation_prompt"):
+    if fields.get("add_generation_prompt"):
         raise bad_value("continue_final_message", "not allowed together with `add_generation_prompt`")
     if "tool_calls" in last_message:
         raise bad_value("continue_final_message", "the last message must not have tool calls")

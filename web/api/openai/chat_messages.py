@@ -17,12 +17,11 @@ import attrs
 from quipu.actors.messages.prompts import ChatPart
 
 from ...request.errors import bad_value, unsupported_parameter, unsupported_value
-from ..fields import Fields, missing, wrong_type
+from ..fields import Fields
 from ..pace import Pace
 from .call_arguments import read_arguments
 from .prompt_cache import PartBreakpoints, read_breakpoint
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OF_ANSWERS = ("audio", "refusal")
 """What only messages of the assistant may have."""
 _CALLS = ("tool_calls", "function_call")
@@ -48,20 +47,9 @@ class ReadMessages:
 
 async def read_messages(fields: Fields, breakpoints: PartBreakpoints, pace: Pace) -> ReadMessages:
     """Return `messages`; their breakpoints are added to `breakpoints`. Raises APIError."""
-    messages = fields.get("messages")
-    if messages is None:
-        raise missing("messages")
-    if type(messages) is not list:
-        raise wrong_type("messages", "a list of messages")
-    if not messages:
-        raise bad_value("messages", "must not be empty")
-    pace.check_messages(messages, "messages")
     reader = _Reader(breakpoints, pace)
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if type(message) is not dict:
-            raise wrong_type(where, "an object")
-        await reader.read(Fields(message, where))
+    for message in fields.objects("messages", "a list of messages", pace.check_messages, is_required=True):
+        await reader.read(message)
     return ReadMessages(tuple(reader.messages), tuple(reader.parts), tuple(reader.unused))
 
 
@@ -77,21 +65,19 @@ class _Reader:
     async def read(self, fields: Fields) -> None:
         await self._pace.tick()
         role = fields.text("role")
-        if role not in ROLES:
-            raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
-        for name in _OF_ANSWERS if role != "assistant" else ():
-            if fields.get(name):
-                raise unsupported_parameter(fields.param(name))
-        for name in _CALLS:
-            if role != "assistant" and fields.get(name):
-                raise bad_value(fields.param(name), "only allowed in messages of the role `assistant`")
+        for field in _OF_ANSWERS if role != "assistant" else ():
+            if fields.get(field):
+                raise unsupported_parameter(fields.param(field))
+        for field in _CALLS:
+            if role != "assistant" and fields.get(field):
+                raise bad_value(fields.param(field), "only allowed in messages of the role `assistant`")
         message: dict[str, Any] = {"role": role, "content": await self._read_content(fields, role)}
-        if fields.get("name") is not None:
-            message["name"] = fields.text("name")
+        if (name := fields.optional_text("name")) is not None:
+            message["name"] = name
         match role:
             case "assistant":
-                if not message["content"] and fields.get("refusal") is not None:
-                    message["content"] = fields.text("refusal")
+                if not message["content"] and (refusal := fields.optional_text("refusal")) is not None:
+                    message["content"] = refusal
                     self._note_part(role, None, len(message["content"]))
                 if fields.get("audio") is not None:
                     fields.fields("audio")
@@ -123,27 +109,17 @@ class _Reader:
         return f"call{self._num_function_calls:05}"
 
     async def _read_calls(self, fields: Fields) -> list[dict[str, Any]]:
-        calls, param = fields.get("tool_calls"), fields.param("tool_calls")
-        if calls is None:
-            return []
-        if type(calls) is not list:
-            raise wrong_type(param, "a list of tool calls")
-        self._pace.check_parts(calls, param)
         read = []
-        for index, call in enumerate(calls):
-            where = f"{param}[{index}]"
+        for call in fields.objects("tool_calls", "a list of tool calls", self._pace.check_parts):
             await self._pace.tick()
-            if type(call) is not dict:
-                raise wrong_type(where, "an object")
-            call_fields = Fields(call, where)
-            if call_fields.get("type") == "custom":
-                custom = call_fields.fields("custom")
+            if call.get("type") == "custom":
+                custom = call.fields("custom")
                 function = {"name": custom.text("name"), "arguments": {"input": custom.text("input")}}
-                read.append({"id": call_fields.text("id"), "type": "function", "function": function})
+                read.append({"id": call.text("id"), "type": "function", "function": function})
                 continue
-            if call_fields.get("type") not in (None, "function"):
-                raise unsupported_value(f"{where}.type", "must be `function` or `custom`")
-            read.append(await self._read_call(call_fields.fields("function"), call_fields.text("id")))
+            if call.get("type") not in (None, "function"):
+                raise unsupported_value(call.param("type"), "must be `function` or `custom`")
+            read.append(await self._read_call(call.fields("function"), call.text("id")))
         return read
 
     async def _read_call(self, function: Fields, call_id: str) -> dict[str, Any]:
@@ -152,38 +128,29 @@ class _Reader:
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     async def _read_content(self, fields: Fields, role: str) -> str:
-        content, param = fields.get("content"), fields.param("content")
+        content = fields.get("content")
         if role in _MAY_BE_EMPTY and (content is None or content == []):
             return ""
-        if type(content) is not list:
-            if content is not None and type(content) is not str:
-                raise wrong_type(param, "a string or a list of text parts")
-            text = fields.text("content")
-            self._note_part(role, None, len(text))
-            return text
-        if not content:
-            raise bad_value(param, "must not be empty")
-        self._pace.check_parts(content, param)
+        if type(content) is str:
+            self._note_part(role, None, len(content))
+            return content
+        parts = fields.objects("content", "a string or a list of text parts", self._pace.check_parts, is_required=True)
         texts_of = _ANSWERS if role == "assistant" else _TEXTS
         texts = []
         num_chars = 0
-        for index, part in enumerate(content):
-            where = f"{param}[{index}]"
+        for index, part in enumerate(parts):
             await self._pace.tick()
-            if type(part) is not dict:
-                raise wrong_type(where, "an object")
-            part_fields = Fields(part, where)
-            part_type = part_fields.text("type")
+            part_type = part.text("type")
             if part_type in _UNREADABLE and role in _RESULTS:
-                self.unused.append(where)
+                self.unused.append(part.path)
             elif part_type not in texts_of:
                 named = part_type[:_MAX_TYPE_CHARS]
                 problem = f"must be `text`; parts of type `{named}` are not supported by this server"
-                raise unsupported_value(f"{where}.type", problem)
-            texts.append(part_fields.text(part_type) if part_type in texts_of else "")
+                raise unsupported_value(part.param("type"), problem)
+            texts.append(part.text(part_type) if part_type in texts_of else "")
             num_chars += len(texts[-1])
             self._note_part(role, index, num_chars)
-            self._breakpoints.add(read_breakpoint(part_fields), len(self.messages), num_chars)
+            self._breakpoints.add(read_breakpoint(part), len(self.messages), num_chars)
         return "".join(texts)
 
     def _note_part(self, role: str, part: int | None, num_chars: int, call: int | None = None) -> None:

@@ -11,7 +11,7 @@ from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.output import OutputRules
 
 from ...request.errors import bad_value, unsupported_value
-from ..fields import Fields, wrong_type
+from ..fields import Fields
 from ..forced_calls import read_calls_grammar
 from ..output_grammar import read_openai_grammar
 from ..pace import Pace
@@ -20,6 +20,7 @@ from ..tool_set import ToolSet, read_name
 from .tool_choice import read_tool_choice
 
 _MAX_TYPE_CHARS = 40
+_LIST = "a list of tools"
 
 
 @attrs.frozen
@@ -41,22 +42,15 @@ async def read_chat_tools(fields: Fields, form: CallForm | None, pace: Pace) -> 
     is_legacy = bool(fields.get("functions"))
     if is_legacy and fields.get("tools"):
         raise bad_value("functions", "not allowed together with `tools`")
-    for index, tool in enumerate(_read_list(fields, "tools", pace)):
-        where = f"tools[{index}]"
-        if type(tool) is not dict:
-            raise wrong_type(where, "an object")
-        entry = Fields(tool, where)
-        if (kind := entry.text("type")) != "function":
+    for tool in fields.objects("tools", _LIST, pace.check_tools):
+        if (kind := tool.text("type")) != "function":
             named = kind[:_MAX_TYPE_CHARS]
             problem = f"must be `function`; tools of type `{named}` are not supported by this server"
-            raise unsupported_value(f"{where}.type", problem)
-        await _add(entry.fields("function"), tool, tools)
-    for index, function in enumerate(_read_list(fields, "functions", pace)):
-        where = f"functions[{index}]"
-        if type(function) is not dict:
-            raise wrong_type(where, "an object")
-        await _add(Fields(function, where), {"type": "function", "function": function}, tools)
-    several = fields.flag("parallel_tool_calls", default=True) and not is_legacy
+            raise unsupported_value(tool.param("type"), problem)
+        await _add(tool.fields("function"), tool.values, tools)
+    for function in fields.objects("functions", _LIST, pace.check_tools):
+        await _add(function, {"type": "function", "function": function.values}, tools)
+    several = fields.flag("parallel_tool_calls") and not is_legacy
     choice = await read_tool_choice(fields, pace)
     old_choice = await read_tool_choice(fields, pace, "function_call")
     if old_choice.forced_by is not None and not is_legacy:
@@ -72,16 +66,6 @@ async def read_chat_tools(fields: Fields, form: CallForm | None, pace: Pace) -> 
         grammar=grammar,
         unused=tuple(tools.unused),
     )
-
-
-def _read_list(fields: Fields, name: str, pace: Pace) -> list[Any]:
-    tools = fields.get(name)
-    if tools is None:
-        return []
-    if type(tools) is not list:
-        raise wrong_type(name, "a list of tools")
-    pace.check_tools(len(tools), name)
-    return tools
 
 
 async def _add(function: Fields, tool: dict[str, Any], tools: ToolSet) -> None:

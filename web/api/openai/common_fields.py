@@ -5,8 +5,6 @@ The endpoints read their prompts and leave the rest of the body to `read_generat
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from quipu.actors.messages.prompts import Prompt
@@ -14,20 +12,10 @@ from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import bad_value
 from ..affinity import read_affinity_key
-from ..fields import Fields, wrong_type
-from ..generation import (
-    MAX_STOP_CHARS,
-    MAX_STOP_STRINGS,
-    NO_SCORES,
-    GenerationRequest,
-    WantedScores,
-    read_cache_salt,
-    read_priority,
-)
-from ..sampling import read_sampling
+from ..fields import Fields
+from ..generation import NO_SCORES, GenerationRequest, WantedScores
+from ..request_reader import TokenLimit, read_request
 
-MAX_CHOICES = 128
-"""As in OpenAI's API."""
 AFFINITY_FIELDS = ("prompt_cache_key", "user")
 """The former replaces the latter in OpenAI's API. Its `safety_identifier` has nothing to do with caching."""
 
@@ -45,18 +33,10 @@ class Delivery:
     """Cached tokens are split by tier."""
 
 
-@attrs.frozen
-class TokenLimit:
-    """The maximum number of tokens of a choice, and the field that sets it."""
-
-    num_tokens: int | None
-    param: str
-
-
-def read_limit(fields: Fields, *, least: int = 1) -> TokenLimit:
+def read_limit(fields: Fields) -> TokenLimit:
     """`max_completion_tokens`, or else `max_tokens`. Raises APIError."""
     # Both are checked, so that neither hides an invalid value of the other.
-    older, newer = fields.integer("max_tokens", least), fields.integer("max_completion_tokens", least)
+    older, newer = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
     return TokenLimit(older, "max_tokens") if newer is None else TokenLimit(newer, "max_completion_tokens")
 
 
@@ -73,49 +53,21 @@ def read_generation(
     scores: WantedScores = NO_SCORES,
 ) -> GenerationRequest:
     """Check everything that is not specific to one endpoint. Raises APIError."""
-    num_choices = fields.integer("n", 1, MAX_CHOICES) or 1
+    num_choices = fields.integer("n") or 1
     if len(prompts) * num_choices > max_sequences:
         raise bad_value(prompt_param, f"the number of prompts times `n` must be at most {max_sequences}")
-    sampling = read_sampling(
+    request = read_request(
         fields,
         info,
         endpoint=endpoint,
-        max_tokens=limit.num_tokens,
-        max_tokens_param=limit.param,
-        scores=scores,
-    )
-    return GenerationRequest(
         model=model,
         prompts=prompts,
         prompt_param=prompt_param,
+        limit=limit,
         num_choices=num_choices,
-        max_tokens=limit.num_tokens,
-        max_tokens_param=limit.param,
-        sampling=sampling.params,
-        bad_words=sampling.bad_words,
-        stop=_read_stop(fields),
-        include_stop=fields.flag("include_stop_str_in_output"),
-        skip_special_tokens=fields.flag("skip_special_tokens", default=True),
-        priority=read_priority(fields),
-        cache_salt=read_cache_salt(fields),
-        affinity_key=read_affinity_key(fields, *AFFINITY_FIELDS),
         scores=scores,
     )
-
-
-def _read_stop(fields: Fields) -> tuple[str, ...]:
-    value: Any = fields.get("stop")
-    if value is None:
-        return ()
-    if type(value) is str:
-        value = [value]
-    if type(value) is list and len(value) > MAX_STOP_STRINGS:
-        raise bad_value("stop", f"must have at most {MAX_STOP_STRINGS} strings")
-    if type(value) is not list or any(type(stop) is not str for stop in value):
-        raise wrong_type("stop", "a string or a list of strings")
-    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in value):
-        raise bad_value("stop", f"strings must have between 1 and {MAX_STOP_CHARS} characters")
-    return tuple(value)
+    return attrs.evolve(request, affinity_key=read_affinity_key(fields, *AFFINITY_FIELDS))
 
 
 def read_delivery(fields: Fields) -> Delivery:
@@ -135,6 +87,4 @@ def read_delivery(fields: Fields) -> Delivery:
 
 def unused_verbosity(fields: Fields) -> tuple[str, ...]:
     """Return the path of `verbosity` if it asks for what no model here can do. Raises APIError."""
-    if fields.get("verbosity") is None or fields.text("verbosity") == "medium":
-        return ()
-    return (fields.param("verbosity"),)
+    return () if fields.optional_text("verbosity") in (None, "medium") else (fields.param("verbosity"),)

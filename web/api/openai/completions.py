@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import orjson
 
+from quipu.actors.declarations import COMPLETIONS
 from quipu.actors.messages.handler import Delta, ScoredDelta
 from quipu.actors.messages.prompts import Prompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.scores import TokenScores
@@ -20,6 +21,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 from ...http.sse import json_for_line
 from ...request.errors import bad_value, invalid
 from ..content import CallIds
+from ..declared_body import fields_of, refuse_unsupported
 from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..output_grammar import read_openai_grammar
@@ -36,9 +38,7 @@ from .logprobs import (
 )
 from .prompt_cache import PREWARM, read_cache_wishes
 from .token_ids import id_pieces
-from .unsupported import COMPLETIONS, refuse_unsupported
 
-ENDPOINT = "/v1/completions"
 ID_PREFIX = "cmpl-"
 OBJECT_NAME = "text_completion"
 DEFAULT_MAX_TOKENS = 16
@@ -51,11 +51,11 @@ _PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of 
 
 async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
     """Check a body. Raises APIError."""
-    fields = Fields(body)
+    fields = fields_of(body, COMPLETIONS)
     model = read_model(fields, info)
     refuse_unsupported(fields, COMPLETIONS)
     scores = read_completion_scores(fields)
-    limit = read_limit(fields, least=0)
+    limit = read_limit(fields)
     if limit.num_tokens is None:
         limit = attrs.evolve(limit, num_tokens=DEFAULT_MAX_TOKENS)
     async with Pace() as pace:
@@ -64,7 +64,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     request = read_generation(
         fields,
         info,
-        endpoint=ENDPOINT,
+        endpoint=COMPLETIONS,
         model=model,
         prompts=prompts,
         prompt_param="prompt",
@@ -72,7 +72,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
         max_sequences=max_sequences,
         scores=scores,
     )
-    best_of = fields.integer("best_of", 1)
+    best_of = fields.integer("best_of")
     if best_of is not None and best_of != request.num_choices:
         raise bad_value(
             "best_of", "must equal `n`; other values are not supported by this server", "unsupported_parameter"

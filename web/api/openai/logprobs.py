@@ -20,8 +20,6 @@ from ...request.errors import bad_value
 from ..fields import Fields
 from ..generation import WantedScores
 
-MAX_LOGPROBS = 20
-"""Limit of the top logprobs for each token."""
 MAX_ENTRIES = 512
 """Tokens encoded in one piece, including the top tokens of each: about a millisecond of work."""
 _LEAST = -9999.0
@@ -33,7 +31,7 @@ Naming = Callable[[ScoredToken | LikelyToken], str]
 def read_completion_scores(fields: Fields) -> WantedScores:
     """Return which logprobs a completion requests. Raises APIError."""
     # False requests nothing, as in chat, where the field is a flag.
-    num_output = None if fields.get("logprobs") is False else fields.integer("logprobs", 0, MAX_LOGPROBS)
+    num_output = None if fields.get("logprobs") is False else fields.integer("logprobs")
     return WantedScores(
         output=num_output,
         prompt=_read_prompt_logprobs(fields),
@@ -45,7 +43,7 @@ def read_completion_scores(fields: Fields) -> WantedScores:
 def read_chat_scores(fields: Fields) -> WantedScores:
     """Return which logprobs a chat completion requests. Raises APIError."""
     is_wanted = fields.flag("logprobs")
-    num_top = fields.integer("top_logprobs", 0, MAX_LOGPROBS) or 0
+    num_top = fields.integer("top_logprobs") or 0
     if num_top and not is_wanted:
         raise bad_value("top_logprobs", "only allowed when `logprobs` is true")
     return WantedScores(
@@ -58,7 +56,7 @@ def read_chat_scores(fields: Fields) -> WantedScores:
 def _read_prompt_logprobs(fields: Fields) -> int | None:
     if fields.get("prompt_logprobs") is False:
         return None
-    num_top = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    num_top = fields.integer("prompt_logprobs")
     if num_top is not None and fields.flag("stream"):
         raise bad_value("prompt_logprobs", "not supported when `stream` is true")
     return num_top

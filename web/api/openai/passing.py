@@ -21,7 +21,6 @@ from quart import Response
 
 from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.prompts import Prompt
-from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from quipu.actors.messages.upstream import Forward, UpstreamRefusal
 from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo
 from quipu.actors.request_desk.passing_on import Placement
@@ -34,7 +33,8 @@ from ...request.request_context import current_request_context, note_error
 from ...request.tally import Tally
 from ..affinity import affinity_of, read_affinity_key
 from ..answer import ReceivedBody, expire, open_sink, stream_response
-from ..fields import Fields
+from ..body_table import PORTABLE
+from ..declared_body import fields_of
 from ..generation import GenerationRequest
 from ..stream import StreamWriter
 from .common_fields import AFFINITY_FIELDS
@@ -45,27 +45,6 @@ MAX_VOCABULARY = 2**31
 """Of upstreams: token ids beyond it are none."""
 MAX_CONTEXT = 1 << 20
 """Tokens of a prompt for which there is an estimate."""
-PORTABLE = frozenset(field.name for field in SAMPLING_FIELDS if field.is_portable) | frozenset(
-    {
-        "logprobs",
-        "max_completion_tokens",
-        "max_tokens",
-        "messages",
-        "metadata",
-        "model",
-        "n",
-        "prompt",
-        "prompt_cache_key",
-        "safety_identifier",
-        "stop",
-        "stream",
-        "stream_options",
-        "top_logprobs",
-        "user",
-    }
-)
-"""Fields that mean the same to every server. Not among them: `seed`, whose tokens are those of one implementation, and
-tools and schemas, for which servers need flags."""
 _PORTABLE_OPTIONS = frozenset({"include_obfuscation", "include_usage"})
 
 
@@ -156,7 +135,7 @@ def read_forward(
     request_id: str, endpoint: str, body: dict[str, Any], data: bytes, tenant: str, options: AppOptions
 ) -> Forward:
     """Return what is passed on. Raises APIError."""
-    fields = Fields(body)
+    fields = fields_of(body, endpoint)
     stream_options = fields.fields("stream_options")
     asks_usage = stream_options.flag("include_usage")
     return Forward(

@@ -18,13 +18,12 @@ import attrs
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ContentMark, Mark
 
 from ...request.errors import bad_value
+from ..body_shapes import BREAKPOINT
 from ..fields import Fields
 
-OPTIONS, RETENTION, BREAKPOINT = "prompt_cache_options", "prompt_cache_retention", "prompt_cache_breakpoint"
+OPTIONS, RETENTION = "prompt_cache_options", "prompt_cache_retention"
 PREWARM = f"{OPTIONS}.prewarm"
 MAX_BREAKPOINTS = 4
-MODES = ("implicit", "explicit")
-_RETENTIONS = {"in_memory": None, "24h": CacheTtl.ONE_HOUR}
 _TTL = re.compile(r"([1-9][0-9]{0,5})([smhd])", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SHORTEST_S, _LONGEST_S = 300, 3600
@@ -46,14 +45,8 @@ class CacheWishes:
 def read_cache_wishes(fields: Fields) -> CacheWishes:
     """Read the fields of the request itself. Raises APIError."""
     options = fields.fields(OPTIONS)
-    mode = None if options.get("mode") is None else options.text("mode")
-    if mode not in (None, *MODES):
-        raise bad_value(options.param("mode"), f"must be one of {', '.join(MODES)}")
-    ttl = read_ttl(options)
-    retention = None if fields.get(RETENTION) is None else fields.text(RETENTION)
-    if retention is not None and retention not in _RETENTIONS:
-        raise bad_value(RETENTION, f"must be one of {', '.join(_RETENTIONS)}")
-    kept = None if retention is None else _RETENTIONS[retention]
+    mode, ttl = options.optional_text("mode"), read_ttl(options)
+    kept = CacheTtl.ONE_HOUR if fields.optional_text(RETENTION) == "24h" else None
     named = [options.param("ttl")] * (ttl is not None) + [RETENTION] * (ttl is None and kept is not None)
     unused = [RETENTION] * (ttl is not None and kept is not None)  # the ttl replaces it
     prewarm = options.flag("prewarm")
@@ -62,9 +55,10 @@ def read_cache_wishes(fields: Fields) -> CacheWishes:
 
 def read_ttl(fields: Fields) -> CacheTtl | None:
     """Return the longest ttl that there is here and that is no longer than the field `ttl`. Raises APIError."""
-    if fields.get("ttl") is None:
+    ttl, param = fields.optional_text("ttl"), fields.param("ttl")
+    if ttl is None:
         return None
-    param, found = fields.param("ttl"), _TTL.fullmatch(fields.text("ttl"))
+    found = _TTL.fullmatch(ttl)
     if found is None:
         raise bad_value(param, "must be a number and a unit, such as `5m`, `30m` or `1h`")
     seconds = int(found[1]) * _SECONDS[found[2]]

@@ -2,7 +2,7 @@
 
 `read_response` returns the request and the fields that the response echoes. Nothing is stored, so fields that refer to
 an earlier response are refused by name, as are fields that would change the response and are not implemented
-(`unsupported.py`). Sampling, stop strings, priority and salt are read as on the other endpoints.
+(`../body_table.py`). Sampling, stop strings, priority and salt are read as on the other endpoints.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Any
 
 import attrs
 
+from quipu.actors.declarations import RESPONSES
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ...request.errors import bad_value, unknown_parameter, unsupported_value
+from ...request.errors import bad_value, unsupported_value
+from ..declared_body import fields_of, refuse_unknown, refuse_unsupported
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest, read_model
 from ..output_grammar import read_format
 from ..pace import Pace
+from ..request_reader import TokenLimit
 from ..template_fields import read_switch_and_budget, read_template_kwargs
 from ..thinking import Thinking
-from .common_fields import TokenLimit, read_delivery, read_generation, unused_verbosity
+from .common_fields import read_delivery, read_generation, unused_verbosity
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .responses_echo import read_echo
 from .responses_input import read_input
 from .responses_tools import ResponseTools
 from .tool_choice import read_tool_choice
-from .unsupported import RESPONSES, refuse_unsupported
 
-ENDPOINT = "/v1/responses"
 MAX_INCLUDED = 64
-OTHER_LIMITS = ("max_tokens", "max_completion_tokens")
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -50,16 +50,18 @@ class ResponseRequest:
 
 async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> ResponseRequest:
     """Check a body. Raises APIError."""
-    fields = Fields(body)
+    fields = fields_of(body, RESPONSES)
     model = read_model(fields, info)
-    _refuse(fields)
-    limit = TokenLimit(fields.integer("max_output_tokens", 1), "max_output_tokens")
+    refuse_unknown(fields, RESPONSES)
+    refuse_unsupported(fields, RESPONSES)
+    _check_included(fields)
+    limit = TokenLimit(fields.integer("max_output_tokens"), "max_output_tokens")
     thinking = Thinking(info.output)
     thinking.read_effort(fields.fields("reasoning"), "effort")
     read_switch_and_budget(fields, thinking)
     wishes = read_cache_wishes(fields)
     breakpoints = PartBreakpoints(wishes)
-    several = fields.flag("parallel_tool_calls", default=True)
+    several = fields.flag("parallel_tool_calls")
     async with Pace() as pace:
         tools = ResponseTools(pace)
         await tools.read(fields)
@@ -78,7 +80,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     wanted = read_generation(
         fields,
         info,
-        endpoint=ENDPOINT,
+        endpoint=RESPONSES,
         model=model,
         prompts=(prompt,),
         prompt_param="input",
@@ -90,7 +92,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         system_param="instructions" if fields.get("instructions") else "",
         output=tools.output(choice, one_call=one_call),
         rules=tools.rules(),
-        include_reasoning=fields.flag("include_reasoning", default=True),
+        include_reasoning=fields.flag("include_reasoning"),
         grammar=grammar,
         thinking_budget=thinking.budget,
         unused_fields=(
@@ -107,11 +109,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     return ResponseRequest(wanted, delivery.stream, delivery.with_tiers, read_echo(fields, wanted))
 
 
-def _refuse(fields: Fields) -> None:
-    for name in OTHER_LIMITS:
-        if fields.get(name) is not None:
-            raise unknown_parameter(name, instead="max_output_tokens")
-    refuse_unsupported(fields, RESPONSES, with_hints=False)
+def _check_included(fields: Fields) -> None:
     include = fields.get("include")
     if type(include) is list and len(include) > MAX_INCLUDED:
         raise bad_value("include", f"must have at most {MAX_INCLUDED} entries")

@@ -25,7 +25,6 @@ _VALUE_CHARS = 8
 _TEXTS = ("prompt_cache_key", "safety_identifier", "user")
 """Echoed. An id chosen by a client is no reason to share or to divide a cache; `../affinity.py` has what it is for."""
 _FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict")
-_SUMMARIES = ("auto", "concise", "detailed", "none")
 
 
 def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
@@ -37,13 +36,13 @@ def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
         "frequency_penalty": rules.frequency_penalty,
         "instructions": fields.get("instructions"),
         "max_output_tokens": wanted.max_tokens,
-        "max_tool_calls": fields.integer("max_tool_calls", 0),
+        "max_tool_calls": fields.integer("max_tool_calls"),
         "metadata": _read_metadata(fields),
         "model": wanted.model,
-        "parallel_tool_calls": fields.flag("parallel_tool_calls", default=True),
+        "parallel_tool_calls": fields.flag("parallel_tool_calls"),
         "presence_penalty": rules.presence_penalty,
         "previous_response_id": None,
-        **{name: fields.text(name) if fields.get(name) is not None else None for name in _TEXTS},
+        **{name: fields.optional_text(name) for name in _TEXTS},
         "reasoning": _read_reasoning(fields.fields("reasoning")),
         "service_tier": _read_service_tier(fields),
         "store": False,
@@ -59,10 +58,8 @@ def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
 
 def _read_reasoning(reasoning: Fields) -> Mapping[str, Any]:
     """Check the kind of summary: the reasoning itself is sent, so it does not matter which."""
-    for name in ("summary", "generate_summary"):
-        if reasoning.get(name) is not None and reasoning.text(name) not in _SUMMARIES:
-            raise bad_value(reasoning.param(name), f"must be one of {', '.join(_SUMMARIES)}")
-    return {name: reasoning.get(name) for name in ("effort", "summary")}
+    summary, _ = reasoning.optional_text("summary"), reasoning.optional_text("generate_summary")
+    return {"effort": reasoning.get("effort"), "summary": summary}
 
 
 def _read_format(text: Fields) -> Mapping[str, Any]:
@@ -79,8 +76,7 @@ def _read_format(text: Fields) -> Mapping[str, Any]:
 
 def _read_service_tier(fields: Fields) -> str:
     """Check the field, and return the only tier there is."""
-    if fields.get("service_tier") is not None:
-        fields.text("service_tier")
+    fields.optional_text("service_tier")
     return "default"
 
 

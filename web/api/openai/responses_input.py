@@ -19,7 +19,7 @@ import attrs
 
 from quipu.actors.messages.prompts import ChatPart
 
-from ...request.errors import bad_value, unsupported_value
+from ...request.errors import unsupported_value
 from ..fields import Fields, missing, wrong_type
 from ..pace import Pace
 from .call_arguments import read_arguments
@@ -28,7 +28,6 @@ from .prompt_cache import PartBreakpoint, PartBreakpoints, read_breakpoint
 from .responses_tools import ResponseTools
 from .tool_choice import read_flat_name
 
-ROLES = ("user", "assistant", "system", "developer")
 SKIPPED = frozenset(
     {
         "agent_message",
@@ -69,9 +68,7 @@ async def read_input(fields: Fields, tools: ResponseTools, breakpoints: PartBrea
 
     Tools and items that are skipped are added to `tools`, and breakpoints to `breakpoints`.
     """
-    instructions = fields.get("instructions")
-    if instructions is not None and type(instructions) is not str:
-        raise wrong_type("instructions", "a string")
+    instructions = fields.optional_text("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
     reader = _Reader(system, tools, breakpoints, pace)
     items = fields.get("input")
@@ -80,13 +77,10 @@ async def read_input(fields: Fields, tools: ResponseTools, breakpoints: PartBrea
     if type(items) is str:
         reader.messages.append({"role": "user", "content": items})
         reader.end_parts("user", _Text(items))
-    elif type(items) is not list:
-        raise wrong_type("input", "a string or a list of items")
     else:
-        pace.check_messages(items, "input")
-        for index, item in enumerate(items):
+        for index, item in enumerate(fields.objects("input", "a string or a list of items", pace.check_messages)):
             reader.item = index
-            await reader.read(item, f"input[{index}]")
+            await reader.read(item)
     if len(reader.messages) == len(system):
         reader.messages.append({"role": "user", "content": ""})  # agents send an empty input to see who answers
     return ReadMessages(tuple(reader.messages), tuple(reader.parts))
@@ -131,17 +125,16 @@ class _Reader:
             "shell_call_output": self._read_shell_output,
         }
 
-    async def read(self, item: Any, where: str) -> None:
+    async def read(self, fields: Fields) -> None:
+        """Read an item."""
         await self._pace.tick()
-        if type(item) is not dict:
-            raise wrong_type(where, "an object")
-        fields = Fields(item, where)
-        if fields.get("type") is None and fields.get("role") is None:
-            raise missing(f"{where}.type")
-        # A message may omit its type.
-        item_type = "message" if fields.get("type") is None else fields.text("type")
+        item_type = fields.optional_text("type")
+        if item_type is None:
+            if fields.get("role") is None:
+                raise missing(fields.param("type"))
+            item_type = "message"  # which may omit it
         if item_type in SKIPPED:
-            self._tools.unused.append(where)
+            self._tools.unused.append(fields.path)
             return
         read = self._readers.get(item_type)
         if read is None:
@@ -159,8 +152,6 @@ class _Reader:
 
     async def _read_message(self, fields: Fields) -> None:
         role = fields.text("role")
-        if role not in ROLES:
-            raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
         text = await self._read_text(fields, "content", _ANSWER_PARTS if role == "assistant" else _TEXT_PARTS)
         last = self.messages[-1] if len(self.messages) > self._num_before else {}
         if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
@@ -203,24 +194,19 @@ class _Reader:
 
     async def _read_shell_output(self, fields: Fields) -> None:
         """Read what commands have printed, one after the other."""
-        outputs, param = fields.get("output"), fields.param("output")
-        if type(outputs) is not list:
-            raise wrong_type(param, "a list of outputs")
-        self._pace.check_parts(outputs, param)
+        if fields.get("output") is None:
+            raise wrong_type(fields.param("output"), "a list of outputs")
         texts = []
-        for index, output in enumerate(outputs):
+        for printed in fields.objects("output", "a list of outputs", self._pace.check_parts):
             await self._pace.tick()
-            if type(output) is not dict:
-                raise wrong_type(f"{param}[{index}]", "an object")
-            printed = Fields(output, f"{param}[{index}]")
-            texts += [printed.text(name) for name in ("stdout", "stderr") if printed.get(name) is not None]
+            texts += [printed.optional_text(name) or "" for name in ("stdout", "stderr")]
         self._add_result(fields, _Text("".join(texts)))
 
     def _add_result(self, fields: Fields, content: _Text) -> None:
         message = {"role": "tool", "content": content.text}
         for name, key in (("call_id", "tool_call_id"), ("name", "name")):
-            if fields.get(name) is not None:
-                message[key] = fields.text(name)
+            if (value := fields.optional_text(name)) is not None:
+                message[key] = value
         self.messages.append(message)
         self.end_parts("tool", content)
 
@@ -238,32 +224,22 @@ class _Reader:
         self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS, skipped: tuple[str, ...] = ()
     ) -> _Text:
         """Return a string, or the joined texts of a list of parts."""
-        value, param = fields.get(name), fields.param(name)
-        if value is None:
-            raise missing(param)
+        value = fields.get(name)
         if type(value) is str:
             return _Text(value)
-        if type(value) is not list:
-            raise wrong_type(param, "a string or a list of text parts")
-        if not value:
-            raise bad_value(param, "must not be empty")
-        self._pace.check_parts(value, param)
+        parts = fields.objects(name, "a string or a list of text parts", self._pace.check_parts, is_required=True)
         texts, breakpoints = [], []
-        for index, part in enumerate(value):
-            where = f"{param}[{index}]"
+        for part in parts:
             await self._pace.tick()
-            if type(part) is not dict:
-                raise wrong_type(where, "an object")
-            part_fields = Fields(part, where)
-            part_type = part_fields.text("type")
+            part_type = part.text("type")
             if part_type in skipped:
-                self._tools.unused.append(where)
+                self._tools.unused.append(part.path)
                 texts.append("")
             elif part_type not in part_types:
                 allowed, named = " or ".join(part_types), part_type[:_MAX_TYPE_CHARS]
                 problem = f"must be {allowed}; parts of type `{named}` are not supported by this server"
-                raise unsupported_value(f"{where}.type", problem)
+                raise unsupported_value(part.param("type"), problem)
             else:
-                texts.append(part_fields.text("refusal" if part_type == "refusal" else "text"))
-            breakpoints.append(read_breakpoint(part_fields))
+                texts.append(part.text("refusal" if part_type == "refusal" else "text"))
+            breakpoints.append(read_breakpoint(part))
         return _Text("".join(texts), tuple(accumulate(map(len, texts))), tuple(breakpoints))

@@ -13,6 +13,7 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
+from quipu.actors.declarations import RESPONSES
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk
@@ -25,13 +26,12 @@ from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
 from ..stream import Transcript
-from .responses import ENDPOINT, ResponseRequest, read_response
+from .responses import ResponseRequest, read_response
 from .responses_body import Draft, with_items
 from .responses_items import OutputItems
 from .responses_stream import ResponseWriter
-from .shapes import RESPONSES_SHAPE
 
-COUNT_ENDPOINT = f"{ENDPOINT}/input_tokens"
+COUNT_ENDPOINT = f"{RESPONSES}/input_tokens"
 
 
 class ResponseReply(Reply):
@@ -70,22 +70,22 @@ class ResponseReply(Reply):
 def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register the routes."""
 
-    @app.post(ENDPOINT)
+    @app.post(RESPONSES)
     async def create_response() -> Response:
-        return await answer(ENDPOINT, read, RESPONSES_SHAPE, desk, options)
+        return await answer(RESPONSES, read, desk, options)
 
     @app.post(COUNT_ENDPOINT)
     async def count_input() -> dict[str, Any]:
-        num_tokens = await count_tokens(read_counted, RESPONSES_SHAPE, desk)
+        num_tokens = await count_tokens(RESPONSES, read_counted, desk)
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     async def read_counted(body: dict[str, Any]) -> CountedPrompt:
         wanted = (await read_response(body, desk.info, options.max_sequences)).wanted
         return CountedPrompt(wanted.prompts[0], wanted.prompt_param, wanted.unused_fields)
 
-    @app.route(f"{ENDPOINT}/<response_id>", methods=["GET", "DELETE"])
-    @app.get(f"{ENDPOINT}/<response_id>/input_items")
-    @app.post(f"{ENDPOINT}/<response_id>/cancel")
+    @app.route(f"{RESPONSES}/<response_id>", methods=["GET", "DELETE"])
+    @app.get(f"{RESPONSES}/<response_id>/input_items")
+    @app.post(f"{RESPONSES}/<response_id>/cancel")
     async def find_response(response_id: str) -> Response:
         message = "This server does not store responses, so none can be retrieved, listed, cancelled or deleted."
         raise not_found(message, "response_id", "response_not_stored")

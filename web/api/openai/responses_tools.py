@@ -17,7 +17,7 @@ from quipu.actors.messages.call_syntax import CallForm
 from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.output import OutputRules
 
-from ..fields import Fields, wrong_type
+from ..fields import Fields
 from ..forced_calls import ToolChoice, read_calls_grammar
 from ..pace import Pace
 from ..reply_rules import NamespacedTool, ReplyRules
@@ -68,17 +68,7 @@ class ResponseTools:
 
         `skip_known`: a tool whose name is known already is not an error.
         """
-        tools, param = fields.get("tools"), fields.param("tools")
-        if tools is None:
-            return
-        if type(tools) is not list:
-            raise wrong_type(param, "a list of tools")
-        self._pace.check_tools(len(tools), param)
-        for index, tool in enumerate(tools):
-            where = f"{param}[{index}]"
-            if type(tool) is not dict:
-                raise wrong_type(where, "an object")
-            entry = Fields(tool, where)
+        for entry in fields.objects("tools", "a list of tools", self._pace.check_tools):
             kind = entry.text("type")
             if kind in ("function", "custom"):
                 await self._add(entry, namespace, is_custom=kind == "custom", skip_known=skip_known)
@@ -86,7 +76,7 @@ class ResponseTools:
                 await self._pace.tick()
                 await self.read(entry, read_name(entry, MAX_NAME_CHARS), skip_known=skip_known)
             else:
-                await self._set.skip(where)
+                await self._set.skip(entry.path)
 
     async def _add(self, tool: Fields, namespace: str | None, *, is_custom: bool, skip_known: bool) -> None:
         name = read_name(tool, MAX_NAME_CHARS)

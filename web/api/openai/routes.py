@@ -12,6 +12,7 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
+from quipu.actors import declarations
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk, ServingInfo
 
@@ -20,7 +21,7 @@ from ...options import AppOptions
 from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
-from ..fields import Fields
+from ..declared_body import fields_of
 from ..generation import GenerationRequest
 from ..json_structure import MAX_VALUES
 from ..stream import Transcript
@@ -30,7 +31,6 @@ from .chunks import ChunkWriter, Envelope
 from .common_fields import Delivery, read_delivery
 from .logprobs import prompt_logprobs_pieces
 from .passing import PassingOn
-from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
 from .token_ids import id_pieces
 
 
@@ -49,7 +49,7 @@ class Dialect:
 
 
 COMPLETIONS = Dialect(
-    endpoint=completions.ENDPOINT,
+    endpoint=declarations.COMPLETIONS,
     id_prefix=completions.ID_PREFIX,
     object_name=completions.OBJECT_NAME,
     read=completions.read_completion,
@@ -58,7 +58,7 @@ COMPLETIONS = Dialect(
     has_one_prompt=False,
 )
 CHAT = Dialect(
-    endpoint=chat.ENDPOINT,
+    endpoint=declarations.CHAT,
     id_prefix=chat.ID_PREFIX,
     object_name=chat.OBJECT_NAME,
     read=chat.read_chat,
@@ -112,14 +112,12 @@ def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     @app.post(COMPLETIONS.endpoint)
     async def create_completion() -> Response:
         passing = PassingOn(COMPLETIONS.endpoint, desk, options, completions.read_completion)
-        return await answer(
-            COMPLETIONS.endpoint, read_completion, COMPLETIONS_SHAPE, desk, options, MAX_VALUES, pass_on=passing
-        )
+        return await answer(COMPLETIONS.endpoint, read_completion, desk, options, MAX_VALUES, pass_on=passing)
 
     @app.post(CHAT.endpoint)
     async def create_chat_completion() -> Response:
         passing = PassingOn(CHAT.endpoint, desk, options, chat.read_chat)
-        return await answer(CHAT.endpoint, read_chat, CHAT_SHAPE, desk, options, pass_on=passing)
+        return await answer(CHAT.endpoint, read_chat, desk, options, pass_on=passing)
 
 
 async def read_completion(parsed: ParsedRequest) -> Reply:
@@ -132,7 +130,7 @@ async def read_chat(parsed: ParsedRequest) -> Reply:
 
 async def _read(dialect: Dialect, parsed: ParsedRequest) -> Reply:
     wanted = await dialect.read(parsed.body, parsed.info, parsed.options.max_sequences)
-    delivery = read_delivery(Fields(parsed.body))
+    delivery = read_delivery(fields_of(parsed.body, dialect.endpoint))
     if parsed.options.always_include_usage:
         delivery = attrs.evolve(delivery, include_usage=True)
     return ChoicesReply(dialect, wanted, delivery, parsed)

@@ -49,17 +49,11 @@ async def _read_allowed(allowed: Fields, pace: Pace) -> ToolChoice:
     mode = allowed.text("mode")
     if mode not in ("auto", "required"):
         raise bad_value(allowed.param("mode"), "must be `auto` or `required`")
-    tools, param = allowed.get("tools"), allowed.param("tools")
-    if type(tools) is not list:
-        raise wrong_type(param, "a list of tools")
-    pace.check_tools(len(tools), param)
+    if allowed.get("tools") is None:
+        raise wrong_type(allowed.param("tools"), "a list of tools")
     names = set()
-    for index, tool in enumerate(tools):
-        where = f"{param}[{index}]"
+    for entry in allowed.objects("tools", "a list of tools", pace.check_tools):
         await pace.tick()
-        if type(tool) is not dict:
-            raise wrong_type(where, "an object")
-        entry = Fields(tool, where)
         function = entry.fields("function") if entry.get("function") is not None else entry
         if function.get("name") is not None:
             names.add(read_flat_name(function))

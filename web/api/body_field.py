@@ -1,0 +1,118 @@
+"""How a field of a request body is declared: its type and bounds, who reads it, and who refuses it.
+
+`body_shapes.py` declares the fields of the objects within bodies, `body_table.py` those of the bodies themselves;
+`Fields` reads by the declarations, `ignored_fields.py` names what they lack, and `python -m scripts.declared_tables`
+writes them into `docs/fields.md`. Sampling fields are declared in `actors/messages/sampling.py`. This module is data
+only.
+
+What must always hold: a bound, default or choice that is declared is written down nowhere else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from quipu.actors.declarations import Bounds
+
+OFF: tuple[object, ...] = (False, 0, "", [], {})
+"""Values that ask for nothing, in most fields."""
+
+
+class Why(enum.Enum):
+    """Why an endpoint refuses a field that another one reads, or none."""
+
+    UNSUPPORTED = enum.auto()
+    """The API has it, or a client may believe so; it would change the answer."""
+    UNKNOWN = enum.auto()
+    """Only other APIs have it."""
+    IN_WORDS = enum.auto()
+    """The endpoint's reader explains."""
+
+
+@attrs.frozen
+class Refusal:
+    """What an endpoint that does not read a field accepts of it all the same."""
+
+    neutral: tuple[object, ...] = ()
+    """Values without an effect. Null always means absent."""
+    why: Why = Why.UNSUPPORTED
+    instead: str | None = None
+    """The endpoint's own field that means the same."""
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value has no effect."""
+        if self.why is Why.UNKNOWN:
+            return value in self.neutral
+        return any(_is_same(value, neutral) for neutral in self.neutral)
+
+
+def _is_same(value: Any, neutral: object) -> bool:
+    if type(neutral) is dict and neutral:  # whatever else the object says
+        return type(value) is dict and all(value.get(name) == inner for name, inner in neutral.items())
+    # 0 is not false: 0 logprobs are those of the sampled tokens
+    return value == neutral and (type(value) is bool) == (type(neutral) is bool)
+
+
+@attrs.frozen(kw_only=True)
+class BodyField:
+    """One field of an object in a request."""
+
+    name: str
+    values: str = ""
+    """Its type, and what the bounds do not say, in words for documents."""
+    apis: tuple[str, ...] = ()
+    """The endpoints that read it, where it is a field of a body."""
+    refusals: Mapping[str, Refusal] = attrs.field(factory=dict)
+    """By endpoint. Where it is neither read nor refused, it is ignored, and named in a header."""
+    attribute: str = ""
+    """Where `GenerationRequest` has its value, if no endpoint has more to say of it."""
+    bounds: Bounds = attrs.field(factory=Bounds)
+    choices: tuple[str, ...] = ()
+    max_length: int | None = None
+    """Of a text, in characters."""
+    default: Any = None
+    is_portable: bool = False
+    """It means the same to every server with the same API."""
+    inner: Shape | None = None
+    """The fields of the object that it holds, if they are known."""
+    items: Shape | None = None
+    """The fields of the objects in the list that it may hold."""
+
+
+@attrs.frozen(slots=False)
+class Shape:
+    """The fields of one object."""
+
+    fields: tuple[BodyField, ...]
+    index: str = "[{}]"
+    """Of a body: how an index of a list is written in a path."""
+
+    @cached_property
+    def by_name(self) -> Mapping[str, BodyField]:
+        return {field.name: field for field in self.fields}
+
+    @cached_property
+    def objects(self) -> Mapping[str, Shape]:
+        """Fields that hold an object whose fields are known as well."""
+        return {field.name: field.inner for field in self.fields if field.inner is not None}
+
+    @cached_property
+    def lists(self) -> Mapping[str, Shape]:
+        """Fields that may hold a list of such objects."""
+        return {field.name: field.items for field in self.fields if field.items is not None}
+
+
+ANY = BodyField(name="")
+"""A field without bounds."""
+NO_SHAPE = Shape(())
+"""Of an object whose fields are not declared."""
+
+
+def shape(*fields: BodyField | str, index: str = "[{}]") -> Shape:
+    """Return the shape of an object; a name stands for a field without bounds."""
+    return Shape(tuple(BodyField(name=field) if isinstance(field, str) else field for field in fields), index)

@@ -1,0 +1,210 @@
+"""The fields of every body of a generation request, each declared once: who reads it, who refuses it, and its bounds.
+
+Sampling fields (`actors/messages/sampling.py`) and those of other servers (`foreign_table.py`) have declarations of
+their own and are added to each body here. `declared_body.py` reads and refuses by this table, and `ignored_fields.py`
+names what an endpoint neither reads nor refuses.
+
+What must always hold: a field that would change an endpoint's answer is read or refused there, never ignored. Of
+several fields that are refused, an OpenAI endpoint names the first in this table, and `/v1/messages` the first by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from quipu.actors.declarations import CHAT, COMPLETIONS, EVERY_API, MESSAGES, OPENAI, RESPONSES, Bounds
+from quipu.actors.messages.sampling import SAMPLING_FIELDS
+
+from . import body_shapes as shapes
+from .body_field import OFF, BodyField, Refusal, Shape, Why
+from .foreign_table import FOREIGN
+
+MAX_CHOICES = 128
+"""As in OpenAI's API."""
+MAX_LOGPROBS = 20
+"""Limit of the top logprobs for each token."""
+_MAX_PRIORITY = 2**31 - 1
+_OTHER_LIMIT = Refusal(why=Why.UNKNOWN, instead="max_output_tokens")
+_NEVER: tuple[object, ...] = ()
+"""No value is without an effect."""
+_FLAG, _TEXT, _INTEGER = "true or false", "text", "integer"
+_LOGPROBS = Bounds(minimum=0, maximum=MAX_LOGPROBS)
+
+
+def _field(
+    name: str,
+    *apis: str,
+    off: tuple[object, ...] | None = None,
+    messages: tuple[object, ...] | None = None,
+    refusals: Mapping[str, Refusal] | None = None,
+    **declared: Any,
+) -> BodyField:
+    """Declare a field that `apis` read.
+
+    `off`: what the other OpenAI endpoints accept of it, None if they ignore it; `messages`: likewise `/v1/messages`;
+    `refusals`: where that differs.
+    """
+    others = [api for api in OPENAI if api not in apis] if off is not None else []
+    refused = {api: Refusal(off or ()) for api in others}
+    if messages is not None:
+        refused[MESSAGES] = Refusal(messages, Why.UNKNOWN)
+    return BodyField(name=name, apis=apis, refusals={**refused, **(refusals or {})}, **declared)
+
+
+_FIELDS = (
+    # of no OpenAI endpoint
+    _field("audio", off=OFF, messages=({},)),
+    _field("background", off=OFF, messages=(False,)),
+    _field("container", off=OFF, refusals={MESSAGES: Refusal(OFF)}),
+    _field("context_management", off=OFF),
+    _field("conversation", off=_NEVER, messages=_NEVER),
+    _field("mcp_servers", off=OFF, refusals={MESSAGES: Refusal(OFF)}),
+    _field("modalities", off=([], ["text"]), messages=([], ["text"])),
+    _field("moderation", off=_NEVER, messages=_NEVER),
+    _field("output_config", MESSAGES, off=OFF, inner=shapes.OUTPUT_CONFIG),
+    _field("output_format", MESSAGES, off=OFF, inner=shapes.OUTPUT_FORMAT),
+    _field("prediction", off=OFF, messages=({},)),
+    _field("previous_response_id", off=_NEVER, messages=_NEVER),
+    _field("stop_sequences", MESSAGES, off=OFF),
+    _field("suffix", off=OFF, messages=("",)),
+    _field("system", MESSAGES, off=OFF, items=shapes.TEXT_BLOCK),
+    _field("thinking", MESSAGES, off=OFF, inner=shapes.THINKING),
+    _field("thread", off=_NEVER, refusals={MESSAGES: Refusal(why=Why.IN_WORDS)}),
+    _field("truncation", off=("disabled",), messages=("disabled",)),
+    _field("web_search_options", off=_NEVER, messages=_NEVER),  # even an empty object requests a search
+    # of one or more
+    _field("add_generation_prompt", CHAT, off=(True,), messages=(True,), default=True),
+    _field("add_special_tokens", off=OFF, messages=(False,), refusals={COMPLETIONS: Refusal((True,))}),
+    _field("best_of", COMPLETIONS, off=(1,), messages=(1,), bounds=Bounds(minimum=1)),
+    _field(shapes.CACHE_CONTROL, MESSAGES, inner=shapes.CONTROL),
+    _field("cache_salt", *EVERY_API, attribute="cache_salt", default="", max_length=256),
+    _field("chat_template", off=OFF, messages=("",)),
+    _field("chat_template_kwargs", CHAT, RESPONSES, MESSAGES, off=OFF),
+    _field("client_metadata", RESPONSES),
+    _field("continue_final_message", CHAT, off=OFF, messages=(False,)),
+    _field("documents", CHAT, off=OFF, messages=([],)),
+    _field("echo", COMPLETIONS, off=OFF, messages=(False,)),
+    _field("enable_thinking", CHAT, RESPONSES, off=OFF, messages=_NEVER),
+    _field(
+        "function_call",
+        CHAT,
+        messages=("auto",),
+        refusals={COMPLETIONS: Refusal(("auto", "none")), RESPONSES: Refusal(("auto",))},
+    ),
+    _field("functions", CHAT, off=OFF, messages=([],)),
+    _field("grammar", COMPLETIONS, CHAT, off=OFF, messages=("",)),
+    _field("guided_choice", COMPLETIONS, CHAT, off=OFF, messages=([],)),
+    _field("guided_grammar", COMPLETIONS, CHAT, off=OFF, messages=("",)),
+    _field("guided_json", COMPLETIONS, CHAT, off=OFF, messages=("",)),
+    _field("guided_regex", COMPLETIONS, CHAT, off=OFF, messages=("",)),
+    _field("include", RESPONSES),
+    _field("include_reasoning", CHAT, RESPONSES, messages=(True,), default=True),
+    _field("include_stop_str_in_output", *OPENAI, messages=(False,), attribute="include_stop", default=False),
+    _field("input", RESPONSES, items=shapes.RESPONSE_ITEM),
+    _field("instructions", RESPONSES, off=OFF, messages=("",)),
+    _field("logprobs", CHAT, is_portable=True),
+    _field(
+        "logprobs",
+        COMPLETIONS,
+        messages=(False,),
+        refusals={RESPONSES: Refusal((False,))},
+        bounds=_LOGPROBS,
+        is_portable=True,
+    ),
+    _field("max_tokens", CHAT, refusals={RESPONSES: _OTHER_LIMIT}, bounds=Bounds(minimum=1), is_portable=True),
+    _field("max_tokens", COMPLETIONS, MESSAGES, bounds=Bounds(minimum=0), is_portable=True),
+    _field(
+        "max_completion_tokens",
+        CHAT,
+        messages=_NEVER,
+        refusals={RESPONSES: _OTHER_LIMIT},
+        bounds=Bounds(minimum=1),
+        is_portable=True,
+    ),
+    _field("max_completion_tokens", COMPLETIONS, bounds=Bounds(minimum=0), is_portable=True),
+    _field("max_output_tokens", RESPONSES, off=_NEVER, messages=_NEVER, bounds=Bounds(minimum=1)),
+    _field("max_tool_calls", RESPONSES, bounds=Bounds(minimum=0)),
+    _field("messages", CHAT, items=shapes.CHAT_MESSAGE, is_portable=True),
+    _field("messages", MESSAGES, items=shapes.MESSAGE),
+    _field("metadata", RESPONSES, is_portable=True),
+    _field("metadata", MESSAGES, inner=shapes.METADATA),
+    _field("model", *EVERY_API, is_portable=True),
+    _field(
+        "n",
+        COMPLETIONS,
+        CHAT,
+        off=(1,),
+        messages=(1,),
+        bounds=Bounds(minimum=1, maximum=MAX_CHOICES),
+        is_portable=True,
+    ),
+    _field("parallel_tool_calls", CHAT, RESPONSES, messages=(True,), default=True),
+    _field(
+        "priority",
+        *EVERY_API,
+        attribute="priority",
+        default=0,
+        bounds=Bounds(minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY),
+    ),
+    _field("prompt", COMPLETIONS, refusals={RESPONSES: Refusal()}, is_portable=True),
+    _field("prompt_cache_key", *OPENAI, is_portable=True),
+    _field("prompt_cache_options", *OPENAI, messages=({},), inner=shapes.CACHE_OPTIONS),
+    _field("prompt_cache_retention", *OPENAI, choices=("in_memory", "24h")),
+    _field(
+        "prompt_logprobs",
+        COMPLETIONS,
+        CHAT,
+        messages=(False,),
+        refusals={RESPONSES: Refusal((False,))},
+        bounds=_LOGPROBS,
+    ),
+    _field("reasoning", RESPONSES, off=OFF, messages=({},), inner=shapes.REASONING),
+    _field("reasoning_effort", CHAT, off=("none",), messages=_NEVER, choices=shapes.EFFORTS),
+    _field("stream_options", *OPENAI, inner=shapes.STREAM_OPTIONS, is_portable=True),
+    _field(
+        "response_format",
+        COMPLETIONS,
+        CHAT,
+        off=({"type": "text"},),
+        messages=({"type": "text"},),
+        inner=shapes.RESPONSE_FORMAT,
+    ),
+    _field("return_cached_tokens_details", *OPENAI),
+    _field("return_token_ids", COMPLETIONS, CHAT, off=OFF, messages=(False,)),
+    _field("return_tokens_as_token_ids", COMPLETIONS, CHAT, off=OFF, messages=(False,)),
+    _field("safety_identifier", RESPONSES, is_portable=True),
+    _field("service_tier", RESPONSES),
+    _field("skip_special_tokens", *OPENAI, messages=(True,), attribute="skip_special_tokens", default=True),
+    _field("stop", *OPENAI, messages=([],), is_portable=True),
+    _field("store", RESPONSES),
+    _field("stream", *EVERY_API, is_portable=True),
+    _field("structured_outputs", COMPLETIONS, CHAT, off=OFF, messages=({},), inner=shapes.STRUCTURED_OUTPUTS),
+    _field("text", RESPONSES, off=OFF, messages=({},), inner=shapes.RESPONSE_TEXT),
+    _field("thinking_token_budget", CHAT, RESPONSES, off=(-1,), messages=(-1,), bounds=Bounds(minimum=-1)),
+    _field("tool_choice", CHAT, RESPONSES, refusals={COMPLETIONS: Refusal(("auto", "none"))}),
+    _field("tool_choice", MESSAGES, inner=shapes.TOOL_CHOICE),
+    _field("tools", CHAT, RESPONSES, refusals={COMPLETIONS: Refusal(OFF)}),
+    _field("tools", MESSAGES, items=shapes.MESSAGES_TOOL),
+    _field("top_logprobs", CHAT, off=OFF, messages=(False, 0), bounds=_LOGPROBS, is_portable=True),
+    _field("user", *OPENAI, is_portable=True),
+    _field("verbosity", CHAT, refusals={RESPONSES: Refusal(("medium",))}),
+)
+
+
+def _shape_on(endpoint: str) -> Shape:
+    """Return every field that an endpoint knows."""
+    rows = sorted(_FIELDS, key=lambda field: field.name) if endpoint == MESSAGES else _FIELDS
+    read = [field for field in rows if endpoint in field.apis]
+    refused = [attrs.evolve(field, inner=None, items=None) for field in rows if endpoint in field.refusals]
+    others = [BodyField(name=name) for name in (*FOREIGN, *(field.name for field in SAMPLING_FIELDS))]
+    return Shape((*read, *refused, *others), ".{}" if endpoint == MESSAGES else "[{}]")
+
+
+SHAPES: Mapping[str, Shape] = {endpoint: _shape_on(endpoint) for endpoint in EVERY_API}
+"""What each endpoint knows."""
+PORTABLE = frozenset(field.name for fields in (_FIELDS, SAMPLING_FIELDS) for field in fields if field.is_portable)
+"""Fields that mean the same to every server. Not among them: `seed`, whose tokens are those of one implementation, and
+tools and schemas, for which servers need flags."""
