@@ -14,11 +14,12 @@ import attrs
 from .cluster_config import ClusterConfig
 from .declarations import setting, settings_of
 from .engine_config import EngineConfig
-from .messages.grammar import MAX_GRAMMAR_BYTES
 from .upstream_config import UpstreamConfig
 
 MAX_ENGINES = 1024
 """Most engines that one web process may have."""
+MAX_GRAMMAR_BYTES = 1 << 18
+"""Largest grammar that any configuration allows: it takes about a millisecond to write as JSON."""
 
 
 @attrs.frozen(kw_only=True)

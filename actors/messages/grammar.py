@@ -8,10 +8,6 @@ from urllib.parse import quote, unquote
 
 import attrs
 
-MAX_GRAMMAR_BYTES = 1 << 18
-"""Of one grammar, whatever the configuration: about a millisecond to write as JSON."""
-
-
 _PATH = "[]#/$"
 
 

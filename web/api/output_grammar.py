@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from quipu.actors.messages.grammar import MAX_GRAMMAR_BYTES, GrammarKind, GrammarSpec
+from quipu.actors.config import MAX_GRAMMAR_BYTES
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.shared.structural_tags import structural_tag_rules
 from quipu.actors.shared.text_values import UnsupportedSchema
 
