@@ -15,7 +15,7 @@ import attrs
 import structlog
 import trio
 
-from .config import RuntimeConfig
+from .config.runtime_config import RuntimeConfig
 from .engine_loads import EngineLoad, Phase
 from .request_desk.engine_pool import EnginePool, EngineSeat
 from .request_desk.interface import DrainMode, EngineControl, State

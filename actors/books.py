@@ -12,7 +12,7 @@ from .accountant.entry_store import EntryStore
 from .accountant.explainer import Explainer
 from .accountant.explanation_store import ExplanationStore
 from .accountant.metrics import Metrics
-from .config import RuntimeConfig
+from .config.runtime_config import RuntimeConfig
 from .request_desk.desk import RequestDesk
 
 

@@ -16,7 +16,7 @@ import trio
 from .block_manager.actor import answer_look_ups, run_block_manager
 from .block_manager.reservation import BlockManager
 from .channel import Channel, Sender
-from .engine_config import EngineConfig
+from .config.engine_config import EngineConfig
 from .executor.actor import run_executor, wait_until_idle
 from .executor.loading import load_executor, numerics_of
 from .executor.step_runner import Executor

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from .channel import Channel, Poster
-from .config import MAX_ENGINES, RuntimeConfig
+from .config.runtime_config import MAX_ENGINES, RuntimeConfig
 from .messages.accountant import EngineDied, StepReport
 from .messages.router import EngineClosing, EngineDown
 from .request_desk.desk import RequestDesk

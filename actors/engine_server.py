@@ -24,8 +24,8 @@ import msgspec
 import structlog
 import trio
 
+from .config.engine_config import EngineConfig
 from .engine import Engine, EngineNews, first_leaf
-from .engine_config import EngineConfig
 from .executor.loading import load_executor
 from .frames import FrameReader, FrameWriter, PeerGone
 from .kv_events.event_log import KvEventsError

@@ -23,8 +23,8 @@ from typing import TypeVar
 
 import attrs
 
-from .config import RuntimeConfig
-from .engine_config import EngineConfig, KvEventsConfig
+from .config.engine_config import EngineConfig, KvEventsConfig
+from .config.runtime_config import RuntimeConfig
 from .machine_parts import Machine
 from .shared.checkpoint import CheckpointError
 

@@ -25,7 +25,7 @@ from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .books import open_books
 from .channel import Channel
-from .config import RuntimeConfig
+from .config.runtime_config import RuntimeConfig
 from .kv_events.follower import CacheNews
 from .kv_events.subscriber import EventSubscriber
 from .request_desk.desk import RequestDesk

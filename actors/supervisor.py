@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from .channel import Channel, EagerSender, Poster
-from .config import RuntimeConfig
+from .config.runtime_config import RuntimeConfig
 from .frames import Unreadable
 from .messages.accountant import EngineDied, StepReport
 from .messages.handler import LookedUp

@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from .config import RuntimeConfig
+from .config.runtime_config import RuntimeConfig
 from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
 from .kv_events.follower import chain_root

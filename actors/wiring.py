@@ -40,7 +40,7 @@ from .books import open_books
 from .channel import Channel
 from .cluster.ray_nodes import open_ray
 from .cluster.remote_host import open_cluster, remote_hosts
-from .config import RuntimeConfig
+from .config.runtime_config import RuntimeConfig
 from .detokenizer.actor import Detokenizer
 from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format

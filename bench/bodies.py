@@ -43,7 +43,7 @@ from bench.body_parts import (
     mostly,
 )
 from bench.grammar_bodies import GRAMMARS
-from quipu.actors.declarations import SamplingField
+from quipu.actors.config.declarations import SamplingField
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 
 EFFORT = mostly(st.sampled_from(["none", "minimal", "low", "medium", "high", "xhigh", "max"]), JUNK)

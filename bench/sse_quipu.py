@@ -19,9 +19,9 @@ import trio
 
 from bench.sse_steps import TokenSource
 from quipu.actors import wiring
-from quipu.actors.config import RuntimeConfig
+from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.detokenizer.decoder import Decoder
-from quipu.actors.engine_config import EngineConfig
 from quipu.actors.frames import receive_some
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import Submit

@@ -7,7 +7,7 @@ import sys
 from bench.spans import watch
 from quipu.actors import engine_server
 from quipu.actors.block_manager.reservation import BlockManager
-from quipu.actors.engine_config import EngineConfig
+from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.executor.loading import load_executor
 from quipu.actors.executor.step_runner import Executor
 from quipu.actors.scheduler.planning import Batcher

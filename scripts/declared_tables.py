@@ -13,8 +13,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from quipu.actors.config import SETTINGS
-from quipu.actors.declarations import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Bounds, SamplingField, Setting, number
+from quipu.actors.config.declarations import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    Bounds,
+    SamplingField,
+    Setting,
+    number,
+)
+from quipu.actors.config.runtime_config import SETTINGS
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from quipu.web.api.body_table import SHAPES
 from quipu.web.api.foreign_table import EITHER, FOREIGN, OFF, ForeignField

@@ -13,8 +13,8 @@ from typing import Any
 import attrs
 import msgspec
 
+from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine import LoopHost
-from quipu.actors.engine_config import EngineConfig
 from quipu.actors.executor.block_tags import BlockTags
 from quipu.actors.executor.step_runner import Executor
 from quipu.actors.messages.accountant import StepReport

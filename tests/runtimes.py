@@ -21,12 +21,12 @@ from prometheus_client.registry import Collector
 from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
-from quipu.actors.config import RuntimeConfig
+from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.detokenizer.output_format import choose_format
 from quipu.actors.engine import Engine, LoopHost
-from quipu.actors.engine_config import EngineConfig
 from quipu.actors.executor.loading import load_executor
 from quipu.actors.executor.step_runner import Executor
 from quipu.actors.messages.handler import Closed, Delta, Started

@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from quipu.actors.config import SETTINGS
-from quipu.actors.declarations import SamplingField, Setting
+from quipu.actors.config.declarations import SamplingField, Setting
+from quipu.actors.config.runtime_config import SETTINGS
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from scripts.declared_tables import outdated
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("actors", "kernels", "web")
-DECLARING = tuple(map(Path, ("actors/config.py", "actors/engine_config.py", "actors/cluster_config.py")))
+DECLARING = tuple(
+    map(Path, ("actors/config/runtime_config.py", "actors/config/engine_config.py", "actors/config/cluster_config.py"))
+)
 ADDED = (
     (
-        "actors/engine_config.py",
+        "actors/config/engine_config.py",
         "    max_steps_in_flight: int = 2\n",
         '    made_up_limit: int = setting(7, "--made-up-limit", minimum=1, maximum=9, help="of nothing")\n',
     ),

@@ -55,7 +55,7 @@ PLANTS = {
         one_import("web.cli.planted_torch", "torch"),
     ],
     "kernels-below": [
-        one_import("kernels.cpu.planted_actors", "quipu.actors.config"),
+        one_import("kernels.cpu.planted_actors", "quipu.actors.config.runtime_config"),
         one_import("kernels.models.planted_web", "quipu.web.options"),
         one_import("kernels.sampling.planted_trio", "trio"),
     ],
@@ -67,7 +67,7 @@ PLANTS = {
         one_import("actors.ledger.planted_web", "quipu.web.options"),
         one_import("actors.request_desk.planted_quart", "quart"),
     ],
-    "http-below": [one_import("web.http.planted_actors", "quipu.actors.config")],
+    "http-below": [one_import("web.http.planted_actors", "quipu.actors.config.runtime_config")],
     "apis-apart": [
         one_import("web.api.anthropic.planted_openai", "quipu.web.api.openai.chat"),
         one_import("web.api.openai.planted_models", "quipu.web.api.models"),

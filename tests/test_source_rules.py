@@ -106,9 +106,9 @@ def test_import_style() -> None:
         "from quipu.actors.messages.counts import Counts",
         "from quipu.actors import config",
         "from quipu import actors",
-        "import quipu.actors.config",
+        "import quipu.actors.config.runtime_config",
         "from ...web.options import Options",
-        "def later():\n    from quipu.actors.config import EngineConfig",
+        "def later():\n    from quipu.actors.config.runtime_config import EngineConfig",
     ],
 )
 def test_planted_imports_are_found(line: str) -> None:

@@ -17,12 +17,12 @@ import attrs
 import httpx2
 import trio
 
-from quipu.actors.config import RuntimeConfig
-from quipu.actors.engine_config import EngineConfig
+from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.config.runtime_config import RuntimeConfig
+from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.front import Front, open_front
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.request_desk.interface import ServingInfo
-from quipu.actors.upstream_config import UpstreamConfig
 from quipu.web.app import make_app
 from quipu.web.auth.keys import KeyStore
 from quipu.web.http.server import ServerConfig, serve

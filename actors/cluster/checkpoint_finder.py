@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from ..cluster_config import SHIP_FLAG
+from ..config.cluster_config import SHIP_FLAG
 from ..shared.checkpoint import DEMO, CheckpointError, resolve
 from ..shared.hub import HubError, fetch, is_hub_id
 from .manifest import Manifest

@@ -24,7 +24,7 @@ import msgspec
 
 import quipu
 
-from ..engine_config import EngineConfig
+from ..config.engine_config import EngineConfig
 from ..machine_parts import available_memory, read_machine
 from ..processes.child import OWN_GROUP, kill_group
 from ..shared.step_record import StepRecord

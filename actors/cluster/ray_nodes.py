@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import structlog
 import trio
 
-from ..cluster_config import ClusterConfig
+from ..config.cluster_config import ClusterConfig
 from ..processes.connected_host import NotStarted
 from ..shared.checkpoint import CheckpointError
 from ..supervisor import Death

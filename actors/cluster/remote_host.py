@@ -19,8 +19,8 @@ import msgspec
 import structlog
 import trio
 
-from ..config import RuntimeConfig
-from ..engine_config import EngineConfig
+from ..config.engine_config import EngineConfig
+from ..config.runtime_config import RuntimeConfig
 from ..engine_shares import SPIN_COUNT, events_of
 from ..processes.connected_host import ConnectedHost, NotStarted
 from ..processes.engine_child import EngineChild

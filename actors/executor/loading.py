@@ -11,7 +11,7 @@ from quipu.kernels.backend import BackendConfig, Capabilities, KVMemory
 from quipu.kernels.fake import FakeBackend
 from quipu.kernels.load import load_backend
 
-from ..engine_config import EngineConfig
+from ..config.engine_config import EngineConfig
 from ..shared.tokenizers_library import load_library
 from .grammars import GrammarMasks
 from .step_runner import Executor

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 import zmq
 
-from ..engine_config import KvEventsConfig
+from ..config.engine_config import KvEventsConfig
 from .event_log import END_OF_REPLAY, SEQUENCE_BYTES, BatchQueue, EventBatch, EventLog, KvEventsError
 
 log = structlog.get_logger("quipu.kv_events")

@@ -11,7 +11,7 @@ import attrs
 from quipu.kernels.step_types import LogitRules as LogitRules
 from quipu.kernels.step_types import RowSampling
 
-from ..declarations import EVERY_API, Bounds, declare, sampling_field, sampling_fields_of, sampling_rule
+from ..config.declarations import EVERY_API, Bounds, declare, sampling_field, sampling_fields_of, sampling_rule
 
 declare(
     LogitRules,

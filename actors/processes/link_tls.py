@@ -18,8 +18,8 @@ from typing import cast
 import attrs
 import trio
 
-from ..cluster_config import ClusterConfig
-from ..declarations import settings_of
+from ..config.cluster_config import ClusterConfig
+from ..config.declarations import settings_of
 from ..shared.checkpoint import CheckpointError
 from .link_handshake import Impostor
 

@@ -19,8 +19,8 @@ import attrs
 import msgspec
 import trio
 
-from ..config import RuntimeConfig
-from ..engine_config import EngineConfig
+from ..config.engine_config import EngineConfig
+from ..config.runtime_config import RuntimeConfig
 from ..engine_shares import SPIN_COUNT, EngineShares
 from ..machine_parts import available_memory, read_machine
 from ..shared.step_record import StepRecord

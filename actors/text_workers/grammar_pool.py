@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 from ..forks.fork_server import ForkServer
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError

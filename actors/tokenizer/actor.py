@@ -25,7 +25,7 @@ import structlog
 import trio
 
 from ..channel import Poster, Receiver
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 from ..messages.accountant import Prompted, Refused
 from ..messages.grammar import GrammarSpec, ignored_within
 from ..messages.handler import Counted, Keyed

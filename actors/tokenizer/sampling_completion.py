@@ -10,7 +10,7 @@ from functools import cache
 
 import attrs
 
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
 from ..messages.sampling import SamplingParams

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 from ..messages.accountant import Prompted
 from ..messages.detokenizer import Track
 from ..messages.explanations import PromptNotes

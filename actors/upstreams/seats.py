@@ -12,9 +12,9 @@ from typing import Protocol
 import attrs
 import msgspec
 
+from ..config.upstream_config import UpstreamConfig
 from ..request_desk.interface import Health, State
 from ..request_desk.passing_on import UpstreamState, UpstreamStatus
-from ..upstream_config import UpstreamConfig
 
 PROBE_S = 5.0
 """Between two probes of an upstream that is ready."""

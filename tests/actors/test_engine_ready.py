@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import trio
 
+from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine import LoopHost
-from quipu.actors.engine_config import EngineConfig
 from quipu.actors.executor.loading import numerics_of
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.supervisor import EngineReady

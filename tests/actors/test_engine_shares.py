@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import attrs
 import pytest
 
-from quipu.actors.config import RuntimeConfig
-from quipu.actors.engine_config import KvEventsConfig
+from quipu.actors.config.engine_config import KvEventsConfig
+from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.engine_shares import EngineShare, EngineShares, divide_cpus, events_of, make_slots
 from quipu.actors.machine_parts import Core, Machine
 from quipu.actors.shared.checkpoint import CheckpointError

@@ -10,8 +10,8 @@ import attrs
 import trio
 import trio.testing
 
+from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine import LoopHost
-from quipu.actors.engine_config import EngineConfig
 from quipu.actors.executor.loading import load_executor
 from quipu.actors.executor.step_runner import Executor
 from quipu.actors.messages.executor import StepPlan

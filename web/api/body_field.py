@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.declarations import Bounds
+from quipu.actors.config.declarations import Bounds
 
 OFF: tuple[object, ...] = (False, 0, "", [], {})
 """Values that ask for nothing, in most fields."""

@@ -7,7 +7,7 @@ tools of OpenAI's APIs, are not compared: the template shows them as they came.
 
 from __future__ import annotations
 
-from quipu.actors.declarations import Bounds
+from quipu.actors.config.declarations import Bounds
 
 from .body_field import BodyField, Shape, shape
 

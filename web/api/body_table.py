@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.declarations import CHAT, COMPLETIONS, EVERY_API, MESSAGES, OPENAI, RESPONSES, Bounds
+from quipu.actors.config.declarations import CHAT, COMPLETIONS, EVERY_API, MESSAGES, OPENAI, RESPONSES, Bounds
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 
 from . import body_shapes as shapes

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.declarations import CHAT, COMPLETIONS, EVERY_API
+from quipu.actors.config.declarations import CHAT, COMPLETIONS, EVERY_API
 
 from ..request.errors import unknown_parameter, unsupported_parameter
 from .body_field import BodyField, Why

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from quipu.actors.declarations import Bounds
+from quipu.actors.config.declarations import Bounds
 
 from ..request.errors import APIError, bad_value, invalid
 from .body_field import ANY, NO_SHAPE, BodyField, Shape

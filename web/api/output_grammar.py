@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from quipu.actors.config import MAX_GRAMMAR_BYTES
+from quipu.actors.config.runtime_config import MAX_GRAMMAR_BYTES
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.shared.structural_tags import structural_tag_rules
 from quipu.actors.shared.text_values import UnsupportedSchema

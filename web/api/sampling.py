@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.declarations import EVERY_API, SamplingField, sampling_fields_of
+from quipu.actors.config.declarations import EVERY_API, SamplingField, sampling_fields_of
 from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, SamplingParams
 from quipu.actors.request_desk.interface import ServingInfo
 

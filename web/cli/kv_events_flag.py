@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from quipu.actors.engine_config import KvEventsConfig
+from quipu.actors.config.engine_config import KvEventsConfig
 
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31 - 1)]
 """ZeroMQ stores its limits in a C int."""

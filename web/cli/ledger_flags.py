@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import quipu
-from quipu.actors.declarations import Bounds
+from quipu.actors.config.declarations import Bounds
 from quipu.actors.ledger.database import redacted
 from quipu.actors.ledger.service import LedgerConfig
 

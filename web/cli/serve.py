@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.config import RuntimeConfig
+from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.ledger.database import LedgerError
 from quipu.actors.ledger.gauges import install_gauges
 from quipu.actors.ledger.reconciling import parse_metrics

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from quipu.actors.declarations import Bounds
+from quipu.actors.config.declarations import Bounds
 
 from ..auth.browser_rules import parse_hosts, parse_origins
 from ..options import AppOptions

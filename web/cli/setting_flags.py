@@ -1,4 +1,4 @@
-"""The flags of the engine's settings, made from their declarations (`quipu/actors/config.py`).
+"""The flags of the engine's settings, made from their declarations (`quipu/actors/config/runtime_config.py`).
 
 Used by `serve_flags.py`, which places them among the flags of the web layer. What must always hold: a value outside of
 a setting's bounds is refused before anything starts, with the flag's name (which argparse puts before the message).
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from quipu.actors.config import SETTINGS
-from quipu.actors.declarations import Bounds, Setting
+from quipu.actors.config.declarations import Bounds, Setting
+from quipu.actors.config.runtime_config import SETTINGS
 
 from .cluster_flags import RAY, RayEngines, parse_resources
 from .kv_events_flag import parse_kv_events

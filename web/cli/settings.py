@@ -16,14 +16,14 @@ import attrs
 import structlog
 
 from quipu.actors.cluster.ray_nodes import check_ray
-from quipu.actors.cluster_config import ClusterConfig
-from quipu.actors.config import RuntimeConfig
-from quipu.actors.declarations import settings_of
-from quipu.actors.engine_config import EngineConfig, KvEventsConfig
+from quipu.actors.config.cluster_config import ClusterConfig
+from quipu.actors.config.declarations import settings_of
+from quipu.actors.config.engine_config import EngineConfig, KvEventsConfig
+from quipu.actors.config.runtime_config import RuntimeConfig
+from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.processes.link_tls import tls_of
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
-from quipu.actors.upstream_config import UpstreamConfig
 
 from .cluster_flags import RayEngines
 from .generation_config import read_sampling_defaults

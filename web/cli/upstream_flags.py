@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from quipu.actors.upstream_config import MAX_UPSTREAMS, UpstreamConfig
+from quipu.actors.config.upstream_config import MAX_UPSTREAMS, UpstreamConfig
 
 UPSTREAM_KEY_VARIABLE = "QUIPU_UPSTREAM_KEY"
 MAX_KEY_FILE_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from quipu.actors.cluster.checkpoint_finder import Wanted, default_cache, describe_wanted, find_or_fetch
 from quipu.actors.cluster.outline import NUM_SAMPLES, SAMPLE_BYTES, find_difference, make_outline
 from quipu.actors.cluster.served_files import SINGLE
-from quipu.actors.cluster_config import SHIP_FLAG
+from quipu.actors.config.cluster_config import SHIP_FLAG
 from quipu.actors.shared.checkpoint import DEMO, CheckpointError, resolve
 from tests.actors.cluster.folders import (
     ELSEWHERE,

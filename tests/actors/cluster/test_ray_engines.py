@@ -19,7 +19,7 @@ import trio
 from quipu.actors.cluster.placement import ID_CHARACTERS
 from quipu.actors.cluster.ray_nodes import check_ray, open_ray
 from quipu.actors.cluster.remote_process import RemoteProcess
-from quipu.actors.cluster_config import ClusterConfig
+from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.request_desk.interface import DrainMode, EngineState
 from quipu.actors.shared.checkpoint import CheckpointError

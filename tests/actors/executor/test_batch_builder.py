@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.declarations import sampling_fields_of
+from quipu.actors.config.declarations import sampling_fields_of
 from quipu.actors.executor.batch_builder import SequenceState, make_batch
 from quipu.actors.executor.grammars import NoMasks
 from quipu.actors.messages.executor import StepPlan

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from quipu.actors.block_manager.key_changes import KeyChanges
 from quipu.actors.block_manager.misses import MissTracker
+from quipu.actors.config.engine_config import KvEventsConfig
 from quipu.actors.engine import Engine
-from quipu.actors.engine_config import KvEventsConfig
 from quipu.actors.executor.loading import load_executor
 from quipu.actors.kv_events.event_log import EventLog, KvEventsError
 from quipu.actors.kv_events.publisher import EventPublisher

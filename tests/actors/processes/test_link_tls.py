@@ -18,7 +18,7 @@ import trio
 import trustme
 from structlog.testing import capture_logs
 
-from quipu.actors.cluster_config import ClusterConfig
+from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.frames import FrameReader, FrameWriter, PeerGone
 from quipu.actors.messages.scheduler import Abort
 from quipu.actors.processes import link_port

@@ -11,8 +11,8 @@ import trio
 import trustme
 
 from quipu.actors import upstream_probes
+from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.messages.outcomes import Fault, Outcome
-from quipu.actors.upstream_config import UpstreamConfig
 from quipu.actors.upstreams import seats
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore

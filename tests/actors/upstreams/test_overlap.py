@@ -10,8 +10,8 @@ import msgspec
 import trio
 import zmq
 
+from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
-from quipu.actors.upstream_config import UpstreamConfig
 from tests.processes import free_ports
 from tests.tiny import TINY
 from tests.upstreams import USAGE, FakeUpstream, Served, open_served, says

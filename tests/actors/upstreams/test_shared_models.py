@@ -12,10 +12,10 @@ import httpx2
 import pytest
 import trio
 
+from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.engine import LoopHost
 from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import Death, EngineLink
-from quipu.actors.upstream_config import UpstreamConfig
 from quipu.actors.upstreams import seats
 from quipu.web.app import make_app
 from quipu.web.http.server import ServerConfig, serve

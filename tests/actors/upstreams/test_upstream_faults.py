@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import trio
 
+from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.messages.counts import UNKNOWN
 from quipu.actors.messages.outcomes import Fault, Outcome
-from quipu.actors.upstream_config import UpstreamConfig
 from quipu.actors.upstreams import event_stream, relay, seats
 from quipu.web.options import AppOptions
 from tests.upstreams import ASK, CHAT, Answering, Asked, Script, chunk, hello, open_fake, open_served, whole

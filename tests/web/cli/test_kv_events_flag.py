@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quipu.actors.engine_config import KvEventsConfig
+from quipu.actors.config.engine_config import KvEventsConfig
 from quipu.web.cli.cli import main, make_parser
 from quipu.web.cli.kv_events_flag import parse_kv_events
 

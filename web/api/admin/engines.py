@@ -22,8 +22,8 @@ import orjson
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.config import MAX_ENGINES
-from quipu.actors.declarations import Bounds
+from quipu.actors.config.declarations import Bounds
+from quipu.actors.config.runtime_config import MAX_ENGINES
 from quipu.actors.request_desk.interface import (
     Desk,
     DrainMode,

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.declarations import MESSAGES
+from quipu.actors.config.declarations import MESSAGES
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions

@@ -9,7 +9,7 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.actors.declarations import MESSAGES
+from quipu.actors.config.declarations import MESSAGES
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk
 

@@ -19,7 +19,7 @@ import orjson
 from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.actors.declarations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from quipu.actors.config.declarations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from quipu.actors.messages.block_manager import MissReason
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.cache_answers import PromptLookUp

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.declarations import CHAT
+from quipu.actors.config.declarations import CHAT
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import orjson
 
-from quipu.actors.declarations import COMPLETIONS
+from quipu.actors.config.declarations import COMPLETIONS
 from quipu.actors.messages.handler import Delta, ScoredDelta
 from quipu.actors.messages.prompts import Prompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.scores import TokenScores

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.declarations import RESPONSES
+from quipu.actors.config.declarations import RESPONSES
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 

@@ -13,7 +13,7 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.actors.declarations import RESPONSES
+from quipu.actors.config.declarations import RESPONSES
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk

@@ -12,7 +12,7 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.actors import declarations
+from quipu.actors.config import declarations
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk, ServingInfo
 

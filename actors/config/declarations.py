@@ -1,8 +1,8 @@
 """The vocabulary in which an engine setting or a sampling field is declared once.
 
-`config.py` declares settings and `messages/sampling.py` declares sampling fields, as attrs fields with metadata. Flags,
-readers of request bodies, `/server_info` and the tables in `docs/` are made by iterating over `settings_of` and
-`sampling_fields_of`. This module is data only: it knows neither argparse nor JSON.
+`runtime_config.py` declares settings and `messages/sampling.py` declares sampling fields, as attrs fields with
+metadata. Flags, readers of request bodies, `/server_info` and the tables in `docs/` are made by iterating over
+`settings_of` and `sampling_fields_of`. This module is data only: it knows neither argparse nor JSON.
 
 What must always hold: a name, default or bound that is declared here is written down nowhere else.
 """

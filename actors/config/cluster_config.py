@@ -1,6 +1,7 @@
 """Where engines on other machines come from, and how they call back.
 
-Part of the server's `config.py`, from which it is made by `web/cli/settings.py` (or a test). Read by `cluster/`.
+Part of the server's `runtime_config.py`, from which it is made by `web/cli/settings.py` (or a test). Read by
+`cluster/`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The resolved configuration of an engine: every size and switch that its actors need, by name.
 
-Made by `web/cli/settings.py` (or a test) from flags and the checkpoint, part of the server's `config.py`, and sent to
-the engine process as JSON.
+Made by `web/cli/settings.py` (or a test) from flags and the checkpoint, part of the server's `runtime_config.py`, and
+sent to the engine process as JSON.
 
-What must always hold: as in `config.py`, whatever an operator can set is declared with `setting`, and nowhere else.
+What must always hold: as in `runtime_config.py`, whatever an operator can set is declared with `setting`, and nowhere
+else.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Settings: how they are declared, and those of the runtime, an engine, a cluster and an upstream."""
