@@ -76,7 +76,7 @@ from .tokenizer.job_store import JobStore, TokenizerMessage
 from .tokenizer.segment_cache import SegmentCache
 from .tokenizer.template_source import read_template
 
-ENGINE = "quipu.actors.engine"
+ENGINE = "quipu.actors.engine.engine"
 """Imported by name, because only `single_loop` loads it into this process."""
 FRONT = "quipu.actors.front"
 """Imported by name, because only a server with upstreams needs an HTTP client."""

@@ -18,14 +18,14 @@ import trio
 
 from bench.simulated import Job, SimulatedEngine
 from bench.trace_replay import Setting, read_trace, replay
-from quipu.actors.block_manager.actor import run_block_manager
 from quipu.actors.channel import Channel
+from quipu.actors.engine.block_manager.actor import run_block_manager
+from quipu.actors.engine.scheduler.actor import SchedulerMessage, run_scheduler
+from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import Granted
-from quipu.actors.scheduler.actor import SchedulerMessage, run_scheduler
-from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.shared.block_keys import chain_keys
 
 VOCABULARY = 128_000

@@ -4,7 +4,7 @@
 
 The real scheduler and block manager serve the same requests three times, in virtual time: no sequence waits (`off`);
 every sequence waits that is delayed by at most two steps (`always`); and by the server's rule (`rule`, see
-`actors/block_manager/pending.py`). A pass takes `--step-ms` and `--token-us` for each position that it computes.
+`actors/engine/block_manager/pending.py`). A pass takes `--step-ms` and `--token-us` for each position that it computes.
 
 A workload consists of bursts of requests with a common prefix and different suffixes. `prompt tokens` are those
 computed; a request's time to first token starts at its arrival, `last token` at the first arrival of all. `us/step` is
@@ -25,9 +25,9 @@ import attrs
 
 from bench.engine_jobs import quiet_collector
 from bench.simulated import Job, PassCosts, SimulatedEngine
-from quipu.actors.block_manager.pending import STEP_OVERHEAD_TOKENS
+from quipu.actors.engine.block_manager.pending import STEP_OVERHEAD_TOKENS
+from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.executor import StepPlan
-from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.shared.block_keys import chain_keys
 
 BLOCK_SIZE = 16

@@ -18,15 +18,15 @@ from collections.abc import Callable
 
 import attrs
 
-from quipu.actors.block_manager.pending import STEP_OVERHEAD_TOKENS
-from quipu.actors.block_manager.reservation import BlockManager
+from quipu.actors.engine.block_manager.pending import STEP_OVERHEAD_TOKENS
+from quipu.actors.engine.block_manager.reservation import BlockManager
+from quipu.actors.engine.scheduler.config import SchedulerConfig
+from quipu.actors.engine.scheduler.planning import Batcher, Outgoing
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import StepDone, Submit
-from quipu.actors.scheduler.config import SchedulerConfig
-from quipu.actors.scheduler.planning import Batcher, Outgoing
 
 FILLED_COLUMNS = [name for name in Reserve.__annotations__ if name.startswith("filled_")]
 clock = time.perf_counter_ns

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from bench.spans import watch
-from quipu.actors import engine_server
-from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.config.engine_config import EngineConfig
-from quipu.actors.executor.loading import load_executor
-from quipu.actors.executor.step_runner import Executor
-from quipu.actors.scheduler.planning import Batcher
+from quipu.actors.engine import engine_server
+from quipu.actors.engine.block_manager.reservation import BlockManager
+from quipu.actors.engine.executor.loading import load_executor
+from quipu.actors.engine.executor.step_runner import Executor
+from quipu.actors.engine.scheduler.planning import Batcher
 
 
 def load(config: EngineConfig) -> Executor:

@@ -27,7 +27,7 @@ from typing import Any
 import attrs
 
 from bench.simulated import Job, PassCosts, SimulatedEngine, StepTime
-from quipu.actors.scheduler.config import SchedulerConfig
+from quipu.actors.engine.scheduler.config import SchedulerConfig
 
 KEY_BYTES = 32
 MAX_TOKEN_ID = 1 << 31

@@ -16,7 +16,7 @@ import attrs
 import trio
 import trio.testing
 
-from quipu.actors.executor.batch_builder import SequenceState
+from quipu.actors.engine.executor.batch_builder import SequenceState
 from quipu.actors.frames import FrameReader, FrameWriter
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit

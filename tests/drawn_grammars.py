@@ -24,9 +24,9 @@ import attrs
 import numpy as np
 import trio
 
-from quipu.actors.executor.grammar_entry import MaskLimits
-from quipu.actors.executor.grammars import GrammarMasks
-from quipu.actors.executor.sequence_grammar import SequenceGrammar
+from quipu.actors.engine.executor.grammar_entry import MaskLimits
+from quipu.actors.engine.executor.grammars import GrammarMasks
+from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.sampling import OutputGrammar

@@ -14,9 +14,9 @@ import attrs
 import msgspec
 
 from quipu.actors.config.engine_config import EngineConfig
-from quipu.actors.engine import LoopHost
-from quipu.actors.executor.block_tags import BlockTags
-from quipu.actors.executor.step_runner import Executor
+from quipu.actors.engine.engine import LoopHost
+from quipu.actors.engine.executor.block_tags import BlockTags
+from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan

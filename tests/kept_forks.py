@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from quipu.actors.executor import grammars
+from quipu.actors.engine.executor import grammars
 from quipu.actors.forks.fork_server import ForkServer
 from quipu.actors.text_workers import grammar_pool
 

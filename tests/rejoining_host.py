@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from quipu.actors.channel import Channel
-from quipu.actors.engine import PLAN_SLOTS, Engine, LoopHost
+from quipu.actors.engine.engine import PLAN_SLOTS, Engine, LoopHost
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.supervisor import Death, EngineLink
 

@@ -26,9 +26,9 @@ from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.detokenizer.output_format import choose_format
-from quipu.actors.engine import Engine, LoopHost
-from quipu.actors.executor.loading import load_executor
-from quipu.actors.executor.step_runner import Executor
+from quipu.actors.engine.engine import Engine, LoopHost
+from quipu.actors.engine.executor.loading import load_executor
+from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.prompts import Prompt, TokenPrompt

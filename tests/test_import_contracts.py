@@ -36,14 +36,19 @@ def one_import(importer: str, imported: str) -> Plant:
 
 PLANTS = {
     "actors-layers": [
-        one_import("actors.scheduler.planted_actor", "quipu.actors.executor.actor"),
+        one_import("actors.tokenizer.planted_actor", "quipu.actors.router.actor"),
         one_import("actors.messages.planted_shared", "quipu.actors.shared.block_keys"),
         one_import("actors.shared.planted_wiring", "quipu.actors.wiring"),
+    ],
+    "engine-layers": [one_import("actors.engine.scheduler.planted_server", "quipu.actors.engine.engine_server")],
+    "actors-apart": [
+        one_import("actors.engine.scheduler.planted_actor", "quipu.actors.engine.executor.actor"),
+        one_import("actors.engine.executor.planted_actor", "quipu.actors.tokenizer.encoder"),
     ],
     "only-actor-waits": [
         one_import("actors.shared.planted_trio", "trio"),
         one_import("actors.messages.planted_structlog", "structlog"),
-        one_import("actors.block_manager.planted_trio", "trio"),
+        one_import("actors.engine.block_manager.planted_trio", "trio"),
         one_import("actors.detokenizer.planted_anyio", "anyio"),
     ],
     "only-executor-knows-kernels": [
@@ -51,7 +56,7 @@ PLANTS = {
         one_import("web.api.planted_kernels", "quipu.kernels.batch"),
     ],
     "torch-in-kernels": [
-        one_import("actors.executor.planted_torch", "torch"),
+        one_import("actors.engine.executor.planted_torch", "torch"),
         one_import("web.cli.planted_torch", "torch"),
     ],
     "kernels-below": [

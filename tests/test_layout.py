@@ -41,8 +41,8 @@ def test_native_module_is_used() -> None:
     code = """
         import sys
         from quipu.actors.shared.block_keys import chain_keys, chain_keys_in_python
-        from quipu.actors.block_manager.pools import make_pool
-        from quipu.actors.block_manager.block_pool import BlockPool
+        from quipu.actors.engine.block_manager.pools import make_pool
+        from quipu.actors.engine.block_manager.block_pool import BlockPool
         pool = make_pool(2)
         sys.exit(chain_keys is chain_keys_in_python or isinstance(pool, BlockPool))
     """

@@ -23,7 +23,7 @@ from pathlib import Path
 from .child import end_with_parent
 from .shortage import LOADING_ERRORS, is_shortage
 
-ENGINE = "quipu.actors.engine_server"
+ENGINE = "quipu.actors.engine.engine_server"
 OOM_SCORE, MAX_OOM_SCORE = 500, 1000
 """How much likelier than its parent this process is killed when memory runs out, in the kernel's units."""
 ORDERLY_END_S = 0.75

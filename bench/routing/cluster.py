@@ -18,9 +18,9 @@ from functools import partial
 import attrs
 
 from bench.simulated import Job, PassCosts, SimulatedEngine
+from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.router.routing import Route, Routing
-from quipu.actors.scheduler.config import SchedulerConfig
 
 DECODED = 16
 MAX_NUM_SEQS = 256

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from quipu.actors.executor.mask_rows import RowAsk, RowMasks
+from quipu.actors.engine.executor.mask_rows import RowAsk, RowMasks
 from quipu.actors.shared.grammar_library import GrammarError, GrammarLibrary
 
 Flags = npt.NDArray[np.bool_]

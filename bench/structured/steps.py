@@ -15,9 +15,9 @@ import attrs
 
 from bench.execution import CONTEXT, Work, make_batch
 from bench.structured.schemas import PERSON
-from quipu.actors.executor.grammar_entry import Mask
-from quipu.actors.executor.grammars import GrammarMasks
-from quipu.actors.executor.sequence_grammar import SequenceGrammar
+from quipu.actors.engine.executor.grammar_entry import Mask
+from quipu.actors.engine.executor.grammars import GrammarMasks
+from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
 from quipu.actors.messages.sampling import OutputGrammar
 from quipu.actors.shared.grammar_library import json_grammar
 from quipu.kernels.backend import Backend

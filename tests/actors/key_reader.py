@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quipu.actors.block_manager.pools import Pool
+from quipu.actors.engine.block_manager.pools import Pool
 from quipu.actors.router.key_index import DIGEST_BYTES, KeyIndex
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quipu.actors.block_manager.reservation import BlockManager
+from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.messages.scheduler import Granted
 
 

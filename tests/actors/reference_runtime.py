@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import trio
 
-from quipu.actors.engine import LoopHost
+from quipu.actors.engine.engine import LoopHost
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import Runtime
 from quipu.web.app import make_app

@@ -11,7 +11,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from quipu.actors.engine import LoopHost
+from quipu.actors.engine.engine import LoopHost
 from quipu.actors.request_desk.interface import DrainMode, EngineState
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.kernels.fake import Dials, continuation

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from bench.demo_rows import long_document
-from quipu.actors.engine import LoopHost
+from quipu.actors.engine.engine import LoopHost
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.batch import StepBatch

@@ -6,8 +6,8 @@ import attrs
 import trio
 
 from quipu.actors.config.engine_config import EngineConfig
-from quipu.actors.engine import LoopHost
-from quipu.actors.executor.loading import numerics_of
+from quipu.actors.engine.engine import LoopHost
+from quipu.actors.engine.executor.loading import numerics_of
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import describe_pool

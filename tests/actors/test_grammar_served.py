@@ -12,8 +12,8 @@ import attrs
 import pytest
 import trio
 
-from quipu.actors.engine import LoopHost
-from quipu.actors.executor.grammar_entry import Entry
+from quipu.actors.engine.engine import LoopHost
+from quipu.actors.engine.executor.grammar_entry import Entry
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError

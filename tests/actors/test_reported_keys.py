@@ -12,7 +12,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quipu.actors.engine import Engine, LoopHost
+from quipu.actors.engine.engine import Engine, LoopHost
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted

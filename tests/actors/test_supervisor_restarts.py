@@ -15,8 +15,8 @@ import structlog.testing
 import trio
 
 from quipu import __version__
-from quipu.actors import engine_server
-from quipu.actors.engine import LoopHost
+from quipu.actors.engine import engine_server
+from quipu.actors.engine.engine import LoopHost
 from quipu.actors.processes.greeting import greeting
 from quipu.actors.processes.log_writer import LogWriter
 from quipu.actors.processes.process_host import ProcessHost

@@ -12,7 +12,7 @@ import trio
 
 from quipu.actors import wiring
 from quipu.actors.detokenizer.output_format import ChosenFormat
-from quipu.actors.engine import LoopHost
+from quipu.actors.engine.engine import LoopHost
 from quipu.actors.messages.handler import Closed, ScoredDelta
 from quipu.actors.messages.output import OutputFormat
 from quipu.actors.messages.sampling import LogitRules

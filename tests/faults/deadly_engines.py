@@ -11,9 +11,9 @@ import trio
 import trio.testing
 
 from quipu.actors.config.engine_config import EngineConfig
-from quipu.actors.engine import LoopHost
-from quipu.actors.executor.loading import load_executor
-from quipu.actors.executor.step_runner import Executor
+from quipu.actors.engine.engine import LoopHost
+from quipu.actors.engine.executor.loading import load_executor
+from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta

@@ -1,7 +1,7 @@
 """Whatever a checkpoint's JSON files contain, the server starts or refuses them by name; nothing else is raised.
 
-In the engine process a refusal must be a ValueError or an OSError (`actors/engine_server.py`). Anything else would
-count as a crash, and the engine would be started five times.
+In the engine process a refusal must be a ValueError or an OSError (`actors/engine/engine_server.py`). Anything else
+would count as a crash, and the engine would be started five times.
 """
 
 from __future__ import annotations

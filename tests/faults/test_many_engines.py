@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.actors.engine import LoopHost
+from quipu.actors.engine.engine import LoopHost
 from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.request_desk.interface import DrainMode, EngineState, LastEngine, UnknownEngine
 from quipu.actors.supervisor import Death, EngineLink

@@ -9,7 +9,7 @@ import msgspec
 import trio
 from structlog.testing import capture_logs
 
-from quipu.actors.engine import LoopHost
+from quipu.actors.engine.engine import LoopHost
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.supervisor import Death, EngineLink
 from tests.prompts import prompt_of

@@ -22,7 +22,7 @@ from quipu.actors.shared.checkpoint import CheckpointError
 from tests.actors.cluster.folders import make_folder, make_index
 
 ROOT = Path(__file__).resolve().parents[3]
-READERS = ("actors/shared", "actors/tokenizer", "actors/detokenizer", "actors/executor", "kernels", "web/cli")
+READERS = ("actors/shared", "actors/tokenizer", "actors/detokenizer", "actors/engine/executor", "kernels", "web/cli")
 
 
 def test_every_file_that_is_read_is_listed() -> None:

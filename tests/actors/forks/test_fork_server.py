@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from quipu.actors.executor.grammars import MODULE
+from quipu.actors.engine.executor.grammars import MODULE
 from quipu.actors.forks import fork_server
 from quipu.actors.forks.fork_server import Fork, ForkLink, ForkServer
 from tests.grammars import EOS

@@ -8,15 +8,15 @@ import attrs
 import msgspec
 from hypothesis import settings
 
-from quipu.actors.block_manager.reservation import BlockManager
+from quipu.actors.engine.block_manager.reservation import BlockManager
+from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.kv_events.event_log import BatchQueue, Event, EventBatch, EventLog
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted
-from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.fake import Dials
-from tests.actors.block_manager.proposals import Candidate, keys_of, reserve, root_of
-from tests.actors.engine_bench import EngineBench
-from tests.actors.scheduler.test_planning_property import EngineMachine
+from tests.actors.engine.block_manager.proposals import Candidate, keys_of, reserve, root_of
+from tests.actors.engine.engine_bench import EngineBench
+from tests.actors.engine.scheduler.test_planning_property import EngineMachine
 from tests.kv_mirror import Mirror
 
 SIZE = 2

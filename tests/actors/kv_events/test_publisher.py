@@ -11,11 +11,11 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from quipu.actors.block_manager.key_changes import KeyChanges
-from quipu.actors.block_manager.misses import MissTracker
 from quipu.actors.config.engine_config import KvEventsConfig
-from quipu.actors.engine import Engine
-from quipu.actors.executor.loading import load_executor
+from quipu.actors.engine.block_manager.key_changes import KeyChanges
+from quipu.actors.engine.block_manager.misses import MissTracker
+from quipu.actors.engine.engine import Engine
+from quipu.actors.engine.executor.loading import load_executor
 from quipu.actors.kv_events.event_log import EventLog, KvEventsError
 from quipu.actors.kv_events.publisher import EventPublisher
 from quipu.actors.shared.block_keys import chain_keys

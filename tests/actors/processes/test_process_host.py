@@ -17,7 +17,7 @@ import trio
 
 from quipu import __version__
 from quipu.actors.channel import Channel
-from quipu.actors.engine import LoopHost
+from quipu.actors.engine.engine import LoopHost
 from quipu.actors.frames import FrameWriter, WireMessage
 from quipu.actors.messages.accountant import EngineDied, StepReport
 from quipu.actors.messages.scheduler import Abort

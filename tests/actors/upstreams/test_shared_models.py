@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from quipu.actors.config.upstream_config import UpstreamConfig
-from quipu.actors.engine import LoopHost
+from quipu.actors.engine.engine import LoopHost
 from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.actors.upstreams import seats

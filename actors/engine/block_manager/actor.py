@@ -1,0 +1,49 @@
+"""The KV-block manager: decides what each step may use of the KV cache, and what of a prompt is cached.
+
+Talks to the scheduler: one `Reserve` in and one `Granted` out per step. All decisions are in `reservation.py`. Look-ups
+come from the web side and change nothing; they are answered one at a time, so that no step waits for more than one.
+Its grant of a cached prefix is the *reused* entry of the accounts. An exception here ends the engine: block tables that
+cannot be trusted must not serve any request. If KV events are published, each grant is followed by one batch of what it
+changed. Pins expire by this loop's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from ...channel import Receiver, Sender
+from ...messages.block_manager import LookUp, Reserve
+from ...messages.handler import LookedUp
+from ...messages.scheduler import Granted
+from .reservation import BlockManager
+
+log = structlog.get_logger()
+
+
+async def run_block_manager(
+    block_manager: BlockManager,
+    inbox: Receiver[Reserve],
+    granted: Sender[Granted],
+    flush_events: Callable[[], None] | None = None,
+) -> None:
+    """Answer each `Reserve` until cancelled. `flush_events` is called at the start and after each grant is sent."""
+    if flush_events is not None:
+        flush_events()
+    while True:
+        for reserve in await inbox.receive_all():
+            grant = block_manager.grant(reserve, trio.current_time())
+            await granted.send(grant)
+            if grant.num_pins_yielded:
+                log.info("pins.yielded", num_pins=grant.num_pins_yielded, num_pinned_blocks=grant.num_pinned_blocks)
+            if flush_events is not None:
+                flush_events()
+
+
+async def answer_look_ups(block_manager: BlockManager, inbox: Receiver[LookUp], answers: Sender[LookedUp]) -> None:
+    """Answer each `LookUp` until cancelled."""
+    while True:
+        for question in await inbox.receive_all():
+            await answers.send(block_manager.look_up(question, trio.current_time()))

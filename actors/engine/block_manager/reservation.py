@@ -1,0 +1,298 @@
+"""The KV-block manager's one decision: what of a `Reserve` is granted.
+
+Called by the block manager's actor, once a step. Synchronous: it owns the pool and the block table of every sequence.
+
+A `Reserve` is processed in this order, for these reasons:
+
+    expiry         pins whose time to live is over are released
+    reset          nothing published so far can be found any more, and nothing stays pinned
+    failed steps   newest first, so that a block's key is removed before the key it is chained to
+    commits        keys of finished steps; the first sequence to commit a block owns the write; marked prefixes are
+                   pinned
+    filled blocks  keys of blocks that decoding has completed, which were not known before
+    frees          blocks released here can be granted below
+    rows           running sequences get their blocks; pins give way first, then sequences are preempted in the order
+                   of `victim_ids`
+    candidates     waiting sequences are matched against the index and admitted, unless any was preempted; pins give
+                   way
+    publication    what this step writes can be found from the next `Reserve` on, never by this one
+
+What must always hold: a block granted as cached was published by an earlier step; no sequence writes to a block that
+another one holds; every block is in a table, pinned, free, or null; no sequence is preempted or left waiting for blocks
+that only pins keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from ...messages.block_manager import LookUp, Reserve
+from ...messages.handler import LookedUp
+from ...messages.scheduler import Granted
+from ...shared import preemption
+from ...shared.block_observer import BlockObserver
+from .cached_prefix import CacheReader
+from .evictions import EvictionLog
+from .grant_columns import GrantColumns, WrittenColumns
+from .key_changes import NO_CHANGE, KeyChanges
+from .misses import MissTracker
+from .pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
+from .pins import NOTHING_PINNED, Pins
+from .pool_checks import NULL_BLOCK
+from .pools import Pool, make_pool
+from .publications import Allocation, Publications
+
+
+class BlockManager:
+    """Block tables of all sequences over one pool."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        share_pending_prefixes: bool = False,
+        step_overhead_tokens: int = STEP_OVERHEAD_TOKENS,
+        watermark_blocks: int = 0,
+        max_pinned_share: float = 0.5,
+        explain_misses: bool = True,
+        observers: Sequence[BlockObserver] = (),
+        make_pool: Callable[[int], Pool] = make_pool,
+    ) -> None:
+        """Make a pool of `num_blocks` physical blocks, including the null block, with no sequence in it.
+
+        `watermark_blocks` stay free at an admission while other sequences run, so that those can grow for a while.
+        `max_pinned_share` is the largest share of the usable blocks that may be pinned; 0 disables pins.
+        With `share_pending_prefixes`, a candidate whose next block this very step computes for another sequence is
+        skipped where that pays off; a step counts as much as `step_overhead_tokens` positions (see `pending.py`).
+        `observers` follow what is committed, evicted and reset.
+        """
+        self.pool = make_pool(num_blocks)
+        max_pinned = math.floor(max_pinned_share * (num_blocks - 1)) if enable_prefix_caching else 0
+        self.pins = Pins(self.pool, block_size, max_pinned)
+        self.block_size = block_size
+        self.allocations: dict[int, Allocation] = {}
+        self._enable_prefix_caching = enable_prefix_caching
+        is_sharing = share_pending_prefixes and enable_prefix_caching
+        self._pending = PendingPrefixes(block_size, step_overhead_tokens) if is_sharing else None
+        self._watermark_blocks = watermark_blocks
+        self._publications = Publications(self.pool, block_size)
+        misses: MissTracker | None = None
+        self._evictions: EvictionLog | None = None
+        self.pool.observers += observers
+        self._key_changes = KeyChanges() if enable_prefix_caching else None
+        if self._key_changes is not None:
+            self.pool.observers.append(self._key_changes)
+        if explain_misses and enable_prefix_caching:
+            misses = MissTracker(num_blocks, block_size, self.pool.holds)
+            self._evictions = misses.evictions
+            self.pool.observers.append(misses)
+        self._reader = CacheReader(self.pool, block_size, misses, is_enabled=enable_prefix_caching)
+
+    def grant(self, reserve: Reserve, now: float = 0.0) -> Granted:
+        """Apply everything in `reserve`, in its order. `now` is in seconds, on any monotonic clock."""
+        pins, publications = self.pins, self._publications
+        if self._evictions is not None:
+            self._evictions.now = now
+        if pins.is_in_use:
+            pins.expire(now)
+            pins.num_yielded = 0
+        if reserve.reset_prefix_cache:
+            publications.begin_epoch()
+            pins.clear()
+            self.pool.reset()
+        for step in reserve.failed_steps:
+            pins.fail(step)
+            publications.roll_back(step)
+        written = WrittenColumns()
+        if reserve.committed_steps:
+            written = publications.commit(reserve.committed_steps, reserve.broken_ids)
+        pinned = pins.commit(reserve.committed_steps, now) if pins.is_in_use else NOTHING_PINNED
+        if reserve.filled_keys and self._enable_prefix_caching:
+            publications.publish_filled(reserve, self.allocations)
+        for sequence_id in reserve.free_sequence_ids:
+            self._release(sequence_id)
+
+        grant = GrantColumns()
+        if reserve.row_ids:
+            self._grant_rows(reserve, grant)
+        if reserve.candidate_ids and not grant.preempted_ids:
+            self._admit(reserve, grant, now)
+        if grant.sequence_ids and self._enable_prefix_caching:
+            publications.publish(reserve.step, grant, self.allocations)
+            if pins.is_in_use:
+                pins.plan(reserve.step, grant.sequence_ids, grant.starts, grant.counts)
+
+        key_change = NO_CHANGE if self._key_changes is None else self._key_changes.take()
+        return Granted(
+            step=reserve.step,
+            sequence_ids=grant.sequence_ids,
+            starts=grant.starts,
+            counts=grant.counts,
+            new_blocks=grant.new_blocks,
+            admitted_ids=grant.admitted_ids,
+            admitted_reused=grant.admitted_reused,
+            admitted_misses=grant.admitted_misses,
+            preempted_ids=grant.preempted_ids,
+            written_ids=written.sequence_ids,
+            written_starts=written.starts,
+            written_ends=written.ends,
+            num_free_blocks=self.pool.num_free,
+            num_cached_blocks=self.pool.num_cached,
+            pinned_ids=pinned.sequence_ids,
+            pinned_ends=pinned.ends,
+            num_pinned_blocks=self.pool.num_pinned_only,
+            num_pins_yielded=pins.num_yielded,
+            admitted_copy_sources=grant.admitted_copy_sources,
+            stored_keys=key_change.stored,
+            removed_keys=key_change.removed,
+            is_cleared=key_change.is_cleared,
+        )
+
+    def look_up(self, question: LookUp, now: float = 0.0) -> LookedUp:
+        """Return what a sequence would find that was admitted now. Changes nothing. `now` is as for `grant`."""
+        return self._reader.look_up(question, self.pins, now)
+
+    def drop_sequences(self) -> None:
+        """Release the blocks of every sequence, and withdraw what their steps have not committed.
+
+        Committed blocks stay cached and pins stay as they are. The next grant brings all committed keys, for a reader
+        that knows none.
+        """
+        self._publications.roll_back_all()
+        for sequence_id in list(self.allocations):
+            self._release(sequence_id)
+        self.pins.drop_marks()
+        if self._pending is not None:
+            self._pending.begin(())
+        if self._key_changes is not None:
+            self._key_changes.restart(self.pool.committed_keys())
+
+    def check(self) -> None:
+        """Raise AssertionError unless every invariant holds."""
+        self.pool.check((allocation.table for allocation in self.allocations.values()), self.pins.blocks())
+        self.pins.check()
+
+    def _release(self, sequence_id: int) -> None:
+        allocation = self.allocations.pop(sequence_id, None)
+        if allocation is not None:
+            if self._evictions is not None:
+                self._evictions.on_released(allocation.keys[: allocation.num_published])
+            self.pool.release(allocation.table)
+            if self.pins.is_in_use:
+                self.pins.leave(sequence_id)
+
+    def _take(self, num_blocks: int, sequence_id: int) -> list[int]:
+        """Take blocks from the pool for a sequence."""
+        if self._evictions is not None:
+            self._evictions.taker = sequence_id
+        return self.pool.take(num_blocks)
+
+    # ------------------------------------------------------------ rows
+
+    def _grant_rows(self, reserve: Reserve, grant: GrantColumns) -> None:
+        pool, size, allocations = self.pool, self.block_size, self.allocations
+        victims = iter(reserve.victim_ids)
+        preempted: set[int] = set()
+        for sequence_id, start, count in zip(reserve.row_ids, reserve.row_starts, reserve.row_counts, strict=True):
+            if sequence_id in preempted:
+                continue
+            table = allocations[sequence_id].table
+            missing = -(-(start + count) // size) - len(table)
+            new_blocks: list[int] = []
+            if missing > 0:
+                if missing > pool.num_free and not self._make_room(missing, sequence_id, victims, grant, preempted):
+                    continue
+                new_blocks = self._take(missing, sequence_id)
+                table += new_blocks
+            grant.add(sequence_id, start, count, new_blocks)
+
+    def _make_room(
+        self, num_blocks: int, sequence_id: int, victims: Iterator[int], grant: GrantColumns, preempted: set[int]
+    ) -> bool:
+        """Release pins, then preempt, until `num_blocks` are free. Return False if this took the sequence itself."""
+        candidates = preemption.next_victims(victims, sequence_id, served=set(grant.sequence_ids))
+        while self.pool.num_free < num_blocks:
+            if self.pool.num_pinned_only:
+                self.pins.give_way(num_blocks)
+                continue
+            victim_id = next(candidates)
+            if victim_id not in self.allocations:
+                continue
+            self._release(victim_id)
+            preempted.add(victim_id)
+            grant.preempted_ids.append(victim_id)
+            if victim_id == sequence_id:
+                return False
+        return True
+
+    # ------------------------------------------------------------ candidates
+
+    def _admit(self, reserve: Reserve, grant: GrantColumns, now: float) -> None:
+        pool, size, pending = self.pool, self.block_size, self._pending
+        if pending is not None:
+            self._announce_rows(pending, reserve, grant)
+        budget = reserve.token_budget
+        for index, sequence_id, num_tokens, num_prompt_tokens, keys, root_key, token_ids in zip(
+            range(len(reserve.candidate_ids)),
+            reserve.candidate_ids,
+            reserve.candidate_num_tokens,
+            reserve.candidate_num_prompt_tokens,
+            reserve.candidate_keys,
+            reserve.candidate_root_keys,
+            reserve.candidate_token_ids,
+            strict=True,
+        ):
+            if budget <= 0:
+                break
+            may_read = sequence_id not in reserve.unread_ids
+            prefix = self._reader.find(keys, num_tokens, may_read=may_read)
+            shared, beyond = prefix.blocks, prefix.beyond
+            if pending is not None and pending.is_awaited(reserve, index, len(shared), prefix.limit, budget):
+                continue
+            watermark = preemption.watermark(self._watermark_blocks, others_run=bool(self.allocations))
+            pool.share(shared)
+            num_wanted = -(-num_tokens // size) - len(shared) + watermark
+            if pool.num_free + pool.num_pinned_only < num_wanted:
+                pool.unshare(shared)
+                break
+            if self.pins:
+                self.pins.refresh(keys[: len(shared)], now)
+                if pool.num_free < num_wanted:
+                    self.pins.give_way(num_wanted)
+            # before blocks are taken, which may evict what the prompt has in common with others
+            grant.admitted_misses.append(self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read))
+            start = len(shared) * size
+            count = min(num_tokens - start, budget, reserve.candidate_chunk_limit)
+            table = self._take(-(-(start + count) // size) - len(shared), sequence_id)
+            if shared:
+                table = shared + table
+            self.allocations[sequence_id] = Allocation(
+                table=table,
+                keys=list(keys),  # the scheduler's list grows while the sequence decodes; see `filled_keys`
+                num_prompt_blocks=num_prompt_tokens // size,
+                num_published=len(shared),
+                epoch=self._publications.epoch,
+                root_key=root_key,
+                token_ids=token_ids,
+            )
+            if sequence_id in reserve.candidate_pins:
+                self.pins.mark(sequence_id, keys, reserve.candidate_pins[sequence_id])
+            budget -= count
+            if pending is not None:
+                pending.announce(keys, len(shared), start, count, reserve.candidate_chunk_limit)
+            grant.add(sequence_id, start, count, list(table))
+            grant.admitted_ids.append(sequence_id)
+            grant.admitted_reused.append(start)
+            # not held: the pass copies it before it writes anything, whoever owns the block by then
+            grant.admitted_copy_sources.append(beyond[0] if beyond and start + count == num_tokens else NULL_BLOCK)
+
+    def _announce_rows(self, pending: PendingPrefixes, reserve: Reserve, grant: GrantColumns) -> None:
+        """Announce what the running rows write in this step, which can be found from the next step on."""
+        pending.begin(reserve.candidate_ids)
+        for sequence_id, start, count in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
+            allocation = self.allocations[sequence_id]
+            if allocation.epoch == self._publications.epoch:
+                pending.announce(allocation.keys, allocation.num_published, start, count, count)

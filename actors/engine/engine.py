@@ -1,0 +1,209 @@
+"""The engine: scheduler, KV-block manager and executor, restarted as one group.
+
+`Engine` connects the three. `LoopHost` runs them in the web side's own loop, for tests and simulation; when serving,
+`engine_server.py` runs them in a process of their own. Only this module imports the executor, and torch with it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..channel import Channel, Sender
+from ..config.engine_config import EngineConfig
+from ..grammar_gate import GrammarGate, WebMessage
+from ..kv_events.event_log import EventLog
+from ..messages.accountant import StepReport
+from ..messages.block_manager import LookUp, Reserve
+from ..messages.executor import StepPlan
+from ..messages.handler import LookedUp
+from ..messages.scheduler import AnnounceKeys, Granted
+from ..messages.supervisor import EngineReady, Heartbeat
+from ..supervisor import Death, EngineLink
+from .block_manager.actor import answer_look_ups, run_block_manager
+from .block_manager.reservation import BlockManager
+from .executor.actor import run_executor, wait_until_idle
+from .executor.loading import load_executor, numerics_of
+from .executor.step_runner import Executor
+from .scheduler.actor import SchedulerMessage, run_scheduler
+from .scheduler.config import SchedulerConfig
+from .scheduler.planning import Batcher
+from .scheduler.waiting import Policy
+
+if TYPE_CHECKING:
+    from ..kv_events.publisher import EventPublisher
+
+PLAN_SLOTS = 4
+"""Messages of one kind that may wait between two of the three actors: more than are ever in flight."""
+
+
+EngineNews = StepReport | LookedUp
+"""What the three actors send to the web side."""
+
+
+class Engine:
+    """The three actors' state and channels. Submits and aborts are put into `inbox`."""
+
+    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        """Raises KvEventsError if KV events are configured and their sockets cannot be opened."""
+        self.executor = executor
+        pool = executor.backend.memory_plan
+        self.events: EventPublisher | None = None
+        events: EventLog | None = None
+        if config.kv_events is not None:
+            from ..kv_events.publisher import EventPublisher  # loads ZeroMQ
+
+            events = EventLog(config.block_size)
+            self.events = EventPublisher(config.kv_events, events)
+        self.block_manager = BlockManager(
+            pool.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            share_pending_prefixes=config.share_pending_prefixes,
+            step_overhead_tokens=config.step_overhead_tokens,
+            watermark_blocks=math.ceil(config.watermark * pool.num_blocks),
+            max_pinned_share=config.max_pinned_share,
+            observers=[] if events is None else [events],
+        )
+        self._scheduler_config = SchedulerConfig(
+            block_size=config.block_size,
+            num_blocks=pool.num_blocks,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=pool.max_model_len,
+            eos_token_ids=frozenset(config.eos_token_ids),
+            enable_prefix_caching=config.enable_prefix_caching,
+            max_steps_in_flight=config.max_steps_in_flight,
+            policy=Policy(config.scheduling_policy),
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            max_waiting_requests=config.max_waiting_requests,
+            max_waiting_tokens=config.max_waiting_tokens,
+            max_waiting_share=config.max_waiting_share,
+        )
+        self._begin_incarnation()
+
+    def _begin_incarnation(self) -> None:
+        """Make what knows of sequences and numbers reports. Blocks, their contents and events outlive it."""
+        self.inbox: Channel[SchedulerMessage] = Channel(self._scheduler_config.max_num_seqs)
+        self._look_ups: Channel[LookUp] = Channel(1)
+        self._gate = GrammarGate(self.executor.prepare, self.inbox)
+        self.batcher = Batcher(self._scheduler_config, trio.current_time)
+
+    async def rejoin(self) -> None:
+        """Drop every sequence and keep the committed blocks, so that `run` may be called for another incarnation.
+
+        `run` must have been cancelled; a pass that is still running is waited for. The next incarnation's first report
+        has all committed keys. Pinned prefixes stay pinned.
+        """
+        await wait_until_idle(self.executor)
+        self.executor.drop_sequences()
+        self.block_manager.drop_sequences()
+        self._begin_incarnation()
+        self.inbox.post(AnnounceKeys())
+
+    async def receive(self, message: WebMessage | LookUp) -> None:
+        """Pass on a message from the web side."""
+        if isinstance(message, LookUp):
+            self._look_ups.post(message)  # the web side limits how many there are
+        else:
+            await self._gate.send(message)
+
+    async def run(self, reports: Sender[EngineNews]) -> None:
+        """Run the three actors until cancelled or one of them raises."""
+        reserve: Channel[Reserve] = Channel(PLAN_SLOTS)
+        granted: Channel[Granted] = Channel(PLAN_SLOTS)
+        plans: Channel[StepPlan] = Channel(PLAN_SLOTS)
+        async with trio.open_nursery() as nursery:
+            flush_events = self.events.flush if self.events is not None else None
+            nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events)
+            nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports)
+            nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
+            nursery.start_soon(run_executor, self.executor, plans, self.inbox)
+
+    def close_events(self) -> None:
+        """Close the sockets for KV events, if there are any. To be called once the actors have ended."""
+        if self.events is not None:
+            self.events.close()
+
+    def heartbeat(self) -> Heartbeat:
+        """Return which step is running, and for how long."""
+        running = self.executor.running_step
+        return Heartbeat(0, 0.0) if running is None else Heartbeat(running.step, time.monotonic() - running.since)
+
+    def ready(self, incarnation: int) -> EngineReady:
+        """Return what the engine serves with."""
+        capabilities, pool = self.executor.backend.capabilities, self.executor.backend.memory_plan
+        return EngineReady(
+            incarnation=incarnation,
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            backend=capabilities.name,
+            dtype=capabilities.dtype,
+            kv_cache_dtype=capabilities.kv_cache_dtype,
+            max_model_len=pool.max_model_len,
+            instruction_set=capabilities.instruction_set,
+            determinism=capabilities.determinism,
+            num_threads=capabilities.num_threads,
+            weights_bytes=pool.weights_bytes,
+            kv_cache_bytes=pool.num_blocks * pool.block_bytes,
+            workspace_bytes=pool.workspace_bytes,
+            numerics=numerics_of(capabilities),
+            weights=capabilities.weights,
+            activations=capabilities.activations,
+        )
+
+
+class LoopHost:
+    """Runs engines in the caller's loop, over in-memory channels."""
+
+    def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], Executor] = load_executor) -> None:
+        self._config = config
+        self._load = load
+        self.engine: Engine | None = None
+        """The engine that is running."""
+
+    async def close(self) -> None:
+        """Do nothing: an engine in this loop ends with its incarnation."""
+
+    async def run(self, link: EngineLink) -> Death:
+        engine = Engine(self._config, self._load(self._config))
+        reports: Channel[EngineNews] = Channel(PLAN_SLOTS)
+
+        async def feed() -> None:
+            while True:
+                for message in await link.take():
+                    await engine.receive(message)
+
+        async def tell() -> None:
+            while True:
+                await link.deliver(await reports.receive_all())
+
+        self.engine = engine
+        try:
+            await link.deliver([engine.ready(link.incarnation)])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(feed)
+                nursery.start_soon(tell)
+                nursery.start_soon(engine.run, reports)
+        except* Exception as group:
+            await link.deliver(reports.take_nowait())
+            error = first_leaf(group)
+            step = engine.executor.running_step
+            step_ids = None if step is None else tuple(step.sequence_ids)
+            death = Death(f"{type(error).__name__}: {error}", step_ids=step_ids)
+        finally:
+            self.engine = None
+            engine.close_events()
+            engine.executor.close()
+        return death
+
+
+def first_leaf(error: BaseException) -> BaseException:
+    """Return the first error in nested exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,96 @@
+"""The executor: runs one forward pass at a time, in a thread of its own.
+
+Receives `StepPlan` from the scheduler and answers each with `StepDone`, `StepFailed` or `StepDropped`, in order. What a
+pass does is in `step_runner.py`.
+
+What must always hold: only one thread runs passes; the loop never waits for one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import trio
+
+from quipu.kernels.fake import FakeBackend
+
+from ...channel import Poster, Receiver
+from ...messages.executor import StepPlan
+from ...messages.scheduler import StepResult
+from ...threads import run_in_thread
+from .step_runner import Executor
+
+THREAD_GRACE_S = 1.0
+"""How long the shutdown of an engine waits for a pass that is still running."""
+
+
+async def run_executor(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:
+    """Answer plans until cancelled: in a thread, or in the loop if the backend does no work."""
+    if isinstance(executor.backend, FakeBackend):
+        await _run_in_loop(executor, executor.backend, plans, results)
+    else:
+        await _run_in_thread(executor, plans, results)
+
+
+async def wait_until_idle(executor: Executor) -> None:
+    """Wait until the pass has ended that may still be running after `run_executor`, however long it takes."""
+    if executor.thread is not None:
+        await run_in_thread(executor.thread.join, abandon_on_cancel=True)
+
+
+async def _run_in_loop(
+    executor: Executor, backend: FakeBackend, plans: Receiver[StepPlan], results: Poster[StepResult]
+) -> None:
+    """Run plans without a thread, so that the clock may be a mock."""
+    while True:
+        for plan in await plans.receive_all():
+            executor.begin(plan)
+            result = executor.run(plan)
+            await trio.sleep(backend.dials.step_seconds)
+            executor.end()
+            results.post(result)
+
+
+async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:
+    """Run plans in a thread, which starts the next one as soon as it has finished one."""
+    work: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+    token = trio.lowlevel.current_trio_token()
+    crashed: list[BaseException] = []
+    crash_seen = trio.Event()
+
+    def next_plan() -> StepPlan | None:
+        while work.empty() and executor.while_idle():
+            pass
+        return work.get()
+
+    def serve() -> None:
+        try:
+            while (plan := next_plan()) is not None:
+                executor.begin(plan)
+                result = executor.run(plan)
+                executor.end()
+                token.run_sync_soon(results.post, result)
+        except trio.RunFinishedError:
+            pass  # the loop has ended, and with it every reader of the result
+        except BaseException as error:
+            crashed.append(error)
+            token.run_sync_soon(crash_seen.set)
+
+    async def watch() -> None:
+        await crash_seen.wait()
+        raise crashed[0]
+
+    executor.thread = thread = threading.Thread(target=serve, name="executor", daemon=True)
+    thread.start()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            while True:
+                for plan in await plans.receive_all():
+                    work.put(plan)
+    finally:
+        work.put(None)
+        with trio.move_on_after(2 * THREAD_GRACE_S, shield=True):
+            # the backend must not be closed during a pass; a pass that hangs ends with the process
+            await run_in_thread(thread.join, THREAD_GRACE_S)

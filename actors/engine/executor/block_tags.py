@@ -1,0 +1,69 @@
+"""The executor's own record of what each physical block contains.
+
+Used by `step_runner.py`. Tags are made from the tokens that were fed, not from what a plan claims, so a wrong or stale
+grant is detected.
+
+What must always hold: a block that a pass is about to write, or whose pass failed, has no tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from ...shared.block_keys import chain_keys
+from .batch_builder import SequenceState
+
+
+@attrs.frozen
+class Tag:
+    """What a physical block contains, as far as the executor has written it."""
+
+    key: bytes | None
+    """The chain key of its contents; None while the block is not full."""
+    num_filled: int
+
+
+class BlockTags:
+    """One tag for each physical block; None for blocks with unknown contents."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._tags: list[Tag | None] = [None] * num_blocks
+        self._block_size = block_size
+
+    def contains(self, block: int, key: bytes) -> bool:
+        """Return whether a block is full and its contents are those of `key`."""
+        tag = self._tags[block]
+        return tag is not None and tag.key == key
+
+    def num_confirmed_tokens(self, table: Sequence[int], keys: Sequence[bytes]) -> int:
+        """Return how many tokens of the leading blocks of `table` match `keys`."""
+        tags = self._tags
+        for index, key in enumerate(keys):
+            tag = tags[table[index]]
+            if tag is None or tag.key != key:
+                return index * self._block_size
+        return len(keys) * self._block_size
+
+    def clear(self, states: Sequence[SequenceState], starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Remove the tags of the blocks that rows are about to write, each from position `start` to `end`."""
+        size, tags = self._block_size, self._tags
+        for state, start, end in zip(states, starts, ends, strict=True):
+            table = state.table
+            for index in range(start // size, -(-end // size)):
+                tags[table[index]] = None
+
+    def write(self, states: Sequence[SequenceState], starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Tag the blocks that rows have written, each from position `start` to `end`."""
+        size, tags = self._block_size, self._tags
+        for state, start, end in zip(states, starts, ends, strict=True):
+            table, keys = state.table, state.keys
+            num_full = end // size
+            num_keyed = len(keys) - 1
+            if num_full > num_keyed:
+                keys += chain_keys(keys[-1], state.tokens[num_keyed * size : num_full * size], size)
+            for index in range(start // size, num_full):
+                tags[table[index]] = Tag(keys[index + 1], size)
+            if end % size:
+                tags[table[num_full]] = Tag(None, end % size)

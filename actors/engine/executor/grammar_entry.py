@@ -1,0 +1,256 @@
+"""One grammar of one tenant: the process that follows it, and the sequences that it follows.
+
+`grammars.py` keeps the entries, and calls `compile` in one thread, `ask` and `masks` in another. If the process is
+lost, the sequence that it was computing fails, and a new one follows the others from their beginning.
+
+What must always hold: every sequence that was asked for gets a mask, or why there is none; a grammar that has ended
+`MAX_DEATHS` processes gets no other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import attrs
+
+from ...forks.fork_server import ForkServer
+from .grammar_follower import GrammarFollower
+from .mask_rows import RowAsk
+from .sequence_grammar import SequenceGrammar
+
+MAX_DEATHS = 2
+"""Of processes, by what they computed, after which no sequence of a grammar is followed any more."""
+MAX_LOSSES = 3
+"""Of processes in a row by something else, such as a lack of memory, after which a step goes on without them."""
+
+Mask = bytes | str
+"""A mask, or why there is none."""
+
+Key = tuple[str, str]
+"""Who may share a grammar's process, and its text."""
+
+GetServer = Callable[[], ForkServer]
+"""Returns the running process that forks, or starts one. Raises OSError."""
+
+
+LOST = "The grammar cannot be followed: its process has ended, or cannot be started. Please try again later."
+NO_TOKENIZER = "This engine has no tokenizer to follow a grammar with."
+
+
+class NoTokenizer(Exception):
+    """The library cannot follow outputs of this model's tokenizer."""
+
+
+class MaskLimits:
+    """How much processor time one mask may take, by tenant."""
+
+    FULL_S = 0.1
+    LEAST_S = 0.02
+    """Twice what the limits of the library leave to nearly every grammar."""
+    RECOVERY_S = 60.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ended: dict[str, tuple[float, float]] = {}
+        """The limit of tenants whose processes had to be ended, and when the last one was."""
+
+    def of(self, tenant: str) -> float:
+        """Return the seconds that a mask may take."""
+        limit_s, ended_s = self._ended.get(tenant, (self.FULL_S, 0.0))
+        if tenant in self._ended and self._clock() - ended_s > self.RECOVERY_S:
+            del self._ended[tenant]
+            return self.FULL_S
+        return limit_s
+
+    def lower(self, tenant: str) -> None:
+        """Halve a tenant's limit, for a minute after the last time."""
+        now_s = self._clock()
+        self._ended = {name: one for name, one in self._ended.items() if now_s - one[1] <= self.RECOVERY_S}
+        self._ended[tenant] = (max(self.LEAST_S, self.of(tenant) / 2), now_s)
+
+
+@attrs.define(eq=False)
+class Row:
+    """How far a sequence has been followed, and by which process."""
+
+    number: int
+    entry: Entry
+    process: GrammarFollower | None = None
+    num_answers: int = 0
+    num_sent: int = 0
+
+
+@attrs.frozen
+class Asked:
+    """A sequence as it is when its mask is asked for: its answer may go on while that is computed."""
+
+    row: Row
+    answer: list[int]
+    """Tokens are only appended to it."""
+    num_tokens: int
+    num_answers: int
+    gap: int
+    next_opening_id: int | None
+    ends_early: bool
+
+    @classmethod
+    def of(cls, grammar: SequenceGrammar, row: Row) -> Asked:
+        answer = grammar.answer
+        opening_id = grammar.next_opening_id
+        return cls(row, answer, len(answer), grammar.num_answers, grammar.gap, opening_id, grammar.ends_early)
+
+    def from_process(self, process: GrammarFollower) -> RowAsk:
+        """Return what to ask a process that has followed as much as the row says, which says more then."""
+        row = self.row
+        is_new = row.process is not process or row.num_answers != self.num_answers
+        token_ids = self.answer[0 if is_new else row.num_sent : self.num_tokens]
+        row.process, row.num_answers, row.num_sent = process, self.num_answers, self.num_tokens
+        return RowAsk(row.number, is_new, token_ids, self.gap, self.next_opening_id, self.ends_early)
+
+
+class Entry:
+    """A grammar, its process and its sequences."""
+
+    def __init__(self, tenant: str, key: Key, get_server: GetServer, limits: MaskLimits, max_rows: int) -> None:
+        self.tenant = tenant
+        self.key = key
+        self.text = key[1]
+        self.ready: Future[None] = Future()
+        """Done as soon as no step need wait for the grammar."""
+        self.rows: set[int] = set()
+        """Numbers of the sequences that are followed."""
+        self.gone: list[int] = []
+        """Those of sequences that are not any more. Appended to in any thread."""
+        self.awaited_since: float | None = None
+        """Since when it has been prepared for a sequence that has not begun."""
+        self._get_server = get_server
+        self._limits = limits
+        self._max_rows = max_rows
+        self._lock = threading.Lock()
+        self._process: GrammarFollower | None = None
+        self._refusal: str | None = None
+        """Why none of its sequences can be followed."""
+        self._num_deaths = 0
+        self._forgotten: list[int] = []
+        """Sequences of which the process has not been told that they are gone."""
+        self._asked: GrammarFollower | None = None
+
+    def compile(self) -> None:
+        """Have the grammar compiled, and wait for that."""
+        self._compiled_process()
+
+    def refuse(self, reason: str) -> None:
+        """Have every sequence fail."""
+        self._refusal = reason
+        self._set_ready()
+
+    def settle(self) -> None:
+        """Forget the sequences that are gone."""
+        gone = [self.gone.pop() for _ in range(len(self.gone))]
+        self.rows.difference_update(gone)
+        self._forgotten += gone
+
+    def rest(self) -> None:
+        """Have the process forget every sequence, since none is followed."""
+        if (process := self._process) is not None and process.is_compiled:
+            process.ask(self._limits.of(self.tenant), self._take_forgotten(), [])
+            process.masks()
+
+    def close(self) -> None:
+        """Let go of the process."""
+        with self._lock:
+            if self._process is not None:
+                self._process.let_go()
+                self._process = None
+
+    # ------------------------------------------------------------ in the thread of masks, as are `rest` and `close`
+
+    def ask(self, rows: Sequence[Asked]) -> None:
+        """Begin to compute the masks of these sequences, if the grammar is compiled; begin to compile it, if not."""
+        self._asked = None
+        process = self._launched()
+        if process is not None and process.is_compiled:
+            self._ask(process, rows)
+
+    def masks(self, rows: Sequence[Asked]) -> list[Mask]:
+        """Wait for the masks that were asked for."""
+        masks: list[Mask] = []
+        num_losses = 0
+        while len(masks) < len(rows):
+            process = self._compiled_process()
+            left = rows[len(masks) :]
+            if process is None or num_losses == MAX_LOSSES:
+                return masks + [self._refusal or LOST] * len(left)
+            if self._asked is not process:
+                self._ask(process, left)
+            self._asked = None
+            masks += [_failure(mask) if isinstance(mask, str) else mask for mask in process.masks()]
+            if process.lost is not None and len(masks) < len(rows):
+                num_losses += 1
+                if (reason := self._lose(process)) is not None:
+                    masks.append(_failure(reason))
+        return masks
+
+    def _ask(self, process: GrammarFollower, rows: Sequence[Asked]) -> None:
+        asks = [row.from_process(process) for row in rows]
+        process.ask(self._limits.of(self.tenant), self._take_forgotten(), asks)
+        self._asked = process
+
+    def _take_forgotten(self) -> list[int]:
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
+
+    def _lose(self, process: GrammarFollower) -> str | None:
+        """Let go of a process that has ended. Return what was wrong with what it computed."""
+        assert process.lost is not None
+        reason = process.lost.reason
+        with self._lock:
+            self._process = None
+        if reason is not None:
+            self._limits.lower(self.tenant)
+            self._num_deaths += 1
+            if self._num_deaths == MAX_DEATHS:
+                self.refuse(f"The grammar cannot be followed: {reason}.")
+        return reason
+
+    # ------------------------------------------------------------ in both threads
+
+    def _launched(self) -> GrammarFollower | None:
+        """Return the process, a new one if there is none. None: there can be none."""
+        with self._lock:
+            if self._process is None and self._refusal is None:
+                try:
+                    self._process = GrammarFollower(self._get_server(), self.text, self._max_rows)
+                except NoTokenizer:
+                    self._refusal = NO_TOKENIZER
+                except (OSError, RuntimeError, MemoryError):
+                    return None  # the next sequence tries it again
+            return self._process
+
+    def _compiled_process(self) -> GrammarFollower | None:
+        """Return the process once it has compiled the grammar. None: it cannot."""
+        process = self._launched()
+        for _ in range(MAX_LOSSES):
+            refusal = None if process is None else process.wait_until_compiled()
+            if process is None or (process.lost is None and refusal is None):
+                break
+            reason = refusal or (None if process.lost is None else process.lost.reason)
+            self.close()
+            if reason is not None:
+                self._refusal = _failure(reason)
+            process = self._launched()
+        self._set_ready()
+        return process
+
+    def _set_ready(self) -> None:
+        with self._lock:
+            if self.ready.done():
+                return
+            self.ready.set_result(None)
+
+
+def _failure(reason: str) -> str:
+    return f"The output cannot match its grammar any more: {reason}."

@@ -1,0 +1,240 @@
+"""Which tokens the sequences of a step may draw, for those whose output has to match a grammar.
+
+Each grammar of a tenant is followed by a process of its own (`grammar_follower.py`), while the backend runs the forward
+pass. A library that computes without end is killed by its limit of processor time, and takes nothing with it but the
+sequence that was computed. Grammars are compiled before the scheduler gets their sequences (`grammar_gate.py`).
+
+`begin` only hands over: telling many processes takes longer than the backend should wait for.
+
+What must always hold: a sequence whose grammar fails says why, and no other does; one tenant's grammars use nothing of
+another's; a tenant whose grammars had to be ended gets less and less time for each mask.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...forks.fork_server import ForkServer
+from ...messages.sampling import OutputGrammar
+from ...shared.fair_queue import QueueFull
+from ...shared.tenant_cache import TenantCache
+from .grammar_entry import NO_TOKENIZER, Asked, Entry, Key, Mask, MaskLimits, NoTokenizer, Row
+from .grammar_turns import GrammarTurns
+from .sequence_grammar import SequenceGrammar
+
+MODULE = "quipu.actors.engine.executor.mask_program"
+MAX_KEPT = 64
+"""Grammars without sequences that are kept for later ones, each with its process."""
+SETTLE_S = 10.0
+"""How long the process of a grammar without sequences remembers them, if there is no step."""
+_TOO_MANY = "Too many grammars wait to be compiled. Please try again later."
+
+
+class MaskMaker(Protocol):
+    """What the executor needs of `GrammarMasks`."""
+
+    def prepare(self, grammar: OutputGrammar) -> Future[Any]: ...
+
+    def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]: ...
+
+    def warm_up(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoMasks:
+    """Stands for `GrammarMasks` in an engine without a tokenizer."""
+
+    def prepare(self, grammar: OutputGrammar) -> Future[Any]:
+        nothing: Future[None] = Future()
+        nothing.set_result(None)
+        return nothing
+
+    def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
+        return lambda: [NO_TOKENIZER] * len(grammars)
+
+    def warm_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class GrammarMasks:
+    """Has the grammars of one engine compiled, and masks computed."""
+
+    def __init__(self, tokenizer_json: bytes, eos_token_ids: tuple[int, ...], max_rows: int = 256) -> None:
+        """`max_rows`: sequences in one step. Processes are started when they are needed, or by `warm_up`."""
+        self._frames = tokenizer_json, json.dumps(eos_token_ids).encode()
+        self._max_rows = max_rows
+        self._server: ForkServer | None = None
+        self._server_lock = threading.Lock()
+        self._limits = MaskLimits()
+        self._entries: dict[Key, Entry] = {}
+        self._live: set[Entry] = set()
+        """Those with sequences."""
+        self._idle: TenantCache[Key, Entry] = TenantCache(MAX_KEPT)
+        self._turns = GrammarTurns()
+        self._rows: weakref.WeakKeyDictionary[SequenceGrammar, Row] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._in_order = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        """All that is said to the processes once they have compiled."""
+        self._is_closed = False
+
+    @property
+    def server_pid(self) -> int | None:
+        """The process id of the process that forks, if it has been started."""
+        return None if self._server is None else self._server.pid
+
+    def warm_up(self) -> None:
+        """Start the thread, which loads the tokenizer: later there may be no memory for either."""
+        with self._changed:
+            self._start_thread()
+
+    def prepare(self, grammar: OutputGrammar) -> Future[None]:
+        """Begin to compile a grammar, unless it is known. May be called from any thread."""
+        with self._changed:
+            entry = self._entries.get(_key(grammar))
+            if entry is not None:
+                self._idle.get(entry.tenant, entry.key)  # is the last used one now
+                return entry.ready
+            entry = self._new_entry(grammar)
+            try:
+                self._turns.add(entry)
+            except QueueFull:
+                entry.refuse(_TOO_MANY)
+                del self._entries[entry.key]
+            self._start_thread()
+            self._changed.notify()
+            return entry.ready
+
+    def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
+        """Begin to compute the masks of the next tokens of these sequences. The result waits for them."""
+        by_entry: dict[Entry, list[Asked]] = {}
+        places: dict[Entry, list[int]] = {}
+        with self._changed:
+            self._settle()
+            for place, grammar in enumerate(grammars):
+                if not grammar.is_reasoning:
+                    row = self._rows.get(grammar) or self._begin_row(grammar)
+                    by_entry.setdefault(row.entry, []).append(Asked.of(grammar, row))
+                    places.setdefault(row.entry, []).append(place)
+        return self._in_order.submit(self._compute, by_entry, places, len(grammars)).result
+
+    def close(self) -> None:
+        """End every process. No step may be running."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        with self._server_lock:
+            if self._server is not None:
+                self._server.end()
+        self._in_order.shutdown()  # what the threads were waiting for has ended
+        if self._thread is not None:
+            self._thread.join()
+        for entry in self._entries.values():
+            entry.close()
+
+    def _compute(
+        self, by_entry: Mapping[Entry, list[Asked]], places: Mapping[Entry, list[int]], num_rows: int
+    ) -> list[Mask]:
+        for entry, rows in by_entry.items():
+            entry.ask(rows)
+        masks: dict[int, Mask] = {}
+        for entry, rows in by_entry.items():
+            masks.update(zip(places[entry], entry.masks(rows), strict=True))
+        return [masks[place] if place in masks else self._any_but_end() for place in range(num_rows)]
+
+    def _any_but_end(self) -> Mask:
+        try:
+            end_mask = np.frombuffer((self._server or self._running_server()).greeting, np.uint32)
+        except (OSError, NoTokenizer):
+            return NO_TOKENIZER
+        return (~end_mask).tobytes()
+
+    # ------------------------------------------------------------ entries; the lock is held
+
+    def _new_entry(self, grammar: OutputGrammar | SequenceGrammar) -> Entry:
+        entry = Entry(grammar.tenant, _key(grammar), self._running_server, self._limits, self._max_rows)
+        self._entries[entry.key] = entry
+        return entry
+
+    def _begin_row(self, grammar: SequenceGrammar) -> Row:
+        entry = self._entries.get(_key(grammar)) or self._new_entry(grammar)
+        self._turns.leave(entry)
+        self._idle.pop(entry.tenant, entry.key)
+        self._live.add(entry)
+        self._changed.notify()  # a place may be free
+        row = self._rows[grammar] = Row(next(self._numbers), entry)
+        entry.rows.add(row.number)
+        weakref.finalize(grammar, entry.gone.append, row.number).atexit = False
+        return row
+
+    def _settle(self) -> None:
+        """Keep the entries whose last sequence is gone for later ones, up to a limit."""
+        for entry in [one for one in self._live if one.gone]:
+            entry.settle()
+            if not entry.rows:
+                self._live.remove(entry)
+                self._in_order.submit(entry.rest)
+                self._keep(entry)
+        for entry in self._turns.expired():
+            self._keep(entry)
+
+    def _keep(self, entry: Entry) -> None:
+        pushed_out = self._idle.put(entry.tenant, entry.key, entry)
+        if pushed_out is not None:
+            del self._entries[pushed_out.key]
+            self._in_order.submit(pushed_out.close)
+
+    # ------------------------------------------------------------ processes
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._compile_in_turn, name="grammars", daemon=True)
+            self._thread.start()
+            self._in_order.submit(bool)  # has it start its thread, too
+
+    def _compile_in_turn(self) -> None:
+        with suppress(OSError, NoTokenizer):
+            self._running_server()
+        while (entry := self._next()) is not None:
+            entry.compile()
+
+    def _next(self) -> Entry | None:
+        """Wait for an entry that is to be compiled. None: there will be no other."""
+        with self._changed:
+            while not self._is_closed:
+                self._settle()
+                if (entry := self._turns.next()) is not None:
+                    return entry
+                self._changed.wait(SETTLE_S if self._live or self._turns.num_waiting else None)
+            return None
+
+    def _running_server(self) -> ForkServer:
+        """Return the process that forks, started if it is not running. Raises OSError and NoTokenizer."""
+        with self._server_lock:
+            if self._is_closed:
+                raise OSError("closed")
+            if self._server is None or not self._server.is_usable:
+                if self._server is not None:
+                    self._server.end()
+                self._server = ForkServer.start(MODULE, *self._frames)
+            if not self._server.greeting:
+                raise NoTokenizer
+            return self._server
+
+
+def _key(grammar: OutputGrammar | SequenceGrammar) -> Key:
+    return grammar.owner, grammar.text

@@ -1,0 +1,69 @@
+"""Loads the backend that the configuration names, and the executor that runs on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+from quipu.kernels.backend import BackendConfig, Capabilities, KVMemory
+from quipu.kernels.fake import FakeBackend
+from quipu.kernels.load import load_backend
+
+from ...config.engine_config import EngineConfig
+from ...shared.tokenizers_library import load_library
+from .grammars import GrammarMasks
+from .step_runner import Executor
+
+
+def load_executor(config: EngineConfig) -> Executor:
+    """Load the backend that `config` names. Raises ValueError for a checkpoint that it cannot serve."""
+    backend_config = BackendConfig(
+        model_path=Path(config.model_path),
+        dtype=config.dtype,
+        load_format=config.load_format,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_memory=KVMemory(config.kv_cache_bytes, config.memory_utilization),
+        may_shorten=config.may_shorten,
+        num_sharing=config.num_sharing,
+        memory_share=config.memory_share,
+        kv_cache_dtype=config.kv_cache_dtype,
+        determinism=config.determinism,
+        quantization=config.quantization,
+        activations=config.activations,
+    )
+    backend = load_backend(config.executor, backend_config)
+    if isinstance(backend, FakeBackend):
+        backend.dials.step_seconds = config.fake_step_seconds
+        backend.dials.poison_token_id = config.fake_poison_token_id
+        backend.dials.only_token_id = config.fake_token_id
+        if config.fake_replies is not None:
+            replies = json.loads(Path(config.fake_replies).read_text("utf-8"))
+            backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}
+            backend.dials.eos_token_id = config.eos_token_ids[0]
+    return Executor(backend, max_num_seqs=config.max_num_seqs, masks=_make_masks(config))
+
+
+def numerics_of(capabilities: Capabilities) -> str:
+    """Return a digest of all that determines the bits of a result: equal for engines that draw the same tokens.
+
+    What the bits depend on within one build stands in its version.
+    """
+    builds = [f"{package} {version(package)}" for package in ("quipu-llm", "torch")]
+    c = capabilities
+    formats = (c.dtype, c.weights, c.activations, c.kv_cache_dtype)
+    parts = (c.name, c.instruction_set, *formats, c.determinism, *builds)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _make_masks(config: EngineConfig) -> GrammarMasks | None:
+    """Return what follows grammars, with the same tokenizer as the web process. None: there is none."""
+    folder = Path(config.model_path)
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    return GrammarMasks(load_library(folder).source, config.eos_token_ids, config.max_num_seqs)

@@ -1,0 +1,108 @@
+"""The program of the processes that follow grammars: it loads the tokenizer, and forks one process for each grammar.
+
+`grammar_follower.py` has it forked and talks to each process over a socket. A grammar library in C or Rust cannot be
+interrupted; here the kernel ends whatever takes too much processor time, and only its own grammar with it.
+
+    load     the `tokenizer.json`; the tokens that end an output, as a JSON list
+    greeting the tokens that a grammar may end with, as a mask; empty: the library cannot tell the bytes of its tokens
+    grammar  seconds (8 bytes) that compiling may take, and the text. The answer is empty, or why it cannot be compiled
+    ask      msgpack: the seconds for one mask, sequences that are followed no more, and a `RowAsk` for each other.
+             The answer, msgpack: why there is no mask, by place. The shared memory has a byte for each place, which
+             tells what has been done when the process is ended before it answers, and then the masks
+
+What must always hold: a process ends when the engine does, when it takes too much processor time for one mask, and when
+it needs more memory than `MEMORY_BYTES`.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from ...forks.fork_program import become_server, frame_of, read_frame, serve_forks
+from ...shared.grammar_library import GrammarError, GrammarLibrary, load_grammars
+from .mask_rows import RowAsk, RowMasks
+
+MEMORY_BYTES = 4 << 30
+"""Address space of one process; the library's limits keep what it uses far below."""
+SECONDS = struct.Struct("<d")
+PENDING, HAS_MASK, HAS_FAILED = range(3)
+"""What the byte of a place says."""
+
+
+class Ask(msgspec.Struct, array_like=True):
+    """Asks for the masks of some sequences."""
+
+    limit_s: float
+    """Processor time for each mask, and for each slice of the tokens that are followed."""
+    gone: list[int]
+    rows: list[RowAsk]
+
+
+def main() -> None:
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    with suppress(OSError):  # else a process that is asked takes the processor of the thread that asks it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    link = become_server(MEMORY_BYTES)
+    try:
+        with link.makefile("rb") as stream:
+            tokenizer_json, eos_token_ids = read_frame(stream), tuple(json.loads(read_frame(stream)))
+        library = load_grammars(tokenizer_json, eos_token_ids)
+        del tokenizer_json
+        link.sendall(frame_of(b"" if library is None else library.end_mask.tobytes()))
+        if library is not None:
+            serve_forks(link, partial(follow, library, can_end=bool(eos_token_ids)))
+    except (EOFError, OSError):
+        pass  # the engine is gone
+
+
+def follow(library: GrammarLibrary, descriptors: list[int], *, can_end: bool) -> None:
+    """Follow one grammar, until the engine closes its socket or a limit is exceeded."""
+    link, masks = socket.socket(fileno=descriptors[0]), mmap.mmap(descriptors[1], 0)
+    limit_s = 0.0
+
+    def arm() -> None:
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+
+    with link.makefile("rb") as stream:
+        data = read_frame(stream)
+        (limit_s,) = SECONDS.unpack_from(data)
+        arm()
+        try:
+            rows = RowMasks(library, data[SECONDS.size :].decode("utf-8", "surrogatepass"), can_end=can_end, arm=arm)
+        except (GrammarError, ValueError) as error:
+            link.sendall(frame_of(str(error).encode("utf-8", "replace")))
+            return
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        link.sendall(frame_of(b""))
+        del data
+        size = 4 * library.num_words
+        first = len(masks) // (1 + size)  # as many places as there is room for, after a byte for each
+        while True:
+            ask = msgspec.msgpack.decode(read_frame(stream), type=Ask)
+            limit_s = ask.limit_s
+            for row in ask.gone:
+                rows.forget(row)
+            reasons: dict[int, str] = {}
+            for place, row_ask in enumerate(ask.rows):
+                start = first + place * size
+                try:
+                    masks[start : start + size] = rows.mask(row_ask).tobytes()
+                    masks[place] = HAS_MASK
+                except GrammarError as error:
+                    reasons[place] = str(error).encode("utf-8", "replace").decode()
+                    masks[place] = HAS_FAILED
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            link.sendall(frame_of(msgspec.msgpack.encode(reasons)))
+
+
+if __name__ == "__main__":
+    main()

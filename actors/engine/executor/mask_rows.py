@@ -1,0 +1,149 @@
+"""Follows the answers of sequences that have one grammar, and computes which tokens may come next in each.
+
+Runs in a process of its own for each grammar (`mask_program.py`), which is killed when the library takes too long.
+`grammars.py` asks, and says which tokens have been drawn since.
+
+What must always hold: a mask depends on the grammar and on the answer alone; a sequence that fails says why, and no
+other does; masks that take too long end their own sequence: one mask by the limits of the library and of the process,
+many by `MAX_DEBT_S`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import attrs
+import msgspec
+import numpy as np
+
+from ...shared.grammar_library import (
+    MAX_MASK_S,
+    GrammarLibrary,
+    GrammarTooComplex,
+    Matcher,
+    Words,
+    regex_grammar,
+)
+
+MAX_DEBT_S = 0.1
+"""By how much the masks of a sequence may exceed `MAX_MASK_S` for each of its tokens, before it fails."""
+MAX_COUNTED_S = 0.040
+"""What is counted of the processor time of one mask, for each of its tokens.
+
+The library's limits keep nearly every grammar's below it. More may not be the grammar's: the host may not have run this
+virtual machine. One that does take longer fails after four masks, if the process is not ended before.
+"""
+SLICE_TOKENS = 64
+"""Tokens that are followed at once, for which one limit of processor time holds: they take some milliseconds."""
+_WHITE_SPACE = regex_grammar(r"[ \n\r\t]{1,8}")
+
+
+class RowAsk(msgspec.Struct, array_like=True):
+    """Asks for the mask of one sequence."""
+
+    row: int
+    """Names the sequence."""
+    is_new: bool
+    """Whether it is followed from the beginning of its answer."""
+    token_ids: list[int]
+    """What has been drawn since it was last asked for, or since the answer began."""
+    gap: int
+    """How many tokens of white space may precede the answer."""
+    next_opening_id: int | None
+    """The token with which the model may begin, or go on, to open reasoning."""
+    ends_early: bool
+    """Whether it may end where it could also go on."""
+
+
+@attrs.define(eq=False)
+class _Row:
+    gap: int
+    matcher: Matcher
+    pending: list[int] = attrs.field(factory=list)
+    """Tokens of the answer that neither the matcher nor the gap has taken."""
+    has_begun: bool = False
+    debt_s: float = 0.0
+    """Processor time of its masks beyond `MAX_MASK_S` for each token; none is saved up for later ones."""
+
+
+class RowMasks:
+    """Follows sequences that have one grammar."""
+
+    def __init__(
+        self,
+        library: GrammarLibrary,
+        text: str,
+        *,
+        can_end: bool,
+        arm: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """Compile a grammar, and compute its first mask. Raises GrammarError.
+
+        `can_end`: whether the model has tokens that end an output. `arm` is called before each piece of work for which
+        the limit of processor time holds. `clock`: seconds of processor time.
+        """
+        self._library = library
+        self._can_end = can_end
+        self._arm = arm
+        self._clock = clock
+        self._rows: dict[int, _Row] = {}
+        self._white_space: Words | None = None
+        self._compiled = library.compile(text)
+        # the first mask may take as long as a step; copies know what it was computed from
+        self._compiled.fill(np.zeros(library.num_words, np.uint32))
+
+    def forget(self, row: int) -> None:
+        """Follow a sequence no more."""
+        self._rows.pop(row, None)
+
+    def mask(self, ask: RowAsk) -> Words:
+        """Return the tokens that may come next. Raises GrammarError."""
+        row = self._rows.get(ask.row)
+        if ask.is_new or row is None:
+            row = self._rows[ask.row] = _Row(ask.gap, self._compiled.copy())
+        row.pending += ask.token_ids
+        words_W = np.zeros(self._library.num_words, np.uint32)
+        num_tokens, began = max(1, len(row.pending)), self._clock()
+        if (matcher := self._follow(row, is_opening=ask.next_opening_id is not None)) is not None:
+            self._arm()
+            matcher.fill(words_W)
+        took_s = min(self._clock() - began, num_tokens * MAX_COUNTED_S)
+        row.debt_s = max(0.0, row.debt_s + took_s - num_tokens * MAX_MASK_S)
+        if row.debt_s > MAX_DEBT_S:
+            raise GrammarTooComplex(f"its tokens take more than {MAX_MASK_S * 1e3:.0f} ms each to find")
+        end_mask = self._library.end_mask
+        if not self._can_end or (not ask.ends_early and (words_W & ~end_mask).any()):
+            words_W &= ~end_mask
+        if row.gap and not row.has_begun:
+            words_W |= self._spaces()
+        if (token_id := ask.next_opening_id) is not None and token_id // 32 < len(words_W):
+            words_W[token_id // 32] |= np.uint32(1 << token_id % 32)
+        return words_W
+
+    def _follow(self, row: _Row, *, is_opening: bool) -> Matcher | None:
+        """Return a matcher that has taken all tokens of the answer. None: they cannot be one, but open reasoning."""
+        self._arm()
+        if row.pending and is_opening:  # whether reasoning opens is not known yet
+            if not row.matcher.accepts(row.pending):
+                return None
+            matcher = row.matcher.copy()
+            matcher.consume(row.pending)
+            return matcher
+        while row.pending and row.gap and not row.has_begun and not row.matcher.accepts(row.pending[:1]):
+            row.gap -= 1
+            del row.pending[0]
+        while row.pending:
+            self._arm()
+            row.matcher.consume(row.pending[:SLICE_TOKENS])
+            row.has_begun = True
+            del row.pending[:SLICE_TOKENS]
+        return row.matcher
+
+    def _spaces(self) -> Words:
+        if self._white_space is None:
+            self._white_space = np.zeros(self._library.num_words, np.uint32)
+            self._library.compile(_WHITE_SPACE).fill(self._white_space)
+            self._white_space &= ~self._library.end_mask
+        return self._white_space

@@ -1,0 +1,87 @@
+"""Steps that have been sent and not answered, and what to take back when one fails.
+
+Used by the batcher only. A failed step ends its generation: the executor answers the other steps of that generation
+with `StepDropped`. Once all are answered they are taken back together, newest first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from ...messages.block_manager import CacheMiss
+from ...messages.executor import StepPlan
+from ...messages.scheduler import StepFailed
+from .sequence import Sequence
+
+
+@attrs.frozen
+class FirstStep:
+    """A row that is the first of an admission."""
+
+    row: int
+    admission: int
+    """Number of the admission: 1, plus one for each preemption."""
+    reused: int
+    """Prompt tokens granted as cached."""
+    miss: CacheMiss
+    copy_source: int
+    """Block to copy the rest of the prompt from; 0 for none."""
+
+
+@attrs.define(eq=False)
+class StepInFlight:
+    """One step as it was sent."""
+
+    plan: StepPlan
+    sequences: list[Sequence]
+    """Those of the plan's rows, in the same order. Never changed."""
+    firsts: list[FirstStep]
+    num_removals: int
+    """The running set's count when the step was sent: if it has not changed since, every row is still current."""
+    publishes: bool
+    """The block manager has published keys for it, to be committed or taken back when it is answered."""
+    is_retry: bool = False
+    """Its rows are one group of those of a failed step."""
+    failed: StepFailed | None = None
+
+
+class StepsInFlight:
+    """Steps in the order in which they were sent, which is the order of their answers."""
+
+    def __init__(self) -> None:
+        self._sent: deque[StepInFlight] = deque()
+        self._broken: list[StepInFlight] = []
+        self.generation = 0
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a step has failed and its generation has steps that are not answered yet."""
+        return bool(self._broken)
+
+    def send(self, step: StepInFlight) -> None:
+        self._sent.append(step)
+
+    def take(self, step: int) -> StepInFlight | None:
+        """Return the step that is answered, or None if the answer is a duplicate or belongs to no step."""
+        if self._sent and self._sent[0].plan.step == step:
+            return self._sent.popleft()
+        return None
+
+    def break_off(self, step: StepInFlight, failed: StepFailed | None) -> list[StepInFlight]:
+        """Note that a step failed or was dropped (None).
+
+        Returns the steps to take back now, newest first; none while others of the generation are still in flight.
+        """
+        step.failed = failed
+        self._broken.append(step)
+        if failed is not None:
+            self.generation = max(self.generation, step.plan.generation + 1)
+        if any(other.plan.generation < self.generation for other in self._sent):
+            return []
+        broken, self._broken = self._broken, []
+        return broken[::-1]

@@ -1,0 +1,51 @@
+"""Which prompt tokens a step scores, and which scores are reported.
+
+Used by the batcher for requests that ask for prompt logprobs. A token is scored by the step that computes the position
+before it, so the first token of a prompt never is.
+
+What must always hold: each prompt token's scores are reported once, in order, however often the prompt is computed
+(chunks, preemption, dropped steps); the scores of sampled tokens are reported with the tokens, or void with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...messages.executor import ToScore
+from ...messages.scores import StepScores
+from ...shared.scored_tokens import num_packed
+from .report_builder import ReportBuilder
+from .sequence import Sequence
+
+
+def add_prompt_scoring(asked: ToScore | None, sequence: Sequence, row: int, start: int, end: int) -> ToScore | None:
+    """Add the tokens that a row computing positions `[start, end)` has to score: those not scored yet."""
+    first = max(start + 1, sequence.num_scored)
+    last = min(end + 1, sequence.num_prompt_tokens)
+    if first >= last:
+        return asked
+    asked = asked or ToScore([], [], [])
+    asked.rows.append(row)
+    asked.positions.append(first)
+    asked.token_ids.append(sequence.tokens[first:last])
+    return asked
+
+
+def hand_out_scores(scores: StepScores, sequences: Iterable[Sequence], report: ReportBuilder) -> None:
+    """Report a step's scores for `sequences`, those that it is still current for."""
+    current = {sequence.id: sequence for sequence in sequences}
+    drawn = [at for at, sequence_id in enumerate(scores.drawn_ids) if sequence_id in current]
+    prompts = [at for at, sequence_id in enumerate(scores.prompt_ids) if sequence_id in current]
+    for at in prompts:
+        sequence = current[scores.prompt_ids[at]]
+        sequence.num_scored = scores.prompt_positions[at] + num_packed(scores.prompts[at])
+    if len(drawn) < len(scores.drawn_ids) or len(prompts) < len(scores.prompt_ids):
+        scores = StepScores(
+            drawn_ids=[scores.drawn_ids[at] for at in drawn],
+            drawn=scores.drawn.pick(drawn),
+            prompt_ids=[scores.prompt_ids[at] for at in prompts],
+            prompt_positions=[scores.prompt_positions[at] for at in prompts],
+            prompts=[scores.prompts[at] for at in prompts],
+        )
+    if drawn or prompts:
+        report.scores(scores)

@@ -1,0 +1,188 @@
+"""The columns of the next `StepReport`, while the scheduler fills them.
+
+Used by the batcher only. The columns of a single step are passed on as they are; those of several steps are joined.
+What must always hold: entries are sent in the order in which they were made, each once.
+"""
+
+from __future__ import annotations
+
+from ...messages.accountant import StepReport
+from ...messages.block_manager import CacheMiss, MissDetail
+from ...messages.outcomes import ErrorKind, FinishReason
+from ...messages.scheduler import Granted
+from ...messages.scores import StepScores
+
+Columns = tuple[list[int], ...]
+
+
+class ReportBuilder:
+    """Collects what the web side has to be told until the next report is sent."""
+
+    def __init__(self) -> None:
+        self._num_reports = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.num_preempted = 0
+        self.num_pins_yielded = 0
+        self._pinned: list[Columns] = []
+        self._admitted_ids: list[int] = []
+        self._admitted_number: list[int] = []
+        self._admitted_reused: list[int] = []
+        self._admitted_read: list[int] = []
+        self._admitted_copyable: list[int] = []
+        self._admitted_copied: list[int] = []
+        self._admitted_miss_reasons: list[str] = []
+        self._admitted_miss_tokens: list[int] = []
+        self._admitted_miss_details: list[MissDetail | None] = []
+        self._admitted_step_s: list[float] = []
+        self._spans: list[Columns] = []
+        self._tokens: list[Columns] = []
+        self._written: list[Columns] = []
+        self._stored_keys = self._removed_keys = b""
+        self._is_cleared = False
+        self._filled_ids: list[int] = []
+        self._filled_keys: list[bytes] = []
+        self._scores: list[StepScores] = []
+        self._ended_ids: list[int] = []
+        self._ended_reasons: list[str] = []
+        self._terminal_ids: list[int] = []
+        self._terminal_errors: list[str | None] = []
+        self._terminal_error_kinds: list[str | None] = []
+
+    @property
+    def has_news(self) -> bool:
+        return bool(
+            self._spans
+            or self._terminal_ids
+            or self._written
+            or self._pinned
+            or self.num_preempted
+            or self._stored_keys
+            or self._removed_keys
+            or self._is_cleared
+        )
+
+    def admit(
+        self,
+        sequence_id: int,
+        number: int,
+        *,
+        reused: int,
+        read: int,
+        copyable: int,
+        copied: int,
+        miss: CacheMiss,
+        step_s: float,
+    ) -> None:
+        self._admitted_ids.append(sequence_id)
+        self._admitted_number.append(number)
+        self._admitted_reused.append(reused)
+        self._admitted_read.append(read)
+        self._admitted_copyable.append(copyable)
+        self._admitted_copied.append(copied)
+        self._admitted_miss_reasons.append(miss.reason.value)
+        self._admitted_miss_tokens.append(miss.token)
+        self._admitted_miss_details.append(miss.detail)
+        self._admitted_step_s.append(step_s)
+
+    def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
+        self._spans.append((sequence_ids, starts, ends))
+
+    def tokens(self, sequence_ids: list[int], token_ids: list[int]) -> None:
+        if token_ids:
+            self._tokens.append((sequence_ids, token_ids))
+
+    def scores(self, scores: StepScores) -> None:
+        self._scores.append(scores)
+
+    def end(self, sequence_id: int, reason: FinishReason) -> None:
+        self._ended_ids.append(sequence_id)
+        self._ended_reasons.append(reason.value)
+
+    def terminal(self, sequence_id: int, error: str | None, kind: ErrorKind | None) -> None:
+        self._terminal_ids.append(sequence_id)
+        self._terminal_errors.append(error)
+        self._terminal_error_kinds.append(None if kind is None else kind.value)
+
+    def write(self, granted: Granted) -> None:
+        """Add what a grant has committed. To be followed by `flush`, or the next grant's keys replace this one's."""
+        if granted.written_ids:
+            self._written.append((granted.written_ids, granted.written_starts, granted.written_ends))
+        if granted.pinned_ids:
+            self._pinned.append((granted.pinned_ids, granted.pinned_ends))
+        self.num_pins_yielded += granted.num_pins_yielded
+        self._stored_keys, self._removed_keys = granted.stored_keys, granted.removed_keys
+        self._is_cleared = granted.is_cleared
+
+    def fill(self, sequence_ids: list[int], keys: list[bytes]) -> None:
+        """Add blocks that decoding has filled, to be told with the next report that has other news."""
+        self._filled_ids += sequence_ids
+        self._filled_keys += keys
+
+    def flush(
+        self,
+        *,
+        step: int,
+        num_running: int,
+        num_waiting: int,
+        num_free_blocks: int,
+        num_cached_blocks: int,
+        num_pinned_blocks: int,
+    ) -> StepReport:
+        span_ids, span_starts, span_ends = _join(self._spans, 3)
+        written_ids, written_starts, written_ends = _join(self._written, 3) if self._written else ([], [], [])
+        token_sequence_ids, token_ids = _join(self._tokens, 2)
+        pinned_ids, pinned_ends = _join(self._pinned, 2) if self._pinned else ([], [])
+        self._num_reports += 1
+        report = StepReport(
+            number=self._num_reports,
+            step=step,
+            admitted_ids=self._admitted_ids,
+            admitted_number=self._admitted_number,
+            admitted_reused=self._admitted_reused,
+            admitted_read=self._admitted_read,
+            admitted_miss_reasons=self._admitted_miss_reasons,
+            admitted_miss_tokens=self._admitted_miss_tokens,
+            span_ids=span_ids,
+            span_starts=span_starts,
+            span_ends=span_ends,
+            written_ids=written_ids,
+            written_starts=written_starts,
+            written_ends=written_ends,
+            token_sequence_ids=token_sequence_ids,
+            token_ids=token_ids,
+            ended_ids=self._ended_ids,
+            ended_reasons=self._ended_reasons,
+            terminal_ids=self._terminal_ids,
+            terminal_errors=self._terminal_errors,
+            terminal_error_kinds=self._terminal_error_kinds,
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_free_blocks=num_free_blocks,
+            num_cached_blocks=num_cached_blocks,
+            num_preempted=self.num_preempted,
+            pinned_ids=pinned_ids,
+            pinned_ends=pinned_ends,
+            num_pinned_blocks=num_pinned_blocks,
+            num_pins_yielded=self.num_pins_yielded,
+            admitted_copyable=self._admitted_copyable,
+            admitted_copied=self._admitted_copied,
+            scores=self._scores,
+            stored_keys=self._stored_keys,
+            removed_keys=self._removed_keys,
+            is_cleared=self._is_cleared,
+            filled_ids=self._filled_ids,
+            filled_keys=b"".join(self._filled_keys),
+            admitted_miss_details=self._admitted_miss_details if any(self._admitted_miss_details) else [],
+            admitted_step_s=self._admitted_step_s,
+        )
+        self._clear()
+        return report
+
+
+def _join(groups: list[Columns], num_columns: int) -> Columns:
+    """Concatenate groups of columns."""
+    if len(groups) == 1:
+        return groups[0]
+    return tuple([value for group in groups for value in group[column]] for column in range(num_columns))

@@ -1,0 +1,181 @@
+"""The running sequences, and what each of them could do in the next step.
+
+Owned by the batcher. A running sequence is in one of two phases: it prefills or it decodes. The two lists are rebuilt
+only when a sequence is added, removed or changes phase, so a step without such changes costs a few list entries per
+row.
+
+What must always hold: a draft stays within the token budget; under `fair`, no tenant prefills more than its share of a
+step that other tenants wait for; no sequence is preempted in favour of one of worse rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from ...shared import preemption
+from .config import SchedulerConfig
+from .sequence import Sequence
+from .token_budget import TokenBudget
+from .waiting import Policy, WaitingQueue
+
+MAX_CANDIDATES = 64
+"""Waiting sequences proposed in one step; more would not all fit into one token budget anyway."""
+MAX_CANDIDATE_KEYS = 1 << 15
+"""Block keys of all candidates but the first: sixteen prompts of a million cached tokens stalled every request for
+0.4 s."""
+
+
+class Draft(msgspec.Struct, frozen=True, gc=False):
+    """A step before the block manager has been asked."""
+
+    decoding: list[Sequence]
+    growing: list[int]
+    """Indexes in `decoding` of the sequences whose next position opens a block."""
+    rows: list[Sequence]
+    """Sequences that need the block manager: growing ones, then prefilling ones; by rank if blocks may run out."""
+    counts: list[int]
+    candidates: list[Sequence]
+    budget: int
+    """Positions left for candidates."""
+
+
+NO_DRAFT = Draft([], [], [], [], [], 0)
+
+
+class RunningSet:
+    """The sequences that hold blocks and have not ended."""
+
+    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue, token_budget: TokenBudget) -> None:
+        self._config = config
+        self._waiting = waiting
+        self._token_budget = token_budget
+        self._running: dict[int, Sequence] = {}
+        self._decoding: list[Sequence] = []
+        self._prefilling: list[Sequence] = []
+        self._phases_changed = False
+        self._num_stable_steps = 0  # until the first decoding sequence has all its outputs planned
+        self.num_removals = 0
+        """If this has not changed since a step was sent, every row of that step is still current."""
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._running.values())
+
+    def add(self, sequence: Sequence) -> None:
+        self._running[sequence.id] = sequence
+        self._phases_changed = True
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._running[sequence.id]
+        self._phases_changed = True
+        self.num_removals += 1
+
+    def note_phase_change(self) -> None:
+        """Note that a prefill is planned to its end, or that a step was taken back."""
+        self._phases_changed = True
+
+    def note_step(self) -> None:
+        """Note that a step was planned: each decoding sequence has one output less to go."""
+        self._num_stable_steps -= 1
+        if self._num_stable_steps <= 0:
+            self._phases_changed = True
+
+    def draft(self) -> Draft:
+        """Draft the next step, before the block manager is asked."""
+        if self._phases_changed:
+            self._split_by_phase()
+        budget = self._token_budget.current()
+        decoding = self._decoding
+        if len(decoding) > budget:
+            # while the budget is lowered, those that have waited longest
+            order = sorted(decoding, key=lambda s: s.last_step) if self._token_budget.is_lowered else decoding
+            decoding = order[:budget]
+        budget -= len(decoding)
+        growing, rows, counts = _growing_rows(decoding)
+        if self._prefilling:
+            budget = self._choose_chunks(budget, rows, counts)
+        candidates: list[Sequence] = []
+        if len(self._waiting):
+            room = min(self._config.max_num_seqs - len(self._running), budget, MAX_CANDIDATES)
+            candidates = _within_key_limit(self._waiting.first(room))
+        return Draft(decoding, growing, rows, counts, candidates, budget)
+
+    def draft_group(self, group: Mapping[int, int], waiting: list[Sequence]) -> Draft:
+        """Draft a step of these sequences alone, none with more positions than `group` says; `waiting` are its
+        candidates."""
+        if self._phases_changed:
+            self._split_by_phase()
+        decoding = [s for s in self._decoding if s.id in group]
+        growing, rows, counts = _growing_rows(decoding)
+        for s in self._prefilling:
+            if s.id in group:
+                rows.append(s)
+                counts.append(min(s.prefill_end - s.next_start, group[s.id]))
+        return Draft(decoding, growing, rows, counts, waiting, sum(group[s.id] for s in waiting))
+
+    def longest_chunk(self) -> int:
+        """Return the most positions of one prompt in a step; a sequence that is alone has no limit of its own."""
+        threshold = self._config.long_prefill_token_threshold
+        alone = len(self._running) + len(self._waiting) == 1
+        return self._config.max_num_batched_tokens if alone or not threshold else threshold
+
+    def victims(self, draft: Draft, num_free_blocks: int) -> list[int]:
+        """Return whom to preempt, worst rank first; none if the free blocks are certain to suffice."""
+        ends = [s.next_start + count for s, count in zip(draft.rows, draft.counts, strict=True)]
+        if not preemption.may_run_out(draft.rows, ends, self._config.block_size, num_free_blocks):
+            return []
+        return preemption.victims(self._running.values(), self._waiting.rank)
+
+    def by_rank(self, draft: Draft) -> Draft:
+        """Return the same step with its rows in order of rank, for steps in which blocks may run out."""
+        served = preemption.in_order_of_service(zip(draft.rows, draft.counts, strict=True), self._waiting.rank)
+        return msgspec.structs.replace(draft, rows=[s for s, _ in served], counts=[count for _, count in served])
+
+    def _split_by_phase(self) -> None:
+        running = sorted(self._running.values(), key=self._waiting.rank)
+        self._decoding = [s for s in running if s.is_decoding]
+        self._prefilling = [s for s in running if s.is_prefilling]
+        self._num_stable_steps = min((s.max_len - 1 - s.next_start for s in self._decoding), default=0)
+        self._phases_changed = False
+
+    def _choose_chunks(self, budget: int, rows: list[Sequence], counts: list[int]) -> int:
+        """Add the prefilling rows of the next step; return what is left of the budget."""
+        left_of = self._tenant_budgets(budget)
+        for sequence in self._prefilling:
+            if budget <= 0:
+                break
+            left = left_of.get(sequence.tenant, budget)
+            count = min(sequence.prefill_end - sequence.next_start, budget, left, self.longest_chunk())
+            if count > 0:
+                left_of[sequence.tenant] = left - count
+                budget -= count
+                rows.append(sequence)
+                counts.append(count)
+        return budget
+
+    def _tenant_budgets(self, budget: int) -> dict[str, int]:
+        """Return what each tenant may prefill in a step that others wait for under `fair`; empty means no limit."""
+        if self._config.policy is not Policy.FAIR:
+            return {}
+        tenants = {s.tenant for s in self._prefilling}.union(self._waiting.tenants())
+        return dict.fromkeys(tenants, -(-budget // len(tenants))) if len(tenants) > 1 else {}
+
+
+def _growing_rows(decoding: list[Sequence]) -> tuple[list[int], list[Sequence], list[int]]:
+    """Return the indexes of the sequences whose next position opens a block, and their rows: sequences and counts."""
+    growing = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
+    return growing, [decoding[index] for index in growing], [1] * len(growing)
+
+
+def _within_key_limit(candidates: list[Sequence]) -> list[Sequence]:
+    """Return the first candidates, whose keys the block manager can look up within a few milliseconds."""
+    num_keys = 0
+    for index, sequence in enumerate(candidates):
+        num_keys += len(sequence.keys)
+        if index and num_keys > MAX_CANDIDATE_KEYS:
+            return candidates[:index]
+    return candidates

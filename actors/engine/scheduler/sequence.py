@@ -1,0 +1,89 @@
+"""One sequence as the scheduler knows it.
+
+`next_start` runs ahead of the device: it is the first position that no step has been planned for. Only tokens that are
+known are in `tokens`.
+
+    tokens      p p p p p p o o          p prompt, o output known
+    next_start  - - - - - - - - - ^      a step in flight feeds position 8, with the token sampled by the one before it
+
+While `next_start` is below `prefill_end` the sequence is prefilling: its tokens are known and sent in chunks. From
+there on it decodes, one position per step, fed on the device.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import attrs
+
+from ...messages.outcomes import ErrorKind
+from ...messages.prompts import Pin
+from ...messages.sampling import SamplingParams
+
+
+class Status(Enum):
+    WAITING = 1
+    RUNNING = 2
+    ENDED = 3
+    """Nothing more is planned for it; its Terminal is reported once no step in flight contains it."""
+
+
+@attrs.define(eq=False)
+class Sequence:
+    id: int
+    arrival: int
+    """Position in the order of arrival; kept across preemptions."""
+    tenant: str
+    priority: int
+    """Lower values are served first under the `priority` policy."""
+    tokens: list[int]
+    known_tokens: list[int]
+    """`tokens` as of when it last began to wait. Never changed, so other actors may keep a reference."""
+    num_prompt_tokens: int
+    root_key: bytes
+    keys: list[bytes]
+    """Chain keys of the full blocks whose tokens are known."""
+    sampling: SamplingParams
+    stop_ids: frozenset[int]
+    """Tokens that end it when sampled."""
+    max_len: int
+    """Upper bound on prompt and output tokens together. The last of them is not computed, unless it is the prompt's."""
+    reads_cache: bool = True
+    """Whether it may use cached blocks, at any admission."""
+    pins: tuple[Pin, ...] = ()
+    """Prefixes of the prompt to keep in the cache."""
+    num_scored: int = 1
+    """Prompt tokens whose scores have been reported, if they are wanted; the first token has none."""
+    status: Status = Status.WAITING
+    next_start: int = 0
+    prefill_end: int = 0
+    """Number of tokens known at its admission, which have to be computed before it decodes."""
+    num_slots: int = 0
+    """Positions for which it has blocks."""
+    unsent_blocks: list[int] = attrs.field(factory=list)
+    """Blocks it holds that the executor does not know of, because the plan that named them was dropped."""
+    epoch: int = 0
+    """Incremented when it returns to the queue: tokens sampled for an earlier epoch are void."""
+    num_admissions: int = 0
+    last_step: int = 0
+    """The latest step that it was planned into."""
+    error: str | None = None
+    error_kind: ErrorKind | None = None
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.next_start < self.prefill_end
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether it is past its prefill with outputs left that no step samples yet."""
+        return self.prefill_end <= self.next_start < self.max_len - 1
+
+    def restart(self) -> None:
+        """Forget what was computed, because it was preempted or its admission undone; known outputs stay."""
+        self.status = Status.WAITING
+        self.known_tokens = list(self.tokens)
+        self.next_start = 0
+        self.num_slots = 0
+        self.unsent_blocks = []
+        self.epoch += 1

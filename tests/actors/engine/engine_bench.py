@@ -1,0 +1,578 @@
+"""The whole engine without an event loop: batcher, block manager and executor on the fake backend, driven by hand.
+
+A test decides what happens next (a submit, an abort, the executor runs one plan, the scheduler handles one result). The
+bench does what the scheduler's actor would do, and checks at every step what must always hold. It keeps the accounts as
+well.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from pathlib import Path
+
+import attrs
+from msgspec.structs import replace
+
+from quipu.actors.accountant.account import Account
+from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Pinned, Span, Written
+from quipu.actors.engine.block_manager.reservation import BlockManager
+from quipu.actors.engine.executor.step_runner import Executor
+from quipu.actors.engine.scheduler.config import SchedulerConfig
+from quipu.actors.engine.scheduler.planning import Batcher
+from quipu.actors.engine.scheduler.sequence import Sequence, Status
+from quipu.actors.messages.accountant import Caller, Completed, Side, StepReport
+from quipu.actors.messages.block_manager import Reserve
+from quipu.actors.messages.counts import shown
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason
+from quipu.actors.messages.prompts import Breakpoint
+from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingParams
+from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, StepFailed, StepResult, Submit
+from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES
+from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
+from quipu.kernels.backend import BackendConfig
+from quipu.kernels.fake import Dials, FakeBackend, continuation
+from tests.actors.engine.block_manager.proposals import keys_of, reused_of, root_of
+from tests.actors.key_reader import KeyReader, committed_in, split
+from tests.actors.properties import check_writes_are_private
+
+
+@attrs.define(eq=False)
+class Submission:
+    """One submitted sequence, as its client sees it."""
+
+    id: int
+    account: Account
+    domain: str
+    prompt: list[int]
+    sampling: SamplingParams
+    tokens: list[int] = attrs.field(factory=list)
+    reason: str | None = None
+    aborted: bool = False
+    terminal: bool = False
+    error: str | None = None
+    num_preempted: int = 0
+    admissions: list[int] = attrs.field(factory=list)
+    """Tokens reused at each admission whose step is done."""
+
+    @property
+    def cached(self) -> int | None:
+        """The cached count reported to its client; None while it is unknown."""
+        return shown(self.account.cached) if self.account.admitted_prompts else None
+
+    @property
+    def written(self) -> int | None:
+        return shown(self.account.cache_write)
+
+
+@attrs.frozen
+class SentPlan:
+    plan: StepPlan
+    reused: dict[int, int]
+
+
+class EngineBench:
+    def __init__(
+        self,
+        limits: SchedulerConfig,
+        *,
+        watermark: int = 0,
+        sharing: bool = False,
+        step_overhead_tokens: int = 0,
+        max_pinned_share: float = 0.5,
+        dials: Dials | None = None,
+    ) -> None:
+        self.limits = limits
+        self.dials = dials or Dials()
+        self.batcher = Batcher(limits, lambda: self.now)
+        self.manager = BlockManager(
+            limits.num_blocks,
+            limits.block_size,
+            enable_prefix_caching=limits.enable_prefix_caching,
+            share_pending_prefixes=sharing,
+            step_overhead_tokens=step_overhead_tokens,
+            watermark_blocks=watermark,
+            max_pinned_share=max_pinned_share,
+        )
+        self.now = 0.0
+        """The clock that pins, and a lowered token budget, expire by."""
+        backend = FakeBackend(
+            BackendConfig(
+                model_path=Path(),
+                dtype="auto",
+                load_format="auto",
+                block_size=limits.block_size,
+                num_blocks=limits.num_blocks,
+                max_num_seqs=limits.max_num_seqs,
+                max_model_len=limits.max_model_len,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+            ),
+            self.dials,
+        )
+        self.executor = Executor(backend, max_num_seqs=limits.max_num_seqs)
+        self.plans: deque[StepPlan] = deque()
+        """Sent, but not run yet."""
+        self.results: deque[StepResult] = deque()
+        """Run, but not handled yet."""
+        self.handled: list[StepResult] = []
+        self.reports: list[StepReport] = []
+        self.submissions: dict[int, Submission] = {}
+        self.accounts: list[Account] = []
+        self.num_withdrawn = 0
+        self.num_copied = 0
+        self.refused: set[int] = set()
+        """Sequences refused at once because they can never run."""
+        self.denied: set[int] = set()
+        """Running sequences to which the block manager grants nothing in the next step."""
+        self._sent: deque[SentPlan] = deque()
+        self._reader = KeyReader()
+        self._next_id = 1
+        # the expected contents of reports, from the results handled
+        self._spans: list[tuple[int, int, int]] = []
+        self._suspects: set[int] = set()  # in a step that failed
+        self._failing: set[int] = set()  # alone in a step that failed, and suspected before
+        self._expected_tokens: dict[int, list[int]] = {}
+
+    # ------------------------------------------------------------ actions of tests
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        seed: int | None = None,
+        domain: str = "a",
+        num_choices: int = 1,
+        ignore_eos: bool = False,
+        stop_token_ids: tuple[int, ...] = (),
+        priority: int = 0,
+        breakpoints: tuple[Breakpoint, ...] = (),
+        rules: LogitRules | None = None,
+        grammar: OutputGrammar | None = None,
+    ) -> list[Submission]:
+        """Submit one request of `num_choices` sequences. `seed` None means greedy sampling."""
+        account = Account(f"r{self._next_id}", "test", 0.0, Caller(), 0.0)
+        self.accounts.append(account)
+        size = self.limits.block_size
+        submissions = []
+        for choice in range(num_choices):
+            sampling = SamplingParams(
+                max_tokens=max_tokens,
+                temperature=0.0 if seed is None else 1.0,
+                seed=0 if seed is None else seed + choice,
+                ignore_eos=ignore_eos,
+                stop_token_ids=stop_token_ids,
+                rules=rules,
+                grammar=grammar,
+            )
+            submission = Submission(self._next_id, account, domain, prompt, sampling)
+            self._next_id += 1
+            account.add_sequence(submission.id, 0, choice, len(prompt), in_whole_blocks(breakpoints, size))
+            self.submissions[submission.id] = submission
+            submissions.append(submission)
+            keys = keys_of(domain, prompt, size) if self.limits.enable_prefix_caching else []
+            root = root_of(domain, size)
+            pins = pins_of(breakpoints, size) if self.limits.enable_prefix_caching else ()
+            self.batcher.submit(Submit(submission.id, list(prompt), root, keys, sampling, domain, priority, pins=pins))
+        self.pump()
+        return submissions
+
+    def reset_prefix_cache(self) -> None:
+        self.batcher.reset_prefix_cache()
+        self.pump()
+
+    def abort(self, submission: Submission) -> None:
+        if not submission.terminal and submission.reason is None:
+            submission.aborted = True
+        self.batcher.abort(submission.id)
+        self.pump()
+
+    def rejoin(self) -> None:
+        """Do what an engine does that has lost its connection, wherever it is: it knows of none of its sequences."""
+        committed = self.manager.pool.committed_keys()
+        pinned = [(pin.key, pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()]
+        self.plans.clear()
+        self.results.clear()
+        self.handled.clear()
+        self._sent.clear()
+        self._spans.clear()
+        self.denied.clear()
+        self.executor.drop_sequences()
+        self.manager.drop_sequences()
+        self.batcher = Batcher(self.limits, lambda: self.now)
+        self.manager.check()
+        assert self.manager.pool.committed_keys() == committed, "a rejoin changes what is committed"
+        assert self.manager.pool.state().pending == {} and self.manager.pins.num_marks == 0
+        assert [(pin.key, pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()] == pinned
+        lost = {submission.id for submission in self.submissions.values() if not submission.terminal}
+        self.submissions = {i: submission for i, submission in self.submissions.items() if i not in lost}
+        self.accounts = [account for account in self.accounts if lost.isdisjoint(account.sequences)]
+        num_reports = len(self.reports)
+        self.batcher.announce_keys()
+        self.pump()
+        if self.limits.enable_prefix_caching:
+            (report,) = self.reports[num_reports:]
+            assert report.number == 1 and report.is_cleared and not report.removed_keys
+            assert {*split(report.stored_keys)} == {key[:KEY_PREFIX_BYTES] for key in committed}
+        pool = self.manager.pool
+        assert pool.num_free + pool.num_pinned_only + 1 == self.limits.num_blocks
+
+    def run_one(self) -> StepResult:
+        """Let the executor run the next plan."""
+        result = self.executor.run(self.plans.popleft())
+        self.results.append(result)
+        return result
+
+    def handle_one(self) -> StepResult:
+        """Let the scheduler handle the next result."""
+        result = self.results.popleft()
+        plan = self._sent[0].plan
+        late = self.late_rows(plan)
+        self._expect(result)
+        num_reports = len(self.reports)
+        self.handle_again(result)
+        self.handled.append(result)
+        if isinstance(result, StepDone):
+            self.check_late_rows_are_booked_without_tokens(result, late, self.reports[num_reports:])
+        return result
+
+    def late_rows(self, plan: StepPlan) -> list[int]:
+        """Return the rows whose sequences have ended or lost their blocks since the plan was sent."""
+        late = []
+        for row, (sequence_id, epoch) in enumerate(zip(plan.row_ids, plan.row_epochs, strict=True)):
+            sequence = self.batcher.sequences.get(sequence_id)
+            if sequence is None or sequence.status is not Status.RUNNING or sequence.epoch != epoch:
+                late.append(row)
+        return late
+
+    def check_late_rows_are_booked_without_tokens(
+        self, done: StepDone, late: list[int], reports: list[StepReport]
+    ) -> None:
+        """Check that a late row's span is in the next report, but not its token, nor an end that the token would have
+        caused."""
+        for row in late:
+            sequence_id = done.row_ids[row]
+            spans = [s for r in reports for s in zip(r.span_ids, r.span_starts, r.span_ends, strict=True)]
+            assert (sequence_id, done.row_starts[row], done.row_ends[row]) in spans, "a row that ran is not booked"
+            assert not any(sequence_id in r.token_sequence_ids for r in reports), "a void token is emitted"
+            assert not any(sequence_id in r.ended_ids for r in reports)
+
+    def handle_again(self, result: StepResult) -> None:
+        match result:
+            case StepDone():
+                self.batcher.on_done(result)
+            case StepFailed():
+                self.batcher.on_failed(result)
+            case StepDropped():
+                self.batcher.on_dropped(result)
+        self.pump()
+
+    def step(self) -> StepResult:
+        """Run one plan and handle its result."""
+        self.run_one()
+        return self.handle_one()
+
+    def finish(self) -> None:
+        """Run until nothing is left. Raises AssertionError if the engine is stuck or never stops."""
+        work = sum(len(submission.prompt) + submission.sampling.max_tokens for submission in self.submissions.values())
+        for _ in range(100 + 4 * work * max(1, len(self.submissions))):
+            if self.results:
+                self.handle_one()
+            elif self.plans:
+                self.run_one()
+            else:
+                break
+        else:
+            raise AssertionError("the engine never stops taking steps")
+        left = [submission.id for submission in self.submissions.values() if not submission.terminal]
+        assert not left, f"the engine is stuck: nothing runs, but {left} have not ended"
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a step has failed and those after it are not answered yet."""
+        return self.batcher._state.in_flight.is_broken
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether a failed step is being run again in groups."""
+        return self.batcher._state.retries.is_active
+
+    def reserve_blocks(self, num_blocks: int) -> None:
+        """Keep so many blocks free at each admission from now on."""
+        self.manager._watermark_blocks = num_blocks
+
+    # ------------------------------------------------------------ the scheduler's actor
+
+    def pump(self) -> None:
+        batcher = self.batcher
+        while (action := batcher.next_action()) is not None:
+            reused: dict[int, int] = {}
+            if isinstance(action, Reserve):
+                granted = self.manager.grant(self._deny(action), self.now)
+                self.manager.check()
+                self._check_grant(granted)
+                outgoing = batcher.accept(granted)
+                reused = dict(reused_of(granted))
+            else:
+                outgoing = action
+            plan, report = outgoing.plan, outgoing.report
+            self._check_keys(report)
+            if plan is not None:
+                self._check_plan(plan)
+                self.plans.append(plan)
+                self._sent.append(SentPlan(plan, reused))
+            if report is not None:
+                self._hear_report(report)
+            if plan is None and not outgoing.replan:
+                break
+
+    def _check_keys(self, report: StepReport | None) -> None:
+        """Check that whoever applies the reports has the committed keys after each that changes them."""
+        if report is not None and (report.stored_keys or report.removed_keys or report.is_cleared):
+            assert self.limits.enable_prefix_caching
+            self._reader.apply(report)
+            assert self._reader.keys == committed_in(self.manager.pool), "the reports and the cache differ"
+
+    def _deny(self, proposal: Reserve) -> Reserve:
+        """Remove the denied sequences from a Reserve, as if the block manager had granted them nothing."""
+        denied, self.denied = self.denied, set()
+        kept = [i for i, sequence_id in enumerate(proposal.row_ids) if sequence_id not in denied]
+        return replace(
+            proposal,
+            row_ids=[proposal.row_ids[i] for i in kept],
+            row_starts=[proposal.row_starts[i] for i in kept],
+            row_counts=[proposal.row_counts[i] for i in kept],
+        )
+
+    def _check_grant(self, granted: Granted) -> None:
+        self.check_no_preemption_for_worse_rank(granted)
+        for sequence_id in granted.preempted_ids:
+            submission = self.submissions[sequence_id]
+            submission.num_preempted += 1
+        check_writes_are_private(self.manager, granted)
+
+    def check_no_preemption_for_worse_rank(self, granted: Granted) -> None:
+        """After a preemption, every sequence still running has a better rank than those preempted."""
+        if granted.preempted_ids:
+            rank = self.batcher._state.waiting.rank
+            lost = min(rank(self.batcher.sequences[i]) for i in granted.preempted_ids)
+            kept = [rank(s) for s in self.batcher._state.running if s.id not in granted.preempted_ids]
+            assert all(other < lost for other in kept), "a sequence is preempted in favour of one of worse rank"
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        limits = self.limits
+        assert 0 < sum(plan.row_counts) <= limits.max_num_batched_tokens
+        assert min(plan.row_counts) > 0
+        assert len(set(plan.row_ids)) == len(plan.row_ids) <= limits.max_num_seqs
+        assert len(self.manager.allocations) <= limits.max_num_seqs
+        assert len(self._sent) < limits.max_steps_in_flight
+        assert set(plan.admitted_ids) <= set(plan.row_ids)
+        assert not any(self.submissions[i].terminal for i in plan.row_ids), "an ended sequence is planned"
+
+    # ------------------------------------------------------------ the web process
+
+    def _expect(self, result: StepResult) -> None:
+        """Note what has to follow from a result, before the batcher handles it."""
+        sent = self._sent.popleft()
+        plan = sent.plan
+        assert plan.step == result.step, "results must arrive in the order of their plans"
+        match result:
+            case StepDone():
+                copied = dict(zip(result.read_ids, result.copied_tokens, strict=False))
+                for sequence_id, start, count in zip(plan.row_ids, plan.row_starts, plan.row_counts, strict=True):
+                    self._spans.append((sequence_id, start + copied.get(sequence_id, 0), start + count))
+                for sequence_id in plan.admitted_ids:
+                    self.submissions[sequence_id].admissions.append(sent.reused[sequence_id])
+            case StepFailed():
+                if len(plan.row_ids) == 1:
+                    self._failing.update(self._suspects.intersection(plan.row_ids))
+                self._suspects.update(plan.row_ids)
+            case StepDropped():
+                self.num_withdrawn += len(plan.admitted_ids)
+
+    def _hear_report(self, report: StepReport) -> None:
+        self.reports.append(report)
+        self._check_not_ended(report)
+        for sequence_id, number, reused, read, copyable, copied in zip(
+            report.admitted_ids,
+            report.admitted_number,
+            report.admitted_reused,
+            report.admitted_read,
+            report.admitted_copyable,
+            report.admitted_copied,
+            strict=True,
+        ):
+            submission = self.submissions[sequence_id]
+            assert reused == read
+            assert reused % self.limits.block_size == 0
+            assert reused == submission.admissions[number - 1]
+            assert number == submission.account.sequences[sequence_id].num_admissions.get(Side.PREFILL, 0) + 1, (
+                "admissions must be numbered without gaps"
+            )
+            assert copied == copyable, "the executor must copy every block that it is offered"
+            self.num_copied += copied > 0
+            admission = Admission(
+                number=number,
+                reused=reused,
+                read=read,
+                copyable=copyable,
+                copied=copied,
+                miss=None,
+                incarnation=1,
+                at=0.0,
+            )
+            submission.account.apply(sequence_id, admission)
+        spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
+        assert spans == self._spans, "the reports must book exactly the rows that ran"
+        self._spans = []
+        for sequence_id, start, end in spans:
+            assert self.submissions[sequence_id].admissions, "a span before its admission"
+            self.submissions[sequence_id].account.apply(sequence_id, Span(start, end))
+        for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
+            assert start % self.limits.block_size == end % self.limits.block_size == 0
+            assert end <= len(self.submissions[sequence_id].prompt)
+            self.submissions[sequence_id].account.apply(sequence_id, Written(start, end))
+        for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
+            assert end <= len(self.submissions[sequence_id].prompt)
+            self.submissions[sequence_id].account.apply(sequence_id, Pinned(end))
+        for sequence_id, token_id in zip(report.token_sequence_ids, report.token_ids, strict=True):
+            submission = self.submissions[sequence_id]
+            assert submission.reason is None, "a token after the last"
+            assert not submission.aborted
+            if not submission.tokens:
+                submission.account.apply(sequence_id, FirstToken(0.0))
+            submission.tokens.append(token_id)
+        for sequence_id, reason in zip(report.ended_ids, report.ended_reasons, strict=True):
+            submission = self.submissions[sequence_id]
+            assert submission.reason is None
+            submission.reason = reason
+            submission.account.complete(Completed("", sequence_id, len(submission.tokens), FinishReason(reason)))
+        for sequence_id, error, kind in zip(
+            report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
+        ):
+            submission = self.submissions[sequence_id]
+            assert not submission.terminal, "a second Terminal"
+            submission.terminal, submission.error = True, error
+            submission.account.apply(sequence_id, Ended())
+            if error is not None and kind == ErrorKind.INVALID:
+                self.refused.add(sequence_id)
+            elif error is not None:
+                assert sequence_id in self._failing, "a sequence failed that was not alone when its step was run again"
+
+    def _check_not_ended(self, report: StepReport) -> None:
+        groups = (
+            report.admitted_ids,
+            report.span_ids,
+            report.written_ids,
+            report.pinned_ids,
+            report.token_sequence_ids,
+        )
+        for ids in groups:
+            assert not any(self.submissions[i].terminal for i in ids), "something is reported after a Terminal"
+
+    # ------------------------------------------------------------ checks at any time
+
+    def state(self) -> dict[str, object]:
+        """Return the whole state of the scheduler and the block manager, and what they have sent."""
+        batcher, pool = self.batcher, self.manager.pool
+        state, updates = batcher._state, batcher._state.cache_updates
+        return {
+            "sequences": {i: _snapshot(s) for i, s in batcher.sequences.items()},
+            "running": [s.id for s in state.running],
+            "waiting": [s.id for s in state.waiting.first(len(state.waiting))],
+            "in flight": [(s.plan.step, s.failed) for s in state.in_flight._sent],
+            "broken": [s.plan.step for s in state.in_flight._broken],
+            "generation": state.in_flight.generation,
+            "retries": [dict(group) for group in state.retries._groups],
+            "token budget": batcher.token_budget,
+            "updates": [
+                list(getattr(updates, name)) for name in ("committed_steps", "failed_steps", "filled", "freed_ids")
+            ],
+            "tables": {i: list(h.table) for i, h in self.manager.allocations.items()},
+            "pool": pool.state(),
+            "pinned": [(list(pin.blocks), pin.expires_at) for pin in self.manager.pins.prefixes()],
+            "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._plans.next_step],
+        }
+
+    # ------------------------------------------------------------ checks at the end
+
+    def expected_tokens(self, submission: Submission) -> list[int]:
+        """Return the tokens of `submission` in an engine of its own that never fails."""
+        if submission.id not in self._expected_tokens:
+            sampling = submission.sampling
+            tokens = continuation(submission.prompt, sampling.max_tokens, self.dials, sampling.seed)
+            ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.limits.eos_token_ids)}
+            length = next((at for at, token_id in enumerate(tokens, 1) if token_id in ends), len(tokens))
+            self._expected_tokens[submission.id] = tokens[:length]
+        return self._expected_tokens[submission.id]
+
+    def check_tokens_so_far(self) -> None:
+        for submission in self.submissions.values():
+            assert submission.tokens == self.expected_tokens(submission)[: len(submission.tokens)]
+
+    def check_all_that_fit_finish(self) -> None:
+        """Check that only sequences that do not fit into an empty engine are refused, and that all others get all their
+        tokens, unless their clients left or one of their steps failed."""
+        limits = self.limits
+        for submission in self.submissions.values():
+            length = len(submission.prompt) + submission.sampling.max_tokens
+            fits = length <= min(limits.max_model_len, (limits.num_blocks - 1) * limits.block_size)
+            assert submission.terminal, "the sequence never ends"
+            if submission.error is None and not submission.aborted:
+                assert submission.reason is not None
+                assert submission.tokens == self.expected_tokens(submission)
+            assert (submission.id in self.refused) == (not fits), "the wrong sequence was refused"
+
+    def check_at_rest(self) -> None:
+        """Check that everything has ended, all blocks are free or pinned, and all accounts balance."""
+        assert self.batcher.sequences == {}
+        assert self.manager.allocations == {}
+        pool = self.manager.pool
+        assert pool.num_free + pool.num_pinned_only == self.limits.num_blocks - 1
+        assert self.manager.pins.num_marks == 0
+        self.check_tokens_so_far()
+        for submission in self.submissions.values():
+            assert submission.terminal
+            assert submission.reason is None or submission.error is None
+            assert submission.reason is not None or submission.error is not None or submission.aborted, (
+                "a sequence ended without a cause"
+            )
+            if submission.reason is not None:
+                assert submission.tokens == self.expected_tokens(submission)
+        for account in self.accounts:
+            self._check_account(account)
+
+    def _check_account(self, account: Account) -> None:
+        assert account.problems() == []
+        for book in account.sequences.values():
+            submission = self.submissions[book.sequence_id]
+            assert book.num_admissions.get(Side.PREFILL, 0) == len(submission.admissions)
+            if submission.admissions:
+                assert book.admissions[0].reused == book.read == submission.admissions[0]
+                assert book.read <= len(submission.prompt) - 1
+                assert self.limits.enable_prefix_caching or book.read == 0
+            covered = book.read + book.computed_first + book.restored_first
+            assert covered == len(submission.prompt) if submission.reason else covered <= len(submission.prompt)
+            if len(submission.admissions) <= 1:
+                spared = self.limits.block_size - 1
+                assert book.restored_first in (0, spared)
+                if book.restored_first:
+                    assert len(submission.prompt) == book.read + self.limits.block_size, (
+                        "only a full last block may be copied"
+                    )
+        first = min(account.sequences.values(), key=lambda book: book.choice_index)
+        prompt = account.prompts[0]
+        assert shown(prompt.cached) == (self.submissions[first.sequence_id].admissions or [None])[0]
+        written = prompt.cache_write_tokens
+        assert written % self.limits.block_size == 0
+        assert (shown(prompt.cached) or 0) + written <= prompt.num_prompt_tokens
+        assert 0 <= sum(prompt.created.values()) <= written
+
+
+SEQUENCE_FIELDS = operator.attrgetter(*(field.name for field in attrs.fields(Sequence)))
+
+
+def _snapshot(sequence: Sequence) -> list[object]:
+    """Return the fields of a sequence and copies of its lists; everything else in it is immutable."""
+    return [list(value) if isinstance(value, list) else value for value in SEQUENCE_FIELDS(sequence)]

@@ -1,0 +1,229 @@
+"""Processes that follow grammars: those that compute without end, die or are not needed, and whose they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import attrs
+import pytest
+import trio
+
+from quipu.actors.engine.executor import grammar_entry, grammar_follower, grammars
+from quipu.actors.engine.executor.grammar_entry import LOST, MAX_DEATHS, Mask, MaskLimits
+from quipu.actors.engine.executor.grammar_follower import GrammarFollower
+from quipu.actors.engine.executor.grammars import GrammarMasks
+from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
+from quipu.actors.forks.fork_server import ForkServer
+from quipu.actors.messages.sampling import OutputGrammar
+from quipu.actors.shared.grammar_text import grammar_text
+from tests.grammars import EOS, PERSON, endless_later, regex, schema
+from tests.processes import eventually, has_ended
+from tests.tiny import TINY
+from tests.vocabularies import Vocabulary
+
+SOURCE = (TINY / "tokenizer.json").read_bytes()
+LIBRARY = Vocabulary(TINY).library
+LETTER = LIBRARY.list_ids("t", add_special_tokens=False)
+SEVEN = LIBRARY.list_ids("7", add_special_tokens=False)
+DIGITS = grammar_text(regex("[0-9]+"))
+ENDLESS = grammar_text(endless_later())
+
+
+@attrs.define
+class Made:
+    """Processes that were forked, with their grammars."""
+
+    processes: list[GrammarFollower] = attrs.field(factory=list)
+    texts: list[str] = attrs.field(factory=list)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    made = Made()
+
+    class Noted(GrammarFollower):
+        def __init__(self, server: ForkServer, text: str, max_rows: int) -> None:
+            super().__init__(server, text, max_rows)
+            made.processes.append(self)
+            made.texts.append(text)
+
+    monkeypatch.setattr(grammar_entry, "GrammarFollower", Noted)
+    return made
+
+
+@pytest.fixture
+def masks(made: Made) -> Iterator[GrammarMasks]:
+    masks = GrammarMasks(SOURCE, (EOS,))
+    yield masks
+    masks.close()
+    eventually(lambda: all(has_ended(pid) for pid in made.pids), "every process has ended")
+
+
+def sequence(text: str, outputs: list[int] | None = None, tenant: str = "") -> SequenceGrammar:
+    return SequenceGrammar(OutputGrammar(text, tenant=tenant, owner=tenant), outputs or [], ends_early=True)
+
+
+def masks_of(masks: GrammarMasks, *sequences: SequenceGrammar) -> list[Mask]:
+    return list(masks.begin(list(sequences))())
+
+
+def test_endless_grammars_end_their_own_sequences(masks: GrammarMasks, made: Made) -> None:
+    """Six grammars without end fail in the step that would wait for them, the others of it get what they get alone, and
+    nothing goes on to compute.
+    """
+    good = sequence(DIGITS), sequence(grammar_text(schema(PERSON)))
+    alone = masks_of(masks, *good)
+    endless = [sequence(grammar_text(endless_later(f"[a-z ]{{{length}}}")), LETTER * length) for length in range(1, 7)]
+    found = masks_of(masks, good[0], *endless, good[1])
+    assert [found[0], found[-1]] == alone
+    for reason in found[1:-1]:
+        assert isinstance(reason, str) and "cannot match its grammar any more: it takes too long" in reason
+    assert len(made.processes) == 8
+    assert all(has_ended(pid) for pid in made.pids[2:]) and not any(has_ended(pid) for pid in made.pids[:2])
+
+
+def test_other_sequences_of_a_grammar_that_had_to_be_ended(masks: GrammarMasks, made: Made) -> None:
+    """They are followed anew, with the same masks, by another process; a grammar that ends that too gets no other."""
+    begun, fresh = sequence(ENDLESS, LETTER * 2), sequence(ENDLESS)
+    alone = masks_of(masks, begun, fresh)
+    stuck = sequence(ENDLESS, LETTER * 4)
+    first, reason, last = masks_of(masks, begun, stuck, fresh)
+    assert [first, last] == alone and isinstance(reason, str)
+    assert len(made.processes) == 2
+    for _ in range(MAX_DEATHS - 1):
+        masks_of(masks, sequence(ENDLESS, LETTER * 4))
+    assert masks_of(masks, fresh) == ["The grammar cannot be followed: it takes too long."]
+    assert masks_of(masks, sequence(ENDLESS)) == ["The grammar cannot be followed: it takes too long."]
+    assert len(made.processes) == MAX_DEATHS and masks.prepare(OutputGrammar(ENDLESS)).done()
+    assert isinstance(masks_of(masks, sequence(ENDLESS, tenant="another"))[0], bytes)
+
+
+def test_tenants_share_no_process(masks: GrammarMasks, made: Made) -> None:
+    """What one tenant has compiled takes another as long as what nobody has."""
+    for tenant in ("a", "b", "a"):
+        masks.prepare(OutputGrammar(DIGITS, tenant=tenant, owner=tenant)).result(60)
+        masks_of(masks, sequence(DIGITS, tenant=tenant))
+    assert len(made.processes) == 2
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_process_that_something_else_has_killed(masks: GrammarMasks, made: Made, *, is_idle: bool) -> None:
+    """Its sequences are followed anew, with the same masks."""
+    followed = sequence(DIGITS, SEVEN * 3)
+    before = masks_of(masks, followed)
+    if is_idle:
+        os.kill(made.pids[0], signal.SIGKILL)
+        assert masks_of(masks, followed) == before
+    else:
+        os.kill(made.pids[0], signal.SIGSTOP)
+        wait = masks.begin([followed])
+        os.kill(made.pids[0], signal.SIGKILL)
+        assert wait() == before
+    assert len(made.processes) == 2
+
+
+def test_process_that_hangs(masks: GrammarMasks, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that computes nothing and does not answer is killed, and followed by another."""
+    monkeypatch.setattr(grammar_follower, "ANSWER_S", 0.5)
+    followed = sequence(DIGITS, SEVEN * 3)
+    before = masks_of(masks, followed)
+    os.kill(made.pids[0], signal.SIGSTOP)
+    assert masks_of(masks, followed) == before and has_ended(made.pids[0])
+
+
+def test_grammar_whose_processes_are_always_killed(masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step does not try for ever."""
+    receive = GrammarFollower.wait_until_compiled
+
+    def kill_and_wait(process: GrammarFollower) -> str | None:
+        refusal = receive(process)
+        os.kill(process.pid, signal.SIGKILL)
+        return refusal
+
+    monkeypatch.setattr(GrammarFollower, "wait_until_compiled", kill_and_wait)
+    assert masks_of(masks, sequence(DIGITS)) == [LOST]
+
+
+def test_process_that_forks_is_killed(masks: GrammarMasks, made: Made) -> None:
+    """What it has forked goes on; another one forks for later grammars."""
+    followed = sequence(DIGITS)
+    before = masks_of(masks, followed)
+    assert masks.server_pid is not None
+    os.kill(masks.server_pid, signal.SIGKILL)
+    eventually(lambda: has_ended(masks.server_pid or 0), "the process that forks has ended")
+    assert masks_of(masks, followed) == before and len(made.processes) == 1
+    assert isinstance(masks_of(masks, sequence(grammar_text(regex("[a-c]+"))))[0], bytes)
+    assert not has_ended(made.pids[1])
+
+
+def test_more_grammars_than_are_kept(masks: GrammarMasks, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are in one step, each is compiled once; of those that have ended, a few are kept."""
+    monkeypatch.setattr(grammars, "MAX_KEPT", 64)
+    texts = [grammar_text(regex(f"[0-9]{{{number}}}")) for number in range(1, 101)]
+    sequences = [sequence(text) for text in texts]
+    for _ in range(3):
+        assert all(isinstance(mask, bytes) for mask in masks_of(masks, *sequences))
+    assert sorted(made.texts) == sorted(texts)
+    sequences.clear()
+    masks_of(masks, sequence(DIGITS))
+    kept = [process for process in made.processes if process.lost is None]
+    assert len(kept) == 64 + 1
+
+
+def test_step_that_needed_no_mask(masks: GrammarMasks) -> None:
+    """A step that fails before it samples leaves its masks unread: they are not taken for those of the next one."""
+    followed, other = sequence(DIGITS), sequence(DIGITS)
+    alone = masks_of(masks, followed)
+    masks.begin([other, followed])
+    followed.add_output(SEVEN[0])
+    after = masks_of(masks, followed)
+    assert after == masks_of(masks, sequence(DIGITS, SEVEN)) and after != alone
+
+
+def test_limit_of_a_tenant_that_has_ended_processes() -> None:
+    """Each end halves what a tenant's masks may take, down to what is enough for most; a minute restores it."""
+    now = [0.0]
+    limits = MaskLimits(lambda: now[0])
+    for expected in (0.1, 0.05, 0.025, 0.02, 0.02):
+        assert limits.of("a") == pytest.approx(expected)
+        limits.lower("a")
+    assert limits.of("b") == MaskLimits.FULL_S
+    now[0] = MaskLimits.RECOVERY_S + 1
+    limits.lower("b")
+    assert limits.of("a") == MaskLimits.FULL_S and limits.of("b") == MaskLimits.FULL_S / 2
+
+
+async def test_no_process_can_be_started(masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences fail until a process can be started, and no request is held for ever."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("no descriptor is left")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(grammar_entry, "GrammarFollower", refuse)
+        prepared = masks.prepare(OutputGrammar(DIGITS))
+        with trio.fail_after(20):
+            while not prepared.done():
+                await trio.sleep(0.01)
+        assert masks_of(masks, sequence(DIGITS)) == [LOST]
+    assert isinstance(masks_of(masks, sequence(DIGITS))[0], bytes)
+
+
+def test_tokenizer_that_cannot_be_followed() -> None:
+    """Where the library cannot tell the bytes of tokens, sequences say so."""
+    words = (
+        b'{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,"pre_tokenizer":'
+        b'{"type":"BertPreTokenizer"},"post_processor":null,"decoder":{"type":"WordPiece","prefix":"##","cleanup":true},'
+        b'"model":{"type":"WordPiece","unk_token":"u","continuing_subword_prefix":"##","max_input_chars_per_word":9,'
+        b'"vocab":{"u":0,"a":1,"##b":2}}}'
+    )
+    masks = GrammarMasks(words, (0,))
+    masks.prepare(OutputGrammar(DIGITS)).result(60)
+    assert masks_of(masks, sequence(DIGITS)) == [grammar_entry.NO_TOKENIZER]
+    masks.close()

@@ -1,0 +1,146 @@
+"""Masks of sequences whose output has to match a grammar: where it begins, where it ends, and after which tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from quipu.actors.engine.executor.grammar_entry import Mask
+from quipu.actors.engine.executor.grammars import GrammarMasks, NoMasks
+from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
+from quipu.actors.messages.grammar import GrammarSpec
+from quipu.actors.messages.sampling import OutputGrammar
+from quipu.actors.shared.grammar_text import grammar_text
+from tests.grammars import EOS, LATE_DIGITS, PERSON, UNION, costly_later, regex, schema
+from tests.tiny import TINY
+from tests.vocabularies import Vocabulary
+
+SOURCE = (TINY / "tokenizer.json").read_bytes()
+VOCABULARY = Vocabulary(TINY)
+OPEN, CLOSE = (3901, 3902), (3903,)
+"""Delimiters, made of tokens that no grammar here allows."""
+LATE = grammar_text(costly_later())
+DIGITS = grammar_text(regex("[0-9]{2}"))
+
+
+@pytest.fixture(scope="module")
+def masks() -> Iterator[GrammarMasks]:
+    masks = GrammarMasks(SOURCE, (EOS,))
+    yield masks
+    masks.close()
+
+
+def ids(text: str) -> list[int]:
+    return VOCABULARY.library.list_ids(text, add_special_tokens=False)
+
+
+def allowed(mask: Mask) -> set[int]:
+    assert isinstance(mask, bytes)
+    return set(np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist())
+
+
+def mask_of(masks: GrammarMasks, sequence: SequenceGrammar) -> Mask:
+    (mask,) = masks.begin([sequence])()
+    return mask
+
+
+def test_grammar_begins_where_reasoning_ends(masks: GrammarMasks) -> None:
+    """While the prompt's reasoning lasts, only its end is masked; then the answer comes, at most two tokens of white
+    space before it, and none within it.
+    """
+    sequence = SequenceGrammar(OutputGrammar(DIGITS, OPEN, CLOSE, prompt_opens_reasoning=True), [], ends_early=True)
+    digits, (space,), (line,) = {ids(digit)[0] for digit in "0123456789"}, ids(" "), ids("\n")
+    for token_id in (*ids("thinking 1"), *OPEN):
+        assert sequence.is_reasoning
+        assert EOS not in allowed(mask_of(masks, sequence)) and {token_id, *CLOSE} <= allowed(mask_of(masks, sequence))
+        sequence.add_output(token_id)
+    sequence.add_output(CLOSE[0])
+    for token_id in (line, space):
+        assert not sequence.is_reasoning
+        assert {space, line} | digits <= allowed(mask_of(masks, sequence)) and EOS not in allowed(
+            mask_of(masks, sequence)
+        )
+        sequence.add_output(token_id)
+    assert digits <= allowed(mask_of(masks, sequence)) and not {space, line} & allowed(mask_of(masks, sequence))
+    sequence.add_output(ids("7")[0])
+    assert allowed(mask_of(masks, sequence)) == digits
+    sequence.add_output(ids("7")[0])
+    assert allowed(mask_of(masks, sequence)) == {EOS}
+
+
+def test_model_may_open_reasoning_first(masks: GrammarMasks) -> None:
+    """The opening delimiter may come first, whole; within the answer it may not."""
+    grammar = OutputGrammar(DIGITS, OPEN, CLOSE)
+    reasons = SequenceGrammar(grammar, [], ends_early=True)
+    assert OPEN[0] in allowed(mask_of(masks, reasons)) and ids("1")[0] in allowed(mask_of(masks, reasons))
+    reasons.add_output(OPEN[0])
+    assert allowed(mask_of(masks, reasons)) == {OPEN[1]}
+    reasons.add_output(OPEN[1])
+    assert reasons.is_reasoning
+    for token_id in (5, CLOSE[0], *ids("12")):
+        reasons.add_output(token_id)
+    assert allowed(mask_of(masks, reasons)) == {EOS}
+
+    answers = SequenceGrammar(grammar, ids("1"), ends_early=True)
+    assert allowed(mask_of(masks, answers)) == {ids(digit)[0] for digit in "0123456789"}
+
+
+def test_opening_that_the_grammar_allows_too(masks: GrammarMasks) -> None:
+    """A delimiter of several tokens may begin like an answer: both remain possible until they differ."""
+    opening = tuple(ids("1") + ids("x"))
+    sequence = SequenceGrammar(OutputGrammar(DIGITS, opening, CLOSE), ids("1"), ends_early=True)
+    assert allowed(mask_of(masks, sequence)) == {ids(digit)[0] for digit in "0123456789x"}
+    sequence.add_output(ids("4")[0])
+    assert allowed(mask_of(masks, sequence)) == {EOS}
+
+
+@pytest.mark.parametrize(
+    ("ends_early", "eos", "ends"), [(True, (EOS,), True), (False, (EOS,), False), (True, (), False)]
+)
+def test_end_of_a_grammar(*, ends_early: bool, eos: tuple[int, ...], ends: bool) -> None:
+    """Where the output could end or go on, it may end unless end tokens are ignored, or the model has none."""
+    masks = GrammarMasks(SOURCE, eos)
+    sequence = SequenceGrammar(OutputGrammar(grammar_text(regex("[0-9]+"))), ids("1"), ends_early=ends_early)
+    assert (EOS in allowed(mask_of(masks, sequence))) == ends
+    done = SequenceGrammar(OutputGrammar(DIGITS), ids("1") + ids("2"), ends_early=ends_early)
+    assert allowed(mask_of(masks, done)) == ({EOS} if eos else set())
+    masks.close()
+
+
+def test_failures_are_a_sequences_own(masks: GrammarMasks) -> None:
+    """A sequence that does not match, or whose grammar is none, says so; the others of its step get masks."""
+    specs = [(DIGITS, ids("x")), ("start: [", []), (DIGITS, [])]
+    lost, broken, well = (SequenceGrammar(OutputGrammar(text), tokens, ends_early=True) for text, tokens in specs)
+    for _ in range(2):
+        first, second, third = masks.begin([lost, broken, well])()
+        assert isinstance(first, str) and isinstance(second, str) and len(allowed(third)) >= 10
+    assert all(isinstance(mask, str) for mask in NoMasks().begin([well])())
+
+
+def test_grammar_that_becomes_too_complex(masks: GrammarMasks) -> None:
+    """The library counts what a mask costs: where it is too much, its own sequence fails, on every machine."""
+    costly, well = (SequenceGrammar(OutputGrammar(text), [], ends_early=True) for text in (LATE, DIGITS))
+    assert all(allowed(mask) for mask in masks.begin([costly, well])())
+    for _ in range(LATE_DIGITS):
+        costly.add_output(ids("7")[0])
+    first, second = masks.begin([costly, well])()
+    assert isinstance(first, str) and "too complex to follow" in first and "Too many items" in first
+    assert len(allowed(second)) >= 10
+
+
+@pytest.mark.parametrize("spec", [schema(PERSON), schema(UNION), regex("[a-c]{3,9}!")])
+def test_rebuilt_matcher_is_the_same(masks: GrammarMasks, spec: GrammarSpec) -> None:
+    """A mask depends on the outputs alone: whether a matcher has followed them or was made after them."""
+    rng = random.Random(4)
+    grammar = OutputGrammar(grammar_text(spec), OPEN, CLOSE, prompt_opens_reasoning=True)
+    outputs = [77, *CLOSE, *ids("\n\n")]
+    sequence = SequenceGrammar(grammar, outputs, ends_early=True)
+    while (mask := mask_of(masks, sequence)) and len(outputs) < 40:
+        assert mask == mask_of(masks, SequenceGrammar(grammar, outputs, ends_early=True))
+        outputs.append(rng.choice(sorted(allowed(mask))))
+        if outputs[-1] == EOS:
+            break
+        sequence.add_output(outputs[-1])
