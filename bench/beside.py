@@ -31,10 +31,11 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
-from bench import execution
 from bench.engine_jobs import decoding_engine, quiet_collector
+from bench.execution import make_backend
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
+from bench.step_works import BLOCK_SIZE, CONTEXT, Setting, Work, make_batch
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 
 PLANNED = 256
@@ -47,7 +48,7 @@ class Planner:
     """A thread that plans one step of many sequences at each `begin`."""
 
     def __init__(self, num_seqs: int) -> None:
-        self._engine = decoding_engine(num_seqs=num_seqs, num_blocks=NUM_BLOCKS, block_size=execution.BLOCK_SIZE)
+        self._engine = decoding_engine(num_seqs=num_seqs, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         self._begin, self._done = threading.Event(), threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run)
@@ -133,11 +134,11 @@ def medians(alone: list[float], beside: list[float]) -> dict[str, float]:
 
 def measure(num_seqs: int, rounds: int, planned: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    work = execution.Work("decode", num_seqs, 1, execution.CONTEXT)
+    work = Work("decode", num_seqs, 1, CONTEXT)
     with tempfile.TemporaryDirectory() as folder:
-        backend = execution.make_backend(execution.Setting("cpu"), Path(folder))
+        backend = make_backend(Setting("cpu"), Path(folder))
         assert isinstance(backend, CpuBackend)
-        batch = execution.make_batch(work)
+        batch = make_batch(work)
         backend.step(batch)
         most = backend.num_threads
         for num_threads in sorted({max(1, most - 1), most}):

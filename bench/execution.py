@@ -2,6 +2,7 @@
 
     python -m bench.execution [--json] [--quick] [--executor cpu] [--layers 28] [--rounds 5]
         [--format bf16|int8|int4] [--activations float|int8] [--kv-cache-dtype auto|int8] [--context 512]
+        [--streams 1 8 32] [--shared 2048]
 
 Limits are measured in the same run, each the best of torch's kernels and our own: bytes read per second (torch's sum
 over more memory than any cache, and our product of one row with a large matrix, which reads as a step does) and
@@ -14,6 +15,10 @@ reached, `limited_by` the rate that decides. On a machine shared with others the
 here by a factor of two. So each row is compared with limits measured right before and after it, for about as long as a
 step; a row's numbers are those of the round with the median share. The printed rates are the best of the whole run.
 
+With `--shared N` each decode is measured twice: with N more tokens before its context of which every row has a copy,
+and with N that all rows share, in the same blocks. The minimum of bytes then has them once. The rows `speedup` have the
+median of the ratios of both in each round.
+
 The rows `nan_check` say which share of a step the pass over its logits takes that looks for NaN and +inf; it also finds
 the maximum, which every draw needs. Their limit is 0.5 %.
 """
@@ -23,9 +28,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
+import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +47,7 @@ import torch
 from bench.machine_limits import QUICK_SIZES, Limits, LimitSizes, Rates
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
+from bench.step_works import BLOCK_SIZE, CONTEXT, FORMATS, STREAMS, Setting, Work, make_batch
 from bench.timing import best_s
 from quipu.kernels.backend import Backend, BackendConfig, MemoryPlan
 from quipu.kernels.batch import StepBatch
@@ -50,74 +56,6 @@ from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.cpu.sampler import decided
 from quipu.kernels.load import load_backend
 from quipu.kernels.reference.reference_backend import ReferenceBackend
-
-CONTEXT = 512
-PREFILL = 1024
-BLOCK_SIZE = 16
-NUM_SEQS = 32
-
-
-@attrs.frozen
-class Work:
-    """The minimum of bytes and operations that a step needs."""
-
-    name: str
-    num_rows: int
-    num_tokens: int
-    """New tokens per row, at the end of its context."""
-    context: int
-
-    def bytes_read(self, plan: MemoryPlan) -> float:
-        """Return the bytes of all weights, and of the keys and values from earlier steps."""
-        kept = plan.block_bytes / plan.block_size
-        return float(plan.weights_bytes + self.num_rows * (self.context - self.num_tokens) * kept)
-
-    def operations(self) -> float:
-        """Count multiplications and additions: matrices, causal attention, and one token per row in the LM head.
-
-        In the last layer all tokens need keys and values, but only those that draw need anything else.
-        """
-        tokens, layers = self.num_rows * self.num_tokens, SHAPE["num_hidden_layers"]
-        seen = self.num_rows * sum(range(self.context - self.num_tokens + 1, self.context + 1))
-        of_key = 4 * SHAPE["num_attention_heads"] * SHAPE["head_dim"]
-        attention = of_key * (seen * (layers - 1) + self.num_rows * self.context)
-        keys, others = _layer_weights()
-        matrices = 2 * (tokens * (keys * layers + others * (layers - 1)) + self.num_rows * others)
-        head = 2 * SHAPE["vocab_size"] * SHAPE["hidden_size"] * self.num_rows
-        return float(matrices + attention + head)
-
-
-def _layer_weights() -> tuple[int, int]:
-    """Count the elements of the matrices of a layer: those that make keys and values, and the others."""
-    hidden, mlp, width = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["head_dim"]
-    heads, kv_heads = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
-    return int(hidden * width * 2 * kv_heads), int(hidden * width * 2 * heads + 3 * hidden * mlp)
-
-
-def works(context: int) -> list[Work]:
-    """Return what is measured, the decodes with so many tokens of context."""
-    decodes = [Work(f"decode_{rows}", rows, 1, context) for rows in (1, 8, 32)]
-    return [*decodes, Work("prefill_1024", 1, PREFILL, PREFILL)]
-
-
-FORMATS = {"bf16": None, "int8": "int8", "int4": "int4"}
-"""Formats of weights, and how dummy weights get them."""
-
-
-@attrs.frozen
-class Setting:
-    """What is measured."""
-
-    executor: str = "auto"
-    format: str = "bf16"
-    activations: str = "auto"
-    kv_cache_dtype: str = "auto"
-    context: int = CONTEXT
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks for all rows and the null block."""
-        return 1 + max(NUM_SEQS * self.context, PREFILL) // BLOCK_SIZE
 
 
 def make_backend(setting: Setting, folder: Path) -> Backend:
@@ -131,8 +69,8 @@ def make_backend(setting: Setting, folder: Path) -> Backend:
             load_format="dummy",
             block_size=BLOCK_SIZE,
             num_blocks=setting.num_blocks,
-            max_num_seqs=NUM_SEQS,
-            max_model_len=max(2048, setting.context),
+            max_num_seqs=setting.max_num_seqs,
+            max_model_len=setting.max_model_len,
             max_num_batched_tokens=2048,
             quantization=FORMATS[setting.format],
             activations=setting.activations,
@@ -142,22 +80,6 @@ def make_backend(setting: Setting, folder: Path) -> Backend:
     if isinstance(backend, CpuBackend | ReferenceBackend):
         backend.cache.fill(0.0)  # rows read a context that nothing has written: whatever the memory held before
     return backend
-
-
-def make_batch(work: Work, num_blocks: int = Setting().num_blocks) -> StepBatch:
-    """Make greedy rows with scattered blocks."""
-    draw = random.Random(work.name)
-    blocks = list(range(1, num_blocks))
-    draw.shuffle(blocks)
-    count, per_row = work.num_rows, work.context // BLOCK_SIZE
-    return StepBatch(
-        slots=list(range(count)),
-        query_start=[row * work.num_tokens for row in range(count + 1)],
-        positions=[work.context - work.num_tokens] * count,
-        token_ids=[draw.randrange(SHAPE["vocab_size"]) for _ in range(count * work.num_tokens)],
-        block_tables=[blocks[row * per_row : (row + 1) * per_row] for row in range(count)],
-        samples=[True] * count,
-    )
 
 
 @attrs.frozen
@@ -204,11 +126,18 @@ def check_row(name: str, shares: list[float]) -> dict[str, Any]:
     return {**row, "share_of_limit": share / CHECK_LIMIT}
 
 
+def speedup_row(work: Work, samples: Mapping[Work, Sequence[Sample]]) -> dict[str, Any]:
+    """Return how many times as fast a step is as one whose rows each have a copy of what they share here."""
+    (alone,) = (seen for other, seen in samples.items() if other.num_rows == work.num_rows and not other.shared)
+    ratios = [each.step_s / ours.step_s for each, ours in zip(alone, samples[work], strict=True)]
+    return {"name": f"speedup, {work.name}", "value": statistics.median(ratios), "unit": "times"}
+
+
 def measure(setting: Setting, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
     """Run all rows in alternation; return the round with the median share for each."""
     with tempfile.TemporaryDirectory() as folder:
         backend = make_backend(setting, Path(folder))
-        batches = {work: make_batch(work, setting.num_blocks) for work in works(setting.context)}
+        batches = {work: make_batch(work, setting.num_blocks) for work in setting.works()}
         for batch in batches.values():  # the first run touches memory for the first time
             backend.step(batch)
         limits = Limits(sizes, FORMATS[setting.format], setting.activations)
@@ -228,6 +157,7 @@ def measure(setting: Setting, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
     for work, seen in samples.items():
         described = sorted((sample.row(work, plan) for sample in seen), key=lambda row: row["share_of_limit"])
         rows.append({"name": work.name, **described[(len(described) - 1) // 2]})
+    rows += [speedup_row(work, samples) for work in samples if work.shared]
     rows += [check_row(work.name, seen) for work, seen in shares.items()]
     return {
         "rows": rows,
@@ -238,6 +168,7 @@ def measure(setting: Setting, rounds: int, sizes: LimitSizes) -> dict[str, Any]:
         "activations": capabilities.activations,
         "kv_cache_dtype": capabilities.kv_cache_dtype,
         "context": setting.context,
+        "shared": setting.shared,
         "layers": SHAPE["num_hidden_layers"],
         "num_threads": torch.get_num_threads(),
     }
@@ -254,6 +185,10 @@ def main() -> None:
     parser.add_argument("--activations", choices=["float", "int8"], default="float", help="with quantized weights")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of context of a decode")
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, help="rows of the decodes")
+    parser.add_argument(
+        "--shared", type=int, default=0, help="more tokens before the context, once of each row and once shared"
+    )
     arguments = parser.parse_args()
     SHAPE["num_hidden_layers"] = arguments.layers
     setting = Setting(
@@ -262,6 +197,8 @@ def main() -> None:
         activations=arguments.activations,
         kv_cache_dtype=arguments.kv_cache_dtype,
         context=arguments.context,
+        streams=arguments.streams,
+        shared=arguments.shared,
     )
     if arguments.quick:
         SHAPE.update(TINY)
@@ -278,6 +215,9 @@ def main() -> None:
         print(f"  {name:28} {rate:10.1f} G{'B' if name.startswith('read') else 'op'}/s")
     print(f"{'':24} {'tokens/s':>10} {'limit':>10} {'share':>7}")
     for row in report["rows"]:
+        if row["unit"] == "times":
+            print(f"{row['name']:24} {row['value']:10.2f}")
+            continue
         form = "10.1f" if row["unit"] == "tokens/s" else "10.3%"
         by = row.get("limited_by", "")
         print(

@@ -26,10 +26,10 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 import attrs
 
-from bench.execution import BLOCK_SIZE, FORMATS
 from bench.line_graph import Line, line_graph
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
+from bench.step_works import BLOCK_SIZE, FORMATS
 from bench.timing import best_s
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.batch import StepBatch

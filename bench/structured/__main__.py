@@ -83,7 +83,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run_steps(tokenizer_json: bytes, arguments: argparse.Namespace) -> list[Results]:
-    from bench.execution import Setting, make_backend  # torch, which the other parts do without
+    from bench.execution import make_backend  # torch, which the other parts do without
+    from bench.step_works import Setting
     from bench.structured.steps import measure_steps
 
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from bench.execution import CONTEXT, Work, make_batch
+from bench.step_works import CONTEXT, Work, make_batch
 from bench.structured.schemas import PERSON
 from quipu.actors.engine.executor.grammar_entry import Mask
 from quipu.actors.engine.executor.grammars import GrammarMasks

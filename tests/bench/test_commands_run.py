@@ -119,6 +119,14 @@ def test_command_runs_here(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert json.loads(capsys.readouterr().out)
 
 
+def test_shared_prefixes_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of rows that share a prefix are compared with steps of rows that have copies."""
+    run_here(monkeypatch, "bench.execution", "--json", "--shared", "512", "--streams", "2", "3")
+    rows = {row["name"]: row["value"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert {"decode_3", "decode_3, shared", "speedup, decode_2, shared", "speedup, decode_3, shared"} <= set(rows)
+    assert all(value > 0 for value in rows.values())
+
+
 def test_outputs_are_valid(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """All outputs of the schemas that need no download are valid, or beginnings of valid ones."""
     run_here(monkeypatch, "bench.structured", "--json", "--parts", "validity")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.execution import Sample, Work
+from bench.execution import Sample, speedup_row
 from bench.machine_limits import QUICK_SIZES, Limits, Rates
 from bench.shapes import QWEN3_06B as SHAPE
+from bench.step_works import Setting, Work, make_batch
 from quipu.kernels.backend import MemoryPlan
 from tests.kernels.cpu.cpu_backends import needs_kernels
 
@@ -34,6 +35,20 @@ def test_minimum_work_of_a_step() -> None:
     assert eight.bytes_read(PLAN) == 2 * NUM_WEIGHTS + 8 * kept
     assert eight.operations() == 8 * one.operations()
     assert Work("prefill_8", 1, 8, 8).bytes_read(PLAN) == 2 * NUM_WEIGHTS, "no earlier keys and values"
+
+
+def test_shared_prefix() -> None:
+    """Rows that share a prefix hold its blocks together, read it once, and are compared with rows that have copies."""
+    apart, shared = Setting(context=64, shared=2048, streams=(1, 8)).works()
+    assert (apart.context, shared.context) == (2112, 2112)
+    assert apart.bytes_read(PLAN) - shared.bytes_read(PLAN) == 7 * 2048 * 2 * 8 * 128 * 2 * 28
+    assert apart.operations() == shared.operations()
+    tables = make_batch(shared, num_blocks=1 + 8 * 132).block_tables
+    assert len({block for table in tables for block in table}) == 128 + 8 * 4
+    assert len({block for table in make_batch(apart, 1 + 8 * 132).block_tables for block in table}) == 8 * 132
+    rates = Rates(1.0, 1.0, "a")
+    samples = {apart: [Sample(6.0, rates), Sample(4.0, rates)], shared: [Sample(2.0, rates), Sample(2.0, rates)]}
+    assert speedup_row(shared, samples)["value"] == 2.5
 
 
 def test_share_of_binding_limit() -> None:

@@ -109,25 +109,22 @@ template <class T>
 void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piece* next) {
     if (!is_needed(op, pass, piece)) return;
     static thread_local Scratch scratch;
-    int64_t width = op.width, sharing = op.num_heads / op.num_kv_heads, rows = (piece.last - piece.first) * sharing;
+    int64_t width = op.width, sharing = op.num_heads / op.num_kv_heads, rows = piece.num_tokens() * sharing;
     constexpr bool kScaled = sizeof(T) == 1;
     constexpr int64_t kStep = kScaled ? kSlots : kTranspose;  // keys, and words of each, that are transposed at a time
     int64_t words = kScaled ? width : width * static_cast<int64_t>(sizeof(T)) / 4;
     scratch.fit(rows, width);
-    int64_t begin = pass.query_start[piece.sequence];
-    const int64_t* position = pass.positions + begin;
     Slots key_slots = slots_of(op.keys, op, pass, piece, sizeof(T)), value_slots = slots_of(op.values, op, pass, piece, sizeof(T));
 
     for (int64_t r = 0; r < rows; r++) {
         float* query = scratch.queries.data() + r * width;
-        find_query(op, pass, begin + piece.first + r / sharing, piece.head * sharing + r % sharing, query);
+        int64_t token = piece.token(r / sharing), head = piece.head * sharing + r % sharing;
+        find_query(op, pass, token, head, query);
         for (int64_t i = 0; i < width; i++) query[i] *= op.scale;
-        scratch.maxima[r] = -INFINITY;
-        scratch.sums[r] = 0;
+        load_state(op, piece, token, head, scratch.results.data() + r * width, width, &scratch.maxima[r], &scratch.sums[r]);
     }
-    std::fill_n(scratch.results.begin(), rows * width, 0.0f);
 
-    int64_t window = op.window ? op.window : piece.end;
+    int64_t window = window_of(op);
     for (int64_t chunk = piece.start; chunk < piece.end; chunk += kChunk) {
         int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
         bool transposed = keys_are_transposed(pass.block_size);
@@ -188,7 +185,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             float* scores = scratch.scores.data() + r * kChunk;
             float* results = scratch.results.data() + r * width;
             for (int64_t m = 0; m < together; m++) {
-                int64_t own = position[piece.first + (r + m) / sharing] - chunk;
+                int64_t own = pass.positions[piece.token((r + m) / sharing)] - chunk;
                 if (kScaled) scale_row(scores + m * kChunk, key_scales, padded);
                 float kept = softmax_chunk(scores + m * kChunk, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r + m],
                                    &scratch.sums[r + m]);
@@ -206,8 +203,13 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         }
     }
     for (int64_t r = 0; r < rows; r++) {
-        int64_t token = begin + piece.first + r / sharing, head = piece.head * sharing + r % sharing;
-        float *results = scratch.results.data() + r * width, *y = op.y + token * op.y_stride + head * width;
+        int64_t token = piece.token(r / sharing), head = piece.head * sharing + r % sharing;
+        float *results = scratch.results.data() + r * width;
+        if (piece.continues) {
+            keep_state(op, piece, token, head, results, width, scratch.maxima[r], scratch.sums[r]);
+            continue;
+        }
+        float* y = op.y + token * op.y_stride + head * width;
         for (int64_t i = 0; i < width; i++) results[i] /= scratch.sums[r];
         for (int64_t i = 0; i < width; i++) y[i] = results[result_index(width, (T*)nullptr, i)];
     }
@@ -221,24 +223,29 @@ __attribute__((weak)) void attend_bf16(const Op&, const Pass&, const Worker&);
 void attend(const Op& op, const Pass& pass, const Worker& worker) {
     if (pass.num_sequences == 0) return;
     bool pairs = attend_bf16 && op.stored != kFloat32;
-    Pieces pieces(op, pass, kRowsPerPiece, 0, worker.num_threads);
     // A step that only decodes needs no barrier between writing the cache and reading it.
-    bool written_by_reader = op.fused_rope && !pairs && pieces.one_piece_per_head();
+    bool written_by_reader = op.fused_rope && !pairs && one_piece_per_head(op, pass, kRowsPerPiece);
     if (op.fused_rope && !written_by_reader) {
         rotate_and_write(op, pass, worker);
         worker.wait();
     }
     if (pairs) return attend_bf16(op, pass, worker);
+    auto go = [&](const Piece& piece, const Piece* next) {
+        if (op.stored == kBfloat16) attend_piece<bf16>(op, pass, piece, next);
+        else if (op.stored == kInt8) attend_piece<int8_t>(op, pass, piece, next);
+        else attend_piece<float>(op, pass, piece, next);
+    };
+    SharedPieces shared(op, *worker.shared, kRowsPerPiece, worker.num_threads);
+    shared.take(worker, go);
+    Pieces pieces(op, pass, *worker.shared, shared, kRowsPerPiece, 0, worker.num_threads);
+    Worker second = worker.in_second_phase();
     Piece piece, next;
     bool more = pieces.find(worker.thread, &piece);
     while (more) {
-        more = pieces.find(worker.num_threads + worker.next(), &next);
+        more = pieces.find(worker.num_threads + second.next(), &next);
         if (written_by_reader)
-            for (int64_t i = piece.first; i < piece.last; i++)
-                rotate_and_write(op, pass, pass.query_start[piece.sequence] + i, piece.head);
-        if (op.stored == kBfloat16) attend_piece<bf16>(op, pass, piece, more ? &next : nullptr);
-        else if (op.stored == kInt8) attend_piece<int8_t>(op, pass, piece, more ? &next : nullptr);
-        else attend_piece<float>(op, pass, piece, more ? &next : nullptr);
+            for (int64_t token = piece.first; token < piece.last; token++) rotate_and_write(op, pass, token, piece.head);
+        go(piece, more ? &next : nullptr);
         piece = next;
     }
 }

@@ -1,31 +1,13 @@
-// Shared by both attention kernels (attention.cpp, attention_bf16.cpp): how a pass is divided into pieces, where a head's
-// slots are, and the running softmax.
+// Shared by both attention kernels (attention.cpp, attention_bf16.cpp): where a head's slots are, and the running softmax.
 #pragma once
 #include <algorithm>
 
+#include "attention_pieces.h"
 #include "micro.h"
-#include "program.h"
 #include "tanh.h"
 #include "transpose.h"
 
 namespace {
-
-constexpr int64_t kChunk = 256;
-constexpr int64_t kPiecesPerThread = 4;  // at least, if several heads make one piece
-
-// Some tokens of a sequence and adjacent key/value heads.
-struct Piece {
-    int64_t sequence, head, num_heads;
-    int64_t first, last;  // tokens first..last (exclusive), counted from the sequence's first in the pass
-    int64_t start, end;   // positions that they see; `start` is the beginning of a chunk
-};
-
-// Whether any result of a piece is needed.
-bool is_needed(const Op& op, const Pass& pass, const Piece& piece) {
-    if (!op.on_logits_rows) return true;
-    int64_t begin = pass.query_start[piece.sequence];
-    return any_drawn(pass, begin + piece.first, begin + piece.last);
-}
 
 // Copies a token's query, rotated if that is left to attention.
 void find_query(const Op& op, const Pass& pass, int64_t token, int64_t head, float* to) {
@@ -123,55 +105,5 @@ float softmax_chunk(float* s, int64_t count, int64_t first, int64_t last, float 
     *maximum = top;
     return kept;
 }
-
-// The pieces of a pass, in the order in which threads take them.
-struct Pieces {
-    const Op& op;
-    const Pass& pass;
-    int64_t sharing, tokens;     // query heads per key/value head; tokens per piece, at most
-    int64_t few_rows, together;  // sequences of at most `few_rows` rows per head have pieces of `together` heads
-    int64_t index = 0, sequence = 0, last = 0, head = 0;
-    Pieces(const Op& o, const Pass& p, int64_t rows, int64_t few, int64_t num_threads)
-        : op(o), pass(p), sharing(o.num_heads / o.num_kv_heads), tokens(std::max<int64_t>(1, rows / sharing)),
-          few_rows(few), together(heads_together(num_threads)) {
-        last = length();
-    }
-    // As many heads as leave enough pieces for threads to finish together.
-    int64_t heads_together(int64_t num_threads) const {
-        int64_t heads = op.num_kv_heads;
-        for (; heads > 1; heads = (heads + 1) / 2) {
-            int64_t count = pass.num_sequences * ((op.num_kv_heads + heads - 1) / heads);
-            if (count >= kPiecesPerThread * num_threads || (pass.num_sequences == 1 && count % num_threads == 0)) break;
-        }
-        return heads;
-    }
-    int64_t length() const { return pass.query_start[sequence + 1] - pass.query_start[sequence]; }
-    bool has_few_rows() const { return length() * sharing <= few_rows; }
-    // Whether each head of each sequence is one piece. Then only the piece's own thread reads what it writes to the cache.
-    bool one_piece_per_head() const {
-        for (int64_t i = 0; i < pass.num_sequences; i++)
-            if (pass.query_start[i + 1] - pass.query_start[i] > tokens) return false;
-        return true;
-    }
-    // Finds piece `number`, which must not be before the last one found. Returns false if there are fewer.
-    bool find(int64_t number, Piece* piece) {
-        // the last tokens first: they have the most work, and threads should finish together
-        for (; index < number; index++) {
-            head += has_few_rows() ? together : 1;
-            if (head < op.num_kv_heads) continue;
-            head = 0;
-            last -= tokens;
-            if (last > 0) continue;
-            if (++sequence == pass.num_sequences) return false;
-            last = length();
-        }
-        const int64_t* position = pass.positions + pass.query_start[sequence];
-        int64_t heads = has_few_rows() ? std::min(together, op.num_kv_heads - head) : 1;
-        int64_t first = std::max<int64_t>(0, last - tokens), window = op.window ? op.window : position[last - 1] + 1;
-        int64_t start = std::max<int64_t>(0, position[first] - window + 1) / kChunk * kChunk;
-        *piece = {sequence, head, heads, first, last, start, position[last - 1] + 1};
-        return true;
-    }
-};
 
 }  // namespace

@@ -123,15 +123,22 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
 template <class T>
 void attend(const Op& op, const Pass& pass, const Worker& worker) {
     bool in_place = keys_are_transposed(pass.block_size);
-    Pieces pieces(op, pass, kRowsPerPiece, in_place ? kRowsInPlace : 0, worker.num_threads);
     Pairs pairs;
+    auto go = [&](const Piece& piece, const Piece* next, bool few) {
+        if (few) attend_in_place<T>(op, pass, piece, next);
+        else attend_piece<T>(op, pass, piece, next, pairs);
+    };
+    int64_t sharing = op.num_heads / op.num_kv_heads, few_rows = in_place ? kRowsInPlace : 0;
+    SharedPieces shared(op, *worker.shared, kRowsPerPiece, worker.num_threads);
+    shared.take(worker, [&](const Piece& piece, const Piece* after) { go(piece, after, piece.num_tokens() * sharing <= few_rows); });
+    Pieces pieces(op, pass, *worker.shared, shared, kRowsPerPiece, few_rows, worker.num_threads);
+    Worker second = worker.in_second_phase();
     Piece piece, next;
     bool more = pieces.find(worker.thread, &piece);
     while (more) {
         bool few = pieces.has_few_rows();
-        more = pieces.find(worker.num_threads + worker.next(), &next);
-        if (few) attend_in_place<T>(op, pass, piece, more ? &next : nullptr);
-        else attend_piece<T>(op, pass, piece, more ? &next : nullptr, pairs);
+        more = pieces.find(worker.num_threads + second.next(), &next);
+        go(piece, more ? &next : nullptr, few);
         piece = next;
     }
 }

@@ -48,12 +48,12 @@ struct PieceRows {
     Scratch& scratch;
     int64_t sharing, rows, padded_width;  // query heads per key/value head; rows of one of these
     PieceRows(const Op& o, const Pass& p, const Piece& i, Scratch& s)
-        : op(o), pass(p), piece(i), scratch(s), sharing(o.num_heads / o.num_kv_heads), rows((i.last - i.first) * sharing),
+        : op(o), pass(p), piece(i), scratch(s), sharing(o.num_heads / o.num_kv_heads), rows(i.num_tokens() * sharing),
           padded_width(padded_depth(o.width)) {
         scratch.fit(count(), op.width, padded_width);
     }
     int64_t count() const { return rows * piece.num_heads; }
-    int64_t token(int64_t r) const { return piece.first + r % rows / sharing; }  // counted from the sequence's first
+    int64_t token(int64_t r) const { return piece.token(r % rows / sharing); }
     int64_t head(int64_t r) const { return (piece.head + r / rows) * sharing + r % sharing; }
     bf16* queries(int64_t r) { return scratch.queries.data() + r * padded_width; }
     // All queries, as they are multiplied in place.
@@ -70,18 +70,16 @@ struct PieceRows {
     void start() {
         for (int64_t r = 0; r < count(); r++) {
             float* query = scratch.query.data();
-            find_query(op, pass, pass.query_start[piece.sequence] + token(r), head(r), query);
+            find_query(op, pass, token(r), head(r), query);
             for (int64_t i = 0; i < op.width; i++) query[i] *= op.scale;
             round_row(query, padded_width, queries(r));
-            scratch.maxima[r] = -INFINITY;
-            scratch.sums[r] = 0;
+            load_state(op, piece, token(r), head(r), results(r), padded_width, &scratch.maxima[r], &scratch.sums[r]);
         }
-        std::fill_n(scratch.results.begin(), count() * padded_width, 0.0f);
     }
     // Converts the scores of a chunk to weights, for the rows of head `h` of the piece; in both, a row has whole panels.
     void weigh(int64_t h, int64_t chunk) {
         int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
-        int64_t window = op.window ? op.window : piece.end;
+        int64_t window = window_of(op);
         bool scaled = op.stored == kInt8;
         float *key_scales = scratch.scales.data(), *value_scales = key_scales + kChunk;
         if (scaled) {
@@ -89,7 +87,7 @@ struct PieceRows {
             slots_of(op.values, op, pass, piece, 1, h).scales(chunk, count, padded, value_scales);
         }
         for (int64_t r = h * rows; r < (h + 1) * rows; r++) {
-            int64_t own = pass.positions[pass.query_start[piece.sequence] + token(r)] - chunk;
+            int64_t own = pass.positions[token(r)] - chunk;
             float* s = scores(r);
             if (scaled) scale_row(s, key_scales, padded);
             float kept = softmax_chunk(s, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r], &scratch.sums[r]);
@@ -100,7 +98,11 @@ struct PieceRows {
     }
     void finish() {
         for (int64_t r = 0; r < count(); r++) {
-            int64_t at = (pass.query_start[piece.sequence] + token(r)) * op.y_stride + head(r) * op.width;
+            if (piece.continues) {
+                keep_state(op, piece, token(r), head(r), results(r), padded_width, scratch.maxima[r], scratch.sums[r]);
+                continue;
+            }
+            int64_t at = token(r) * op.y_stride + head(r) * op.width;
             float* y = op.y_rounded ? results(r) : op.y + at;
             // + 0: whether a sum is -0 or 0 depends on how many zeros follow the last value
             for (int64_t i = 0; i < op.width; i++) y[i] = (results(r)[i] + 0.0f) / scratch.sums[r];

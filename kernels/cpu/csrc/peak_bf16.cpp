@@ -34,6 +34,7 @@ template <class V, class F>
 void repeat(int64_t rounds, F multiply) {
     V sums[kIndependent];
     memset(sums, 0, sizeof sums);
+    for (V& sum : sums) asm volatile("" : "+m"(sum));  // or it computes one sum instead of equal ones
     for (int64_t round = 0; round < rounds; round++)
         UNROLL for (int i = 0; i < kIndependent; i++) multiply(sums[i]);
     for (V& sum : sums) asm volatile("" : : "m"(sum));

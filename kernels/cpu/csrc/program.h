@@ -89,13 +89,19 @@ struct Pass {
 
 // One thread's share of an operation. `next` returns numbers from 0, each to one thread of the team.
 struct Team;
+struct SharedPrefixes;
 struct Worker {
     int thread;
     int num_threads;
     int64_t* counter;
     Team* team;
+    const SharedPrefixes* shared;  // of the pass
     int64_t next() const { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
     void wait() const;  // barrier of all threads; team.cpp
+    // Numbers from 0 once more.
+    Worker in_second_phase() const { return {thread, num_threads, counter + kCounterStride, team, shared}; }
+    static constexpr int64_t kCounterStride = 8;  // each counter is on its own cache line
+    static constexpr int64_t kCounters = 2;       // of an operation
 };
 
 // A thread's share of the rows, which is the same in all row-wise operations.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "program.h"
+#include "shared_prefixes.h"
 #include "team.h"
 
 // Requests large pages for memory that has not been written yet: scattered accesses then need fewer page walks.
@@ -29,13 +30,17 @@ extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
         embed, gather, linear, rms_norm, rope, write_kv, attend, silu_mul, add,
         gelu_mul, soft_cap, route, dispatch, expert_linear, expert_silu_mul, combine,
     };
-    std::vector<int64_t> counters(num_ops * 8);  // each on its own cache line
+    constexpr int64_t kStride = Worker::kCounterStride * Worker::kCounters;
+    std::vector<int64_t> counters(num_ops * kStride);
     Team team;
+    SharedPrefixes shared;
+    shared.find(*pass);
+    if (shared.any()) shared.make_room(ops, num_ops);
 #pragma omp parallel num_threads(static_cast<int>(pass->num_threads))
     {
         int thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
         for (int64_t i = 0; i < num_ops; i++) {
-            Worker worker{thread, num_threads, &counters[i * 8], &team};
+            Worker worker{thread, num_threads, &counters[i * kStride], &team, &shared};
             kernels[ops[i].kind](ops[i], *pass, worker);
             if (!ops[i].no_barrier) worker.wait();
         }
