@@ -12,6 +12,8 @@ make it worse. Some machines are faster for a few seconds, which may favor one s
     decode_N               tokens per second of N streams together, while all of them decode (prompts of 64 tokens)
     prefill_1024           prompt tokens per second until the first token of a new prompt of 1,024 tokens
     first_token_warm_1024  milliseconds to the first token of a prompt of 1,024 tokens that was just served
+    decode_1_at_8192       as decode_1, after a prompt of 8,192 tokens
+    prefill_8192           as prefill_1024, of one prompt
 
 For a peer that is not installed the command that installs it is printed; for one that cannot run, the reason. The
 precision of weights, keys and values with each peer is part of the result: only equal precisions do the same work.
@@ -51,18 +53,20 @@ LONG_PROMPTS = 3
 class Load:
     """The load on each server."""
 
-    concurrencies: Sequence[int] = (1, 8, 32)
+    concurrencies: Sequence[int] = (1, 8, 32, 64)
     output_tokens: int = 128
     long_prompt: int = 1024
+    longest_prompt: int = 8192
     vocab_size: int = SHAPE["vocab_size"]
 
     def rows(self) -> dict[str, str]:
         """Return the units by row name."""
         rows = {f"decode_{num}": "tokens/s" for num in self.concurrencies}
-        return rows | {f"prefill_{self.long_prompt}": "tokens/s", f"first_token_warm_{self.long_prompt}": "ms"}
+        rows |= {f"prefill_{self.long_prompt}": "tokens/s", f"first_token_warm_{self.long_prompt}": "ms"}
+        return rows | {f"decode_1_at_{self.longest_prompt}": "tokens/s", f"prefill_{self.longest_prompt}": "tokens/s"}
 
 
-QUICK = Load(concurrencies=(1, 2), output_tokens=8, long_prompt=64, vocab_size=TINY["vocab_size"])
+QUICK = Load(concurrencies=(1, 2), output_tokens=8, long_prompt=64, longest_prompt=96, vocab_size=TINY["vocab_size"])
 
 
 def measure(port: int, load: Load, draw: random.Random) -> dict[str, float]:
@@ -79,6 +83,9 @@ def measure(port: int, load: Load, draw: random.Random) -> dict[str, float]:
     cold, warm = (min(ask_all(port, [long])[0].first_token_s for long in longs) for _ in range(2))
     numbers[f"prefill_{load.long_prompt}"] = load.long_prompt / cold
     numbers[f"first_token_warm_{load.long_prompt}"] = warm * 1000
+    (longest,) = answers = ask_all(port, [completion(MODEL, prompt(load.longest_prompt), load.output_tokens)])
+    numbers[f"decode_1_at_{load.longest_prompt}"] = decode_rate(answers)
+    numbers[f"prefill_{load.longest_prompt}"] = load.longest_prompt / longest.first_token_s
     return numbers
 
 

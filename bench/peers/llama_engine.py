@@ -17,9 +17,9 @@ import gguf
 import llama_cpp
 import numpy as np
 
-NUM_SEQS = 32
-CONTEXT = 2048
-"""Average number of cells per sequence; the cache is shared by all."""
+NUM_SEQS = 64
+NUM_CELLS = 32_768
+"""Tokens of which the cache holds keys and values, of all sequences together."""
 BATCH = 2048
 KV_TYPES = {"bf16": 30, "f16": 1}
 """Of ggml's `ggml_type`; the bindings have no name for the first."""
@@ -63,7 +63,7 @@ class LlamaEngine:
         path = in_format(convert(Path(model)), os.environ.get("PEER_FORMAT", "bf16"))
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = NUM_SEQS * CONTEXT // 4
+        params.n_ctx = NUM_CELLS
         params.n_batch = params.n_ubatch = BATCH
         params.n_seq_max = NUM_SEQS
         params.n_threads = params.n_threads_batch = num_threads
@@ -124,7 +124,7 @@ class LlamaEngine:
 
     def _forget(self, idle: list[Sequence]) -> None:
         """Free the cells of idle sequences, the longest first, if there are too few."""
-        capacity = NUM_SEQS * CONTEXT // 4
+        capacity = NUM_CELLS
         while sum(len(one.tokens) + len(one.todo) + one.num_left for one in self._sequences) > capacity and idle:
             longest = max(idle, key=lambda one: len(one.tokens))
             if not longest.tokens:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HOME = ROOT / ".peers"
 THIN = str(ROOT / "bench" / "peers" / "thin_server.py")
 PATIENCE_S = 600.0
-CONTEXT = 4096
+CONTEXT = 8192 + 256
 MODEL = "model"
 CORES = sorted(os.sched_getaffinity(0))
 

@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 import torch
 import transformers
 
-MAX_BATCH = 32
+MAX_BATCH = 64
 
 
 class TransformersEngine:
