@@ -50,11 +50,11 @@ def find_compiler() -> str:
 def build(instruction_set: InstructionSet) -> Path:
     """Return the library's file, compiled now if it is not cached. Raises CannotBuild."""
     compiler = find_compiler()
-    headers = [*sorted(SOURCES.glob("*.h")), *instruction_set.headers]
+    headers = [*sorted(SOURCES.rglob("*.h")), *instruction_set.headers]
     common = [compiler, _version(compiler), *(part for path in headers for part in (path.name, path.read_text()))]
     folder = _cache_folder()
     jobs = []
-    for source in sorted(SOURCES.glob("*.cpp")):
+    for source in sorted(SOURCES.rglob("*.cpp")):
         flags = [*_COMMON_FLAGS, *instruction_set.flags]
         if source.name.endswith(_PRODUCTS):
             flags += instruction_set.product_flags

@@ -22,7 +22,7 @@ from .program import STORED
 from .quantized_packing import PackedQuantized, QuantizedPacker
 
 PANEL = 32
-"""Rows are packed in groups of this size: the rows of one panel of csrc/micro.h, or of two."""
+"""Rows are packed in groups of this size: the rows of one panel of csrc/vec/micro.h, or of two."""
 
 
 @attrs.frozen(eq=False)

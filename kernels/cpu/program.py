@@ -50,7 +50,7 @@ class Op(ctypes.Structure):
 
 
 class QuantizedMatrix(ctypes.Structure):
-    """A quantized matrix; csrc/quantized.h documents the fields."""
+    """A quantized matrix; csrc/linear/quantized.h documents the fields."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("width", "group_size", "num_groups")),

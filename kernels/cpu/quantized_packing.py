@@ -1,4 +1,4 @@
-"""Quantized matrices in the kernels' format: codes in panels, scales and offsets beside them. See csrc/quantized.h.
+"""Quantized matrices in the kernels' format: codes in panels, scales and offsets beside them. See csrc/linear/quantized.h.
 
 `packing.py` makes them from the pieces that a checkpoint's source yields.
 
@@ -18,7 +18,7 @@ from ..checkpoints.quantized import QuantizedLayout, QuantizedRows
 from .program import QUANTIZED, QuantizedMatrix
 
 SMALLEST_GROUP, LARGEST_GROUP = 16, 256
-"""Groups have powers of two between these (kQuantizedDepth in csrc/quantized.h), or whole rows."""
+"""Groups have powers of two between these (kQuantizedDepth in csrc/linear/quantized.h), or whole rows."""
 SMALLEST_PART, LARGEST_PART = 64, 512
 """Groups that a whole row is divided into. Each costs time of its own: 256 made a prefill 5 % slower."""
 

@@ -1,4 +1,4 @@
-"""Draw a step's tokens in one library call, as `sampling/oracle.py` does but many times faster. See csrc/sample.cpp.
+"""Draw a step's tokens in one library call, as `sampling/oracle.py` does but many times faster. See csrc/sampling/sample.cpp.
 
 `cpu_backend.py` is the only caller.
 
@@ -20,7 +20,7 @@ from ..logit_processors import edited
 from ..sampling.oracle import fields_besides, sample_row, sets_any
 
 APPLIED = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
-"""Fields of `RowSampling` that csrc/sample.cpp applies."""
+"""Fields of `RowSampling` that csrc/sampling/sample.cpp applies."""
 LEFT_TO_ORACLE = fields_besides(APPLIED)
 """The others: a row that sets one is drawn by the oracle."""
 

@@ -97,7 +97,7 @@ def test_wheel_without_compiler(distribution: Path, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("quipu_llm-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert not [name for name in names if name.endswith(".so")]
-    assert "quipu/kernels/cpu/csrc/linear.cpp" in names
+    assert "quipu/kernels/cpu/csrc/linear/linear.cpp" in names
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,7 +2,7 @@
 #include <cstddef>
 
 #include "program.h"
-#include "quantized.h"
+#include "linear/quantized.h"
 
 namespace {
 

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include "micro.h"
+#include "vec/micro.h"
 #include "program.h"
-#include "vec.h"
+#include "vec/vec.h"
 #ifdef QUIPU_AMX
-#include "tiles.h"
+#include "vec/tiles.h"
 #endif
 
 namespace {

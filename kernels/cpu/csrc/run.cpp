@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "program.h"
-#include "shared_prefixes.h"
+#include "attention/shared_prefixes.h"
 #include "team.h"
 
 // Requests large pages for memory that has not been written yet: scattered accesses then need fewer page walks.

@@ -1,14 +1,14 @@
 // y = x @ weight.T (+ bias) (+ z) for bfloat16 weights, on processors with bfloat16 products (AVX-512 BF16, AMX): x is
 // normed first if the operation says so, and rounded to bfloat16; sums are float32, and may be activated. linear.cpp calls this
 // for such matrices.
-#include "program.h"
-#include "vec.h"
+#include "../program.h"
+#include "../vec/vec.h"
 
 #ifdef QUIPU_PAIRS
-#include "activate.h"
-#include "buffer.h"
-#include "norm.h"
-#include "pairs.h"
+#include "../rows/activate.h"
+#include "../vec/buffer.h"
+#include "../rows/norm.h"
+#include "../vec/pairs.h"
 #include "pieces.h"
 
 namespace {

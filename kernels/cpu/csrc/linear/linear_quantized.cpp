@@ -2,7 +2,7 @@
 // instruction set multiplies it, else float32. Codes are exact in either. linear.cpp calls this for such matrices.
 #include "quantized_rows.h"
 #ifdef QUIPU_AMX
-#include "pairs.h"
+#include "../vec/pairs.h"
 #include "quantized_tiles.h"
 #endif
 

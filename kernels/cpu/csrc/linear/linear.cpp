@@ -1,10 +1,10 @@
 // y = x @ weight.T (+ bias) (+ z), and the packing of weights. Neighbouring operations of a model may be fused: x may be
 // normed first (Op::norm), and if y is gate and up, only their activation may be stored (Op::activation).
-#include "activate.h"
-#include "buffer.h"
-#include "micro.h"
-#include "norm.h"
-#include "program.h"
+#include "../rows/activate.h"
+#include "../vec/buffer.h"
+#include "../vec/micro.h"
+#include "../rows/norm.h"
+#include "../program.h"
 
 namespace {
 

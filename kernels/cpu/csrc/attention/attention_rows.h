@@ -4,8 +4,8 @@
 #include <cfloat>
 
 #include "attention.h"
-#include "buffer.h"
-#include "pairs.h"
+#include "../vec/buffer.h"
+#include "../vec/pairs.h"
 
 namespace {
 

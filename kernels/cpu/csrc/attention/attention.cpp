@@ -11,7 +11,7 @@
 //
 // An 8-bit cache is multiplied as the integers that it holds: a key's scale is applied to its score, a value's to its weight.
 #include "attention.h"
-#include "buffer.h"
+#include "../vec/buffer.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Computes logprobs, ranks and the most likely tokens of rows of logits, as ../../sampling/logprobs.py does.
+// Computes logprobs, ranks and the most likely tokens of rows of logits, as ../../../sampling/logprobs.py does.
 //
 // A mass has a relative error of some 5e-7 (a float32 difference, and exp), so has their sum, and a logprob has that error
 // in addition to its own rounding.

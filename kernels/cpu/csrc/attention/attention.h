@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "attention_pieces.h"
-#include "micro.h"
-#include "tanh.h"
-#include "transpose.h"
+#include "../vec/micro.h"
+#include "../vec/tanh.h"
+#include "../vec/transpose.h"
 
 namespace {
 

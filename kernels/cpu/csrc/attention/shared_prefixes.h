@@ -9,8 +9,8 @@
 #pragma once
 #include <vector>
 
-#include "buffer.h"
-#include "program.h"
+#include "../vec/buffer.h"
+#include "../program.h"
 
 constexpr int64_t kChunk = 256;  // keys that attention processes at a time
 

@@ -1,6 +1,6 @@
 // RMSNorm of one row, or of one head of it.
 #pragma once
-#include "vec.h"
+#include "../vec/vec.h"
 
 // Returns the inverse of the root mean square of x.
 inline float inverse_rms(const float* x, int64_t width, float eps) {

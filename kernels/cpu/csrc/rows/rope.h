@@ -1,6 +1,6 @@
 // Rotary embedding of one head.
 #pragma once
-#include "program.h"
+#include "../program.h"
 
 // Rotates one head by its position; y may be x.
 inline void rotate_head(const Op& op, int64_t position, const float* x, float* y) {

@@ -1,8 +1,8 @@
 // What the products with quantized matrices share: preparing rows of x, dividing the work among threads, and storing results.
 #pragma once
-#include "buffer.h"
+#include "../vec/buffer.h"
 #include "pieces.h"
-#include "program.h"
+#include "../program.h"
 #include "quantized_product.h"
 
 // Words of a row beyond its width that are 0, so that a tile may read past a group.

@@ -3,8 +3,8 @@
 // What must always hold: a thread has the same rows in each of these and in those of rows.cpp, so that no barrier is
 // needed between them.
 #include "activate.h"
-#include "program.h"
-#include "tanh.h"
+#include "../program.h"
+#include "../vec/tanh.h"
 
 namespace {
 

@@ -3,11 +3,11 @@
 // What must always hold: a slot's bits follow from its token alone, whether it is written by itself or with others.
 #include <algorithm>
 
-#include "buffer.h"
-#include "norm.h"
-#include "program.h"
-#include "rope.h"
-#include "transpose.h"
+#include "../vec/buffer.h"
+#include "../rows/norm.h"
+#include "../program.h"
+#include "../rows/rope.h"
+#include "../vec/transpose.h"
 
 namespace {
 

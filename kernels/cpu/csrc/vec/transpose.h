@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "program.h"
+#include "../program.h"
 
 constexpr int64_t kTranspose = 8;  // keys, and words of each, that are transposed at a time
 

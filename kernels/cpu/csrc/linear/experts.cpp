@@ -11,9 +11,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "buffer.h"
-#include "program.h"
-#include "vec.h"
+#include "../vec/buffer.h"
+#include "../program.h"
+#include "../vec/vec.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // 0 and 1, of the next in 2 and 3), the left-hand side in 4 and 5, the right-hand side in 6 and 7.
 //
 // What must always hold: tiles belong to a thread and are released before the thread leaves the product; the process has
-// requested them from the system (../instruction_sets.py).
+// requested them from the system (../../instruction_sets.py).
 #pragma once
 #include <immintrin.h>
 

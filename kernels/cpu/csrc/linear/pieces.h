@@ -3,7 +3,7 @@
 #pragma once
 #include <algorithm>
 
-#include "program.h"
+#include "../program.h"
 
 struct Division {
     int64_t rows;      // of a piece, at most

@@ -1,6 +1,6 @@
 // Activations of gated MLPs, one Vec of gate and of up at a time.
 #pragma once
-#include "vec.h"
+#include "../vec/vec.h"
 
 inline Vec silu_mul(Vec gate, Vec up) { return gate / (splat(1) + exp(splat(0) - gate)) * up; }
 

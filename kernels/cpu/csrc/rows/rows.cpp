@@ -6,7 +6,7 @@
 
 #include "activate.h"
 #include "norm.h"
-#include "program.h"
+#include "../program.h"
 #include "rope.h"
 
 void gather(const Op& op, const Pass& pass, const Worker& worker) {

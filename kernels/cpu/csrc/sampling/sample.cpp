@@ -1,4 +1,4 @@
-// Draws tokens from rows of logits: exactly those of ../../sampling/oracle.py, which documents the settings.
+// Draws tokens from rows of logits: exactly those of ../../../sampling/oracle.py, which documents the settings.
 //
 // The oracle computes in float64 over a sorted vocabulary. Here few tokens are visited more than once: those whose scores
 // are large enough to matter are gathered, sorted as far as needed and weighted in float64; the mass of all others is summed
@@ -24,7 +24,7 @@ constexpr int64_t kInvalidLogits = -2;  // the oracle reports what is wrong
 constexpr double kDouble = 1e-10;       // error bound of float64 sums of at most 2^18 terms within two ulp: more than 2^18 x 2^-52
 constexpr double kFloat = 1e-5;         // the same for float32: three roundings of a score down to -40, and sums of 8 terms per lane
 
-// Philox4x32-10 (Salmon et al., SC 2011), as in ../../sampling/philox.py.
+// Philox4x32-10 (Salmon et al., SC 2011), as in ../../../sampling/philox.py.
 double uniform(uint64_t seed, uint64_t position) {
     uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);

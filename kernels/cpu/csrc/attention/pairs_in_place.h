@@ -8,7 +8,7 @@
 // ascending; with AMX the chains of tiles, computed with the instructions for vectors.
 #pragma once
 #include "attention.h"
-#include "pairs.h"
+#include "../vec/pairs.h"
 
 namespace {
 

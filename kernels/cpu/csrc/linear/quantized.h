@@ -1,12 +1,12 @@
 // Quantized matrices: integer codes of 4 or 8 bits, and a scale (and an offset) for each group of a row's inputs. An element
-// is scale * code + offset. ../quantized_packing.py fills `QuantizedMatrix`, which `Op::weight` points to if `Op::stored` is kQuantized.
+// is scale * code + offset. ../../quantized_packing.py fills `QuantizedMatrix`, which `Op::weight` points to if `Op::stored` is kQuantized.
 //
 // A panel's codes are [block][half][kLanes][bytes of a lane], but for one format whose halves are interleaved: a block is what
 // one load of a half's lanes holds, one or several units for each of kLanes columns. A unit is what one multiplication takes of a column: one input (float32 products), two
 // (bfloat16 pairs) or four (bytes). quantized_codes.h has the formats; `code_place` is the
 // one description of where a code is.
 #pragma once
-#include "micro.h"
+#include "../vec/micro.h"
 
 struct QuantizedMatrix {
     int64_t width;       // inputs

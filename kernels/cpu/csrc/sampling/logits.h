@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "vec.h"
+#include "../vec/vec.h"
 
 constexpr int64_t kBlock = 64;          // tokens that share a maximum
 constexpr int64_t kGroup = 4 * kBlock;  // tokens whose mass is summed in float32, with four sums per lane

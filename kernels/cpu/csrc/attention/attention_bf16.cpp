@@ -4,8 +4,8 @@
 //
 // What must always hold: as in attention.cpp. In addition, results are never denormal between chunks: the products treat
 // denormals as 0, so a chunk that adds nothing to a row would otherwise change it.
-#include "program.h"
-#include "vec.h"
+#include "../program.h"
+#include "../vec/vec.h"
 
 #ifdef QUIPU_PAIRS
 #include "attention_in_place.h"

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "program.h"
+#include "../program.h"
 #include "shared_prefixes.h"
 
 namespace {

@@ -7,9 +7,9 @@
 // What must always hold: as in quantized_product.h. A group's sum is that of its tiles, ascending, from 0: of floats, as
 // pairs_amx.h has it; integers are exact.
 #pragma once
-#include "buffer.h"
+#include "../vec/buffer.h"
 #include "quantized_rows.h"
-#include "tiles.h"
+#include "../vec/tiles.h"
 
 namespace {
 
