@@ -1,4 +1,4 @@
-"""Quantized matrices in the kernels' format: codes in panels, scales and offsets beside them. See csrc/linear/quantized.h.
+"""Quantized matrices in the kernels' format: codes in panels, scales and offsets beside them. See `quantized.h`.
 
 `packing.py` makes them from the pieces that a checkpoint's source yields.
 

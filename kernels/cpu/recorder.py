@@ -231,7 +231,7 @@ class Recorder:
         return {"matrices": addresses.data_ptr(), "stored": matrices[0]["stored"]}
 
     def _dispatch_memory(self, num_experts: int, num_chosen: int) -> int:
-        """Return the address of memory for assigning rows to experts (csrc/linear/experts.cpp), shared by all layers."""
+        """Return the address of memory for assigning rows to experts (`experts.cpp`), shared by all layers."""
         size = 8 * num_experts + num_experts + 1 + self._bounds.num_tokens * num_chosen
         if size not in self._dispatch_memories:
             self._dispatch_memories[size] = torch.zeros(size, dtype=torch.int64)

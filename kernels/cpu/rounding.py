@@ -1,6 +1,6 @@
 """Storing rounded what only products with bfloat16 matrices read.
 
-Such a product rounds its rows to bfloat16 first (csrc/linear/linear_bf16.cpp). What attention, or an activation, has computed
+Such a product rounds its rows to bfloat16 first (`linear_bf16.cpp`). What attention, or an activation, has computed
 is often read by one product alone. Rounded where it is stored it is half as many bytes, and the product reads it as it
 is. `recorder.py` is the only caller.
 

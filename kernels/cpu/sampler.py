@@ -1,4 +1,4 @@
-"""Draw a step's tokens in one library call, as `sampling/oracle.py` does but many times faster. See csrc/sampling/sample.cpp.
+"""Draw a step's tokens in one library call, as `sampling/oracle.py` does but many times faster. See `sample.cpp`.
 
 `cpu_backend.py` is the only caller.
 

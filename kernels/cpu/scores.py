@@ -1,4 +1,4 @@
-"""Score rows of logits in one library call, as `sampling/logprobs.py` does but many times faster. See csrc/sampling/scores.cpp.
+"""Score rows of logits in one library call, as `sampling/logprobs.py` does but many times faster. See `scores.cpp`.
 
 `cpu_backend.py` is the only caller.
 
