@@ -26,6 +26,10 @@ from .accountant.metrics import Metrics
 from .books import open_books
 from .channel import Channel
 from .config.runtime_config import RuntimeConfig
+from .fleet.upstream_http.upstream_client import UpstreamClient
+from .fleet.upstream_probes import UpstreamProbes
+from .fleet.upstreams.actor import Upstreams
+from .fleet.upstreams.seats import UpstreamSeat, UpstreamSeats
 from .kv_events.follower import CacheNews
 from .kv_events.subscriber import EventSubscriber
 from .request_desk.desk import RequestDesk
@@ -36,11 +40,7 @@ from .restarts import Deaths, keep_running
 from .router.balance import Balance
 from .router.routing import Routing
 from .router.upstream_routing import UpstreamRouting
-from .upstream_http.upstream_client import UpstreamClient
-from .upstream_probes import UpstreamProbes
 from .upstream_prompts import UpstreamPrompts, open_prompts
-from .upstreams.actor import Upstreams
-from .upstreams.seats import UpstreamSeat, UpstreamSeats
 
 
 @attrs.frozen

@@ -20,6 +20,7 @@ import trio
 from .config.runtime_config import RuntimeConfig
 from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
+from .fleet.upstreams.seats import UpstreamSeats
 from .kv_events.follower import chain_root
 from .messages.outcomes import RequestError
 from .messages.output import OutputFormat
@@ -36,7 +37,6 @@ from .tokenizer.prompt_encoder import EncodingOptions
 from .tokenizer.prompt_sizes import num_text_bytes
 from .tokenizer.segment_cache import SegmentCache
 from .tokenizer.template_source import read_template
-from .upstreams.seats import UpstreamSeats
 
 log = structlog.get_logger()
 

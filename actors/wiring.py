@@ -35,20 +35,21 @@ from .accountant.actor import Accountant
 from .accountant.entry_store import AccountantMessage, EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
-from .autoscaler import Autoscaler
 from .books import open_books
 from .channel import Channel
-from .cluster.ray_nodes import open_ray
-from .cluster.remote_host import open_cluster, remote_hosts
 from .config.runtime_config import RuntimeConfig
 from .detokenizer.actor import Detokenizer
 from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
 from .detokenizer.text_store import DetokenizerMessage, TextStore
-from .engine_manager import EngineManager, MakeHost
+from .fleet.autoscaler import Autoscaler
+from .fleet.cluster.ray_nodes import open_ray
+from .fleet.cluster.remote_host import open_cluster, remote_hosts
+from .fleet.engine_manager import EngineManager, MakeHost
+from .fleet.processes.link_tls import tls_of
+from .fleet.processes.process_host import local_hosts
+from .fleet.supervisor import EngineHost
 from .messages.accountant import Unsent
-from .processes.link_tls import tls_of
-from .processes.process_host import local_hosts
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane
 from .request_desk.engine_pool import EnginePool, EngineSeat
@@ -60,7 +61,6 @@ from .router.held_blocks import held_blocks
 from .router.route_store import NewsInbox, RouterMessage, RouteStore
 from .router.routing import Routing
 from .shared.tokenizers_library import load_library
-from .supervisor import EngineHost
 from .text_workers.advising_encoder import AdvisingEncoder
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses

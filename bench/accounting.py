@@ -131,7 +131,9 @@ class Server:
         children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         pids = [int(pid) for path in children for pid in path.read_text().split()]
         (engine_pid,) = [
-            pid for pid in pids if b"quipu.actors.processes.engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            pid
+            for pid in pids
+            if b"quipu.actors.fleet.processes.engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
         self.pids = (self.process.pid, engine_pid)
 

@@ -20,13 +20,13 @@ from quipu.actors.accountant.entry_store import AccountantMessage, EntryStore
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.accountant.metrics import Metrics
 from quipu.actors.channel import Receiver, Sender
+from quipu.actors.fleet.processes.process_host import ProcessHost
 from quipu.actors.messages.accountant import Completed, Left, OpenAccount, Prompted, StepReport
 from quipu.actors.messages.counts import Known
 from quipu.actors.messages.detokenizer import Tokens
 from quipu.actors.messages.handler import Closed, Outlet, Started
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.request_desk.desk import RequestDesk
 from quipu.actors.wiring import open_runtime
 from quipu.web.cli import cli

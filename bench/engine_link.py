@@ -19,10 +19,10 @@ import trio
 import trustme
 
 from bench.engine_jobs import NUM_STEPS_TO_SETTLE, Numbers, quiet_collector
-from quipu.actors.frames import FrameReader, FrameWriter
+from quipu.actors.fleet.frames import FrameReader, FrameWriter
+from quipu.actors.fleet.processes.link_tls import LinkTls, secure
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.supervisor import Heartbeat
-from quipu.actors.processes.link_tls import LinkTls, secure
 
 HOST = "127.0.0.1"
 INCARNATION = 1

@@ -22,13 +22,13 @@ from quipu.actors import wiring
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.detokenizer.decoder import Decoder
-from quipu.actors.frames import receive_some
+from quipu.actors.fleet.frames import receive_some
+from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import DEMO, read_info
-from quipu.actors.supervisor import Death, EngineLink
 from quipu.web.app import make_app
 from quipu.web.http.server import serve
 from quipu.web.telemetry import logs

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.http_load import free_port
 from bench.spans import FOLDER, watch
 from quipu.actors.detokenizer.actor import Detokenizer
-from quipu.actors.processes.process_host import ProcessHost
+from quipu.actors.fleet.processes.process_host import ProcessHost
 from quipu.actors.tokenizer import actor as tokenizer
 from quipu.actors.tokenizer.encoder import TextEncoder
 from quipu.web.api import answer

@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 import trio
 
-from quipu.actors.processes.process_host import ProcessHost
-from quipu.actors.processes.reconnection import Listener
+from quipu.actors.fleet.processes.process_host import ProcessHost
+from quipu.actors.fleet.processes.reconnection import Listener
 
 
 class Cable:

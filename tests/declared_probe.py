@@ -17,10 +17,10 @@ import trio
 import trio.testing
 
 from quipu.actors.engine.executor.batch_builder import SequenceState
-from quipu.actors.frames import FrameReader, FrameWriter
+from quipu.actors.fleet.frames import FrameReader, FrameWriter
+from quipu.actors.fleet.processes.process_host import ProcessHost
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
-from quipu.actors.processes.process_host import ProcessHost
 from quipu.web.app import make_app
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config

@@ -17,12 +17,12 @@ from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.engine.executor.block_tags import BlockTags
 from quipu.actors.engine.executor.step_runner import Executor
+from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepResult
-from quipu.actors.supervisor import Death, EngineLink
 from quipu.kernels.backend import Backend
 from tests.runtimes import BLOCK, Client, small_runtime
 

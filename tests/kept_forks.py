@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from quipu.actors.engine.executor import grammars
-from quipu.actors.forks.fork_server import ForkServer
+from quipu.actors.fleet.forks.fork_server import ForkServer
 from quipu.actors.text_workers import grammar_pool
 
 

@@ -7,12 +7,12 @@ from unittest import mock
 import attrs
 
 from quipu.actors.channel import Channel
+from quipu.actors.fleet.supervisor import EngineLink
 from quipu.actors.messages.accountant import EngineDied, StepReport
 from quipu.actors.request_desk.engine_lane import EngineLane
 from quipu.actors.request_desk.engine_pool import EnginePool
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.router.route_store import RouterMessage
-from quipu.actors.supervisor import EngineLink
 from tests.runtimes import runtime_config, serving_info
 
 

@@ -8,8 +8,8 @@ import trio
 
 from quipu.actors.channel import Channel
 from quipu.actors.engine.engine import PLAN_SLOTS, Engine, LoopHost
+from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import StepReport
-from quipu.actors.supervisor import Death, EngineLink
 
 REASON = "the connection was cut"
 

@@ -11,13 +11,13 @@ import attrs
 import msgspec
 import trio
 
-from quipu.actors.cluster.keeper import Keeper
-from quipu.actors.cluster.orders import EngineOrder
-from quipu.actors.cluster.remote_host import RemoteHost, open_cluster, remote_hosts
-from quipu.actors.cluster.remote_process import Nodes, RemoteProcess
 from quipu.actors.config.cluster_config import ClusterConfig
-from quipu.actors.processes.link_tls import tls_of
-from quipu.actors.processes.tcp_way import SCHEME
+from quipu.actors.fleet.cluster.keeper import Keeper
+from quipu.actors.fleet.cluster.orders import EngineOrder
+from quipu.actors.fleet.cluster.remote_host import RemoteHost, open_cluster, remote_hosts
+from quipu.actors.fleet.cluster.remote_process import Nodes, RemoteProcess
+from quipu.actors.fleet.processes.link_tls import tls_of
+from quipu.actors.fleet.processes.tcp_way import SCHEME
 from quipu.actors.request_desk.interface import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials

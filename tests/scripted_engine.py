@@ -17,11 +17,11 @@ import trio
 import trio.testing
 
 from quipu.actors.accountant.journal import Journal
+from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import Side, StepReport
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scheduler import Abort, Submit
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.supervisor import Death, EngineLink
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials
 from tests.runtimes import BLOCK, Client, open_with_kept_vocabulary, runtime_config, serving_info

@@ -41,6 +41,8 @@ PLANTS = {
         one_import("actors.shared.planted_wiring", "quipu.actors.wiring"),
     ],
     "engine-layers": [one_import("actors.engine.scheduler.planted_server", "quipu.actors.engine.engine_server")],
+    "fleet-layers": [one_import("actors.fleet.processes.planted_cluster", "quipu.actors.fleet.cluster.keeper")],
+    "engine-actors-below-fleet": [one_import("actors.engine.scheduler.planted_fleet", "quipu.actors.fleet.scaling")],
     "actors-apart": [
         one_import("actors.engine.scheduler.planted_actor", "quipu.actors.engine.executor.actor"),
         one_import("actors.engine.executor.planted_actor", "quipu.actors.tokenizer.encoder"),

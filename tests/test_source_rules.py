@@ -19,7 +19,7 @@ LONGER: dict[str, str] = {}
 
 ACTORS = (
     "tokenizer", "router", "engine/scheduler", "engine/block_manager", "engine/executor", "detokenizer", "accountant",
-    "upstreams",
+    "fleet/upstreams",
 )  # fmt: skip
 LOOPS = {"trio", "anyio", "asyncio"}
 

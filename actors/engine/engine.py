@@ -15,6 +15,7 @@ import trio
 
 from ..channel import Channel, Sender
 from ..config.engine_config import EngineConfig
+from ..fleet.supervisor import Death, EngineLink
 from ..grammar_gate import GrammarGate, WebMessage
 from ..kv_events.event_log import EventLog
 from ..messages.accountant import StepReport
@@ -23,7 +24,6 @@ from ..messages.executor import StepPlan
 from ..messages.handler import LookedUp
 from ..messages.scheduler import AnnounceKeys, Granted
 from ..messages.supervisor import EngineReady, Heartbeat
-from ..supervisor import Death, EngineLink
 from .block_manager.actor import answer_look_ups, run_block_manager
 from .block_manager.reservation import BlockManager
 from .executor.actor import run_executor, wait_until_idle

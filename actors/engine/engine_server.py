@@ -25,18 +25,18 @@ import structlog
 import trio
 
 from ..config.engine_config import EngineConfig
-from ..frames import FrameReader, FrameWriter, PeerGone
+from ..fleet.frames import FrameReader, FrameWriter, PeerGone
+from ..fleet.processes.greeting import send_greeting
+from ..fleet.processes.heartbeat import LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
+from ..fleet.processes.log_format import processors, relay_libraries
+from ..fleet.processes.log_writer import LogLines, LogWriter, standard_error
+from ..fleet.processes.reconnection import Admission, Way, WayBack
+from ..fleet.processes.shortage import LOADING_ERRORS, is_shortage
+from ..fleet.processes.tcp_way import TcpWay
 from ..kv_events.event_log import KvEventsError
 from ..messages.accountant import StepReport
 from ..messages.handler import LookedUp
 from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
-from ..processes.greeting import send_greeting
-from ..processes.heartbeat import LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
-from ..processes.log_format import processors, relay_libraries
-from ..processes.log_writer import LogLines, LogWriter, standard_error
-from ..processes.reconnection import Admission, Way, WayBack
-from ..processes.shortage import LOADING_ERRORS, is_shortage
-from ..processes.tcp_way import TcpWay
 from ..shared.step_record import StepRecord
 from .engine import Engine, EngineNews, first_leaf
 from .executor.loading import load_executor

@@ -1,6 +1,6 @@
 """The interface of the upstreams, as the request desk and the web layer see them.
 
-`actors/upstreams/actor.py` implements it.
+`actors/fleet/upstreams/actor.py` implements it.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from typing import Any
 
 import attrs
 
+from ..fleet.processes.child import Read
 from ..messages.prompts import CacheTtl, CallMark, ChatPart, ChatPrompt, ContentMark, Mark, ToolMark
-from ..processes.child import Read
 from ..tokenizer.chat_template import MAX_REASON_CHARACTERS, ChatTooLong, RenderedChat, TemplateError
 from ..tokenizer.template_source import TemplateSource
 

@@ -13,8 +13,8 @@ import signal
 
 import jinja2
 
+from ..fleet.processes.child import become_child
 from ..messages.prompts import ChatPrompt
-from ..processes.child import become_child
 from ..tokenizer.chat_template import INVALID_UNICODE, ChatTemplate, ChatTooLong, TemplateError
 from .chat_wire import ChatAnswer, pack_answer, read_chat, read_source
 

@@ -11,7 +11,7 @@ import subprocess
 
 import trio
 
-from ..processes.child import OWN_GROUP, command_of
+from ..fleet.processes.child import OWN_GROUP, command_of
 from ..threads import open_process
 
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 from array import array
 
-from ..processes.child import OWN_GROUP, command_of
+from ..fleet.processes.child import OWN_GROUP, command_of
 from ..shared.tokenizers_library import LibraryPanic
 from .encode_worker import ANSWER, JOB, LENGTH, PIECE_LENGTH, AnswerKind, Operation
 

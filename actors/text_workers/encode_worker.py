@@ -17,7 +17,7 @@ from array import array
 from enum import IntEnum
 from pathlib import Path
 
-from ..processes.child import Read, become_child
+from ..fleet.processes.child import Read, become_child
 from ..shared.tokenizers_library import Library, LibraryPanic
 
 MEMORY_BYTES = 4 << 30

@@ -18,11 +18,11 @@ import structlog
 import trio
 
 from ..config.runtime_config import RuntimeConfig
-from ..forks.fork_server import ForkServer
+from ..fleet.forks.fork_server import ForkServer
+from ..fleet.processes.child import NICENESS
+from ..fleet.processes.idle_processes import IdleProcesses
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
-from ..processes.child import NICENESS
-from ..processes.idle_processes import IdleProcesses
 from ..shared.fair_queue import FairQueue
 from ..shared.grammar_library import load_grammars
 from ..threads import run_in_thread

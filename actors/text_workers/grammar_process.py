@@ -12,8 +12,8 @@ from typing import Any
 
 import trio
 
-from ..forks.fork_program import LENGTH, frame_of
-from ..forks.fork_server import FATAL, Fork, ForkServer
+from ..fleet.forks.fork_program import LENGTH, frame_of
+from ..fleet.forks.fork_server import FATAL, Fork, ForkServer
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
 from ..threads import run_in_thread

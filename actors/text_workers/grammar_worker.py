@@ -21,7 +21,7 @@ from functools import partial
 
 import attrs
 
-from ..forks.fork_program import become_server, frame_of, read_frame, serve_forks
+from ..fleet.forks.fork_program import become_server, frame_of, read_frame, serve_forks
 from ..messages.grammar import GrammarKind, GrammarSpec
 from ..shared.grammar_library import load_grammars
 from ..tokenizer.grammar_check import GrammarChecker

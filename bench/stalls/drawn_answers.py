@@ -1,7 +1,7 @@
 """Answers of an upstream, drawn by number: heads, framings, bodies and counts that no server should send.
 
-`upstream.py` sends them for `bench.stalls --fuzz`, and `tests/actors/upstreams/test_drawn_answers.py` a few hundred in
-the test command. The same number gives the same answer everywhere.
+`upstream.py` sends them for `bench.stalls --fuzz`, and `tests/actors/fleet/upstreams/test_drawn_answers.py` a few
+hundred in the test command. The same number gives the same answer everywhere.
 """
 
 from __future__ import annotations

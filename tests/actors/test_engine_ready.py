@@ -8,10 +8,10 @@ import trio
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.engine.executor.loading import numerics_of
+from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import describe_pool
-from quipu.actors.supervisor import Death, EngineLink
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.backend import Capabilities
 from tests.runtimes import open_with_kept_vocabulary, runtime_config, serving_info, small_runtime

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quipu.actors.engine.engine import Engine, LoopHost
+from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted
-from quipu.actors.supervisor import Death, EngineLink
 from quipu.kernels.fake import Dials
 from tests.actors.key_reader import KeyReader, committed_in
 from tests.prompts import prompt_of

@@ -15,7 +15,7 @@ from quipu.actors.accountant import actor as accountant
 from quipu.actors.accountant.effects import SideEffects
 from quipu.actors.detokenizer import actor as detokenizer
 from quipu.actors.detokenizer.delivery import Delivery
-from quipu.actors.frames import MAX_WRITE_BYTES, FrameReader, FrameWriter, WireMessage
+from quipu.actors.fleet.frames import MAX_WRITE_BYTES, FrameReader, FrameWriter, WireMessage
 from quipu.actors.messages.detokenizer import Tokens
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit

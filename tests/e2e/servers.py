@@ -176,7 +176,7 @@ class Server:
 
     def engines(self) -> list[int]:
         """Return the pids of the web process's running engines."""
-        return [pid for pid in self.children() if runs(pid, "quipu.actors.processes.engine_process")]
+        return [pid for pid in self.children() if runs(pid, "quipu.actors.fleet.processes.engine_process")]
 
     def chat_workers(self) -> list[int]:
         """Return the pids of the web process's running chat workers."""

@@ -12,10 +12,10 @@ import httpx
 import pytest
 import trio
 
-from quipu.actors.engine_shares import EngineShares
-from quipu.actors.machine_parts import available_memory, read_machine
-from quipu.actors.processes.process_host import ProcessHost
-from quipu.actors.supervisor import EngineRefusal
+from quipu.actors.fleet.engine_shares import EngineShares
+from quipu.actors.fleet.machine_parts import available_memory, read_machine
+from quipu.actors.fleet.processes.process_host import ProcessHost
+from quipu.actors.fleet.supervisor import EngineRefusal
 from quipu.actors.text_workers.renderer import InlineRenderer
 from tests.e2e.servers import Server, eventually, run_quipu, serve_command, serving
 from tests.processes import PATIENCE_S

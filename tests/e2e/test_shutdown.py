@@ -69,7 +69,7 @@ def test_second_signal(tmp_path: Path) -> None:
 def all_children(server: Server) -> list[int] | None:
     """Return all children of the web process once there is at least one of each kind."""
     kinds = (
-        "quipu.actors.processes.engine_process",
+        "quipu.actors.fleet.processes.engine_process",
         "quipu.actors.text_workers.chat_worker",
         "quipu.actors.text_workers.encode_worker",
     )

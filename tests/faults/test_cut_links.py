@@ -11,7 +11,7 @@ import attrs
 import pytest
 import trio
 
-from quipu.actors.processes.process_host import LocalProcess
+from quipu.actors.fleet.processes.process_host import LocalProcess
 from quipu.actors.request_desk.interface import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials

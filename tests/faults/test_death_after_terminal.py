@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
+from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.supervisor import Death, EngineLink
 from tests.journals import KeptJournal
 from tests.runtimes import Answer, read_answer
 from tests.scripted_engine import (

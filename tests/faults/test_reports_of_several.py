@@ -10,8 +10,8 @@ import trio
 from structlog.testing import capture_logs
 
 from quipu.actors.engine.engine import LoopHost
+from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import StepReport
-from quipu.actors.supervisor import Death, EngineLink
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, kill_engine, small_runtime
 from tests.traps.wire import samples, settle

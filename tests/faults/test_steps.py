@@ -9,12 +9,12 @@ import pytest
 import trio
 import trio.testing
 
+from quipu.actors.fleet.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.scheduler import StepResult
 from quipu.actors.request_desk.interface import State
-from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import Dials, continuation
 from tests.prompts import prompt_of

@@ -42,7 +42,7 @@ from tests.nodes.two_machines import GCS_PORT, Machine, cut, processes_on, two_m
 from tests.processes import eventually
 from tests.tiny import TINY
 
-ENGINE = "quipu.actors.processes.engine_process"
+ENGINE = "quipu.actors.fleet.processes.engine_process"
 NUM_CLIENTS = 8
 LONG = 60
 READY_S = 120.0

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import structlog
 import trio
 
-from quipu.actors.processes.log_format import is_for_people
-from quipu.actors.processes.log_writer import LogWriter
+from quipu.actors.fleet.processes.log_format import is_for_people
+from quipu.actors.fleet.processes.log_writer import LogWriter
 from quipu.actors.request_desk.interface import Health
 
 from ..http.server import Address

@@ -18,17 +18,17 @@ import structlog
 import trio
 
 from quipu.actors.config.runtime_config import RuntimeConfig
+from quipu.actors.fleet.processes.child import kill_children
+from quipu.actors.fleet.processes.log_writer import LogWriter
+from quipu.actors.fleet.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.ledger.database import LedgerError
 from quipu.actors.ledger.gauges import install_gauges
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
-from quipu.actors.processes.child import kill_children
-from quipu.actors.processes.log_writer import LogWriter
 from quipu.actors.request_desk.desk import RequestDesk
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
-from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.threads import outlive_shortages
 from quipu.actors.wiring import front, split
 

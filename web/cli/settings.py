@@ -15,13 +15,13 @@ from typing import Any
 import attrs
 import structlog
 
-from quipu.actors.cluster.ray_nodes import check_ray
 from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.config.declarations import settings_of
 from quipu.actors.config.engine_config import EngineConfig, KvEventsConfig
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.config.upstream_config import UpstreamConfig
-from quipu.actors.processes.link_tls import tls_of
+from quipu.actors.fleet.cluster.ray_nodes import check_ray
+from quipu.actors.fleet.processes.link_tls import tls_of
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 

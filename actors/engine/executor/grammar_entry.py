@@ -16,7 +16,7 @@ from concurrent.futures import Future
 
 import attrs
 
-from ...forks.fork_server import ForkServer
+from ...fleet.forks.fork_server import ForkServer
 from .grammar_follower import GrammarFollower
 from .mask_rows import RowAsk
 from .sequence_grammar import SequenceGrammar

@@ -15,7 +15,7 @@ import threading
 import attrs
 import msgspec
 
-from ...forks.fork_server import FATAL, Fork, ForkLink, ForkServer
+from ...fleet.forks.fork_server import FATAL, Fork, ForkLink, ForkServer
 from .mask_program import HAS_MASK, PENDING, SECONDS, Ask
 from .mask_rows import RowAsk
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...forks.fork_server import ForkServer
+from ...fleet.forks.fork_server import ForkServer
 from ...messages.sampling import OutputGrammar
 from ...shared.fair_queue import QueueFull
 from ...shared.tenant_cache import TenantCache

@@ -27,7 +27,7 @@ from functools import partial
 
 import msgspec
 
-from ...forks.fork_program import become_server, frame_of, read_frame, serve_forks
+from ...fleet.forks.fork_program import become_server, frame_of, read_frame, serve_forks
 from ...shared.grammar_library import GrammarError, GrammarLibrary, load_grammars
 from .mask_rows import RowAsk, RowMasks
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from quipu.actors.fleet.processes import child
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.prompts import CacheTtl, ChatPrompt, ContentMark, TextPrompt
-from quipu.actors.processes import child
 from quipu.actors.shared.tokenizers_library import LibraryPanic
 from quipu.actors.text_workers import encode_process, encode_processes
 from quipu.actors.text_workers.encode_process import EncodeProcess

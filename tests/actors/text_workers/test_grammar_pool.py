@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.actors.forks.fork_server import ForkServer
+from quipu.actors.fleet.forks.fork_server import ForkServer
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
 from quipu.actors.shared.fair_queue import QueueFull

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from quipu.actors.cluster.served_files import list_served_files
+from quipu.actors.fleet.cluster.served_files import list_served_files
 from quipu.kernels.checkpoints.gguf_file import BLOCKS, read_gguf
 from quipu.kernels.checkpoints.gguf_folder import find_gguf, make_gguf_folder
 from quipu.kernels.checkpoints.gguf_types import DECODERS

@@ -25,9 +25,9 @@ import attrs
 import orjson
 from sqlalchemy.exc import SQLAlchemyError
 
+from quipu.actors.fleet.processes.child import Read, become_child
 from quipu.actors.ledger.database import reason
 from quipu.actors.ledger.reading import KeptEngines, LedgerError, open_reader
-from quipu.actors.processes.child import Read, become_child
 
 from .reports import Report, ReportRefused
 

@@ -21,8 +21,8 @@ import orjson
 import structlog
 import trio
 
+from quipu.actors.fleet.processes.idle_processes import IdleProcesses
 from quipu.actors.ledger.reading import LedgerRecord, Query
-from quipu.actors.processes.idle_processes import IdleProcesses
 from quipu.actors.threads import outlive_shortages
 
 from ...http.turns import FairTurns, TooManyWaiting

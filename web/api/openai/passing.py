@@ -1,4 +1,4 @@
-"""Requests that are passed on to another server: the client's side of `actors/upstreams/`.
+"""Requests that are passed on to another server: the client's side of `actors/fleet/upstreams/`.
 
 The body goes on as it came, so nothing of it is checked here but what this server decides by: the model, whether the
 answer is a stream, and whether its client is to see usage.

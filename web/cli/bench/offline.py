@@ -18,8 +18,8 @@ import orjson
 from tqdm import tqdm
 
 import quipu
+from quipu.actors.fleet.supervisor import EngineGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
-from quipu.actors.supervisor import EngineGivenUp
 
 from ...telemetry import logs
 from .answer import Outcome

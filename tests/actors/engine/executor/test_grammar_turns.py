@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quipu.actors.engine.executor.grammar_entry import Entry, MaskLimits
 from quipu.actors.engine.executor.grammar_turns import AWAITED_S, MAX_AHEAD, MAX_AHEAD_PER_TENANT, GrammarTurns
-from quipu.actors.forks.fork_server import ForkServer
+from quipu.actors.fleet.forks.fork_server import ForkServer
 
 
 def no_server() -> ForkServer:

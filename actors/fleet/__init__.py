@@ -1,0 +1,1 @@
+"""Engines and upstreams, however many: they are started, watched, added, removed and reached from here."""

@@ -1,0 +1,108 @@
+"""Adds engines while work waits, and removes those that are not needed: the loop around `scaling.py`.
+
+Run from `wiring` where the number of engines may change by itself. It sees the engines as the request desk has them,
+and adds and removes them as an operator would, so it does not matter where their processes run.
+
+What must always hold: an engine that is removed ends its own requests; nothing waits between a look and the change that
+follows from it; a server that shuts down is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import structlog
+import trio
+
+from ..config.runtime_config import RuntimeConfig
+from ..request_desk.engine_pool import EnginePool, EngineSeat
+from ..request_desk.interface import DrainMode, EngineControl, State
+from .engine_loads import EngineLoad, Phase
+from .scaling import Add, Remove, ScalingLimits, ScalingPolicy
+
+log = structlog.get_logger()
+
+INTERVAL_S = 0.5
+"""Between two looks at the engines."""
+
+
+class Autoscaler:
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        engines: EnginePool,
+        control: EngineControl,
+        *,
+        is_stopping: Callable[[], bool],
+        count_change: Callable[[str], object],
+    ) -> None:
+        """`count_change(direction)` is called with `up` or `down` for each change."""
+        self._engines = engines
+        self._control = control
+        self._is_stopping = is_stopping
+        self._count_change = count_change
+        self._policy = ScalingPolicy(
+            ScalingLimits(
+                min_engines=config.min_engines,
+                max_engines=config.max_engines,
+                max_num_seqs=config.engine.max_num_seqs,
+                up_after_s=config.scale_up_after_s,
+                down_after_s=config.scale_down_after_s,
+            ),
+            [seat.engine_id for seat in engines],
+        )
+        self._added: list[int] = []
+
+    async def run(self) -> None:
+        """Look after the number of engines until cancelled."""
+        while not self._is_stopping():
+            match self._policy.decide(trio.current_time(), [load_of(seat) for seat in self._engines]):
+                case Add() as decision:
+                    self._add(decision)
+                case Remove() as decision:
+                    self._remove(decision)
+            await trio.sleep(INTERVAL_S)
+
+    def _add(self, decision: Add) -> None:
+        for engine_id in self._added:
+            if engine_id in self._engines and self._engines[engine_id].is_given_up:
+                self._control.drain(engine_id, DrainMode.FINISH, None)  # the next one takes its place
+        try:
+            (engine_id,) = self._control.add(1)
+        except (OSError, ValueError) as error:
+            self._policy.note_not_added(trio.current_time())
+            log.error("engine.not_added", reason=str(error))
+            return
+        self._added = [i for i in self._added if i in self._engines and not self._engines[i].is_closing] + [engine_id]
+        self._policy.note_added(engine_id)
+        self._count_change("up")
+        log.info("engine.scaled_up", engine_id=engine_id, reason=decision.reason, **attrs.asdict(decision.seen))
+
+    def _remove(self, decision: Remove) -> None:
+        engine_id = decision.engine_id
+        log.info("engine.scaled_down", engine_id=engine_id, reason=decision.reason, **attrs.asdict(decision.seen))
+        self._control.drain(engine_id, DrainMode.FINISH, None)
+        self._count_change("down")
+
+
+def load_of(seat: EngineSeat) -> EngineLoad:
+    """Return what an engine has to do, as far as its last report and its queue tell."""
+    return EngineLoad(
+        seat.engine_id,
+        _phase_of(seat),
+        has_died=seat.health.state is State.RESTARTING,
+        num_running=seat.num_running,
+        num_waiting=seat.num_waiting + len(seat.queue),
+        blocks_used=seat.num_used_blocks,
+        blocks_total=seat.num_blocks,
+        num_computed_tokens=seat.num_computed_tokens,
+    )
+
+
+def _phase_of(seat: EngineSeat) -> Phase:
+    if seat.is_closing:
+        return Phase.LEAVING
+    if seat.is_given_up:
+        return Phase.LOST
+    return Phase.SERVING if seat.is_ready else Phase.COMING

@@ -1,0 +1,146 @@
+"""Starts the server's engines, further ones on demand, and ends those that are to go.
+
+Run from `wiring`; what operators ask of the request desk arrives here. Each engine has a supervisor in a task of its
+own.
+
+What must always hold: an engine ends only once it holds nothing, unless the server itself ends; no engine is ended
+while it is the only one that serves, unless that is forced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from ..channel import Channel, Poster
+from ..config.runtime_config import MAX_ENGINES, RuntimeConfig
+from ..messages.accountant import EngineDied, StepReport
+from ..messages.router import EngineClosing, EngineDown
+from ..request_desk.desk import RequestDesk
+from ..request_desk.engine_pool import EngineSeat
+from ..request_desk.interface import DrainMode, LastEngine
+from ..router.route_store import RouterMessage
+from .supervisor import EngineHost, Supervisor
+
+log = structlog.get_logger()
+
+MakeHost = Callable[[int], EngineHost]
+"""Makes the host of the engine with a given id."""
+
+
+class EngineManager:
+    """Implements `request_desk.interface.EngineControl`."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        make_host: MakeHost,
+        desk: RequestDesk,
+        accountant: Channel[StepReport | EngineDied],
+        router: Poster[RouterMessage],
+        *,
+        show_ready: Callable[[EngineSeat], object],
+        show_removed: Callable[[int], object],
+    ) -> None:
+        """`show_ready(seat)` and `show_removed(engine_id)` are called when an engine is ready, and when it has gone."""
+        self._config = config
+        self._make_host = make_host
+        self._desk = desk
+        self._accountant = accountant
+        self._router = router
+        self._show_ready = show_ready
+        self._show_removed = show_removed
+        self._tasks: trio.Nursery
+        self._scopes: dict[int, trio.CancelScope] = {}
+        """Of each engine's supervisor."""
+        self._drains: dict[int, trio.CancelScope] = {}
+        """Of the wait for what each closing engine still serves."""
+        self.hosts: dict[int, EngineHost] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the engines until cancelled. Raises EngineGivenUp when none is left that could serve."""
+        async with trio.open_nursery() as self._tasks:
+            for _ in range(self._config.num_engines):
+                self._start(may_fail_alone=False)
+            task_status.started()
+            await trio.sleep_forever()
+
+    def add(self, count: int) -> tuple[int, ...]:
+        if len(self._desk.pool) + count > MAX_ENGINES:
+            raise ValueError(f"there may be at most {MAX_ENGINES} engines")
+        return tuple(self._start(may_fail_alone=True) for _ in range(count))
+
+    def _start(self, *, may_fail_alone: bool) -> int:
+        seat = self._desk.pool.add()
+        engine_id = seat.engine_id
+        try:
+            self.hosts[engine_id] = self._make_host(engine_id)
+        except OSError:
+            self._desk.pool.remove(engine_id)
+            raise
+        self._scopes[engine_id] = trio.CancelScope()
+        supervisor = Supervisor(
+            self._config,
+            seat,
+            self.hosts[engine_id],
+            self._desk,
+            self._accountant,
+            self._router,
+            self._show_ready,
+            may_fail_alone=may_fail_alone,
+        )
+        self._tasks.start_soon(self._supervise, seat, supervisor)
+        return engine_id
+
+    async def _supervise(self, seat: EngineSeat, supervisor: Supervisor) -> None:
+        with self._scopes[seat.engine_id]:
+            await supervisor.run()
+        if seat.is_closing:
+            self._remove(seat)
+
+    # ------------------------------------------------------------ ending engines
+
+    def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None, *, force: bool = False) -> None:
+        pool = self._desk.pool
+        seat = pool[engine_id]
+        if not force and not pool.may_end(engine_id):
+            raise LastEngine(f"Engine {engine_id} is the only one that serves.")
+        if not seat.is_closing:
+            seat.is_closing = True
+            log.info("engine.draining", engine_id=engine_id, mode=str(mode), timeout_s=timeout_s)
+            self._router.post(EngineClosing(engine_id))
+            self._drains[engine_id] = trio.CancelScope()
+            self._tasks.start_soon(self._drain, seat)
+        seconds = 0.0 if mode is DrainMode.HAND_OVER else math.inf if timeout_s is None else timeout_s
+        patience = self._drains[engine_id]
+        patience.deadline = min(patience.deadline, trio.current_time() + seconds)
+
+    async def _drain(self, seat: EngineSeat) -> None:
+        """End an engine when it holds nothing; make it so when the time is up."""
+        lane, engine_id = self._desk.lane, seat.engine_id
+        with self._drains[engine_id]:
+            await lane.until_idle(seat)
+        if not self._desk.pool.serves_without(engine_id):
+            self._desk.fail_requests("The last engine was removed before this request was complete.")
+        elif self._config.on_engine_death == "resume":
+            lane.hand_over(seat)
+        else:
+            self._desk.fail_requests("The engine of this request was removed.", lane.requests_on(seat))
+        await lane.until_idle(seat)
+        if seat.is_given_up:
+            self._remove(seat)
+        else:
+            self._scopes[engine_id].cancel()
+
+    def _remove(self, seat: EngineSeat) -> None:
+        engine_id = seat.engine_id
+        log.info("engine.removed", engine_id=engine_id)
+        self._router.post(EngineDown(engine_id, seat.health.incarnation))
+        self._desk.lane.lookups.on_engine_gone(engine_id)
+        self._desk.pool.remove(engine_id)
+        for by_engine in (self.hosts, self._scopes, self._drains):
+            by_engine.pop(engine_id, None)
+        self._show_removed(engine_id)

@@ -1,0 +1,232 @@
+"""Messages over the stream socket between the web process and the engine process.
+
+`FrameWriter` and `FrameReader` are the two ends of one direction. A frame is
+
+    length  4 bytes, of what follows
+    incarnation  4 bytes: which engine this concerns
+    type    2 bytes: a number of WIRE_TYPES, or SUBMIT_AGAIN
+    body    msgpack
+
+The prompt of a request with several choices is sent once: a Submit that shares its lists with the previous one of its
+request is sent without them, and gets the same lists at the other end.
+
+What must always hold: messages are received once, in order; no frame of an older incarnation is received, but counted;
+end of file means that the peer is gone, and whatever else is not a message of this incarnation means that it is broken:
+either is reported as such, after the messages before it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable
+
+import attrs
+import msgspec
+import trio
+
+from ..messages.accountant import StepReport
+from ..messages.block_manager import LookUp
+from ..messages.handler import LookedUp
+from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
+
+WireMessage = (
+    Submit | Abort | ResetPrefixCache | LookUp | EngineReady | EngineRefused | StepReport | LookedUp | Heartbeat
+)
+
+WIRE_TYPES: dict[int, type[WireMessage]] = {
+    1: Submit,
+    2: Abort,
+    3: EngineReady,
+    4: StepReport,
+    5: ResetPrefixCache,
+    6: EngineRefused,
+    8: Heartbeat,
+    9: LookUp,
+    10: LookedUp,
+}
+_NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
+SUBMIT_AGAIN = 7
+"""Type of a Submit whose prompt and keys are those of the previous Submit of its request."""
+_HEADER = struct.Struct("<IIH")
+_LENGTH_BYTES = 4
+MAX_FRAME_BYTES = 256 << 20
+"""Longest valid frame; a peer that sends a longer one is broken."""
+MIN_FRAME_BYTES = _HEADER.size - _LENGTH_BYTES
+MAX_WRITE_BYTES = 1 << 18
+"""Bytes that are encoded before the loop gets to run: a request may have hundreds of long prompts."""
+
+
+class Prompts:
+    """The last Submit of each request that has more to come, as both ends of a stream have seen it."""
+
+    def __init__(self) -> None:
+        self._by_group: dict[int, Submit] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_group)
+
+    def last_of(self, message: Submit) -> Submit | None:
+        return self._by_group.get(message.group_id)
+
+    def note(self, message: Submit | Abort) -> Submit | None:
+        """Record `message` as the one to share a prompt with. Returns the previous Submit of the same request."""
+        if isinstance(message, Abort):
+            return self._by_group.pop(message.sequence_id, None) if message.ends_group else None
+        before = self._by_group.pop(message.group_id, None)
+        if message.num_to_come:
+            self._by_group[message.group_id] = message
+        return before
+
+
+def _shares_prompt(one: Submit, other: Submit) -> bool:
+    return one.prompt_token_ids is other.prompt_token_ids and one.block_keys is other.block_keys
+
+
+class PeerGone(Exception):
+    """The other process closed its end or died. No further messages will be received."""
+
+
+class Unreadable(Exception):
+    """The other process sent what is not a message. What follows cannot be read either."""
+
+
+async def receive_some(stream: trio.abc.ReceiveStream, max_bytes: int) -> bytes | bytearray:
+    """Return what `stream.receive_some` would, for a reader that has usually to wait.
+
+    A socket is not read before it is readable: the attempt costs as much as the message that it does not find.
+    """
+    if not isinstance(stream, trio.SocketStream):
+        return await stream.receive_some(max_bytes)
+    descriptor = stream.socket.fileno()
+    if descriptor < 0:
+        raise trio.ClosedResourceError("this stream was closed")
+    while True:
+        await trio.lowlevel.wait_readable(descriptor)  # raises trio.ClosedResourceError if it is closed meanwhile
+        try:
+            return os.read(descriptor, max_bytes)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            raise trio.BrokenResourceError(str(error)) from error
+
+
+class FrameWriter:
+    """Sends messages of one incarnation down a stream. One task at a time."""
+
+    def __init__(self, stream: trio.abc.SendStream, incarnation: int) -> None:
+        self._stream = stream
+        self._incarnation = incarnation
+        self._encoder = msgspec.msgpack.Encoder()
+        self._prompts = Prompts()
+        self.is_writing = False
+        self.num_written = 0
+        """Pieces that the stream has taken."""
+
+    def encode(self, message: WireMessage) -> bytes:
+        number = _NUMBERS[type(message)]
+        if isinstance(message, Submit | Abort):
+            before = self._prompts.note(message)
+            if before is not None and isinstance(message, Submit) and _shares_prompt(message, before):
+                message, number = attrs.evolve(message, prompt_token_ids=[], block_keys=[]), SUBMIT_AGAIN
+        body = self._encoder.encode(message)
+        return _HEADER.pack(MIN_FRAME_BYTES + len(body), self._incarnation, number) + body
+
+    async def send_all(self, messages: Iterable[WireMessage]) -> None:
+        """Write messages in order, in pieces of little more than `MAX_WRITE_BYTES`. Raises PeerGone."""
+        frames: list[bytes] = []
+        num_bytes = 0
+        self.is_writing = True
+        try:
+            for message in messages:
+                frames.append(self.encode(message))
+                num_bytes += len(frames[-1])
+                if num_bytes >= MAX_WRITE_BYTES:
+                    await self._stream.send_all(b"".join(frames))
+                    self.num_written += 1
+                    frames.clear()
+                    num_bytes = 0
+            if frames:
+                await self._stream.send_all(b"".join(frames))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise PeerGone("the stream is closed") from error
+        finally:
+            self.is_writing = False
+
+
+class FrameReader:
+    """Reads messages of one incarnation from a stream. One task at a time."""
+
+    def __init__(
+        self, stream: trio.abc.ReceiveStream, incarnation: int, on_stale: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """`on_stale` is called with a number of frames of older incarnations."""
+        self.incarnation = incarnation
+        self._on_stale = on_stale
+        self._stream = stream
+        self._buffer = bytearray()
+        self._decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in WIRE_TYPES.items()}
+        self._decoders[SUBMIT_AGAIN] = self._decoders[_NUMBERS[Submit]]
+        self._prompts = Prompts()
+        """Mirrors the writer's."""
+        self._fault: Unreadable | None = None
+
+    async def receive_all(self) -> list[WireMessage]:
+        """Wait for a complete frame and take all complete ones. Raises PeerGone at end of file, and Unreadable."""
+        messages: list[WireMessage] = []
+        while not messages:
+            if self._fault is not None:
+                raise self._fault
+            try:
+                data = await receive_some(self._stream, 1 << 20)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise PeerGone("the stream is broken") from error
+            if not data:
+                raise PeerGone("end of file")
+            self._buffer += data
+            messages = self._cut_frames()
+        return messages
+
+    def _decode(self, number: int, body: memoryview) -> WireMessage:
+        try:
+            message: WireMessage = self._decoders[number].decode(body)
+        except (KeyError, ValueError, RecursionError, MemoryError, msgspec.MsgspecError) as error:
+            raise Unreadable(f"a message of type {number}: {type(error).__name__}: {error}") from error
+        if number == SUBMIT_AGAIN and isinstance(message, Submit):
+            before = self._prompts.last_of(message)
+            if before is None:
+                raise Unreadable("a message refers to a prompt that was not sent before")
+            ids, keys = before.prompt_token_ids, before.block_keys
+            message = attrs.evolve(message, prompt_token_ids=ids, block_keys=keys)
+        if isinstance(message, Submit | Abort):
+            self._prompts.note(message)
+        return message
+
+    def _cut_frames(self) -> list[WireMessage]:
+        messages: list[WireMessage] = []
+        at = num_stale = 0
+        with memoryview(self._buffer) as buffer:
+            while len(buffer) - at >= _HEADER.size:
+                length, incarnation, number = _HEADER.unpack_from(buffer, at)
+                end = at + _LENGTH_BYTES + length
+                try:
+                    if not MIN_FRAME_BYTES <= length <= MAX_FRAME_BYTES:
+                        raise Unreadable(f"a frame of {length} bytes")
+                    if incarnation > self.incarnation:
+                        raise Unreadable(f"a frame of engine {incarnation}, and this is engine {self.incarnation}")
+                    if end > len(buffer):
+                        break
+                    if incarnation < self.incarnation:
+                        num_stale += 1
+                        at = end
+                        continue
+                    messages.append(self._decode(number, buffer[at + _HEADER.size : end]))
+                except Unreadable as error:
+                    self._fault = error
+                    return messages
+                at = end
+        del self._buffer[:at]
+        if num_stale:
+            self._on_stale(num_stale)
+        return messages

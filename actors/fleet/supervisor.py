@@ -1,0 +1,299 @@
+"""The supervisors: each keeps one engine running, and tracks its health.
+
+An engine (scheduler, KV-block manager and executor, restarted as one group) runs in a host: in this loop (`engine.py`)
+or in its own process (`processes/process_host.py`). When it dies, health is updated first, and the router is told; then
+`EngineDied`, after the last of its reports, has the accountant take back all sequences that it held, which are resumed
+or ended, and a new incarnation is started. What was queued for it goes to another engine, or waits. A lost connection
+is a death, too; if the engine goes on, it comes back as the next incarnation, and what the old one still sends is only
+counted.
+
+What must always hold: health is never reported better than it is; two engines never hold the same sequence; an engine
+that dies too often within the window is given up, and the server ends with an error when no other serves. Deaths of
+engines that have done some work do not count, nor do those by which the one request is found that causes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import attrs
+import msgspec
+import structlog
+import trio
+
+from ..channel import Channel, EagerSender, Poster
+from ..config.runtime_config import RuntimeConfig
+from ..messages.accountant import EngineDied, StepReport
+from ..messages.handler import LookedUp
+from ..messages.router import EngineDown, EngineUp
+from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
+from ..request_desk.desk import RequestDesk
+from ..request_desk.engine_pool import EngineMessage, EngineSeat
+from ..request_desk.interface import Health, State, describe_pool
+from ..router.route_store import RouterMessage
+from .frames import Unreadable
+
+log = structlog.get_logger()
+
+MAX_BACKOFF_S = 5.0
+"""Longest wait between two attempts to start an engine when memory or file descriptors are short."""
+MAX_DOUBLINGS = 16
+"""How often that wait is doubled: enough to reach `MAX_BACKOFF_S` from any initial value."""
+
+
+class EngineGivenUp(Exception):
+    """The engine died too often. The server must end with an error."""
+
+
+class EngineRefusal(EngineGivenUp):
+    """No engine can serve as configured, or with its files as they are now; the message says why. Another start would
+    end the same way."""
+
+
+class Mismatch(Exception):
+    """An engine that is ready cannot serve beside the others."""
+
+
+@attrs.frozen
+class Death:
+    reason: str
+    hopeless: bool = False
+    """Another start would end the same way."""
+    is_shortage: bool = False
+    """There was not enough memory, or not enough file descriptors, to start it; there may be later."""
+    is_final: bool = False
+    """Like `hopeless`, even if engines have served before."""
+    step_ids: tuple[int, ...] | None = None
+    """The sequences of the step that it was running, if that is known."""
+
+
+class EngineLink:
+    """The connection of one incarnation of an engine to the web side."""
+
+    def __init__(
+        self,
+        seat: EngineSeat,
+        incarnation: int,
+        desk: RequestDesk,
+        accountant: EagerSender[StepReport],
+        router: Poster[RouterMessage],
+        show_ready: Callable[[EngineSeat], object],
+        *,
+        must_agree: bool = False,
+    ) -> None:
+        """`show_ready(seat)` is called when the engine is ready.
+
+        `must_agree`: refuse an engine whose results would differ from the others'.
+        """
+        self.incarnation = incarnation
+        self.engine_id = seat.engine_id
+        self._seat = seat
+        self._desk = desk
+        self._accountant = accountant
+        self._router = router
+        self._show_ready = show_ready
+        self._must_agree = must_agree
+        self._ready = trio.Event()
+        self.refusal: str | None = None
+        """Why the engine cannot serve, if it has refused."""
+        self.has_progressed = False
+        """Whether the engine has done any work."""
+
+    async def take(self) -> list[EngineMessage]:
+        """Return the next messages for the engine. Waits until it is ready and there are any.
+
+        Until it is ready the engine holds nothing, so waiting messages survive an engine that dies while it loads.
+        """
+        await self._ready.wait()
+        return await self._desk.lane.take_for(self._seat, self.incarnation)
+
+    async def deliver(self, messages: Iterable[object]) -> None:
+        """Handle messages from the engine, in order. Raises Unreadable at one that no engine sends, and Mismatch."""
+        is_first = True  # of several reports only one is booked before others run
+        for message in messages:
+            match message:
+                case StepReport():
+                    await self._report(message, may_hand_over=is_first)
+                    is_first = False
+                case LookedUp():
+                    self._desk.lane.lookups.answer(message, self.engine_id)
+                case EngineReady():
+                    self._on_ready(message)
+                case EngineRefused(reason):
+                    self.refusal = reason
+                case Heartbeat():
+                    pass  # the host's
+                case _:
+                    raise Unreadable(f"{type(message).__name__}, which only engines receive")
+
+    async def _report(self, message: StepReport, *, may_hand_over: bool) -> None:
+        seat = self._seat
+        report = msgspec.structs.replace(message, engine_id=seat.engine_id, incarnation=self.incarnation)
+        self.has_progressed |= bool(report.span_ids)
+        seat.note(report)
+        self._router.post(report)
+        if may_hand_over and self._accountant.hand_over(report):
+            return
+        if not self._accountant.send_nowait(report):
+            await self._accountant.send(report)
+
+    def _on_ready(self, ready: EngineReady) -> None:
+        seat, desk = self._seat, self._desk
+        if self._must_agree:
+            self._check_numerics(ready)
+        seat.ready = ready
+        seat.health = Health(State.READY, self.incarnation, "")
+        seat.note_gone()
+        log.info("engine.ready", engine_id=seat.engine_id, **attrs.asdict(ready), **describe_pool(ready))
+        lengths = [its.max_model_len for other in desk.pool if (its := other.ready) is not None and its.max_model_len]
+        longest = min(lengths, default=desk.info.max_model_len)
+        desk.info = attrs.evolve(desk.info, num_blocks=ready.num_blocks, max_model_len=longest, engine=ready)
+        self._show_ready(seat)
+        self._router.post(EngineUp(seat.engine_id, self.incarnation, seat.num_blocks, ready.numerics))
+        self._ready.set()
+
+    def _check_numerics(self, ready: EngineReady) -> None:
+        for other in self._desk.pool:
+            its = other.ready
+            if its is None or other is self._seat or other.is_given_up:
+                continue
+            if its.numerics != ready.numerics:
+                ours, theirs = _arithmetic(self._seat, ready), _arithmetic(other, its)
+                raise Mismatch(f"engines would compute different bits: {ours}, and {theirs}")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine has loaded."""
+        return self._ready.is_set()
+
+    def refuse(self, num_frames: int) -> None:
+        """Count frames that came from an older incarnation. Nothing else becomes of them."""
+        self._desk.pool.on_stale_frames(num_frames, self._seat.engine_id)
+
+    def lost(self, reason: str) -> None:
+        """Note that the engine cannot be reached any more. How it ended is determined next."""
+        self._seat.health = Health(State.RESTARTING, self.incarnation, reason)
+        self._router.post(EngineDown(self._seat.engine_id, self.incarnation))
+
+
+def _arithmetic(seat: EngineSeat, ready: EngineReady) -> str:
+    weights = ready.weights and f"weights {ready.weights}"
+    kv = None if ready.kv_cache_dtype in (None, ready.dtype) else f"{ready.kv_cache_dtype} KV"
+    parts = (ready.backend, ready.dtype, weights, kv, ready.instruction_set, ready.determinism)
+    return f"engine {seat.engine_id} has numerics {ready.numerics} ({', '.join(part for part in parts if part)})"
+
+
+class EngineHost(Protocol):
+    async def run(self, link: EngineLink) -> Death:
+        """Run one incarnation of an engine until it dies, and say why.
+
+        The engine itself may outlive its incarnation, and come back as the next one.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what the last incarnation has left."""
+        ...
+
+
+class Supervisor:
+    """Keeps one engine running."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        seat: EngineSeat,
+        host: EngineHost,
+        desk: RequestDesk,
+        accountant: Channel[StepReport | EngineDied],
+        router: Poster[RouterMessage],
+        show_ready: Callable[[EngineSeat], object],
+        *,
+        may_fail_alone: bool,
+    ) -> None:
+        """`may_fail_alone`: whether the server goes on if this engine can never serve, as long as others do."""
+        self._config = config
+        self._seat = seat
+        self._host = host
+        self._desk = desk
+        self._accountant = accountant
+        self._router = router
+        self._show_ready = show_ready
+        self._may_fail_alone = may_fail_alone
+        self._incarnation = desk.pool.next_incarnation()  # now, so that engines are numbered in order
+
+    async def run(self) -> None:
+        """Keep an engine running until cancelled, or until it is given up while others serve. Raises EngineGivenUp."""
+        try:
+            await self._run()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._host.close()
+
+    async def _run(self) -> None:
+        config, desk, seat = self._config, self._desk, self._seat
+        deaths: deque[float] = deque()
+        num_shortages = 0
+        was_ready = False
+        while True:
+            incarnation = self._incarnation
+            link = EngineLink(
+                seat,
+                incarnation,
+                desk,
+                self._accountant,
+                self._router,
+                self._show_ready,
+                must_agree=config.cluster is not None,
+            )
+            death = await self._host.run(link)
+            self._incarnation = desk.pool.next_incarnation()
+            was_ready |= link.is_ready
+            if death.is_shortage and (was_ready or self._may_fail_alone):
+                self._note_shortage(incarnation, death)
+                await trio.sleep(min(config.restart_backoff_s * 2**num_shortages, MAX_BACKOFF_S))
+                num_shortages = min(num_shortages + 1, MAX_DOUBLINGS)
+                continue
+            num_shortages = 0
+            now = trio.current_time()
+            # an engine that did some work, or was to find out which request is the cause, says nothing about the next
+            if not link.has_progressed and not (link.is_ready and desk.lane.is_searching):
+                deaths.append(now)
+            while deaths and deaths[0] < now - config.restart_window_s:
+                deaths.popleft()
+            is_refused = death.is_final or (death.hopeless and not was_ready)
+            giving_up = is_refused or len(deaths) > config.max_restarts
+            self._note_death(incarnation, death, giving_up=giving_up)
+            if giving_up:
+                if desk.pool.serves_without(seat.engine_id) and (was_ready or self._may_fail_alone):
+                    return
+                raise (EngineRefusal if is_refused else EngineGivenUp)(death.reason)
+            await trio.sleep(config.restart_backoff_s * 2 ** max(0, len(deaths) - 1))
+            await desk.lane.until_taken_back(incarnation)
+
+    def _note_death(self, incarnation: int, death: Death, *, giving_up: bool) -> None:
+        """Have the accountant take back what a dead engine held."""
+        seat, lane = self._seat, self._desk.lane
+        held = lane.held_by(incarnation)
+        lane.lookups.on_engine_gone(seat.engine_id)
+        seat.num_deaths += 1
+        seat.note_gone()
+        seat.health = Health(State.FAILED if giving_up else State.RESTARTING, incarnation, death.reason)
+        self._router.post(EngineDown(seat.engine_id, incarnation))
+        log.error(
+            "engine.died",
+            engine_id=seat.engine_id,
+            incarnation=incarnation,
+            reason=death.reason,
+            num_held=len(held),
+        )
+        is_last = giving_up and not self._desk.pool.serves_without(seat.engine_id)
+        died = EngineDied(incarnation, death.reason, held, death.step_ids, is_last=is_last, engine_id=seat.engine_id)
+        self._accountant.post(died)
+
+    def _note_shortage(self, incarnation: int, death: Death) -> None:
+        """Note that a restart has to wait. This engine held nothing, so it does not count as a death."""
+        self._seat.health = Health(State.RESTARTING, incarnation, death.reason)
+        log.error("engine.not_started", incarnation=incarnation, reason=death.reason)

@@ -1,0 +1,275 @@
+"""The upstreams: passes requests on to other servers.
+
+A request is passed on by the task that its handler starts, which is cancelled when the client leaves: the connection to
+the upstream is then closed at once. The accountant is told where it was sent (`Forwarded`), when the answer began
+(`Answering`) and what the upstream says that was used (`Answered`), in this order; the client gets the end only when
+that is stored. Before the client has got anything, another upstream is tried.
+
+What must always hold: each request that was `Forwarded` is `Answered` once, however it ends; a client that does not
+read holds up nobody but its own upstream's connection; no key is logged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+
+import attrs
+import structlog
+import trio
+
+from ...channel import Poster
+from ...messages.accountant import Answered, Answering, Forwarded, Refused
+from ...messages.outcomes import ErrorKind, Fault, RequestError
+from ...messages.upstream import ForeignUsage, Forward, ForwardOutlet
+from ...request_desk.desk import RequestDesk
+from ...request_desk.passing_on import Placement, UpstreamStatus
+from ..upstream_http.upstream_client import Response, UpstreamClient
+from ..upstream_http.upstream_errors import OwnShortage, UpstreamError
+from .attempts import (
+    MAX_ATTEMPTS,
+    MAX_ERROR_BYTES,
+    OK,
+    Failed,
+    check_head,
+    failure_of_status,
+    headers_for,
+    refusal_of,
+    relay_for,
+)
+from .choosing import Balancer, Chooser, Chosen, FindPrompts, Prompts
+from .event_stream import UpstreamGarbage
+from .relay import Relay, UpstreamFailure, body_for, reading
+from .seats import UpstreamSeat, UpstreamSeats
+
+log = structlog.get_logger()
+
+SLICE_BYTES = 4096
+"""What is looked at between two checkpoints: some hundred events, if they are as small as can be."""
+REST_S = 0.1
+"""How long the end of a response may take after its last event, so that its connection can be used again."""
+
+
+async def no_prompts(forward: Forward) -> Prompts:
+    """Know no tokens of any prompt."""
+    await trio.lowlevel.checkpoint()
+    return {}
+
+
+@attrs.define(eq=False)
+class _Exchange:
+    """One request with one upstream."""
+
+    scope: trio.CancelScope
+    heard_at: float
+    is_timed: bool
+    given_up: str | None = None
+
+    def give_up(self, why: str) -> None:
+        self.given_up = why
+        self.scope.cancel()
+
+
+@attrs.define(eq=False)
+class _Passing:
+    """A request that is being passed on."""
+
+    forward: Forward
+    outlet: ForwardOutlet
+    relay: Relay | None = None
+    """Of the last attempt; None before the first."""
+    is_open: bool = False
+    """Its client got the head of a stream, and perhaps comments."""
+    has_begun: bool = False
+    """Its client got something of an answer."""
+    is_complete: bool = False
+
+
+class Upstreams:
+    """Implements `PassingOn`."""
+
+    def __init__(
+        self,
+        seats: UpstreamSeats,
+        http: UpstreamClient,
+        desk: RequestDesk,
+        accountant: Poster[Forwarded | Answering | Answered | Refused],
+        chooser: Chooser,
+        show: Callable[[UpstreamSeat], object],
+        find_prompts: FindPrompts = no_prompts,
+        balancer: Balancer | None = None,
+    ) -> None:
+        """`show(seat)` is called whenever what an upstream is doing has changed.
+
+        `balancer`: where there are engines that may serve the same models.
+        """
+        self._seats = seats
+        self._http = http
+        self._desk = desk
+        self._accountant = accountant
+        self._chooser = chooser
+        self._show = show
+        self._find_prompts = find_prompts
+        self._balancer = balancer
+
+    def serves(self, model: str) -> bool:
+        return self._seats.serves(model)
+
+    def place(self, model: str, body: bytes | bytearray, tenant: str) -> Placement:
+        assert self._balancer is not None, "there is no engine that serves it"
+        return self._balancer.place(self._seats.candidates(model, ()), body, tenant)
+
+    def stands_in(self, models: Collection[str]) -> bool:
+        return any(self._seats.candidates(model, ()) for model in models)
+
+    def statuses(self) -> Sequence[UpstreamStatus]:
+        return self._seats.statuses()
+
+    # ------------------------------------------------------------ requests
+
+    async def pass_on(self, forward: Forward, outlet: ForwardOutlet) -> None:
+        passing = _Passing(forward, outlet)
+        with trio.CancelScope() as scope:
+            self._desk.when_stopped(forward.request_id, scope.cancel)
+            try:
+                if (failed := await self._try_upstreams(passing)) is not None:
+                    self._fail(passing, failed)
+            except Exception:
+                log.exception("upstream.crashed", request_id=forward.request_id)
+                self._fail(passing, RequestError(ErrorKind.INTERNAL, "The request could not be passed on."))
+            finally:
+                if passing.relay is not None:
+                    self._accountant.post(_answered(forward, passing.relay, is_complete=passing.is_complete))
+
+    async def _try_upstreams(self, passing: _Passing) -> RequestError | None:
+        """Have the request answered; return why it is not."""
+        forward = passing.forward
+        prompts = await self._find_prompts(forward)
+        tried: set[int] = set()
+        failed: Failed | None = None
+        while len(tried) < MAX_ATTEMPTS and (candidates := self._seats.candidates(forward.model, tried)):
+            route = self._chooser.route(candidates, len(forward.body), prompts, forward.affinity or None)
+            tried.add(route.engine_id)
+            passing.outlet.on_routed()
+            try:
+                failed = await self._attempt(passing, self._seats[route.engine_id], route)
+            finally:
+                self._chooser.drop(route)
+            if failed is None:
+                return None
+            if passing.has_begun:
+                if failed.event is not None:
+                    passing.outlet.finish(b"data: " + failed.event + b"\n\n")
+                break
+            if failed.is_ours:
+                break
+        return NOBODY if failed is None else failed.error()
+
+    def _fail(self, passing: _Passing, error: RequestError) -> None:
+        fault = Fault.ENGINE_DIED if passing.has_begun else None
+        self._accountant.post(Refused(passing.forward.request_id, error, fault))
+
+    async def _attempt(self, passing: _Passing, seat: UpstreamSeat, route: Chosen) -> Failed | None:
+        """Send the request to one upstream; return why it has failed."""
+        forward = passing.forward
+        passing.relay = relay_for(forward, route.estimate, is_continuous=seat.config.continuous_usage)
+        self._accountant.post(Forwarded(forward.request_id, seat.engine_id, seat.incarnation, route.estimate))
+        with trio.CancelScope() as scope:
+            exchange = _Exchange(scope, trio.current_time(), forward.is_timed)
+            seat.exchanges[exchange] = None
+            self._show(seat)
+            try:
+                failed = await self._exchange(passing, seat, route, exchange)
+            except UpstreamError as error:
+                failed = Failed(str(error), is_unreachable=error.is_unreachable)
+            except OwnShortage as shortage:
+                failed = Failed(str(shortage), is_ours=True)
+            except UpstreamGarbage as garbage:
+                failed = Failed(f"it sent {garbage}")
+            except UpstreamFailure as failure:
+                failed = Failed(f"it sent {failure}", event=failure.event)
+            finally:
+                del seat.exchanges[exchange]
+                self._show(seat)
+        if scope.cancelled_caught:
+            failed = Failed(exchange.given_up or "it was given up")
+        if failed is not None:
+            log.warning("upstream.failed", request_id=forward.request_id, engine_id=seat.engine_id, reason=failed.why)
+            if failed.is_unreachable and seat.suspect(failed.why):
+                log.warning("upstream.down", engine_id=seat.engine_id, url=seat.url, reason=seat.detail)
+        return failed
+
+    async def _exchange(
+        self, passing: _Passing, seat: UpstreamSeat, route: Chosen, exchange: _Exchange
+    ) -> Failed | None:
+        forward, relay = passing.forward, passing.relay
+        assert relay is not None
+        body = body_for(forward, seat.model_for(forward.model), is_continuous=seat.config.continuous_usage)
+        headers = headers_for(seat.config.key, forward.request_id)
+        async with self._http.ask("POST", seat.url + forward.path, headers, body) as response:
+            exchange.heard_at = trio.current_time()
+            if (failed := failure_of_status(response.status)) is not None:
+                return failed
+            if response.status != OK:
+                await self._refuse(passing, response)
+                return None
+            check_head(forward, response.headers)
+            while not relay.is_done and (part := await response.receive()):
+                for start in range(0, len(part), SLICE_BYTES):
+                    with reading():
+                        data = relay.feed(part[start : start + SLICE_BYTES])
+                    await self._relay(passing, route, exchange, data)
+                exchange.heard_at = trio.current_time()
+            with suppress(UpstreamError, OwnShortage), trio.move_on_after(REST_S):
+                while await response.receive():
+                    await trio.lowlevel.checkpoint()
+        with reading():
+            last = relay.end()
+        self._begin(passing, route)
+        if relay.usage.problems:
+            problems = list(relay.usage.problems)
+            log.warning("upstream.impossible_usage", engine_id=seat.engine_id, problems=problems)
+        passing.is_complete = True
+        passing.outlet.finish(last)
+        return None
+
+    async def _relay(self, passing: _Passing, route: Chosen, exchange: _Exchange, data: bytes) -> None:
+        """Send a part of a stream."""
+        if data:
+            self._open(passing)
+            if passing.relay is not None and passing.relay.has_begun:
+                self._begin(passing, route)
+            exchange.heard_at = math.inf  # while its client does not read, the upstream is not silent
+            await passing.outlet.send(data)
+        await trio.lowlevel.checkpoint()
+
+    def _begin(self, passing: _Passing, route: Chosen) -> None:
+        """Note that the client gets something of an answer."""
+        if not passing.has_begun:
+            passing.has_begun = True
+            self._chooser.on_answering(route)
+            self._accountant.post(Answering(passing.forward.request_id))
+            self._open(passing)
+
+    def _open(self, passing: _Passing) -> None:
+        """Begin the client's stream, if it is one. Until there is an answer, another upstream may still give it."""
+        if passing.forward.is_stream and not passing.is_open:
+            passing.is_open = True
+            passing.outlet.begin()
+
+    async def _refuse(self, passing: _Passing, response: Response) -> None:
+        """Pass on why an upstream does not serve a request."""
+        body = await response.read_up_to(MAX_ERROR_BYTES + 1)
+        refusal = refusal_of(response.status, response.headers, body)
+        passing.outlet.refuse(refusal)
+        message = f"The upstream server refused it with status {refusal.status}."
+        self._accountant.post(Refused(passing.forward.request_id, RequestError(ErrorKind.INVALID, message)))
+
+
+NOBODY = RequestError(ErrorKind.OVERLOADED, "No upstream server that serves this model can be reached.")
+
+
+def _answered(forward: Forward, relay: Relay, *, is_complete: bool) -> Answered:
+    usage: ForeignUsage = relay.usage
+    return Answered(forward.request_id, usage, relay.ends.finish_reason, relay.ends.num_choices, is_complete)

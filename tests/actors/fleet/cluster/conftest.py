@@ -1,0 +1,30 @@
+"""One Ray cluster for the tests of a process."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.actors.fleet.cluster.ray_nodes import RayNodes, ray_environment, running_nodes
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayNodes]:
+    """Start Ray once, with a head node; tests add nodes and remove them again. No driver is connected."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed (pip install './quipu_llm-….whl[ray]')")
+    # pytest's own temporary folders have paths that are too long for sockets
+    folder = Path(tempfile.mkdtemp(prefix="quipu-ray-"))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in ray_environment(folder).items():
+                patch.setenv(name, value)
+            with running_nodes(folder) as nodes:
+                yield nodes
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
