@@ -37,9 +37,8 @@ from ..shared.block_keys import chain_keys
 from ..shared.tokenizers_library import catching_panics
 from .encoder import TextEncoder
 from .encoding_errors import OVERLOADED, TOKENIZER_FAILED, QueueFull, client_error
-from .grammar_check import GrammarChecks
 from .job_store import MAX_DEATHS, Job, JobStore, TokenizerMessage
-from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, PromptEncoder, options_of
+from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, GrammarChecks, PromptEncoder, options_of
 from .prompt_scoring import reads_cache, too_many_scores
 from .prompt_sizes import exceeds_context, is_short, num_bytes_to_encode
 from .sampling_completion import SamplingCompleter

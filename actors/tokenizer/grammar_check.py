@@ -1,4 +1,4 @@
-"""Checks requests' grammars before they are served, and says where in the output they begin.
+"""Checks requests' grammars before they are served.
 
 `text_workers/grammar_pool.py` calls `GrammarChecker.check` for the tokenizer, in a thread or in another process:
 compiling may take a second at the limits of the library, and some grammars have no end. What must always hold: a
@@ -10,19 +10,15 @@ from __future__ import annotations
 import math
 import re
 import time
-from typing import Protocol
 
 import numpy as np
 
 from ..messages.grammar import GrammarKind, GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
-from ..messages.sampling import OutputGrammar
 from ..shared.gbnf import is_gbnf
 from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Words
 from ..shared.grammar_text import freer_text, grammar_text, path_of, schema_at
 from .grammar_walk import Clock, walk
-from .prompt_encoder import EncodingOptions
-from .thinking_budget import ReasoningDelimiters
 
 _TOGETHER = {
     "min/maxProperties only": ("maxProperties", "minProperties"),
@@ -41,21 +37,6 @@ _INDENT = 4
 _ADDED_ESCAPES = (r"\/", r"\n")
 """Which the library may have put into the pattern, so that places behind them are other ones."""
 _MAX_REASON_CHARS = 400
-
-
-class GrammarChecks(Protocol):
-    """What the tokenizer needs: `text_workers/grammar_pool.py` implements it."""
-
-    def known(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError | None:
-        """Return the result if it takes no time; None: `check` the grammar."""
-        ...
-
-    async def check(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError:
-        """Return the grammar as text for the engine, or why it is refused. Raises QueueFull.
-
-        The tenant of `options` takes its turn, and their owner shares the result with nobody else.
-        """
-        ...
 
 
 class GrammarChecker:
@@ -170,10 +151,3 @@ def _plain(error: str) -> str:
         place = f" at character {len(before) + 1}" if is_known else ""
         return f"invalid regular expression{place}: {reason}"
     return (_NO_OUTPUT if first == "NoExtensionBias" else first.rpartition(_PATTERN)[2])[:_MAX_REASON_CHARS]
-
-
-def place_grammar(text: str, tenant: str, owner: str, delimiters: ReasoningDelimiters | None) -> OutputGrammar:
-    """Return the grammar of a request whose reasoning, if there can be any, has these delimiters."""
-    if delimiters is None:
-        return OutputGrammar(text, tenant=tenant, owner=owner)
-    return OutputGrammar(text, delimiters.opening_ids, delimiters.closing_ids, tenant=tenant, owner=owner)

@@ -1,7 +1,7 @@
-"""The interface between the tokenizer and the workers that encode prompts.
+"""The interfaces between the tokenizer and the workers that encode prompts and check grammars.
 
-`text_workers/pooled_encoder.py` implements it, with threads and processes. `wiring.py` builds that and passes it to the
-tokenizer.
+`text_workers/pooled_encoder.py` and `text_workers/grammar_pool.py` implement them, with threads and processes.
+`wiring.py` builds those and passes them to the tokenizer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar, TypeVarTuple
 import attrs
 
 from ..messages.explanations import NO_OUTLINE, Advice, PromptOutline
+from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import RequestError
 from ..messages.prompts import Breakpoint, PartSpan, Prompt, PromptText
 from ..messages.tokenizer import Encode
@@ -139,5 +140,20 @@ class PromptEncoder(Protocol):
         """Count a prompt's tokens, even if they do not fit the context, unless it is refused untokenized.
 
         Raises as `encode`.
+        """
+        ...
+
+
+class GrammarChecks(Protocol):
+    """What the tokenizer needs: `text_workers/grammar_pool.py` implements it."""
+
+    def known(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError | None:
+        """Return the result if it takes no time; None: `check` the grammar."""
+        ...
+
+    async def check(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError:
+        """Return the grammar as text for the engine, or why it is refused. Raises QueueFull.
+
+        The tenant of `options` takes its turn, and their owner shares the result with nobody else.
         """
         ...

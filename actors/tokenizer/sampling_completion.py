@@ -16,10 +16,9 @@ from ..messages.output import OutputFormat
 from ..messages.sampling import SamplingParams
 from ..messages.tokenizer import Encode
 from .encoder import TextEncoder
-from .grammar_check import place_grammar
 from .prompt_encoder import owner_of
 from .sampling_rules import TokenIds, complete_rules, contradiction
-from .thinking_budget import encode_delimiters, limit_reasoning
+from .thinking_budget import encode_delimiters, limit_reasoning, place_grammar
 
 
 class SamplingCompleter:

@@ -1,5 +1,7 @@
 """Adds a request's thinking budget to its sampling rules: the delimiters of reasoning as ids, and where it begins.
 
+A grammar, too, holds only behind the reasoning: `place_grammar`.
+
 Used by the tokenizer. `kernels/reasoning_budget.py` defines how outputs are counted. What must always hold: without
 delimiters that the model can draw, there is no budget; nothing here grows with a prompt.
 """
@@ -87,3 +89,10 @@ def _leaves_open(
 def _find_last(token_ids: TokenIds, ids: TokenIds) -> int | None:
     places = range(len(token_ids) - len(ids), -1, -1)
     return next((at for at in places if token_ids[at : at + len(ids)] == ids), None)
+
+
+def place_grammar(text: str, tenant: str, owner: str, delimiters: ReasoningDelimiters | None) -> OutputGrammar:
+    """Return the grammar of a request whose reasoning, if there can be any, has these delimiters."""
+    if delimiters is None:
+        return OutputGrammar(text, tenant=tenant, owner=owner)
+    return OutputGrammar(text, delimiters.opening_ids, delimiters.closing_ids, tenant=tenant, owner=owner)
