@@ -19,9 +19,9 @@ import attrs
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
+from quipu.actors.grammars.grammar_library import GrammarError
+from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.grammar_library import GrammarError
-from quipu.actors.shared.grammar_text import grammar_text
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "structured-output.md"
 BEGIN = "<!-- made by `python -m scripts.grammar_keywords` -->"

@@ -9,7 +9,7 @@ from random import Random
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
-from quipu.actors.shared.grammar_library import GrammarError
+from quipu.actors.grammars.grammar_library import GrammarError
 
 _CLOSERS = frozenset(b'"}]>/<\n')
 

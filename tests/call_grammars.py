@@ -11,10 +11,10 @@ import orjson
 
 from quipu.actors.detokenizer.response_parsing.call_syntaxes import shipped_form
 from quipu.actors.detokenizer.response_parsing.response_template import ResponseTemplate
+from quipu.actors.grammars.call_grammar import GrammarTool
+from quipu.actors.grammars.tool_types import types_by_property
 from quipu.actors.messages.call_syntax import CallForm
 from quipu.actors.messages.output import ArgumentTypes
-from quipu.actors.shared.call_grammar import GrammarTool
-from quipu.actors.shared.tool_types import types_by_property
 from tests.byte_vocabulary import ByteVocabulary
 from tests.parsed_outputs import PLAIN, deepseek, parse, template_of
 

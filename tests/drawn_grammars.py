@@ -27,11 +27,11 @@ import trio
 from quipu.actors.engine.executor.grammar_entry import MaskLimits
 from quipu.actors.engine.executor.grammars import GrammarMasks
 from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
+from quipu.actors.grammars.structural_tags import structural_tag_rules
+from quipu.actors.grammars.text_values import UnsupportedSchema
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.sampling import OutputGrammar
-from quipu.actors.shared.structural_tags import structural_tag_rules
-from quipu.actors.shared.text_values import UnsupportedSchema
 from quipu.actors.text_workers import grammar_pool
 from quipu.actors.text_workers.grammar_pool import UNAVAILABLE, GrammarPool, WorkerSetup
 from quipu.actors.text_workers.grammar_worker import WorkerSettings

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from quipu.actors.grammars.grammar_library import GrammarLibrary, load_grammars
+from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.grammar_library import GrammarLibrary, load_grammars
-from quipu.actors.shared.grammar_text import grammar_text
 from tests.tiny import TINY
 
 EOS = 2

@@ -49,6 +49,7 @@ PLANTS = {
     ],
     "only-actor-waits": [
         one_import("actors.shared.planted_trio", "trio"),
+        one_import("actors.grammars.planted_trio", "trio"),
         one_import("actors.messages.planted_structlog", "structlog"),
         one_import("actors.engine.block_manager.planted_trio", "trio"),
         one_import("actors.detokenizer.planted_anyio", "anyio"),

@@ -16,7 +16,7 @@ import trio
 from ..channel import Channel, Sender
 from ..config.engine_config import EngineConfig
 from ..fleet.supervisor import Death, EngineLink
-from ..grammar_gate import GrammarGate, WebMessage
+from ..grammars.grammar_gate import GrammarGate, WebMessage
 from ..kv_events.event_log import EventLog
 from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp, Reserve

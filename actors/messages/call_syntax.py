@@ -1,7 +1,7 @@
 """How a model writes its tool calls, for grammars that make it write some.
 
 Chosen at start (`detokenizer/output_format.py`), used by the web layer with a request's tools
-(`shared/call_grammar.py`).
+(`grammars/call_grammar.py`).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class OutputGrammar:
     """A grammar that has been checked, and where it begins."""
 
     text: str
-    """As the grammar library reads it (`shared/grammar_library.py`)."""
+    """As the grammar library reads it (`grammars/grammar_library.py`)."""
     reasoning_opening_ids: tuple[int, ...] = ()
     """With these the output may begin, and is then reasoning. Empty: it is not."""
     reasoning_closing_ids: tuple[int, ...] = ()

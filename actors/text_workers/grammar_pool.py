@@ -21,12 +21,12 @@ from ..config.runtime_config import RuntimeConfig
 from ..fleet.forks.fork_server import ForkServer
 from ..fleet.processes.child import NICENESS
 from ..fleet.processes.idle_processes import IdleProcesses
+from ..grammars.grammar_check import GrammarChecker
+from ..grammars.grammar_library import load_grammars
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
 from ..shared.fair_queue import FairQueue
-from ..shared.grammar_library import load_grammars
 from ..threads import run_in_thread
-from ..tokenizer.grammar_check import GrammarChecker
 from ..tokenizer.prompt_encoder import EncodingOptions
 from .grammar_process import GrammarProcess, ProcessGone
 from .grammar_worker import WorkerSettings

@@ -22,9 +22,9 @@ from functools import partial
 import attrs
 
 from ..fleet.forks.fork_program import become_server, frame_of, read_frame, serve_forks
+from ..grammars.grammar_check import GrammarChecker
+from ..grammars.grammar_library import load_grammars
 from ..messages.grammar import GrammarKind, GrammarSpec
-from ..shared.grammar_library import load_grammars
-from ..tokenizer.grammar_check import GrammarChecker
 
 MEMORY_BYTES = 4 << 30
 """Address space of one process, as of one that encodes texts; the library's limits keep what it uses far below."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import attrs
 
+from ..grammars.grammar_check import too_long
 from ..messages.grammar import GrammarKind, GrammarSpec
 from ..messages.outcomes import RequestError
 from ..shared.tenant_cache import TenantCache
-from ..tokenizer.grammar_check import too_long
 from ..tokenizer.prompt_encoder import EncodingOptions
 
 MAX_KNOWN = 256

@@ -33,7 +33,7 @@ from bench.structured.compiling import measure_compiling
 from bench.structured.outputs import Drawer
 from bench.structured.schemas import BUILT_IN, PACKAGES, collections
 from bench.structured.validity import MakeValidator, measure_validity
-from quipu.actors.shared.grammar_library import GrammarLibrary
+from quipu.actors.grammars.grammar_library import GrammarLibrary
 
 END_ID = 2
 PARTS = ("steps", "compiling", "validity")

@@ -13,7 +13,7 @@ import numpy as np
 from bench.structured.peer import Peer
 from bench.structured.schemas import Collection
 from bench.structured.validity import Sample
-from quipu.actors.shared.grammar_library import GrammarLibrary
+from quipu.actors.grammars.grammar_library import GrammarLibrary
 
 MAX_BYTES = 2048
 """Of a schema: xgrammar takes many seconds for some larger ones."""

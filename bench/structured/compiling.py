@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.structured.schemas import TIMED
 from bench.timing import best_s
+from quipu.actors.grammars.grammar_library import GrammarLibrary
+from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.grammar_library import GrammarLibrary
-from quipu.actors.shared.grammar_text import grammar_text
 
 if TYPE_CHECKING:  # it may not be installed
     from bench.structured.peer import Peer

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from quipu.actors.engine.executor.mask_rows import RowAsk, RowMasks
-from quipu.actors.shared.grammar_library import GrammarError, GrammarLibrary
+from quipu.actors.grammars.grammar_library import GrammarError, GrammarLibrary
 
 Flags = npt.NDArray[np.bool_]
 

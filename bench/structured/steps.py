@@ -18,8 +18,8 @@ from bench.structured.schemas import PERSON
 from quipu.actors.engine.executor.grammar_entry import Mask
 from quipu.actors.engine.executor.grammars import GrammarMasks
 from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
+from quipu.actors.grammars.grammar_library import json_grammar
 from quipu.actors.messages.sampling import OutputGrammar
-from quipu.actors.shared.grammar_library import json_grammar
 from quipu.kernels.backend import Backend
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.logit_processors import Processing

@@ -19,10 +19,10 @@ import attrs
 from bench.structured.outputs import Drawer, OutputFailed
 from bench.structured.pattern_examples import examples_of
 from bench.structured.schemas import Collection, Entry
+from quipu.actors.grammars.grammar_check import GrammarChecker
+from quipu.actors.grammars.grammar_library import GrammarLibrary
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import RequestError
-from quipu.actors.shared.grammar_library import GrammarLibrary
-from quipu.actors.tokenizer.grammar_check import GrammarChecker
 
 MAX_BYTES = 131_072
 """Of a schema, as `--max-grammar-bytes` has it by default."""

@@ -14,6 +14,7 @@ import trio
 
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.engine.executor.grammar_entry import Entry
+from quipu.actors.grammars.grammar_check import GrammarChecker
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
@@ -23,7 +24,6 @@ from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scores import ScoredToken
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from quipu.kernels.fake import Dials
 from tests.grammars import (
     EOS,

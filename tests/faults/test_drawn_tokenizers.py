@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.detokenizer.output_format import choose_format
+from quipu.actors.grammars.grammar_library import load_grammars
 from quipu.actors.shared.checkpoint import CheckpointError, read_info
-from quipu.actors.shared.grammar_library import load_grammars
 from quipu.actors.shared.tokenizers_library import LibraryPanic, load_library
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.encoder import load_encoder

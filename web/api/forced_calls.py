@@ -7,8 +7,8 @@
     otherwise                 no grammar of calls
 
 Where a call of a tool that is not strict is forced, what of its schema cannot be held is dropped and named: here if the
-model's format of calls cannot hold it, and by the tokenizer if JSON cannot (`actors/shared/schema_loosening.py`). What
-must always hold: a forced call that cannot be kept is refused by name.
+model's format of calls cannot hold it, and by the tokenizer if JSON cannot (`actors/grammars/schema_loosening.py`).
+What must always hold: a forced call that cannot be kept is refused by name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from quipu.actors.messages.call_syntax import CallForm
-from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.call_grammar import (
+from quipu.actors.grammars.call_grammar import (
     GrammarTool,
     calls_or_json,
     calls_within_text,
     can_hold_within_text,
     forced_calls,
 )
+from quipu.actors.messages.call_syntax import CallForm
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 
 from ..request.errors import bad_value, unsupported_value
 from .output_grammar import MAX_GRAMMAR_CHARS, both, check_size, join_rules

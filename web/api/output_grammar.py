@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from quipu.actors.config.runtime_config import MAX_GRAMMAR_BYTES
+from quipu.actors.grammars.structural_tags import structural_tag_rules
+from quipu.actors.grammars.text_values import UnsupportedSchema
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.structural_tags import structural_tag_rules
-from quipu.actors.shared.text_values import UnsupportedSchema
 
 from ..request.errors import APIError, bad_value, unsupported_parameter, unsupported_value
 from .fields import Fields, wrong_type

@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from quipu.actors.grammars.call_grammar import GrammarTool
+from quipu.actors.grammars.tool_types import types_by_property
 from quipu.actors.messages.output import ArgumentTypes, OutputRules
-from quipu.actors.shared.call_grammar import GrammarTool
-from quipu.actors.shared.tool_types import types_by_property
 
 from ..request.errors import bad_value
 from .fields import Fields, wrong_type

@@ -28,7 +28,7 @@ from functools import partial
 import msgspec
 
 from ...fleet.forks.fork_program import become_server, frame_of, read_frame, serve_forks
-from ...shared.grammar_library import GrammarError, GrammarLibrary, load_grammars
+from ...grammars.grammar_library import GrammarError, GrammarLibrary, load_grammars
 from .mask_rows import RowAsk, RowMasks
 
 MEMORY_BYTES = 4 << 30

@@ -17,7 +17,7 @@ import attrs
 import msgspec
 import numpy as np
 
-from ...shared.grammar_library import (
+from ...grammars.grammar_library import (
     MAX_MASK_S,
     GrammarLibrary,
     GrammarTooComplex,

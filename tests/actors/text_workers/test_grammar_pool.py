@@ -16,6 +16,7 @@ import trio
 import trio.testing
 
 from quipu.actors.fleet.forks.fork_server import ForkServer
+from quipu.actors.grammars.grammar_check import GrammarChecker
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
 from quipu.actors.shared.fair_queue import QueueFull
@@ -31,7 +32,6 @@ from quipu.actors.text_workers.grammar_pool import (
 )
 from quipu.actors.text_workers.grammar_process import GrammarProcess, ProcessGone
 from quipu.actors.text_workers.grammar_worker import WorkerSettings
-from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from quipu.actors.tokenizer.prompt_encoder import EncodingOptions
 from tests.grammars import EOS, PARAM, UNION, endless_later, regex, schema, tiny_grammars
 from tests.processes import eventually, has_ended

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
+from quipu.actors.grammars.structural_tags import structural_tag_rules
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.structural_tags import structural_tag_rules
 from quipu.web.api.output_grammar import ANY_OBJECT, MAX_CHOICES, MAX_GRAMMAR_CHARS, MAX_GRAMMAR_DEPTH
 from tests.web.asked import ask, refused
 

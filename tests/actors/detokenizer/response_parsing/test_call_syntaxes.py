@@ -11,8 +11,8 @@ from quipu.actors.detokenizer.output_format import choose_format
 from quipu.actors.detokenizer.response_parsing.call_syntaxes import own_form, shipped_form
 from quipu.actors.detokenizer.response_parsing.parser_choice import OWN, choose
 from quipu.actors.detokenizer.response_parsing.shipped_templates import TOOL_CALLS
+from quipu.actors.grammars.call_grammar import forced_calls
 from quipu.actors.messages.call_syntax import CallForm
-from quipu.actors.shared.call_grammar import forced_calls
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import load_library
 from tests.byte_vocabulary import ByteVocabulary

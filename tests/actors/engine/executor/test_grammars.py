@@ -16,8 +16,8 @@ from quipu.actors.engine.executor.grammar_follower import GrammarFollower
 from quipu.actors.engine.executor.grammars import GrammarMasks
 from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
 from quipu.actors.fleet.forks.fork_server import ForkServer
+from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.sampling import OutputGrammar
-from quipu.actors.shared.grammar_text import grammar_text
 from tests.grammars import EOS, PERSON, endless_later, regex, schema
 from tests.processes import eventually, has_ended
 from tests.tiny import TINY

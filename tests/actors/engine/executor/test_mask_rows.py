@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from quipu.actors.engine.executor.mask_rows import MAX_COUNTED_S, MAX_DEBT_S, SLICE_TOKENS, RowAsk, RowMasks
-from quipu.actors.shared.grammar_library import MAX_MASK_S, GrammarTooComplex, Matcher, Words
-from quipu.actors.shared.grammar_text import grammar_text
+from quipu.actors.grammars.grammar_library import MAX_MASK_S, GrammarTooComplex, Matcher, Words
+from quipu.actors.grammars.grammar_text import grammar_text
 from tests.grammars import regex, tiny_grammars
 from tests.tiny import TINY
 from tests.vocabularies import Vocabulary

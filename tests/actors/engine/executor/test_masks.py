@@ -11,9 +11,9 @@ import pytest
 from quipu.actors.engine.executor.grammar_entry import Mask
 from quipu.actors.engine.executor.grammars import GrammarMasks, NoMasks
 from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
+from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.sampling import OutputGrammar
-from quipu.actors.shared.grammar_text import grammar_text
 from tests.grammars import EOS, LATE_DIGITS, PERSON, UNION, costly_later, regex, schema
 from tests.tiny import TINY
 from tests.vocabularies import Vocabulary

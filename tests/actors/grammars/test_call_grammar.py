@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quipu.actors.messages.call_syntax import CallForm
-from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.call_grammar import (
+from quipu.actors.grammars.call_grammar import (
     GrammarTool,
     calls_or_json,
     calls_within_text,
     can_hold_within_text,
     forced_calls,
 )
-from quipu.actors.shared.grammar_text import grammar_text
-from quipu.actors.shared.tagged_values import MAX_OPTIONS
-from quipu.actors.shared.text_values import UnsupportedSchema
+from quipu.actors.grammars.grammar_text import grammar_text
+from quipu.actors.grammars.tagged_values import MAX_OPTIONS
+from quipu.actors.grammars.text_values import UnsupportedSchema
+from quipu.actors.messages.call_syntax import CallForm
+from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from tests.call_grammars import SCHEMAS, TOKENS, TOOLS, Family, family, matches, outputs
 from tests.parsed_outputs import Call, render_calls
 

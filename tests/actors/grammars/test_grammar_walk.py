@@ -8,11 +8,11 @@ from itertools import count
 
 import pytest
 
+from quipu.actors.grammars.grammar_check import GrammarChecker
+from quipu.actors.grammars.grammar_library import MAX_MASK_S, Matcher, Words
+from quipu.actors.grammars.grammar_walk import WALKS
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
-from quipu.actors.shared.grammar_library import MAX_MASK_S, Matcher, Words
-from quipu.actors.tokenizer.grammar_check import GrammarChecker
-from quipu.actors.tokenizer.grammar_walk import WALKS
 from tests.grammars import EOS, PARAM, PERSON, UNION, regex, schema, tiny_grammars
 
 NAMES = [f"p{number}" for number in range(1000)]

@@ -1,6 +1,6 @@
 """Writes a client's grammar in the language of the grammar library.
 
-Used by the tokenizer (`tokenizer/grammar_check.py`), which then lets the library check it. What must always hold: a
+Used by the tokenizer (`grammars/grammar_check.py`), which then lets the library check it. What must always hold: a
 source that is not of its kind is refused, not repaired; nothing is deeper than the library's stack.
 """
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.shared import tool_types
-from quipu.actors.shared.tool_types import MAX_LOOKS, types_by_property
+from quipu.actors.grammars import tool_types
+from quipu.actors.grammars.tool_types import MAX_LOOKS, types_by_property
 
 
 @pytest.mark.parametrize(

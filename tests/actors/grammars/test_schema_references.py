@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from quipu.actors.grammars.grammar_library import GrammarError
+from quipu.actors.grammars.grammar_text import grammar_text
+from quipu.actors.grammars.schema_places import UnheldSchema
 from quipu.actors.messages.grammar import GrammarSpec
-from quipu.actors.shared.grammar_library import GrammarError
-from quipu.actors.shared.grammar_text import grammar_text
-from quipu.actors.shared.schema_places import UnheldSchema
-from tests.actors.shared.test_schema_holes import allows
+from tests.actors.grammars.test_schema_holes import allows
 from tests.grammars import schema, tiny_grammars
 
 INTEGER = {"type": "integer"}

@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import pytest
 
+from quipu.actors.grammars.grammar_depth import MAX_DEPTH, check_depth_of_lark, check_depth_of_schema
+from quipu.actors.grammars.grammar_library import GrammarError
+from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.grammar_depth import MAX_DEPTH, check_depth_of_lark, check_depth_of_schema
-from quipu.actors.shared.grammar_library import GrammarError
-from quipu.actors.shared.grammar_text import grammar_text
 from tests.grammars import tiny_grammars
 
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from quipu.actors.channel import Channel
-from quipu.actors.grammar_gate import GrammarGate
+from quipu.actors.grammars.grammar_gate import GrammarGate
 from quipu.actors.messages.sampling import OutputGrammar, SamplingParams
 from quipu.actors.messages.scheduler import Abort, ResetPrefixCache, Submit
 

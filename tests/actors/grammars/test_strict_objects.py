@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from quipu.actors.grammars.call_grammar import GrammarTool, forced_calls
+from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
-from quipu.actors.shared.grammar_text import grammar_text
 from tests.call_grammars import family
 
 A = {"a": {"type": "integer"}}

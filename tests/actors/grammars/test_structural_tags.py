@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from quipu.actors.grammars.grammar_check import GrammarChecker
+from quipu.actors.grammars.structural_tags import structural_tag_rules
+from quipu.actors.grammars.text_values import UnsupportedSchema
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.structural_tags import structural_tag_rules
-from quipu.actors.shared.text_values import UnsupportedSchema
-from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from tests.grammars import EOS, tiny_grammars
 from tests.tiny import TINY
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from quipu.actors.grammars.call_grammar import GrammarTool, forced_calls
+from quipu.actors.grammars.grammar_text import grammar_text
+from quipu.actors.grammars.schema_places import UnheldSchema
 from quipu.actors.messages.call_syntax import ArgumentStyle, CallForm, CallSyntax
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
-from quipu.actors.shared.grammar_text import grammar_text
-from quipu.actors.shared.schema_places import UnheldSchema
 from tests.grammars import EOS, PARAM, schema, tiny_grammars
 from tests.tiny import TINY
 

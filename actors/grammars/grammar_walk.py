@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..shared.grammar_library import MAX_MASK_S, GrammarError, GrammarLibrary, GrammarTooComplex, Matcher, Words
+from .grammar_library import MAX_MASK_S, GrammarError, GrammarLibrary, GrammarTooComplex, Matcher, Words
 
 WALKS = (4, 4, 4, 12)
 """Tokens of each, 24 in all: for a schema of some properties their masks take half a millisecond."""

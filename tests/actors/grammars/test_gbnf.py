@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quipu.actors.grammars.gbnf import MAX_CHARS, MAX_DEPTH, is_gbnf, lark_of
+from quipu.actors.grammars.grammar_check import GrammarChecker
+from quipu.actors.grammars.grammar_library import GrammarError
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import RequestError
-from quipu.actors.shared.gbnf import MAX_CHARS, MAX_DEPTH, is_gbnf, lark_of
-from quipu.actors.shared.grammar_library import GrammarError
-from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from tests.byte_vocabulary import ByteVocabulary
 from tests.grammars import tiny_grammars
 

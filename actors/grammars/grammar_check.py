@@ -15,9 +15,9 @@ import numpy as np
 
 from ..messages.grammar import GrammarKind, GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
-from ..shared.gbnf import is_gbnf
-from ..shared.grammar_library import GrammarError, GrammarLibrary, Matcher, Words
-from ..shared.grammar_text import freer_text, grammar_text, path_of, schema_at
+from .gbnf import is_gbnf
+from .grammar_library import GrammarError, GrammarLibrary, Matcher, Words
+from .grammar_text import freer_text, grammar_text, path_of, schema_at
 from .grammar_walk import Clock, walk
 
 _TOGETHER = {

@@ -9,6 +9,9 @@ import attrs
 import pytest
 from tokenizers import Tokenizer
 
+from quipu.actors.grammars.call_grammar import GrammarTool, forced_calls
+from quipu.actors.grammars.grammar_check import GrammarChecker
+from quipu.actors.grammars.grammar_library import lark_grammar, load_grammars
 from quipu.actors.messages.call_syntax import ArgumentStyle, CallForm, CallSyntax
 from quipu.actors.messages.grammar import (
     MAX_IGNORED,
@@ -18,9 +21,6 @@ from quipu.actors.messages.grammar import (
     ignored_within,
 )
 from quipu.actors.messages.outcomes import ErrorKind, RequestError
-from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
-from quipu.actors.shared.grammar_library import lark_grammar, load_grammars
-from quipu.actors.tokenizer.grammar_check import GrammarChecker
 from tests.actors.tokenizer.tokenizer_kinds import BASES, byte_tokens
 from tests.grammars import EOS, PARAM, PERSON, schema, tiny_grammars
 from tests.tiny import TINY

@@ -1,6 +1,6 @@
 """The only place that calls the `llguidance` library, which compiles grammars and says which tokens they allow next.
 
-The tokenizer checks a request's grammar with it (`tokenizer/grammar_check.py`); the executor follows each output
+The tokenizer checks a request's grammar with it (`grammars/grammar_check.py`); the executor follows each output
 (`executor/grammars.py`). Three properties of the library are hidden from everybody else:
 
 - It never raises. Each call is followed by a look at the matcher's error, which becomes a `GrammarError` here.

@@ -15,11 +15,11 @@ import attrs
 import pytest
 from pydantic import BaseModel, Field
 
+from quipu.actors.grammars.call_grammar import GrammarTool, forced_calls
+from quipu.actors.grammars.grammar_library import GrammarError
+from quipu.actors.grammars.grammar_text import freer_text, grammar_text
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec, ignored_within
-from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
-from quipu.actors.shared.grammar_library import GrammarError
-from quipu.actors.shared.grammar_text import freer_text, grammar_text
-from tests.actors.shared.test_call_grammar import FAMILIES, written
+from tests.actors.grammars.test_call_grammar import FAMILIES, written
 from tests.call_grammars import Family, family
 
 DECIMAL = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]}

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from quipu.actors.shared.pattern_groups import UnsupportedPattern
-from quipu.actors.shared.schema_patterns import DATE, library_pattern
+from quipu.actors.grammars.pattern_groups import UnsupportedPattern
+from quipu.actors.grammars.schema_patterns import DATE, library_pattern
 
 
 @pytest.mark.parametrize(

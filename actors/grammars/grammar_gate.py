@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import trio
 
-from .channel import Poster, Sender
-from .messages.sampling import OutputGrammar
-from .messages.scheduler import Abort, ResetPrefixCache, Submit
+from ..channel import Poster, Sender
+from ..messages.sampling import OutputGrammar
+from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 
 Prepare = Callable[[OutputGrammar], Future[Any]]
 """Begins to compile a grammar, unless it is compiled, and returns what is done as soon as it is."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quipu.actors.shared.schema_holes import close_holes
-from quipu.actors.shared.schema_loosening import loosen
+from quipu.actors.grammars.schema_holes import close_holes
+from quipu.actors.grammars.schema_loosening import loosen
 
 AB = {"a": {"type": "integer"}, "b": {"type": "integer"}}
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from jsonschema.validators import Draft202012Validator
 
+from quipu.actors.grammars.call_grammar import GrammarTool, forced_calls
+from quipu.actors.grammars.grammar_library import GrammarError
+from quipu.actors.grammars.grammar_text import freer_text, grammar_text
 from quipu.actors.messages.call_syntax import ArgumentStyle, CallForm, CallSyntax
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec, ignored_within
-from quipu.actors.shared.call_grammar import GrammarTool, forced_calls
-from quipu.actors.shared.grammar_library import GrammarError
-from quipu.actors.shared.grammar_text import freer_text, grammar_text
 from tests.byte_vocabulary import ByteVocabulary
 
 NUM_SCHEMAS, NUM_VALUES = 300, 8
