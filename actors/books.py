@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import trio
 
-from .accountant.cache_watch import CacheWatch
 from .accountant.entry_store import EntryStore
 from .accountant.explainer import Explainer
-from .accountant.explanation_store import ExplanationStore
 from .accountant.metrics import Metrics
+from .cache_insight.cache_watch import CacheWatch
+from .cache_insight.explanation_store import ExplanationStore
 from .config.runtime_config import RuntimeConfig
 from .request_desk.desk import RequestDesk
 

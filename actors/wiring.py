@@ -36,6 +36,7 @@ from .accountant.entry_store import AccountantMessage, EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .books import open_books
+from .cache_insight.advisor import Advisor
 from .channel import Channel
 from .config.runtime_config import RuntimeConfig
 from .detokenizer.actor import Detokenizer
@@ -70,7 +71,6 @@ from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
 from .threads import outlive_shortages
 from .tokenizer.actor import TokenizerActor
-from .tokenizer.advisor import Advisor
 from .tokenizer.encoder import load_encoder
 from .tokenizer.job_store import JobStore, TokenizerMessage
 from .tokenizer.segment_cache import SegmentCache

@@ -42,7 +42,8 @@ from bench.trace_replay import (
     replay_in_time,
     worst_case_blocks,
 )
-from quipu.actors.accountant.cache_watch import (
+from quipu.actors.cache_insight.cache_figures import SHARES
+from quipu.actors.cache_insight.cache_watch import (
     MAX_FOLLOWED,
     MAX_ROWS,
     REGISTER_BITS,
@@ -50,10 +51,9 @@ from quipu.actors.accountant.cache_watch import (
     CacheWatch,
     WatchedPrompt,
 )
-from quipu.actors.accountant.prefix_tree import NOBODY, Branch, Passage, PrefixTree
-from quipu.actors.accountant.reuse_sketch import make_sketch
-from quipu.actors.accountant.reuse_window import WINDOWS
-from quipu.actors.request_desk.cache_figures import SHARES
+from quipu.actors.cache_insight.prefix_tree import NOBODY, Branch, Passage, PrefixTree
+from quipu.actors.cache_insight.reuse_sketch import make_sketch
+from quipu.actors.cache_insight.reuse_window import WINDOWS
 
 QUICK_PROMPTS = 400
 REPEATS = 5

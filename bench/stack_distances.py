@@ -1,4 +1,4 @@
-"""Exact stack distances of prompts' blocks: what `quipu.actors.accountant.reuse_sketch` estimates.
+"""Exact stack distances of prompts' blocks: what `quipu.actors.cache_insight.reuse_sketch` estimates.
 
 Used by `python -m bench.cache_stats` and by tests. Keeps every block: memory and time grow with the trace.
 """

@@ -16,6 +16,9 @@ from collections import deque
 
 import attrs
 
+from ..cache_insight.cache_stats import CacheStats
+from ..cache_insight.cache_watch import CacheWatch
+from ..cache_insight.explanation_store import ExplanationStore
 from ..messages.accountant import (
     Completed,
     EngineDied,
@@ -35,9 +38,6 @@ from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
 from .applied_effects import AppliedEffects
-from .cache_stats import CacheStats
-from .cache_watch import CacheWatch
-from .explanation_store import ExplanationStore
 from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
 
 AccountantMessage = (

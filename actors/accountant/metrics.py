@@ -12,10 +12,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from ..cache_insight.cache_collector import CacheCollector
+from ..cache_insight.cache_figures import CacheView
 from ..messages.accountant import StepReport
 from ..messages.outcomes import Outcome
-from ..request_desk.cache_figures import CacheView
-from .cache_collector import CacheCollector
 from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels
 from .prompt_account import TIERS, UNATTRIBUTED
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from ..cache_insight.cache_watch import CacheWatch, WatchedPrompt
+from ..cache_insight.prefix_tree import Passage
 from ..messages.block_manager import MissReason
 from ..messages.counts import Known
 from ..shared.breakpoints import TTL_S
 from .applied_effects import CountedPrompt
-from .cache_watch import CacheWatch, WatchedPrompt
 from .entry_store import RequestEntries
-from .prefix_tree import Passage
 from .prompt_account import PromptAccount
 
 

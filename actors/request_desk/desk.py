@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 import trio
 
+from ..cache_insight.cache_figures import CacheView
 from ..channel import Poster, Sender
 from ..messages.accountant import Caller, Left, OpenAccount, Refused
 from ..messages.detokenizer import Forget, Track
@@ -27,7 +28,6 @@ from ..messages.tokenizer import Encode, PromptQuestion
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
 from .cache_answers import Explain, PromptLookUp
-from .cache_figures import CacheView
 from .encoding import EncodingRequests
 from .engine_lane import EngineLane
 from .engine_pool import EnginePool

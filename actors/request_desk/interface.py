@@ -15,6 +15,7 @@ from typing import Protocol
 
 import attrs
 
+from ..cache_insight.cache_figures import CacheView
 from ..messages.accountant import Caller
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
@@ -23,7 +24,6 @@ from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
 from .cache_answers import Explain, PromptLookUp
-from .cache_figures import CacheView
 from .mailbox import Mailbox
 from .passing_on import PassingOn
 

@@ -12,11 +12,11 @@ import attrs
 import structlog
 import trio
 
+from ..cache_insight.advisor import Advisor
 from ..messages.explanations import Advice
 from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, Prompt
 from ..messages.tokenizer import Encode
-from ..tokenizer.advisor import Advisor
 from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, PromptEncoder
 
 log = structlog.get_logger()

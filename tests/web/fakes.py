@@ -15,7 +15,8 @@ from typing import Any
 import attrs
 import trio
 
-from quipu.actors.accountant.cache_watch import CacheWatch
+from quipu.actors.cache_insight.cache_figures import CacheView
+from quipu.actors.cache_insight.cache_watch import CacheWatch
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Known
@@ -26,7 +27,6 @@ from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.cache_answers import Explain, PromptLookUp
-from quipu.actors.request_desk.cache_figures import CacheView
 from quipu.actors.request_desk.interface import (
     DeskClosed,
     DrainMode,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from quipu.actors.cache_insight.cache_figures import CacheView
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.counts import Known
 from quipu.actors.messages.handler import Closed, Delta, Started
@@ -21,7 +22,6 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.upstream import Forward, ForwardOutlet
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.cache_answers import Explain, PromptLookUp
-from quipu.actors.request_desk.cache_figures import CacheView
 from quipu.actors.request_desk.interface import (
     Desk,
     DeskClosed,

@@ -10,7 +10,7 @@ import pytest
 
 from quipu.actors.accountant.account_entries import Entry, Span
 from quipu.actors.accountant.explaining import block_spans, explain_record
-from quipu.actors.accountant.explanation_store import ExplanationStore
+from quipu.actors.cache_insight.explanation_store import ExplanationStore
 from quipu.actors.messages.accountant import Prompted
 from quipu.actors.messages.block_manager import CacheMiss, MissDetail, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Known

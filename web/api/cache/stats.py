@@ -16,7 +16,7 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.cache_figures import CacheFigures, CacheView, Evictions, HitRate, Reuse
+from quipu.actors.cache_insight.cache_figures import CacheFigures, CacheView, Evictions, HitRate, Reuse
 from quipu.actors.request_desk.interface import Desk
 
 from ...request.request_context import current_request_context

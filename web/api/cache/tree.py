@@ -22,7 +22,7 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.cache_figures import Divergence, TreeNode, UnknownBranch, UnknownRequest
+from quipu.actors.cache_insight.cache_figures import Divergence, TreeNode, UnknownBranch, UnknownRequest
 from quipu.actors.request_desk.interface import Desk
 
 from ...http.turns import FairTurns

@@ -1,7 +1,8 @@
 /* The module `quipu.actors.shared.native._native`: the parts of the engine that are worth compiling.
  *
  * Everything in it also exists in Python (`shared/block_keys.py`, `shared/key_table.py`,
- * `block_manager/block_pool.py`, `accountant/reuse_sketch.py`), behaves the same there, and is tested against it. */
+ * `engine/block_manager/block_pool.py`, `cache_insight/reuse_sketch.py`), behaves the same there, and is tested against
+ * it. */
 #include "native.h"
 
 const uint8_t *key_bytes(PyObject *key) {

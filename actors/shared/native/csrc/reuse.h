@@ -1,4 +1,4 @@
-/* A sketch of how blocks are used again: `ReuseSketch` of accountant/reuse_sketch.py in C. For `reuse.c` and
+/* A sketch of how blocks are used again: `ReuseSketch` of cache_insight/reuse_sketch.py in C. For `reuse.c` and
  * `reuse_type.c` only.
  *
  * What must always hold: the same counts as there after the same calls; the time of a call is bounded by its keys and,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quipu.actors.accountant.cache_watch import CacheWatch, WatchedPrompt
+from quipu.actors.cache_insight.cache_watch import CacheWatch, WatchedPrompt
 from quipu.actors.request_desk.interface import EngineState, EngineStatus
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key

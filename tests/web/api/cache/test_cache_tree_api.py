@@ -13,9 +13,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quipu.actors.accountant.cache_watch import CacheWatch, WatchedPrompt
-from quipu.actors.accountant.prefix_tree import Passage
-from quipu.actors.request_desk.cache_figures import TreeNode
+from quipu.actors.cache_insight.cache_figures import TreeNode
+from quipu.actors.cache_insight.cache_watch import CacheWatch, WatchedPrompt
+from quipu.actors.cache_insight.prefix_tree import Passage
 from quipu.web.api.cache.tree import MAX_BYTES, MAX_NODES, NODES_AT_A_TIME
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key

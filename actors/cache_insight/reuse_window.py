@@ -15,7 +15,7 @@ from copy import copy
 
 import attrs
 
-from ..request_desk.cache_figures import SHARES, Reuse
+from .cache_figures import SHARES, Reuse
 from .reuse_sketch import Sketch, blocks_for
 
 NUM_SLICES = 12

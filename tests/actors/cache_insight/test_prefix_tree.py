@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.accountant import prefix_tree
-from quipu.actors.accountant.prefix_tree import MAX_PATH, Branch, PrefixTree
+from quipu.actors.cache_insight import prefix_tree
+from quipu.actors.cache_insight.prefix_tree import MAX_PATH, Branch, PrefixTree
 
 
 def chain(*numbers: int, of: str = "a") -> list[bytes]:

@@ -6,9 +6,9 @@ import pytest
 import structlog.testing
 import trio
 
-from quipu.actors.accountant import cache_watch
+from quipu.actors.cache_insight import cache_watch
+from quipu.actors.cache_insight.cache_figures import CacheFigures, Reuse
 from quipu.actors.messages.accountant import Caller
-from quipu.actors.request_desk.cache_figures import CacheFigures, Reuse
 from quipu.kernels.fake import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Client, small_runtime

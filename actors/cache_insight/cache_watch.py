@@ -1,7 +1,7 @@
 """How the prefix cache is used within a window of time, by tenant and model name, on all engines together.
 
 Part of the entry store, so that it outlives the accountant; fed by `effects.py` with each prompt whose numbers are
-frozen and by the accountant's actor with each step report; read by the web layer (`request_desk/cache_figures.py`) and
+frozen and by the accountant's actor with each step report; read by the web layer (`cache_insight/cache_figures.py`) and
 by the metrics. Synchronous.
 
 The blocks of each tenant and model are followed in a sketch of their own, so that what one tenant is told does not
@@ -21,9 +21,9 @@ import attrs
 
 from ..messages.accountant import StepReport
 from ..messages.explanations import ExplainedPrompt
-from ..request_desk.cache_figures import CacheFigures, PinnedNow, TreeNode
 from ..shared.block_keys import KEY_BYTES, KEY_PREFIX_BYTES
 from ..shared.native import IS_COMPILED
+from .cache_figures import CacheFigures, PinnedNow, TreeNode
 from .cache_rows import CacheRow
 from .prefix_tree import NOBODY, Passage, PrefixTree
 from .request_paths import RequestPaths

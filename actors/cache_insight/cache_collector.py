@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..request_desk.cache_figures import CacheView
+from .cache_figures import CacheView
 
 
 class CacheCollector(Collector):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.stack_distances import exact_distances, quantile
-from quipu.actors.accountant.reuse_sketch import (
+from quipu.actors.cache_insight.reuse_sketch import (
     MAX_SAMPLED_IN_CALL,
     NUM_BINS,
     ReuseSketch,

@@ -15,7 +15,7 @@ import attrs
 
 from ..messages.block_manager import MissReason
 from ..messages.explanations import ExplainedPrompt, PromptOutline
-from ..request_desk.cache_figures import Divergence, TreeNode, UnknownBranch, UnknownRequest
+from .cache_figures import Divergence, TreeNode, UnknownBranch, UnknownRequest
 from .prefix_tree import Branch, Passage, PrefixTree
 from .request_paths import PromptPath, RequestPaths
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.accountant import prefix_tree
-from quipu.actors.accountant.prefix_tree import Passage, PrefixTree
-from quipu.actors.accountant.request_paths import PATHS_EACH, RequestPaths
-from tests.actors.accountant.test_prefix_tree import chain
+from quipu.actors.cache_insight import prefix_tree
+from quipu.actors.cache_insight.prefix_tree import Passage, PrefixTree
+from quipu.actors.cache_insight.request_paths import PATHS_EACH, RequestPaths
+from tests.actors.cache_insight.test_prefix_tree import chain
 
 
 @given(st.integers(0, 1 << 32))

@@ -8,7 +8,7 @@ import random
 import pytest
 import trio
 
-from quipu.actors.request_desk.cache_figures import Divergence, TreeNode
+from quipu.actors.cache_insight.cache_figures import Divergence, TreeNode
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
 from quipu.kernels.fake import continuation

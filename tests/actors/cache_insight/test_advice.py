@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
+from quipu.actors.cache_insight import advice_memory
+from quipu.actors.cache_insight.advice_memory import MAX_PROMPT_MESSAGES, AdviceMemory, Bounded
+from quipu.actors.cache_insight.advisor import Advisor
+from quipu.actors.cache_insight.prompt_digests import Digester, without_times
 from quipu.actors.messages.explanations import Advice, AdviceCode
 from quipu.actors.messages.prompts import ChatPrompt
-from quipu.actors.tokenizer import advice_memory
-from quipu.actors.tokenizer.advice_memory import MAX_PROMPT_MESSAGES, AdviceMemory, Bounded
-from quipu.actors.tokenizer.advisor import Advisor
-from quipu.actors.tokenizer.prompt_digests import Digester, without_times
-from tests.actors.tokenizer.advice_corpora import (
+from tests.actors.cache_insight.advice_corpora import (
     MAKERS,
     Conversation,
     answer,

@@ -9,7 +9,7 @@ from collections import deque
 
 import attrs
 
-from ..request_desk.cache_figures import QUANTILES, CacheFigures, Evictions, HitRate, PinFigures
+from .cache_figures import QUANTILES, CacheFigures, Evictions, HitRate, PinFigures
 from .reuse_sketch import bin_of, bounds_of
 from .reuse_window import NUM_SLICES, ReuseWindow
 

@@ -8,11 +8,11 @@ from typing import Any
 import attrs
 import pytest
 
-from quipu.actors.accountant import cache_watch
-from quipu.actors.accountant.cache_watch import MAX_FOLLOWED, MAX_ROWS, NO_HITS_AFTER, CacheWatch, WatchedPrompt
-from quipu.actors.accountant.reuse_sketch import ReuseSketch, make_sketch
-from quipu.actors.accountant.reuse_window import NUM_SLICES, WINDOWS
-from quipu.actors.request_desk.cache_figures import CacheFigures
+from quipu.actors.cache_insight import cache_watch
+from quipu.actors.cache_insight.cache_figures import CacheFigures
+from quipu.actors.cache_insight.cache_watch import MAX_FOLLOWED, MAX_ROWS, NO_HITS_AFTER, CacheWatch, WatchedPrompt
+from quipu.actors.cache_insight.reuse_sketch import ReuseSketch, make_sketch
+from quipu.actors.cache_insight.reuse_window import NUM_SLICES, WINDOWS
 from tests.step_reports import report
 
 WINDOW_S = 1200.0
