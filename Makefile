@@ -73,7 +73,7 @@ test-long: install-test ## run the property tests with many more examples
 	$(BIN)/python -m bench.stalls --fuzz 50000
 	$(BIN)/python -m tests.drawn_grammars
 
-stalls: install-test ## measure how long one client can delay the others (docs/limits.md)
+stalls: install-test ## measure how long one client can delay the others (docs/operate/limits.md)
 	$(BIN)/python -m bench.stalls $(ARGS)
 	$(BIN)/python -m bench.stalls --fuzz 2000
 
@@ -88,7 +88,7 @@ $(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
 	@$(TRITON_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps triton==$(TRITON)
 	@touch $@
 
-gpu: ## check and measure on an NVIDIA GPU, with GPU_PYTHON: parity, bits, limits, throughput (docs/gpu.md)
+gpu: ## check and measure on an NVIDIA GPU, with GPU_PYTHON: parity, bits, limits, throughput (docs/operate/gpu.md)
 	@PYTHONPATH="src:.:$$PYTHONPATH" $(GPU_PYTHON) -m tests.gpu $(ARGS)
 
 gpu-wheels: ## download to .wheels what `make gpu` needs on a machine without a network (Python 3.12, x86)
@@ -105,7 +105,7 @@ kill-ledger: install-test ## kill servers 200 times, and check that no usage rec
 chaos: install-test ## kill engines and take resources away under load, and check every answer and record (ARGS=--minutes 5)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-test-installs: install-test ## install into clean environments of several Pythons and pips, and serve and chat in each (docs/installing.md)
+test-installs: install-test ## install into clean environments of several Pythons and pips, and serve and chat in each (docs/operate/installing.md)
 	@$(BIN)/python -m tests.installs $(ARGS)
 
 test-nodes: install-test ## serve on two network namespaces, unplug the cable between them and kill engines (needs root; ARGS="--minutes 5")

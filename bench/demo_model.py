@@ -3,7 +3,7 @@
     python -m bench.demo_model [--json] [--base-url URL] [--cases 200] [--seed N]
 
 Without `--base-url` it starts `quipu serve`. Values are percentages, but for `bits_per_byte`. Calls and thinking are
-read from the raw text of rendered prompts. docs/demo-model.md explains the rows.
+read from the raw text of rendered prompts. docs/internals/demo-model.md explains the rows.
 """
 
 from __future__ import annotations

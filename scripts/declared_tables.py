@@ -1,8 +1,8 @@
 """Write the tables of `docs/` that are generated from declarations: `python -m scripts.declared_tables`.
 
-Engine settings go into `docs/settings.md`, sampling fields into `docs/sampling.md` and what becomes of fields into
-`docs/fields.md`, between two markers. With `--check` nothing is written, and the exit code is 1 if a document is out of
-date.
+Engine settings go into `docs/operate/settings.md`, sampling fields into `docs/use/sampling.md` and what becomes of
+fields into `docs/use/fields.md`, between two markers. With `--check` nothing is written, and the exit code is 1 if a
+document is out of date.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("|" + "|".join(f" {cell} " if cell != "---" else cell for cell in line) + "|\n" for line in lines)
 
 
-TABLES = {"settings.md": settings_table, "sampling.md": sampling_table, "fields.md": fields_tables}
+TABLES = {"operate/settings.md": settings_table, "use/sampling.md": sampling_table, "use/fields.md": fields_tables}
 
 
 def outdated(*, write: bool) -> list[str]:

@@ -2,8 +2,8 @@
 
 Each keyword has a schema, texts that match it and texts that do not. It is *held* if all of the first are possible
 outputs and none of the second is, *refused* if the schema does not compile, and *too strict* if texts are missing that
-match. The table goes into `docs/structured-output.md`, between two markers. With `--check` nothing is written, and the
-exit code is 1 if the document is out of date.
+match. The table goes into `docs/use/structured-output.md`, between two markers. With `--check` nothing is written, and
+the exit code is 1 if the document is out of date.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quipu.actors.grammars.grammar_library import GrammarError
 from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "structured-output.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "use" / "structured-output.md"
 BEGIN = "<!-- made by `python -m scripts.grammar_keywords` -->"
 END = "<!-- end of the table -->"
 

@@ -1,6 +1,6 @@
 """Draw a training run of the demo model as an SVG: the loss, and the share of right answers, over the tokens seen.
 
-python scripts/loss_curve.py RUN/log.jsonl docs/demo-model.svg
+python scripts/loss_curve.py RUN/log.jsonl docs/internals/demo-model.svg
 """
 
 from __future__ import annotations

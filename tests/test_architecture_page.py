@@ -13,20 +13,28 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "bench/*.md")
     for path in ROOT.glob(pattern)
 )
-FAULTS = "docs/faults.md"
+FAULTS = "docs/internals/faults.md"
 """Its paths are relative to `tests/`; `test_faults_page.py` checks them."""
 
 PRODUCT = ("actors", "kernels", "web")
 FOLDERS = ("actors", "bench", "docs", "kernels", "scripts", "src", "tests", "typings", "web")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
 CLASS = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]*)*")
-NAMING_CODE = ("docs/architecture.md", "docs/limits.md")
+NAMING_CODE = ("docs/internals/architecture.md", "docs/operate/limits.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def read(page: str) -> str:
     """Return a page without its fenced code blocks, in which backticks and brackets have other meanings."""
     return re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
+
+
+def test_index_lists_every_page() -> None:
+    """Every page of `docs/`, decisions apart, is linked from its index, and in one of the three folders."""
+    pages = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
+    pages = {page for page in pages if not page.startswith("decisions/")} - {"README.md"}
+    assert pages <= set(LINK.findall(read("docs/README.md")))
+    assert {page.partition("/")[0] for page in pages} == {"use", "operate", "internals"}
 
 
 def anchors_of(page: str) -> set[str]:
@@ -74,8 +82,8 @@ def test_constants_exist(page: str) -> None:
 
 
 def test_invariants_are_tested() -> None:
-    """Every test that `docs/engine.md` names for an invariant is in the tests of the actors."""
-    _, _, table = read("docs/engine.md").partition("## Invariants and their tests")
+    """Every test that `docs/internals/engine.md` names for an invariant is in the tests of the actors."""
+    _, _, table = read("docs/internals/engine.md").partition("## Invariants and their tests")
     names = [name for name in re.findall(r"`(\w+)", table) if name not in FOLDERS]
     assert names
     sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests" / "actors").rglob("*.py"))

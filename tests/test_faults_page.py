@@ -1,4 +1,5 @@
-"""Each row of docs/faults.md names a test, and that test exists: renaming a test requires updating the page."""
+"""Each row of docs/internals/faults.md names a test, and that test exists: renaming a test requires updating the
+page."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = [row for row in (ROOT / "docs" / "faults.md").read_text("utf-8").splitlines() if row.startswith("| ")]
+ROWS = [
+    row for row in (ROOT / "docs" / "internals" / "faults.md").read_text("utf-8").splitlines() if row.startswith("| ")
+]
 FAULTS = [row for row in ROWS if not row.startswith("| fault ")]
 
 

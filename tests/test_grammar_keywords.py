@@ -1,4 +1,4 @@
-"""The table of JSON Schema's keywords in docs/structured-output.md."""
+"""The table of JSON Schema's keywords in docs/use/structured-output.md."""
 
 from __future__ import annotations
 

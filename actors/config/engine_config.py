@@ -52,7 +52,7 @@ class EngineConfig:
         "--kv-cache-dtype",
         choices=("auto", "bfloat16", "float16", "float32", "int8"),
         help="data type of the KV cache; `int8`: in half the memory of bfloat16, with a scale for each token and head "
-        "(docs/loading.md); `auto`: that of the weights",
+        "(docs/operate/loading.md); `auto`: that of the weights",
     )
     load_format: str = setting(
         "auto",
@@ -65,7 +65,7 @@ class EngineConfig:
         "--quantization",
         choices=("int8", "int4", "int4-g32", "int4-g128"),
         help="quantize weights while loading: one scale a row, or one for each group of 32 (`int4`) or 128 inputs; "
-        "embedding and output head as int8 (docs/models.md)",
+        "embedding and output head as int8 (docs/operate/models.md)",
     )
     activations: str = setting(
         "auto",
@@ -82,7 +82,7 @@ class EngineConfig:
         reader="size",
         metavar="SIZE",
         help="memory for the KV cache of each engine, for example 4GiB",
-        resolved="room for sixteen of the longest prompts, in 4GiB or less; docs/loading.md",
+        resolved="room for sixteen of the longest prompts, in 4GiB or less; docs/operate/loading.md",
     )
     memory_utilization: float | None = setting(
         None,
@@ -175,7 +175,7 @@ class EngineConfig:
         "--kv-events-config",
         reader="kv_events",
         metavar="JSON",
-        help="publish the contents of the prefix cache, including token ids (docs/kv-events.md)",
+        help="publish the contents of the prefix cache, including token ids (docs/operate/kv-events.md)",
         group="events",
         key="kv_events_endpoint",
     )

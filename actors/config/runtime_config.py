@@ -73,8 +73,8 @@ class RuntimeConfig:
         "auto",
         "--tool-call-parser",
         metavar="NAME",
-        help="how the model writes tool calls (docs/tool-calls.md); `auto`: as its checkpoint says; `none`: calls are "
-        "text",
+        help="how the model writes tool calls (docs/use/tool-calls.md); `auto`: as its checkpoint says; `none`: calls "
+        "are text",
         group="text",
     )
     reasoning_parser: str = setting(
@@ -125,8 +125,8 @@ class RuntimeConfig:
         maximum=MAX_ENGINES,
         reader="engines",
         metavar="N|ray:N",
-        help="number of engine processes, among which prompts are routed (docs/many-engines.md); with `ray:` they run "
-        "on the nodes of a Ray cluster (docs/many-machines.md)",
+        help="number of engine processes, among which prompts are routed (docs/operate/many-engines.md); with `ray:` "
+        "they run on the nodes of a Ray cluster (docs/operate/many-machines.md)",
         resolved="1, or 0 if there is an --upstream",
         group="router",
         key="engines",
@@ -192,7 +192,8 @@ class RuntimeConfig:
         minimum=12,
         maximum=7 * 24 * 3600,
         metavar="SECONDS",
-        help="how far back `GET /v1/cache/stats` and the metrics of the same numbers look (docs/cache-stats.md)",
+        help="how far back `GET /v1/cache/stats` and the metrics of the same numbers look "
+        "(docs/operate/cache-stats.md)",
         group="cache",
     )
     upstreams: tuple[UpstreamConfig, ...] = ()

@@ -48,7 +48,7 @@ MAX_MASK_S = 0.010
 """Of processor time for one mask. `_limits` keep below it, but for rows of many thousands of items.
 
 llama.cpp's `json.gbnf` takes 10,000 items and 3 ms for a vocabulary of 129,000, and 17,000 and 6 ms for 248,000; no
-schema of the collections in docs/structured-output.md takes more than 500 items.
+schema of the collections in docs/use/structured-output.md takes more than 500 items.
 """
 
 STRING_ESCAPES = 'nrbtf\\"'

@@ -6,5 +6,5 @@
                                     reading.py ◀─────────── database.py (SQLite, or PostgreSQL by URL)
 
 `service.py` opens all of it for a server. Reports use `reading.py`; `checking.py`, `exporting.py` and `reconciling.py`
-implement commands. docs/ledger.md states the guarantees.
+implement commands. docs/operate/ledger.md states the guarantees.
 """

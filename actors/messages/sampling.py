@@ -1,7 +1,7 @@
 """Sampling parameters. Created by `web/`, completed by the tokenizer, applied by the backends.
 
 Each field that clients can send is declared here: what every API reads and refuses, and the table in
-`docs/sampling.md`, follow from the declaration. In the code, only the backends that apply a field name it again.
+`docs/use/sampling.md`, follow from the declaration. In the code, only the backends that apply a field name it again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The requests that one client sends, row by row.
 
-Each row is as large as a server with default limits accepts, or slightly larger. `docs/limits.md` lists them; a new
-endpoint or a field that grows with the request gets a row here, in `tool_rows.py`, `grammar_rows.py`,
+Each row is as large as a server with default limits accepts, or slightly larger. `docs/operate/limits.md` lists them; a
+new endpoint or a field that grows with the request gets a row here, in `tool_rows.py`, `grammar_rows.py`,
 `upstream_rows.py`, `explain_rows.py` or `report_rows.py`.
 """
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORCED = "QUIPU_CPU_ISA"
-"""Environment variable that forces a set, for comparisons and tests; see docs/kernels.md."""
+"""Environment variable that forces a set, for comparisons and tests; see docs/internals/kernels.md."""
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX2_NEEDS = frozenset({"avx2", "fma", "f16c"})

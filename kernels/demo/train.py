@@ -4,7 +4,7 @@
 
 trains in the folder RUN for that many minutes, and goes on from there when called again, until all steps are done; then
 RUN/checkpoint is what `quipu serve` loads. A seed gives the same batches on every machine, however often a run stops.
-docs/demo-model.md says how the shipped weights were made.
+docs/internals/demo-model.md says how the shipped weights were made.
 
 Muon (Jordan et al., 2024) updates the matrices of the layers, AdamW the embedding and the norms' gains. The learning
 rate is constant, then falls linearly to zero. Rows become longer as training goes on (`row_length`).

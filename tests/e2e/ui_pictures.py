@@ -1,4 +1,4 @@
-"""The pictures of the pages in the README and in docs/ui.md: `python -m tests.e2e.ui_pictures` takes them anew.
+"""The pictures of the pages in the README and in docs/use/ui.md: `python -m tests.e2e.ui_pictures` takes them anew.
 
 The test of the pictures takes them, too, and checks their size. They show the demo model, after a day of made-up usage.
 """

@@ -2,8 +2,8 @@
 
 `body_shapes.py` declares the fields of the objects within bodies, `body_table.py` those of the bodies themselves;
 `Fields` reads by the declarations, `ignored_fields.py` names what they lack, and `python -m scripts.declared_tables`
-writes them into `docs/fields.md`. Sampling fields are declared in `actors/messages/sampling.py`. This module is data
-only.
+writes them into `docs/use/fields.md`. Sampling fields are declared in `actors/messages/sampling.py`. This module is
+data only.
 
 What must always hold: a bound, default or choice that is declared is written down nowhere else.
 """

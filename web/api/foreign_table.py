@@ -1,9 +1,9 @@
 """What every endpoint makes of the fields that other servers' APIs add to OpenAI's, each decided once.
 
 Read from the request schemas of vLLM, SGLang and LMDeploy, the parameters of llama.cpp's server, and Ollama's API and
-options. `foreign_fields.py` applies the table, `python -m scripts.declared_tables` writes it into `docs/fields.md`, and
-`tests/web/api/peer_schemas.py` lists the schemas. A field that this server serves is not here but in the shapes of its
-endpoints; one of these that is implemented leaves the table.
+options. `foreign_fields.py` applies the table, `python -m scripts.declared_tables` writes it into `docs/use/fields.md`,
+and `tests/web/api/peer_schemas.py` lists the schemas. A field that this server serves is not here but in the shapes of
+its endpoints; one of these that is implemented leaves the table.
 
 What must always hold: a field that would change the answer is refused, never ignored.
 """

@@ -30,7 +30,7 @@ def tallied_usage(tally: Tally, *, with_tiers: bool) -> dict[str, Any] | None:
 
 
 def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
-    """Return the `usage` object of a completion or chat completion (docs/usage.md)."""
+    """Return the `usage` object of a completion or chat completion (docs/use/usage.md)."""
     usage = _openai(record)
     if with_tiers:
         usage["prompt_tokens_details"] |= {"cached_tokens_by_tier": cached_tokens_by_tier(record), **_estimate(record)}

@@ -154,7 +154,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
 def warn_where_open(host: str, keys: KeyStore) -> None:
     """Warn the operator if a server without keys can be reached from elsewhere."""
     if keys.is_open and not is_loopback(host):
-        message = "anyone who reaches this address can use the server: it has no API keys (docs/keys.md)"
+        message = "anyone who reaches this address can use the server: it has no API keys (docs/operate/keys.md)"
         log.warning("server.open", host=host, detail=message)
 
 

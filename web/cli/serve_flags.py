@@ -67,7 +67,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         type=parse_size,
         default=OPTIONS.max_body_bytes,
         metavar="SIZE",
-        help="maximum size of a request body (default: 8MiB; docs/limits.md says why)",
+        help="maximum size of a request body (default: 8MiB; docs/operate/limits.md says why)",
     )
     add(
         "--max-body-memory",
@@ -91,8 +91,13 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--allowed-hosts", type=parse_hosts, action="extend", default=[], metavar="HOST,...", help=hosts_help)
     origins_help = "list of sites whose pages may send requests, such as '[\"https://site.example\"]' (default: none)"
     add("--allowed-origins", type=parse_origins, default=frozenset(), metavar="JSON", help=origins_help)
-    add("--no-ui", action="store_true", help="serve no pages at /ui (docs/ui.md)")
-    add("--prices", type=Path, metavar="FILE", help="prices of tokens, for the usage page (docs/usage-reports.md#cost)")
+    add("--no-ui", action="store_true", help="serve no pages at /ui (docs/use/ui.md)")
+    add(
+        "--prices",
+        type=Path,
+        metavar="FILE",
+        help="prices of tokens, for the usage page (docs/operate/usage-reports.md#cost)",
+    )
     add = command.add_argument_group("time limits").add_argument
     add(
         "--request-timeout",
@@ -117,7 +122,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add(
         "--allow-client-priority",
         action="store_true",
-        help="let any request set its `priority`; otherwise only keys marked so may (docs/keys.md)",
+        help="let any request set its `priority`; otherwise only keys marked so may (docs/operate/keys.md)",
     )
     add(
         "--always-include-usage",

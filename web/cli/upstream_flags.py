@@ -38,7 +38,7 @@ def add_upstream_flags(add: Callable[..., Any]) -> None:
         metavar="URL[,OPTION...]",
         help="pass requests on to this server with the OpenAI API, keeping the books here; may be repeated; options: "
         "kv-events=tcp://HOST:PORT, where it publishes what it has cached, tokenizer=FOLDER, its tokenizer, and "
-        "continuous-usage, if it accepts continuous_usage_stats (docs/upstreams.md)",
+        "continuous-usage, if it accepts continuous_usage_stats (docs/operate/upstreams.md)",
     )
     add(
         "--upstream-key-file",

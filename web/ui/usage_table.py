@@ -3,7 +3,7 @@
     ?since=UNIX&until=UNIX&by=model&by=api_key&tenant=NAME&bucket=1h&format=json|csv
 
 An admin, and on a server without keys the server's own machine, sees every tenant, or those of `tenant`; every other
-key sees its own, whatever it asks for. The numbers are those of the usage reports (docs/usage-reports.md).
+key sees its own, whatever it asks for. The numbers are those of the usage reports (docs/operate/usage-reports.md).
 
 What must always hold: no parameter can widen what a key sees; an answer has at most `MAX_BUCKETS` buckets. It is made
 elsewhere (`table_report.py`).

@@ -18,7 +18,7 @@ from ...request.tally import Tally
 
 
 def messages_usage(known: UsageRecord | Tally, num_output_tokens: int, num_thinking_tokens: int = 0) -> dict[str, Any]:
-    """Return the `usage` of a message or of `message_start` (docs/usage.md)."""
+    """Return the `usage` of a message or of `message_start` (docs/use/usage.md)."""
     return {
         **delta_usage(known, num_output_tokens, num_thinking_tokens),
         "server_tool_use": None,

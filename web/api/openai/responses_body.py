@@ -89,7 +89,7 @@ def with_items(body: dict[str, Any], items: Iterable[dict[str, Any]]) -> Iterato
 
 
 def response_usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Return the usage of a chat completion under this endpoint's names (docs/usage.md)."""
+    """Return the usage of a chat completion under this endpoint's names (docs/use/usage.md)."""
     inputs = {name: value for name, value in usage["prompt_tokens_details"].items() if name != "audio_tokens"}
     return {
         "input_tokens": usage["prompt_tokens"],
