@@ -34,7 +34,7 @@ def fact(browser: Browser, pattern: str) -> list[int]:
 def test_playground(demo: Server, browser: Browser) -> None:
     """A chat is streamed; the bar has the numbers of the usage record; "why not more?" answers in words."""
     browser.open(demo.url)
-    browser.find(".settings textarea").send_keys(SYSTEM)
+    browser.paste(".settings textarea", SYSTEM)
     ask(browser, "Where does Mira live?")
     browser.wait_text(".turn.assistant .text", "Mira lives in Ashford.")
     ask(browser, "What does Otto keep?")
@@ -52,7 +52,7 @@ def test_playground(demo: Server, browser: Browser) -> None:
 def test_explanation_and_cache(demo: Server, browser: Browser) -> None:
     """Bar and "why not more?" say what the server explains; "show in the cache" leads to the prompt's path."""
     browser.open(demo.url)
-    browser.find(".settings textarea").send_keys(SYSTEM)
+    browser.paste(".settings textarea", SYSTEM)
     ask(browser, "Where does Mira live?")
     ask(browser, "Where does Otto live?")
     browser.all(".turn.user button.edit")[0].click()

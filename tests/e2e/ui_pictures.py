@@ -72,7 +72,7 @@ def demo_with_history(folder: Path) -> Iterator[Server]:
 def ask(browser: Browser, question: str) -> None:
     """Ask in the playground, and wait for the whole answer."""
     before = len(browser.all(".promptbar"))
-    browser.find("#draft").send_keys(question, Keys.ENTER)
+    browser.paste("#draft", question, Keys.ENTER)
     browser.until(lambda: len(browser.all(".promptbar")) == before + 1, "the answer is complete")
 
 
@@ -81,7 +81,7 @@ def take_playground(browser: Browser, server: Server, path: Path) -> None:
     browser.find("details.settings summary")
     if not browser.all("details.settings[open]"):
         browser.find("details.settings summary").click()
-    browser.find(".settings textarea").send_keys(SYSTEM)
+    browser.paste(".settings textarea", SYSTEM)
     if browser.run("return window.innerWidth") < DESKTOP[0]:
         browser.find("details.settings summary").click()
     ask(browser, "Where does Mira live?")

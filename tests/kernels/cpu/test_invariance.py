@@ -7,7 +7,6 @@ The cache is filled with NaN before each run, so that reading an unwritten slot 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,19 +30,27 @@ from tests.kernels.one_prompt import (
 pytestmark = needs_kernels
 
 
-@pytest.fixture(params=IN_EACH_CPU_FORMAT, ids="-".join)
-def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Iterator[CpuBackend]:
+@pytest.fixture(scope="module", params=IN_EACH_CPU_FORMAT, ids="-".join)
+def fresh(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> CpuBackend:
+    """Return a backend that all tests of one checkpoint and format use: loading it takes longer than most of them."""
     name, numbers = request.param
-    yield make_cpu_backend(checkpoints[name], **CPU_FORMATS[numbers])
+    return make_cpu_backend(checkpoints[name], **CPU_FORMATS[numbers])
+
+
+@pytest.fixture(scope="module")
+def cold(fresh: CpuBackend) -> torch.Tensor:
+    """Return the baseline: logits of the last positions, from one prefill without a cache, alone."""
+    result = run_chunks(fresh, scattered_blocks(33, seed=5), [LENGTH])
+    assert result.isfinite().all()
+    return result
 
 
 @pytest.fixture
-def cold(backend: CpuBackend) -> torch.Tensor:
-    """Return the baseline: logits of the last positions, from one prefill without a cache, alone."""
-    result = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
-    assert result.isfinite().all()
-    backend.cache.fill(float("nan"))
-    return result
+def backend(fresh: CpuBackend, cold: torch.Tensor) -> CpuBackend:
+    """Return the backend with nothing in its cache, after the baseline was computed."""
+    fresh.cache.fill(float("nan"))
+    fresh.num_threads = 1
+    return fresh
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])

@@ -14,6 +14,7 @@ from quipu.kernels.cpu.cpu_backend import CpuBackend
 from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import OTHER_CASES, kernels_of
 from tests.kernels.cpu.test_invariance import (  # noqa: F401 (pytest collects them here)
+    backend,
     cold,
     test_any_number_of_rows,
     test_cached_prefix,
@@ -26,12 +27,12 @@ from tests.kernels.kernel_checkpoints import CPU_FORMATS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(params=["qwen3-odd", "gemma3", "qwen3-moe"])
+@pytest.fixture(scope="module", params=["qwen3-odd", "gemma3", "qwen3-moe"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=OTHER_CASES, ids=lambda case: f"{case[0]}-{case[1]}")
-def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path], name: str) -> CpuBackend:
+@pytest.fixture(scope="module", params=OTHER_CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def fresh(request: pytest.FixtureRequest, checkpoints: dict[str, Path], name: str) -> CpuBackend:
     path, numbers = request.param
     return make_cpu_backend(checkpoints[name], kernels=kernels_of(path), **CPU_FORMATS[numbers])

@@ -8,7 +8,6 @@ detected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,19 +20,26 @@ from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, feed_prefix, 
 OTHERS = [prompt(length, seed=length) for length in (37, 130, 1, 64)]
 
 
-@pytest.fixture(params=IN_EACH_FORMAT, ids="-".join)
-def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Iterator[ReferenceBackend]:
+@pytest.fixture(scope="module", params=IN_EACH_FORMAT, ids="-".join)
+def fresh(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> ReferenceBackend:
+    """Return a backend that all tests of one checkpoint and format use: loading it takes longer than most of them."""
     name, numbers = request.param
-    yield make_backend(checkpoints[name], **FORMATS[numbers])
+    return make_backend(checkpoints[name], **FORMATS[numbers])
+
+
+@pytest.fixture(scope="module")
+def cold(fresh: ReferenceBackend) -> torch.Tensor:
+    """Return the baseline: logits of the last positions, from one prefill without a cache, alone."""
+    result = run_chunks(fresh, scattered_blocks(33, seed=5), [LENGTH])
+    assert result.isfinite().all()
+    return result
 
 
 @pytest.fixture
-def cold(backend: ReferenceBackend) -> torch.Tensor:
-    """Return the baseline: logits of the last positions, from one prefill without a cache, alone."""
-    result = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
-    assert result.isfinite().all()
-    backend.cache.fill(float("nan"))
-    return result
+def backend(fresh: ReferenceBackend, cold: torch.Tensor) -> ReferenceBackend:
+    """Return the backend with nothing in its cache, after the baseline was computed."""
+    fresh.cache.fill(float("nan"))
+    return fresh
 
 
 def test_chunks_decode_and_blocks(backend: ReferenceBackend, cold: torch.Tensor) -> None:
