@@ -15,7 +15,10 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from werkzeug.routing import Rule
+from xdist.remote import Producer  # type: ignore[import-untyped]  # it has no types
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it has no types
 
+from tests.e2e.shared_servers import TOGETHER
 from tests.postgres import postgres, postgres_cluster, pytest_terminal_summary
 
 __all__ = ["postgres", "postgres_cluster", "pytest_terminal_summary"]
@@ -41,6 +44,18 @@ def pytest_configure() -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Start one worker more than there are cores: the suite waits for timers and processes a quarter of its time."""
     return len(os.sched_getaffinity(0)) + 1
+
+
+class TogetherScheduling(LoadFileScheduling):
+    """Hands out whole files, as `--dist loadfile` does; files that share a server or a browser go to one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return TOGETHER.get(path, path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TogetherScheduling | None:
+    return TogetherScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:

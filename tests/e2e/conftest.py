@@ -9,11 +9,21 @@ import pytest
 
 from tests.browsers import browser, one_browser
 from tests.e2e.servers import Server, serving
+from tests.e2e.shared_servers import BROWSERS, SERVERS, TOGETHER
 
 __all__ = ["browser", "one_browser"]
 
 TIGHT_BLOCKS = 25
 """24 usable ones: a context of 384 tokens, far less than several requests need together."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Check that every file that uses what is shared is in the table of those that do."""
+    shared = {*SERVERS, *BROWSERS}
+    functions = [item for item in items if isinstance(item, pytest.Function)]
+    using = {item.nodeid.partition("::")[0] for item in functions if not shared.isdisjoint(item.fixturenames)}
+    if missing := using - TOGETHER.keys():
+        raise pytest.UsageError(f"not in tests/e2e/shared_servers.py: {sorted(missing)}")
 
 
 @pytest.fixture(scope="session")

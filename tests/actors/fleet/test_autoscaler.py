@@ -76,7 +76,7 @@ async def test_constant_load_then_none(autojump_clock: trio.abc.Clock) -> None:
             async with constant_load(client, 12):
                 await trio.sleep(300)
                 after_rise = len(states(client))
-                await trio.sleep(900)
+                await trio.sleep(5 * DOWN_S)
                 assert 3 <= after_rise <= len(states(client)) <= after_rise + 1
                 assert num_scalings(client, "down") == 0
             most = len(states(client))

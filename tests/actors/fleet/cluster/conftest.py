@@ -1,4 +1,4 @@
-"""One Ray cluster for the tests of a process."""
+"""One Ray cluster for the tests of a module."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import pytest
 from tests.actors.fleet.cluster.ray_nodes import RayNodes, ray_environment, running_nodes
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[RayNodes]:
-    """Start Ray once, with a head node; tests add nodes and remove them again. No driver is connected."""
+    """Start Ray with a head node; tests add nodes and remove them again. No driver is connected.
+
+    It ends with the module: its processes take a twentieth of a core even where nothing uses them.
+    """
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed (pip install './quipu_llm-….whl[ray]')")
     # pytest's own temporary folders have paths that are too long for sockets

@@ -1,0 +1,32 @@
+"""Which files share the servers and the browser of `conftest.py`: one worker of a test run gets them all.
+
+Otherwise each worker would start its own servers, 4 s of processor time each. `tests/conftest.py` reads the table, and
+`conftest.py` checks that no file is missing.
+"""
+
+from __future__ import annotations
+
+SERVERS = frozenset({"tiny", "tight", "fake"})
+BROWSERS = frozenset({"one_browser"})
+_WITH_SERVERS = (
+    "anthropic_client",
+    "bench_serve",
+    "chat",
+    "client_logprobs",
+    "client_outputs",
+    "client_usage",
+    "command_line",
+    "engine_settings",
+    "hostile_templates",
+    "kv_events",
+    "responses_client",
+    "seeds",
+    "typed_outputs",
+    "usage_counters",
+)
+_WITH_BROWSER = ("ui", "ui_cache", "ui_cords", "ui_keys", "ui_turns", "ui_usage")
+TOGETHER = {
+    **{f"tests/e2e/test_{name}.py": "files that share servers" for name in _WITH_SERVERS},
+    **{f"tests/e2e/test_{name}.py": "files that share a browser" for name in _WITH_BROWSER},
+}
+"""The group of each file that is in one."""
