@@ -94,10 +94,9 @@ class CrashingAccountant(Accountant):
             self.plan.crash_if_due("done")
         return is_handled
 
-    def _write(self, pending: Pending) -> RequestEntries | None:
-        request = super()._write(pending)
+    def _write(self, pending: Pending) -> None:
+        super()._write(pending)
         self.plan.crash_if_due("written")
-        return request
 
     def _end_those_with_gaps(self, report: StepReport) -> None:
         self.plan.crash_if_due("after the send")

@@ -1,8 +1,10 @@
 """The usage accountant: keeps one account per request, with two independent entries for every prompt position.
 
 One inbox brings it the opening and leaving of requests, their prompts, every step report, what each client was given,
-and engine deaths. For each message it writes entries into the entry store, applies the side effects that are due
-(`effects.py`), and then passes the step's tokens on; so `Started` reaches a client's outlet before the first token.
+and engine deaths. Each message takes one way: its entries are written into the entry store, which notes the requests
+that it concerns, and then each of these has the side effects that are due applied (`effects.py`). A step's tokens are
+passed on between the requests that go on and those that it ended: so `Started` reaches a client's outlet before the
+first token, and a request that is stopped has been given all of its tokens.
 `account.py` has every rule about the numbers.
 
     open ──▶ prompted ──▶ admitted ──▶ every sequence: Terminal (engine) and Completed (detokenizer) ──▶ closed
@@ -44,7 +46,7 @@ from ..messages.accountant import (
 from ..messages.detokenizer import Tokens
 from ..request_desk.desk import RequestDesk
 from .effects import SideEffects
-from .entry_store import AccountantMessage, EntryStore, Pending, RequestEntries
+from .entry_store import AccountantMessage, EntryStore, Pending, RequestEntries, RequestMessage
 from .journal import Journal
 from .metrics import Metrics
 from .report_writer import ReportWriter
@@ -96,74 +98,59 @@ class Accountant:
             pending.extend(Pending(message, now) for message in messages)
 
     async def _handle(self, pending: Pending) -> None:
-        match pending.message:
-            case StepReport():
-                await self._on_report(pending, pending.message)
-            case EngineDied():
-                await self._on_engine_died(pending, pending.message)
-            case Routed():
-                if not pending.is_written:
-                    pending.is_written = True
-                    self._writer.write_estimate(pending.message)
-            case Unsent(sequence_id):
-                if not pending.is_written:
-                    pending.is_written = True
-                    self._writer.write_unsent(sequence_id)
-                await self._apply_due([sequence_id], pending.at)
-            case _:
-                request = self._write(pending)
-                if request is not None:
-                    self._effects.apply_due(request, pending.at)
+        """Write a message's entries, apply the side effects that are due, and pass a step's tokens on between them."""
+        message = pending.message
+        if not pending.is_written:
+            pending.is_written = True
+            self._write(pending)
+        if isinstance(message, EngineDied):
+            self._show_engine_gone(message.engine_id)
+        await self._apply_due(pending.concerned, pending.at)
+        if isinstance(message, StepReport):
+            if not self._pass_on(pending, message):
+                await self._detokenizer.send(tokens_of(message))
+                pending.is_passed_on = True
+            self._show(pending, message)
+            await self._apply_due(pending.ended, pending.at)
 
-    def _write(self, pending: Pending) -> RequestEntries | None:
-        """Write a message about one request into the store, and return that request's entries while it is open."""
+    def _write(self, pending: Pending) -> None:
+        """Write a message into the store, having noted which requests it concerns."""
         store, message = self._store, pending.message
-        is_new, pending.is_written = not pending.is_written, True
         match message:
+            case StepReport():
+                self._write_report(pending, message)
+            case EngineDied():
+                pending.concerned = store.requests_of(message.held_ids)
+                self._write_engine_death(message)
+            case Unsent(sequence_id):
+                pending.concerned = store.requests_of([sequence_id])
+                self._writer.write_unsent(sequence_id)
+            case Routed():
+                self._writer.write_estimate(message)
             case OpenAccount():
-                if is_new:
-                    store.open(message, self._unix_time())
-                    self._metrics.open_accounts.set(store.num_open_accounts)
-                return None
+                store.open(message, self._unix_time())
+                self._metrics.open_accounts.set(store.num_open_accounts)
             case Prompted():
-                if is_new:
-                    store.add_prompts(message)
-                return None
-            case Completed() | Left() | Refused():
-                request = store.requests.get(message.request_id)
-                if request is None or not is_new:
-                    return request  # None: it was closed before its client was answered
-                match message:
-                    case Completed():
-                        request.completed[message.sequence_id] = message
-                    case Left():
-                        request.left = True
-                        request.awaited = frozenset(message.submitted_ids)
-                    case Refused():
-                        request.fail(message.error, message.fault)
-                return request
-            case Forwarded() | Answering() | Answered():
-                request = store.requests.get(message.request_id)
-                if request is not None and is_new:
-                    request.add_foreign(message, pending.at)
-                return request
+                store.add_prompts(message)
             case _:
-                raise TypeError(f"{type(message).__name__} is not about a single request")
+                request = store.requests.get(message.request_id)
+                if request is not None:  # None: it was closed before its client was answered
+                    pending.concerned = [request]
+                    self._write_about(request, message, pending.at)
+
+    def _write_about(self, request: RequestEntries, message: RequestMessage, now: float) -> None:
+        match message:
+            case Completed():
+                request.completed[message.sequence_id] = message
+            case Left():
+                request.left = True
+                request.awaited = frozenset(message.submitted_ids)
+            case Refused():
+                request.fail(message.error, message.fault)
+            case Forwarded() | Answering() | Answered():
+                request.add_foreign(message, now)
 
     # ------------------------------------------------------------ one step
-
-    async def _on_report(self, pending: Pending, report: StepReport) -> None:
-        self._write_report(pending, report)
-        if report.admitted_ids or report.revised_ids:
-            await self._apply_due([*report.admitted_ids, *report.revised_ids], pending.at)
-        await self._apply_due(pending.first_ids, pending.at)
-        if (tokens := self._tokens_of(pending, report)) is not None:
-            if not (self._detokenizer.hand_over(tokens) or self._detokenizer.send_nowait(tokens)):
-                await self._detokenizer.send(tokens)
-            pending.is_passed_on = True
-        self._show(pending, report)
-        if report.terminal_ids:
-            await self._apply_due(report.terminal_ids, pending.at)
 
     def _take_now(self, message: AccountantMessage) -> bool:
         """Note a message, and handle it in its sender's task if that is quick. Return whether it is handled."""
@@ -186,40 +173,37 @@ class Accountant:
             return False
         if report.admitted_ids or report.revised_ids or report.terminal_ids:
             return False
+        pending.is_written = True
         self._write_report(pending, report)
-        if pending.first_ids:
+        if pending.concerned or not self._pass_on(pending, report):
             return False
-        if (tokens := self._tokens_of(pending, report)) is not None:
-            if not (self._detokenizer.hand_over(tokens) or self._detokenizer.send_nowait(tokens)):
-                return False
-            pending.is_passed_on = True
         self._show(pending, report)
         return True
 
     def _write_report(self, pending: Pending, report: StepReport) -> None:
-        if pending.is_written:
-            return
-        pending.is_written = True
         if not self._is_next(report):
             pending.is_timed = pending.is_passed_on = pending.is_shown = True
             return
-        pending.first_ids = self._writer.first_tokens(report)
+        first_ids = self._writer.first_tokens(report)
+        pending.concerned = self._store.requests_of([*report.admitted_ids, *report.revised_ids, *first_ids])
+        pending.ended = self._store.requests_of(report.terminal_ids)
         try:
-            self._writer.write_report(report, pending.first_ids, pending.at)
+            self._writer.write_report(report, first_ids, pending.at)
         except ValueError as error:
             log.error("report.unreadable", number=report.number, error=str(error))
             self._writer.write_gap(report.incarnation)
 
-    def _tokens_of(self, pending: Pending, report: StepReport) -> Tokens | None:
-        """Return what of a report has to be passed on, if it was not yet."""
+    def _pass_on(self, pending: Pending, report: StepReport) -> bool:
+        """Pass a step's tokens on, unless they were; return False if the detokenizer has no room for them."""
         if report.token_ids and not pending.is_timed:
             pending.is_timed = True
             time_tokens(report, pending.at, self._store, self._metrics)
-        if pending.is_passed_on or not (report.token_ids or report.scores or report.ended_ids):
-            return None
-        return Tokens(
-            report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons, report.scores
-        )
+        if not pending.is_passed_on and (report.token_ids or report.scores or report.ended_ids):
+            tokens = tokens_of(report)
+            if not (self._detokenizer.hand_over(tokens) or self._detokenizer.send_nowait(tokens)):
+                return False
+            pending.is_passed_on = True
+        return True
 
     def _show(self, pending: Pending, report: StepReport) -> None:
         if not pending.is_shown:
@@ -264,14 +248,12 @@ class Accountant:
         if sequence_ids := self._writer.sequences_with_gaps(report):
             self._desk.abandon(sequence_ids)
 
-    async def _apply_due(self, sequence_ids: list[int], now: float) -> None:
-        """Apply the side effects that are due for these sequences' requests, once for each request."""
-        if not sequence_ids:
-            return
-        by_sequence = self._store.by_sequence
-        for request in {id(r): r for i in sequence_ids if (r := by_sequence.get(i)) is not None}.values():
+    async def _apply_due(self, requests: list[RequestEntries], now: float) -> None:
+        """Apply the side effects that are due for these requests, as far as they are open."""
+        for request in requests:
             await self._let_others_run()
-            self._effects.apply_due(request, now)
+            if self._store.is_open(request):
+                self._effects.apply_due(request, now)
 
     async def _let_others_run(self) -> None:
         """Execute a checkpoint if the last one was more than `SLICE_S` ago."""
@@ -281,20 +263,23 @@ class Accountant:
 
     # ------------------------------------------------------------ an engine's death
 
-    async def _on_engine_died(self, pending: Pending, message: EngineDied) -> None:
-        if not pending.is_written:
-            pending.is_written = True
-            taken = self._writer.write_engine_death(message)
-            log.warning(
-                "engine.requests_taken_back",
-                engine_id=message.engine_id,
-                incarnation=message.incarnation,
-                num_resumed=len(taken.resumed),
-                num_ended=len(taken.ended),
-                num_failed=len(taken.failed) + len(taken.culprits),
-                num_pinned_blocks_lost=self._metrics.num_pinned_blocks_of(message.engine_id),
-            )
-        engine_id = message.engine_id
+    def _write_engine_death(self, message: EngineDied) -> None:
+        taken = self._writer.write_engine_death(message)
+        log.warning(
+            "engine.requests_taken_back",
+            engine_id=message.engine_id,
+            incarnation=message.incarnation,
+            num_resumed=len(taken.resumed),
+            num_ended=len(taken.ended),
+            num_failed=len(taken.failed) + len(taken.culprits),
+            num_pinned_blocks_lost=self._metrics.num_pinned_blocks_of(message.engine_id),
+        )
+
+    def _show_engine_gone(self, engine_id: int) -> None:
         self._metrics.set_engine_gone(engine_id, self._desk.num_usable_blocks_of(engine_id))
         self._store.cache.on_engine_gone(engine_id)
-        await self._apply_due(list(message.held_ids), pending.at)
+
+
+def tokens_of(report: StepReport) -> Tokens:
+    """Return what of a report the detokenizer needs."""
+    return Tokens(report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons, report.scores)

@@ -13,6 +13,7 @@ side effect and the flag that it was applied are set without a checkpoint betwee
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import attrs
 
@@ -40,9 +41,9 @@ from .account_entries import Ended, Entry, Gap, Span
 from .applied_effects import AppliedEffects
 from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
 
-AccountantMessage = (
-    OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied | Unsent | Routed | ForeignMessage
-)
+RequestMessage = Refused | Completed | Left | ForeignMessage
+"""What may make side effects of one request due."""
+AccountantMessage = OpenAccount | Prompted | StepReport | EngineDied | Unsent | Routed | RequestMessage
 
 _ENDS = (Ended, Gap)
 
@@ -58,8 +59,10 @@ class Pending:
     at: float
     """When it was received: the time of its entries, however often handling it is retried."""
     is_written: bool = False
-    first_ids: list[int] = attrs.field(factory=list)
-    """Its sequences that had no token before it, noted when it is written."""
+    concerned: list[RequestEntries] = attrs.field(factory=list)
+    """The requests that it may make side effects due for, noted when it is written; those that it ends apart."""
+    ended: list[RequestEntries] = attrs.field(factory=list)
+    """The requests of which a step report ends sequences."""
     is_timed: bool = False
     is_passed_on: bool = False
     """Its tokens were sent to the detokenizer."""
@@ -246,6 +249,16 @@ class EntryStore:
     @property
     def num_open_accounts(self) -> int:
         return len(self.requests)
+
+    def requests_of(self, sequence_ids: Iterable[int]) -> list[RequestEntries]:
+        """Return the open requests of sequences, each once."""
+        by_sequence = self.by_sequence
+        found = {id(request): request for i in sequence_ids if (request := by_sequence.get(i)) is not None}
+        return list(found.values())
+
+    def is_open(self, request: RequestEntries) -> bool:
+        """Return whether the record of a request is still to be made."""
+        return self.requests.get(request.request_id) is request
 
     def open(self, opened: OpenAccount, unix_s: float) -> None:
         self.requests[opened.request_id] = RequestEntries(opened, unix_s)
