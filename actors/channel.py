@@ -4,7 +4,7 @@
                 `post` always has room, and is for senders that must never wait (a scope that is being left, one answer
                 per sequence). Callers of `post` bound how much they may still post. `send_nowait` is `send` without a
                 checkpoint, where there is a slot: what several senders have at once is then received at once.
-                `hand_over` needs no wake-up at all: a receiver that waits may handle an item in its sender's task.
+                `deliver_now` needs no wake-up at all: a receiver that waits may handle an item in its sender's task.
 
 Between the web process and the engine process there are frames (`frames.py`).
 
@@ -30,7 +30,7 @@ class Sender(Protocol[T_contra]):
 
 
 class EagerSender(Sender[T_contra], Protocol[T_contra]):
-    def hand_over(self, item: T_contra, /) -> bool:
+    def deliver_now(self, item: T_contra, /) -> bool:
         """Have the receiver handle an item now, if it waits and is willing to; return whether it was."""
         ...
 
@@ -99,7 +99,7 @@ class Channel(Generic[T]):
         self.put_reserved(item)
         return True
 
-    def hand_over(self, item: T, /) -> bool:
+    def deliver_now(self, item: T, /) -> bool:
         take_now, task = self._take_now, self._receiver
         if take_now is None or task is None:
             return False
@@ -134,7 +134,7 @@ class Channel(Generic[T]):
     async def receive_all(self, take_now: Callable[[T], bool] | None = None) -> list[T]:
         """Wait until there are items and take all of them, in order.
 
-        While it waits, `take_now(item)` is called in the task of a sender that hands an item over. It returns whether
+        While it waits, `take_now(item)` is called in the task of a sender that delivers an item now. It returns whether
         that was all there is to do; if not, or if it raises, this call returns or raises in its own task.
         """
         if self._items:

@@ -35,7 +35,7 @@ from .accountant.actor import Accountant
 from .accountant.entry_store import AccountantMessage, EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
-from .books import open_books
+from .accountant.store_setup import make_entry_store
 from .cache_insight.advisor import Advisor
 from .channel import Channel
 from .config.runtime_config import RuntimeConfig
@@ -78,7 +78,7 @@ from .tokenizer.template_source import read_template
 
 ENGINE = "quipu.actors.engine.engine"
 """Imported by name, because only `single_loop` loads it into this process."""
-FRONT = "quipu.actors.front"
+UPSTREAM_WIRING = "quipu.actors.upstream_wiring"
 """Imported by name, because only a server with upstreams needs an HTTP client."""
 
 
@@ -158,7 +158,7 @@ async def open_runtime(
     processes = EncodeProcesses(encoder, library.source) if encode_apart else None
     lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
     segments = SegmentCache(config.token_cache_bytes)
-    entry_store = open_books(config, desk, metrics)
+    entry_store = make_entry_store(config, desk, metrics, trio.current_time)
     advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
     has_unknown = library.max_token_id >= config.vocab_size
     pooled = PooledEncoder(
@@ -252,7 +252,7 @@ async def open_runtime(
         runtime = Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
         if config.upstreams:
             own = route_store.routing
-            async with importlib.import_module(FRONT).open_upstreams(config, desk, accounts, metrics, own):
+            async with importlib.import_module(UPSTREAM_WIRING).open_upstreams(config, desk, accounts, metrics, own):
                 yield runtime
         else:
             yield runtime
@@ -288,9 +288,9 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
         )
 
 
-def front(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
-    """Run a server that has upstreams and no engine. Returns an async context manager that yields a `Front`."""
-    return importlib.import_module(FRONT).open_front(config, info, journal)
+def upstreams_only(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
+    """Run a server that has upstreams and no engine. Returns a context manager that yields an `UpstreamRuntime`."""
+    return importlib.import_module(UPSTREAM_WIRING).open_upstream_runtime(config, info, journal)
 
 
-__all__ = ["AccountantMessage", "Runtime", "front", "open_runtime", "single_loop", "split"]
+__all__ = ["AccountantMessage", "Runtime", "open_runtime", "single_loop", "split", "upstreams_only"]

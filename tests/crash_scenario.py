@@ -108,9 +108,9 @@ class CrashingSender:
     _channel: EagerSender[Tokens]
     _plan: CrashPlan
 
-    def hand_over(self, tokens: Tokens) -> bool:
+    def deliver_now(self, tokens: Tokens) -> bool:
         self._plan.crash_if_due("at the send")
-        return self._channel.hand_over(tokens)
+        return self._channel.deliver_now(tokens)
 
     def send_nowait(self, tokens: Tokens) -> bool:
         self._plan.crash_if_due("at the send")

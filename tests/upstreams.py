@@ -20,9 +20,9 @@ import trio
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.config.upstream_config import UpstreamConfig
-from quipu.actors.front import Front, open_front
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.request_desk.interface import ServingInfo
+from quipu.actors.upstream_wiring import UpstreamRuntime, open_upstream_runtime
 from quipu.web.app import make_app
 from quipu.web.auth.keys import KeyStore
 from quipu.web.http.server import ServerConfig, serve
@@ -210,7 +210,7 @@ async def _read_request(stream: Stream) -> Asked | None:
 class Served:
     """A front, and a client of it."""
 
-    front: Front
+    front: UpstreamRuntime
     client: httpx2.AsyncClient
     journal: KeptJournal
     url: str
@@ -271,7 +271,7 @@ async def open_served(
     journal = journal or KeptJournal()
     names = changes.get("names", ())
     with trio.fail_after(PATIENCE_S):
-        async with open_front(front_config(*upstreams, **changes), front_info(names), journal) as front:
+        async with open_upstream_runtime(front_config(*upstreams, **changes), front_info(names), journal) as front:
             app = make_app(front.desk, options, keys)
             async with trio.open_nursery() as nursery:
                 run = partial(serve, app, host="127.0.0.1", port=0, config=ServerConfig(graceful_timeout_s=0.1))

@@ -200,7 +200,7 @@ class Accountant:
             time_tokens(report, pending.at, self._store, self._metrics)
         if not pending.is_passed_on and (report.token_ids or report.scores or report.ended_ids):
             tokens = tokens_of(report)
-            if not (self._detokenizer.hand_over(tokens) or self._detokenizer.send_nowait(tokens)):
+            if not (self._detokenizer.deliver_now(tokens) or self._detokenizer.send_nowait(tokens)):
                 return False
             pending.is_passed_on = True
         return True

@@ -92,7 +92,7 @@ class ReportWriter:
         for sequence_id, error, kind in zip(
             report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
         ):
-            if error is None and self._hand_over(sequence_id):
+            if error is None and self._resume_elsewhere(sequence_id):
                 continue
             # an engine's internal errors of single sequences: its step raised, or its logits were not finite
             is_ours = error is not None and (kind or ErrorKind.INTERNAL) == ErrorKind.INTERNAL
@@ -126,7 +126,7 @@ class ReportWriter:
             self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
         return taken
 
-    def _hand_over(self, sequence_id: int) -> bool:
+    def _resume_elsewhere(self, sequence_id: int) -> bool:
         """Have another engine go on with a sequence if this one has ended it for that."""
         request = self._store.by_sequence.get(sequence_id)
         if request is None or request.has_gap or not self._lane.resume_elsewhere(sequence_id):

@@ -115,7 +115,7 @@ class EngineLink:
         for message in messages:
             match message:
                 case StepReport():
-                    await self._report(message, may_hand_over=is_first)
+                    await self._report(message, may_deliver_now=is_first)
                     is_first = False
                 case LookedUp():
                     self._desk.lane.lookups.answer(message, self.engine_id)
@@ -128,13 +128,13 @@ class EngineLink:
                 case _:
                     raise Unreadable(f"{type(message).__name__}, which only engines receive")
 
-    async def _report(self, message: StepReport, *, may_hand_over: bool) -> None:
+    async def _report(self, message: StepReport, *, may_deliver_now: bool) -> None:
         seat = self._seat
         report = msgspec.structs.replace(message, engine_id=seat.engine_id, incarnation=self.incarnation)
         self.has_progressed |= bool(report.span_ids)
         seat.note(report)
         self._router.post(report)
-        if may_hand_over and self._accountant.hand_over(report):
+        if may_deliver_now and self._accountant.deliver_now(report):
             return
         if not self._accountant.send_nowait(report):
             await self._accountant.send(report)

@@ -1,6 +1,6 @@
 """Probes of the upstreams: which of them answer, and which models they serve.
 
-Run from `wiring` and `front.py`, next to the actor that passes requests on (`upstreams/actor.py`).
+Run from `wiring` and `upstream_wiring.py`, next to the actor that passes requests on (`upstreams/actor.py`).
 
 What must always hold: what one upstream does, and whatever it sends, neither ends nor delays a probe of another; no key
 is logged; a shortage on this machine takes no upstream out of use.

@@ -31,6 +31,7 @@ from .cache_answers import Explain, PromptLookUp
 from .encoding import EncodingRequests
 from .engine_lane import EngineLane
 from .engine_pool import EnginePool
+from .forwarding import Forwarding
 from .interface import (
     DeskClosed,
     DrainMode,
@@ -43,7 +44,6 @@ from .interface import (
 )
 from .mailbox import Mailbox
 from .open_requests import OpenRequest
-from .passing_on import PassingOn
 from .prompt_questions import PromptQuestions
 from .ticket import RequestTicket
 
@@ -75,7 +75,7 @@ class RequestDesk:
         """What starts and ends engines; set when it runs."""
         self.cache: CacheView
         """How the prefix cache was used; set when it is known who counts."""
-        self.upstreams: PassingOn | None = None
+        self.upstreams: Forwarding | None = None
         """What passes requests on to other servers, if there are any."""
         self.health_of_engines: Callable[[], Health] = engines.health
         self.explain: Explain = lambda request_id, tenant: None
@@ -123,7 +123,7 @@ class RequestDesk:
     async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
         return await self._questions.look_up(request)
 
-    async def hand_over(self, request: Encode) -> None:
+    async def start_encoding(self, request: Encode) -> None:
         """Implement `Ticket.start`."""
         if (opened := self._open.get(request.request_id)) is not None:
             await self._encoding.send(opened, request)

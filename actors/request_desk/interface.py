@@ -24,8 +24,8 @@ from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
 from .cache_answers import Explain, PromptLookUp
+from .forwarding import Forwarding
 from .mailbox import Mailbox
-from .passing_on import PassingOn
 
 
 class DeskClosed(Exception):
@@ -232,7 +232,7 @@ class Desk(Protocol):
         ...
 
     @property
-    def upstreams(self) -> PassingOn | None:
+    def upstreams(self) -> Forwarding | None:
         """What passes requests on; None if there are no upstreams."""
         ...
 

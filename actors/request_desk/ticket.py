@@ -7,16 +7,16 @@ from typing import Protocol
 
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
+from .forwarding import Forwarding
 from .mailbox import Mailbox
-from .passing_on import PassingOn
 
 
 class TicketDesk(Protocol):
     """The part of the request desk that a ticket needs."""
 
-    upstreams: PassingOn | None
+    upstreams: Forwarding | None
 
-    async def hand_over(self, request: Encode) -> None: ...
+    async def start_encoding(self, request: Encode) -> None: ...
 
     def when_encoded(self, request_id: str, call: Callable[[], object]) -> None: ...
 
@@ -48,7 +48,7 @@ class RequestTicket:
     async def start(self) -> None:
         request = self._take()
         assert isinstance(request, Encode)
-        await self._desk.hand_over(request)
+        await self._desk.start_encoding(request)
 
     async def pass_on(self, outlet: ForwardOutlet) -> None:
         request, upstreams = self._take(), self._desk.upstreams

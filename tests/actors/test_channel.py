@@ -94,13 +94,13 @@ async def handed_over(channel: Channel[int], take_now: Callable[[int], bool], it
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         await trio.testing.wait_all_tasks_blocked()
-        received += [channel.hand_over(item) for item in items]
+        received += [channel.deliver_now(item) for item in items]
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     return received
 
 
-async def test_hand_over() -> None:
+async def test_deliver_now() -> None:
     """A waiting receiver handles items in the sender's task and goes on waiting; nobody else is handed anything."""
     channel: Channel[int] = Channel(1)
     taken: list[int] = []
@@ -109,21 +109,21 @@ async def test_hand_over() -> None:
         taken.append(item)
         return True
 
-    assert not channel.hand_over(0), "nobody waits"
+    assert not channel.deliver_now(0), "nobody waits"
     assert await handed_over(channel, take_now, [1, 2]) == [True, True]
-    assert taken == [1, 2] and not channel.hand_over(3), "the receiver was cancelled"
+    assert taken == [1, 2] and not channel.deliver_now(3), "the receiver was cancelled"
     channel.post(4)
     assert await handed_over(channel, take_now, [5]) == [[4], False], "it is not waiting"
     assert taken == [1, 2]
 
 
-async def test_hand_over_is_left_to_the_receiver() -> None:
+async def test_deliver_now_is_left_to_the_receiver() -> None:
     """A receiver that has noted an item without finishing it is woken, and is handed nothing meanwhile."""
     channel: Channel[int] = Channel(1)
     assert await handed_over(channel, lambda item: False, [1, 2]) == [True, False, []]
 
 
-async def test_hand_over_fails() -> None:
+async def test_deliver_now_fails() -> None:
     """An error is raised in the receiver's task, and the sender goes on."""
 
     def take_now(item: int) -> bool:
@@ -133,13 +133,13 @@ async def test_hand_over_fails() -> None:
     assert await handed_over(channel, take_now, [1, 2]) == [True, False, "no 1"]
 
 
-async def test_post_during_hand_over() -> None:
+async def test_post_during_deliver_now() -> None:
     """What is posted while an item is handled wakes the receiver, after the item."""
     channel: Channel[int] = Channel(1)
 
     def take_now(item: int) -> bool:
         channel.post(item + 1)
-        assert not channel.hand_over(item + 2)
+        assert not channel.deliver_now(item + 2)
         return True
 
     assert await handed_over(channel, take_now, [1]) == [True, [2]]

@@ -72,7 +72,7 @@ async def test_report_after_a_death(autojump_clock: trio.abc.Clock) -> None:
 
             return watch
 
-        accounts.hand_over, accounts.send_nowait = watched(accounts.hand_over), watched(accounts.send_nowait)
+        accounts.deliver_now, accounts.send_nowait = watched(accounts.deliver_now), watched(accounts.send_nowait)
         with capture_logs() as lines:
             async with trio.open_nursery() as nursery:
                 answers: list[list[Answer]] = []

@@ -27,6 +27,7 @@ from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.cache_answers import Explain, PromptLookUp
+from quipu.actors.request_desk.forwarding import Forwarding
 from quipu.actors.request_desk.interface import (
     DeskClosed,
     DrainMode,
@@ -39,7 +40,6 @@ from quipu.actors.request_desk.interface import (
     UnknownEngine,
 )
 from quipu.actors.request_desk.mailbox import Mailbox
-from quipu.actors.request_desk.passing_on import PassingOn
 from quipu.actors.shared.scored_tokens import ScoredColumns
 from quipu.actors.shared.token_decoding import TokenText
 
@@ -194,7 +194,7 @@ class FakeTicket:
 class FakeDesk:
     script: Script = lambda encode: hello(len(encode.prompts) * encode.num_choices)
     info: ServingInfo = INFO
-    upstreams: PassingOn | None = None
+    upstreams: Forwarding | None = None
     cache: CacheView = attrs.field(factory=CacheWatch)
     closed: str | None = None
     """If set, no request can be opened, for this reason."""

@@ -25,9 +25,9 @@ from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.forwarding import Placement
 from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo, Ticket
 from quipu.actors.request_desk.mailbox import Mailbox
-from quipu.actors.request_desk.passing_on import Placement
 
 from ..auth.caller import caller_of
 from ..http import sse

@@ -22,6 +22,7 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.upstream import Forward, ForwardOutlet
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.cache_answers import Explain, PromptLookUp
+from quipu.actors.request_desk.forwarding import Forwarding
 from quipu.actors.request_desk.interface import (
     Desk,
     DeskClosed,
@@ -32,7 +33,6 @@ from quipu.actors.request_desk.interface import (
     ServingInfo,
 )
 from quipu.actors.request_desk.mailbox import Mailbox
-from quipu.actors.request_desk.passing_on import PassingOn
 
 ANSWER = ("o", "k")
 """The text of every answer, a token each."""
@@ -103,7 +103,7 @@ class StandInDesk:
         self.info: ServingInfo = attrs.evolve(
             desk.info, model_names=(MODEL,), has_engines=True, passed_on={}, shared=frozenset()
         )
-        self.upstreams: PassingOn | None = None
+        self.upstreams: Forwarding | None = None
         self.num_counted = 0
         """The prompt tokens of the last answer."""
 

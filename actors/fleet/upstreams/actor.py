@@ -24,7 +24,7 @@ from ...messages.accountant import Answered, Answering, Forwarded, Refused
 from ...messages.outcomes import ErrorKind, Fault, RequestError
 from ...messages.upstream import ForeignUsage, Forward, ForwardOutlet
 from ...request_desk.desk import RequestDesk
-from ...request_desk.passing_on import Placement, UpstreamStatus
+from ...request_desk.forwarding import Placement, UpstreamStatus
 from ..upstream_http.upstream_client import Response, UpstreamClient
 from ..upstream_http.upstream_errors import OwnShortage, UpstreamError
 from .attempts import (
@@ -87,7 +87,7 @@ class _Passing:
 
 
 class Upstreams:
-    """Implements `PassingOn`."""
+    """Implements `Forwarding`."""
 
     def __init__(
         self,

@@ -13,8 +13,8 @@ import attrs
 import msgspec
 
 from ...config.upstream_config import UpstreamConfig
+from ...request_desk.forwarding import UpstreamState, UpstreamStatus
 from ...request_desk.interface import Health, State
-from ...request_desk.passing_on import UpstreamState, UpstreamStatus
 
 PROBE_S = 5.0
 """Between two probes of an upstream that is ready."""

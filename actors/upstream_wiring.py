@@ -23,7 +23,7 @@ from .accountant.actor import Accountant
 from .accountant.entry_store import EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
-from .books import open_books
+from .accountant.store_setup import make_entry_store
 from .channel import Channel
 from .config.runtime_config import RuntimeConfig
 from .fleet.upstream_http.upstream_client import UpstreamClient
@@ -44,7 +44,7 @@ from .upstream_prompts import UpstreamPrompts, open_prompts
 
 
 @attrs.frozen
-class Front:
+class UpstreamRuntime:
     """The running actors, for the web layer and for tests."""
 
     desk: RequestDesk
@@ -62,7 +62,7 @@ class NoEngines:
     def post_first(self, items: object, /) -> None:
         pass
 
-    def hand_over(self, item: object, /) -> bool:
+    def deliver_now(self, item: object, /) -> bool:
         return True
 
     def send_nowait(self, item: object, /) -> bool:
@@ -146,7 +146,9 @@ def _take_news(seat: UpstreamSeat, routing: UpstreamRouting, prompts: UpstreamPr
 
 
 @asynccontextmanager
-async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> AsyncIterator[Front]:
+async def open_upstream_runtime(
+    config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None
+) -> AsyncIterator[UpstreamRuntime]:
     """Run a server without engines until the block is left. Usage records go to `journal`; else they are not kept."""
     journal = NoJournal() if journal is None else journal
     accounts: Channel[Any] = Channel(config.report_slots)
@@ -164,7 +166,7 @@ async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal 
         max_open_requests=config.max_open_requests,
     )
     desk.control = NoControl()
-    store = open_books(config, desk, metrics)
+    store = make_entry_store(config, desk, metrics, trio.current_time)
     deaths = Deaths(
         "accountant",
         max_restarts=config.max_restarts,
@@ -181,5 +183,5 @@ async def open_front(config: RuntimeConfig, info: ServingInfo, journal: Journal 
         nursery.start_soon(keep_running, run_accountant, deaths, store.record_crash)
         async with open_upstreams(config, desk, accounts, metrics) as seats:
             desk.health_of_engines = seats.health
-            yield Front(desk, metrics, store, seats)
+            yield UpstreamRuntime(desk, metrics, store, seats)
         nursery.cancel_scope.cancel()

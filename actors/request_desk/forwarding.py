@@ -53,7 +53,7 @@ class Placement(Protocol):
         ...
 
 
-class PassingOn(Protocol):
+class Forwarding(Protocol):
     """Passes requests on to other servers."""
 
     def place(self, model: str, body: bytes | bytearray, tenant: str) -> Placement:
