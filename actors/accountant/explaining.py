@@ -72,7 +72,7 @@ def explain_request(
 
 
 def explain_record(record: UsageRecord) -> Explanation:
-    """Explain a request of which only the record is left: numbers and reasons, without blocks.
+    """Explain a request from its record, if nothing else is left: numbers and reasons, without blocks.
 
     The record of a list of prompts has sums only, so their own numbers are None.
     """

@@ -19,7 +19,7 @@ MAX_PROMPT_MESSAGES = 8192
 MAX_OTHERS = 1024
 """Conversations, system prompts and lists of tools of one tenant, each."""
 PROMPTS_OF_ONE = 3
-"""Of a conversation, so many of the last prompts are kept."""
+"""Prompts that are kept of one conversation, the latest ones."""
 VARIANTS = 8
 """Of one system prompt, or in turn in one conversation."""
 

@@ -19,21 +19,21 @@ import attrs
 from .engine_loads import PRESENT, EngineLoad, Phase, num_tokens_of, present
 
 SHARE = 0.7
-"""Of what the remaining engines can carry: only below it does one go."""
+"""An engine is removed only while the load is below this share of what the others can carry."""
 STUCK_S = 120.0
-"""An engine that died, and has not come back for so long, is waited for no more."""
+"""How long to wait for an engine that died to come back."""
 RETRY_S = 60.0
-"""How long after an engine could not be started another one is; doubled each time..."""
+"""Delay before another engine is started after one could not be; doubled after each failure..."""
 MAX_DOUBLINGS = 5
-"""...so many times."""
+"""...up to this many times."""
 MAX_REGRETS = 6
 """How often the wait before a removal is doubled, if engines were added again soon after earlier ones."""
 DRAINING = 0.8
 """A backlog that has shrunk to this share meanwhile will soon be gone: what waits on an engine stays there, so another
 one would come too late for it."""
 REGRETTED = 8
-"""An engine that is added within so many such waits makes the last removal a mistake; without one for so long, the wait
-is as at first."""
+"""In multiples of the wait: an engine added within this time makes the last removal a mistake. If none is, the wait is
+reset."""
 
 
 @attrs.frozen(kw_only=True)

@@ -71,7 +71,7 @@ class _Reader:
     """By the identity of their schemas."""
 
     def facts(self, found: Located, level: int = 0) -> list[_Facts]:
-        """Return the alternatives of a schema, of which each value matches one at least."""
+        """Return the alternatives of a schema; every valid value matches at least one."""
         if (known := self._known.get(id(found.schema))) is None:
             known = self._known[id(found.schema)] = self._read(found, level)
         return known

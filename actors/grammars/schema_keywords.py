@@ -35,7 +35,7 @@ FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4
 _MAX_BRANCHES = 1_990
 """Of the 2,000 ways to go on that the library follows at once, those that the properties of one object may take."""
 _MAX_PATTERNS = 32
-"""Of one object, each of which is compared with each other one."""
+"""Patterns of one object: each is compared with every other."""
 _NOT_HELD = "outputs cannot be made to match it"
 _OLD_DRAFT = re.compile(r"draft-0[1-3]\b")
 _OLD_KEYWORDS = ("disallow", "divisibleBy", "extends")
@@ -90,7 +90,7 @@ _NOTES = frozenset({"$comment", "default", "deprecated", "description", "example
 
 
 def problems(found: Located, document: Document) -> Iterator[UnheldSchema]:
-    """Yield what of one schema cannot be held."""
+    """Yield the parts of one schema that cannot be enforced."""
     schema, place = found.schema, found.place
     for keyword, (is_right, reason) in _SHAPES.items():
         if keyword in schema and not is_right(schema[keyword]):

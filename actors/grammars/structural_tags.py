@@ -22,7 +22,7 @@ from .text_values import UnsupportedSchema, pattern_of, quoted
 MAX_TRIGGERS = 64
 """Of one format; each is looked for in all of its text."""
 MAX_DELIMITER_CHARS = 2048
-"""Of all strings of a list, of which a pattern is made."""
+"""Total length of the strings in a list that becomes one pattern."""
 MAX_REPEATS = 1024
 _ANY = "(?s:.*)"
 _MORE = "(?s:.+)"
@@ -154,7 +154,7 @@ class _Writer:
         return f"{name} {after.token}"
 
     def _tag(self, value: Any, where: str, after: _After, trigger: str) -> Rules:
-        """Write a tag, of which `trigger` has been written."""
+        """Write the rest of a tag whose `trigger` has been written."""
         tag = _object(value, where)
         begin, end = tag.get("begin"), tag.get("end")
         opening = _token(begin, f"{where}.begin") if isinstance(begin, dict) else quoted(_begin(tag, where, trigger))

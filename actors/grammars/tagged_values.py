@@ -42,7 +42,7 @@ _ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_.-]*/"
 def argument_rules(
     rule: str, syntax: CallSyntax, schema: Mapping[str, Any], param: str, keywords: FormatKeywords
 ) -> Iterator[str]:
-    """Yield the rules of one call's arguments, of which the last one is `rule`. Raises UnsupportedSchema."""
+    """Yield the rules of one call's arguments, ending with `rule`. Raises UnsupportedSchema."""
     whole, schema = schema, keywords.held(schema, _SCHEMA_NOTES, param)
     properties, required = read_members(schema, param, keywords)
     definitions = Definitions(dict(whole))

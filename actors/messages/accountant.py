@@ -83,13 +83,13 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     scores: list[StepScores] = []
     """Scores of the tokens above, and of prompts, for sequences that ask for them; one item per step that has any."""
     stored_keys: bytes = b""
-    """The first 8 bytes of the key of each block that can be found in the engine's cache since the last report..."""
+    """The first 8 bytes of the key of each block added to the engine's cache since the last report..."""
     removed_keys: bytes = b""
-    """...and of each that cannot be found any more, none of them in both."""
+    """...and of each key evicted since then; disjoint from `stored_keys`."""
     is_cleared: bool = False
     """The cache was emptied before these were stored."""
     filled_ids: list[int] = []
-    """Sequences of which decoding has filled a block, once for each block..."""
+    """Sequences that have filled a block while decoding, once for each block..."""
     filled_keys: bytes = b""
     """...and its key."""
     admitted_miss_details: list[MissDetail | None] = []

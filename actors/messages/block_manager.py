@@ -30,7 +30,7 @@ class MissReason(StrEnum):
 
 
 class MissDetail(msgspec.Struct, array_like=True, frozen=True):
-    """Who and what a miss goes back to, as far as the block manager remembers it."""
+    """The cause of a cache miss, if it is still known."""
 
     sequence_id: int
     """`diverged`: the sequence that wrote the block which continues differently; `evicted`: the one that was given the
@@ -47,7 +47,7 @@ class MissDetail(msgspec.Struct, array_like=True, frozen=True):
 class CacheMiss:
     reason: MissReason
     token: int
-    """Position of the first prompt token that was not found."""
+    """Position of the first uncached prompt token."""
     detail: MissDetail | None = attrs.field(default=None, eq=False)
     """Not part of usage records."""
 
@@ -63,7 +63,7 @@ class LookUp:
     block_keys: list[bytes]
     reads_cache: bool = True
     affinity: bytes = b""
-    """Stands for the client, for the router: the engine is asked that a sequence would be sent to."""
+    """Affinity key for the router, which asks the engine that it would send such a sequence to."""
 
 
 class Reserve(msgspec.Struct, frozen=True, gc=False):

@@ -39,14 +39,14 @@ LOOSE_SCHEMA_FROM = f"{SCHEMA_FROM}loose:"
 STRICT_SCHEMA_FROM = f"{SCHEMA_FROM}strict:"
 """The same, of schemas whose objects have no other properties than they declare."""
 MAX_IGNORED = 32
-"""Parts of schemas that were dropped, of which a grammar tells."""
+"""Dropped parts of schemas that a grammar names."""
 MAX_IGNORED_CHARS = 1024
 """Of the name of one of them, percent-encoded."""
 _IGNORED = "// ignored: "
 
 
 def ignored_comment(paths: Sequence[str]) -> str:
-    """Return the last line of a grammar in Lark, which tells what of its schemas was dropped."""
+    """Return the last line of a grammar in Lark, which names the dropped parts of its schemas."""
     if not paths:
         return ""
     names = (quote(path, safe=_PATH, errors="replace")[:MAX_IGNORED_CHARS] for path in paths[:MAX_IGNORED])

@@ -31,7 +31,7 @@ class Keyed:
     """Empty without prefix caching."""
     reads_cache: bool
     spans: tuple[PartSpan, ...]
-    """Which tokens come from which part of which message; empty for prompts that are no chats."""
+    """The tokens of each part of each message; empty if the prompt is not a chat."""
 
 
 @attrs.frozen

@@ -44,7 +44,7 @@ class Submit:
     num_scored: int = 1
     """Prompt tokens whose scores were reported, if they are wanted; the first has none."""
     affinity: bytes = b""
-    """Stands for the client, for the router. Empty: for nobody."""
+    """Affinity key for the router; empty if the client sent none."""
 
 
 @attrs.frozen
@@ -105,7 +105,7 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     stored_keys: bytes = b""
     """The first 8 bytes of each key that has been committed since the last grant..."""
     removed_keys: bytes = b""
-    """...and of each committed one that cannot be found any more, none of them in both."""
+    """Prefixes of keys evicted since the last grant; disjoint from `stored_keys`."""
     is_cleared: bool = False
     """The cache was reset before these were stored."""
 

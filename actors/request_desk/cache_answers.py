@@ -27,7 +27,7 @@ class PromptLookUp:
     pinned_for_s: float | None
     """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
     spans: tuple[PartSpan, ...] = ()
-    """Which tokens come from which part of which message, if it is a chat."""
+    """The tokens of each part of each message, if the prompt is a chat."""
 
 
 class Explain(Protocol):

@@ -267,7 +267,7 @@ class EngineLane:
         self._released.set()
 
     def requests_on(self, seat: EngineSeat) -> set[str]:
-        """Return the requests of which an engine holds sequences."""
+        """Return the requests that have sequences on an engine."""
         return {live.request_id for live in self._live.values() if live.engine_id == seat.engine_id}
 
     def hand_over(self, seat: EngineSeat) -> int:

@@ -27,7 +27,7 @@ from .upstream_routing import ASSUMED_BLOCK_SIZE, BYTES_PER_TOKEN, UpstreamRouti
 PIECE_BYTES = 2048
 """Beginnings of bodies are compared in pieces of this size..."""
 MAX_PIECES = 256
-"""...up to so many."""
+"""...up to this many pieces."""
 MAX_BEGINNINGS = 1 << 16
 """Beginnings that are remembered; then the oldest is forgotten."""
 _DIGEST_BYTES = 16

@@ -71,7 +71,7 @@ class EngineLoads:
         return mask & self.in_use
 
     def place(self, slot: int, num_tokens: int) -> None:
-        """Note that a prompt was sent of which `num_tokens` have to be computed."""
+        """Note that a prompt was sent whose last `num_tokens` have to be computed."""
         self.placed[slot] += num_tokens
         self._all_placed += num_tokens
         if self._all_placed > 2 * self._all_capacity > 0:

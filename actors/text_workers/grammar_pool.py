@@ -163,7 +163,7 @@ class GrammarPool:
         self._dispatch(lane)
 
     async def _check_apart(self, spec: GrammarSpec, limit_s: float) -> Verdict:
-        """Check a grammar in a process: in a new one if that which was idle has died, maybe before."""
+        """Check a grammar in an idle process, or in a new one if that process has died."""
         if (process := await self._idle.take()) is not None:
             result = await self._check_in(process, spec, limit_s)
             if not isinstance(result, ProcessGone) or result.exit_code is None or result.was_slow:

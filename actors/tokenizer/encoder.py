@@ -64,7 +64,7 @@ class EncodedChat:
     breakpoints: tuple[Breakpoint, ...]
     """One for each mark."""
     spans: tuple[PartSpan, ...] = ()
-    """Which tokens come from which part of which message, if the chat asks for it."""
+    """The tokens of each part of each message, if the chat asks for them."""
     outline_ends: tuple[int, ...] = ()
     """Tokens that begin before each of the outlined positions. Empty: none are known."""
 

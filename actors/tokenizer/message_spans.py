@@ -1,4 +1,4 @@
-"""Which part of which message each piece of a rendered chat comes from.
+"""The message and part that each piece of a rendered chat comes from.
 
 `chat_template.py` calls `find_part_ends` in the process that renders, if the chat asks for it; `encoder.py` turns the
 positions into `PartSpan`s, in tokens. A template may put anything around a message, trim it, or leave it out. So the

@@ -28,7 +28,7 @@ class EncodedPrompt:
     breakpoints: tuple[Breakpoint, ...] = ()
     echo: PromptText | None = None
     spans: tuple[PartSpan, ...] = ()
-    """Which tokens come from which part of which message, if the chat asks for it."""
+    """The tokens of each part of each message, if the chat asks for them."""
     outline: PromptOutline = NO_OUTLINE
     """The same in short, if the options ask for it."""
     advice: tuple[Advice, ...] = ()

@@ -28,7 +28,7 @@ class ReasoningCount:
         return self._closed + (0 if self._first is None else self.tokens - self._first + 1)
 
     def extend(self, length: int) -> None:
-        """Note that the current token has released so many characters."""
+        """Note how many characters the current token has released."""
         self._marks.append((self._end, self.tokens))
         self._end += length
 

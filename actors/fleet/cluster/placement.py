@@ -106,5 +106,5 @@ class Placement:
 
 
 def default_resources(cluster: dict[str, float]) -> dict[str, float]:
-    """Return what is set aside for an engine of which nobody has said what it needs."""
+    """Return what to reserve for an engine whose needs were not configured."""
     return {"GPU": 1.0, "CPU": 0.0} if cluster.get("GPU", 0) >= 1 else {"CPU": 1.0}

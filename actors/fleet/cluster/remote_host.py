@@ -181,7 +181,7 @@ class RemoteHost(ConnectedHost):
 
 
 def remote_hosts(config: RuntimeConfig, cluster: Cluster, **options: Any) -> Callable[[int], RemoteHost]:
-    """Return what makes hosts of engines on other machines, of which each divides itself among its engines."""
+    """Return a factory for hosts of engines on other machines; each machine is divided among its own engines."""
     environment = dict([SPIN_COUNT])
     if config.engine.num_threads is not None:
         environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)

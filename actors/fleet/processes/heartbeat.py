@@ -17,7 +17,7 @@ from ...messages.supervisor import Heartbeat
 HEARTBEAT_INTERVAL_S = 2.5
 """How often either side sends a heartbeat."""
 MAX_MISSED = 3
-"""A peer is lost that has missed so many heartbeats in a row and sent nothing else."""
+"""Consecutive heartbeats that a peer may miss, while it sends nothing else, before it counts as lost."""
 LATE_S = 0.5
 """How late a heartbeat may be."""
 SILENCE_S = MAX_MISSED * HEARTBEAT_INTERVAL_S + LATE_S

@@ -204,7 +204,7 @@ def _is_same_user(connection: trio.socket.SocketType) -> bool:
 
 
 async def receive_exactly(stream: trio.SocketStream, num_bytes: int) -> bytes:
-    """Wait for so many bytes and read no more. Raises PeerGone at end of file."""
+    """Read exactly this many bytes. Raises PeerGone at end of file."""
     received = b""
     while len(received) < num_bytes:
         data = await stream.receive_some(num_bytes - len(received))
