@@ -1,7 +1,7 @@
 """Compare quipu with its peers: the same checkpoint and the same load over HTTP, in alternation.
 
     python -m bench.peers [--json] [--quick] [--peers transformers vllm openvino llama.cpp] [--rounds 3]
-        [--format bf16|int8|int4] [--activations float|int8]
+        [--format bf16|int8|int4] [--activations float|int8] [--longest-prompt 8192]
 
 All serve one random checkpoint in the shape of Qwen3-0.6B (`bench/peers/checkpoint.py`), greedily, with outputs of
 exactly the requested length. The servers run at the same time and take turns, in an order that changes with every
@@ -12,7 +12,7 @@ make it worse. Some machines are faster for a few seconds, which may favor one s
     decode_N               tokens per second of N streams together, while all of them decode (prompts of 64 tokens)
     prefill_1024           prompt tokens per second until the first token of a new prompt of 1,024 tokens
     first_token_warm_1024  milliseconds to the first token of a prompt of 1,024 tokens that was just served
-    decode_1_at_8192       as decode_1, after a prompt of 8,192 tokens
+    decode_1_at_8192       as decode_1, after a prompt of 8,192 tokens (`--longest-prompt`)
     prefill_8192           as prefill_1024, of one prompt
 
 For a peer that is not installed the command that installs it is printed; for one that cannot run, the reason. The
@@ -134,7 +134,10 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
                 try:
                     about[peer.name] = with_bits(server.wait(), model)
                     warm_up = attrs.evolve(
-                        load, concurrencies=(max(load.concurrencies),), output_tokens=min(16, load.output_tokens)
+                        load,
+                        concurrencies=(max(load.concurrencies),),
+                        output_tokens=min(16, load.output_tokens),
+                        longest_prompt=load.long_prompt,
                     )
                     measure(server.port, warm_up, random.Random(f"warm up {seed}"))
                 except (PeerFailed, LoadFailed, OSError) as error:
@@ -206,6 +209,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--format", choices=FORMATS, default="bf16", help="of the weights")
     parser.add_argument("--activations", choices=["float", "int8"], default="float", help="of quipu, if quantized")
+    parser.add_argument("--longest-prompt", type=int, default=Load().longest_prompt, metavar="TOKENS")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="created if missing (default: one in .peers)")
     arguments = parser.parse_args()
@@ -224,7 +228,8 @@ def main() -> None:
             report = run(peers, model, QUICK, 1, arguments.seed)
     else:
         model = make_checkpoint(arguments.checkpoint or HOME / "qwen3-0.6b-random")
-        report = run(peers, model, Load(), arguments.rounds, arguments.seed)
+        load = Load(longest_prompt=arguments.longest_prompt)
+        report = run(peers, model, load, arguments.rounds, arguments.seed)
     print(json.dumps(report) if arguments.json else render(report))
 
 
