@@ -39,15 +39,17 @@ $(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/shared/nativ
 	@$(BIN)/python -m quipu.kernels.cpu.build
 	@touch $@
 
-# compiles all sources, and the tests as pytest rewrites them: otherwise each worker and each server would; meanwhile mypy
-# reads the types of all libraries and sources, which it keeps
+# the kernels compile while the rest is installed; then all sources, and the tests as pytest rewrites them: otherwise each
+# worker and each server would; meanwhile mypy reads the types of all libraries and sources, which it keeps
 $(VENV)/installed-test: $(VENV)/installed
 	@echo "installing what the tests need"
-	@$(PIP) --no-build-isolation -e '.[test,bench]'
-# without its dependencies: it forbids the jiter that openai requires, and works with it
-	@$(PIP) --no-deps instructor
+	@$(PIP) pytest transformers
+# instructor without its dependencies: it forbids the jiter that openai requires, and works with it
+	@$(BIN)/python -m tests.kernels.cpu.cpu_paths & kernels=$$!; \
+	$(PIP) --no-build-isolation -e '.[test,bench]' && $(PIP) --no-deps instructor; installed=$$?; \
+	wait $$kernels && exit $$installed
 	@{ $(BIN)/python -m scripts.check_dependencies; $(BIN)/mypy > /dev/null; } & \
-	$(BIN)/python -m tests.kernels.cpu.cpu_paths && $(BIN)/python -m compileall -q $(SOURCES); compiled=$$?; \
+	$(BIN)/python -m compileall -q $(SOURCES); compiled=$$?; \
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null; wait; exit $$compiled
 	@touch $@
 

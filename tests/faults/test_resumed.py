@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from quipu.actors.request_desk.interface import State
 from quipu.kernels.fake import continuation
 from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
 from tests.grammars import PERSON, schema
+from tests.kept_forks import kept_forks
 from tests.prompts import prompt_of
 from tests.runtimes import kill_engine, small_runtime, text_of, value_of
 from tests.traps.wire import over_http
@@ -30,6 +32,13 @@ CASES: dict[str, dict[str, Any]] = {
     "grammar": {"grammar": schema(PERSON), "max_tokens": 20, "n": 2},
     "scores": {"logprobs": 2, "prompt_logprobs": 2, "max_tokens": 14},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks() -> Iterator[None]:
+    """Load the tokenizer for grammars once, not for each of the engines that die."""
+    with kept_forks():
+        yield
 
 
 @pytest.mark.parametrize("after_step", [False, True], ids=["in its step", "with its result"])
