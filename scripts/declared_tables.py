@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from quipu.actors.config.declarations import (
@@ -25,6 +25,7 @@ from quipu.actors.config.declarations import (
 )
 from quipu.actors.config.runtime_config import SETTINGS
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
+from quipu.web.api.body_field import BodyField
 from quipu.web.api.body_table import SHAPES
 from quipu.web.api.foreign_table import EITHER, FOREIGN, OFF, ForeignField
 
@@ -82,7 +83,7 @@ def fields_tables() -> str:
             "### Ignored: they change no answer\n",
             _table(("field", "of", "not named in the header"), harmless),
             "### Read\n",
-            _table(("field", *(f"`{path}`" for path in _ENDPOINTS)), _read_rows()),
+            _table(("field", *(f"`{path}`" for path in _ENDPOINTS), "values"), _read_rows()),
         )
     )
 
@@ -91,15 +92,28 @@ _ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 
 def _read_rows() -> Iterable[Sequence[str]]:
-    rows: dict[str, dict[str, str]] = {}
-    for path in _ENDPOINTS:
-        for field in SHAPES[path].fields:
-            rows.setdefault(field.name, {})[path] = "refused" if path in field.refusals else "yes"
-    for sampling in SAMPLING_FIELDS:
-        rows[sampling.name] |= {path: "yes" if path in sampling.apis else "refused" for path in _ENDPOINTS}
-    for name in sorted(rows.keys() - FOREIGN.keys()):
-        if "yes" in rows[name].values():
-            yield (f"`{name}`", *(rows[name].get(path, "") for path in _ENDPOINTS))
+    for name in sorted(set().union(*(SHAPES[path].by_name for path in _ENDPOINTS)) - FOREIGN.keys()):
+        fields = {path: SHAPES[path].by_name[name] for path in _ENDPOINTS if name in SHAPES[path].by_name}
+        is_read = {path: path in _apis_of(field) for path, field in fields.items()}
+        if not any(is_read.values()):
+            continue
+        marks = ("" if path not in fields else "yes" if is_read[path] else "refused" for path in _ENDPOINTS)
+        yield (f"`{name}`", *marks, _limits({path: field for path, field in fields.items() if is_read[path]}))
+
+
+def _limits(fields: Mapping[str, BodyField]) -> str:
+    """Return the bounds of one field, by the endpoints that read it."""
+    by_limits: dict[str, list[str]] = {}
+    for path, field in fields.items():
+        by_limits.setdefault(field.limits(), []).append(f"`{path}`")
+    if len(by_limits) == 1:
+        return next(iter(by_limits))
+    return "; ".join(f"{limits} on {', '.join(paths)}" for limits, paths in by_limits.items() if limits)
+
+
+def _apis_of(field: BodyField) -> Sequence[str]:
+    """Return the endpoints that read a field."""
+    return next((sampling.apis for sampling in SAMPLING_FIELDS if sampling.name == field.name), field.apis)
 
 
 def _accepted(field: ForeignField) -> str:

@@ -1,4 +1,4 @@
-"""Probe a copy of the product for a made-up engine setting and a made-up sampling field; print findings as JSON.
+"""Probe a copy of the product for a made-up engine setting and made-up fields of bodies; print findings as JSON.
 
 Run by `test_declared_once.py` as a program, with a path on which `quipu` and `scripts` are the copy's.
 """
@@ -24,7 +24,7 @@ from quipu.actors.messages.scheduler import Submit
 from quipu.web.app import make_app
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config
-from scripts.declared_tables import sampling_table, settings_table
+from scripts.declared_tables import fields_tables, sampling_table, settings_table
 from tests.web.fakes import Client, FakeDesk
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -88,14 +88,30 @@ async def probe_field(name: str, value: Any, bad_value: Any) -> dict[str, Any]:
     }
 
 
+async def probe_body_field(name: str, attribute: str, *values: int) -> dict[str, Any]:
+    """Follow a field that is no sampling field from the bodies of all APIs to the tokenizer, and into the documents."""
+    found: dict[str, dict[str, Any]] = {case: {} for case in ("neutral", "given", "out of bounds")}
+    for case, value in zip(found, values, strict=True):
+        for path, fields in BODIES.items():
+            desk = FakeDesk()
+            exchange, answer = await Client(make_app(desk)).post(path, {"model": "tiny", **fields, name: value})
+            if exchange.status == 200:
+                ignored = exchange.headers.get("x-quipu-ignored-fields")
+                found[case][path] = [200, getattr(desk.ticket.encode, attribute), ignored]
+            else:
+                found[case][path] = [exchange.status, answer["error"]["message"]]
+    return {**found, "documents": [line for line in fields_tables().splitlines() if f"`{name}`" in line]}
+
+
 async def main() -> None:
     import quipu
 
-    setting, field = json.loads(sys.argv[1])
+    setting, field, body_field = json.loads(sys.argv[1])
     found = {
         "quipu": quipu.__file__,
         "setting": await probe_setting(*setting),
         "field": await probe_field(*field),
+        "body field": await probe_body_field(*body_field),
     }
     print(json.dumps(found))
 

@@ -1,4 +1,4 @@
-"""Engine settings and sampling fields are declared once: one line is enough to parse, bound, send and document one."""
+"""Engine settings and fields of bodies are declared once: one line is enough to parse, bound, send and document one."""
 
 from __future__ import annotations
 
@@ -35,9 +35,20 @@ ADDED = (
     ),
     # the backend that applies it
     ("kernels/step_types.py", "    min_p: float = 0.0\n", "    made_up_share: float = 0.5\n"),
+    (
+        "web/api/body_table.py",
+        '    _field("return_cached_tokens_details", *OPENAI),\n',
+        '    _field("made_up_count", *OPENAI, messages=(3,), attribute="made_up", default=3, bounds=_LOGPROBS),\n',
+    ),
+    # the message that carries it
+    ("actors/messages/tokenizer.py", '    cache_salt: str = ""\n', "    made_up: int = 0\n"),
 )
 """File, an existing line, and the line to insert before it."""
-PROBED = (("--made-up-limit", "made_up_limit", "8", "10"), ("made_up_share", 0.25, 1.5))
+PROBED = (
+    ("--made-up-limit", "made_up_limit", "8", "10"),
+    ("made_up_share", 0.25, 1.5),
+    ("made_up_count", "made_up", 3, 5, 21),
+)
 APIS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 
@@ -103,6 +114,26 @@ def test_field_is_transported_and_shown(found: Any) -> None:
     assert found["field"]["documents"] == [
         "| `made_up_share` | number, greater than 0 and at most 1 | 0.5 | yes | of nothing |",
     ]
+
+
+def test_body_field_is_read(found: Any) -> None:
+    """A new field of a body is bounded and carried to the tokenizer where it is read, and none names it as ignored."""
+    openai = [path for path in APIS if path != "/v1/messages"]
+    assert {path: found["body field"]["given"][path] for path in openai} == {path: [200, 5, None] for path in openai}
+    refused = [400, "Invalid value for `made_up_count`: must be between 0 and 20."]
+    assert {path: found["body field"]["out of bounds"][path] for path in openai} == dict.fromkeys(openai, refused)
+
+
+def test_body_field_is_refused_elsewhere(found: Any) -> None:
+    """An endpoint that does not read it refuses it, and accepts a value that asks for nothing."""
+    message = "Unknown parameter: `made_up_count` is not a parameter of this endpoint."
+    assert found["body field"]["given"]["/v1/messages"] == [400, message]
+    assert found["body field"]["neutral"] == {path: [200, 3, None] for path in APIS}
+
+
+def test_body_field_is_documented(found: Any) -> None:
+    """The documents say which endpoints read it, and its bounds."""
+    assert found["body field"]["documents"] == ["| `made_up_count` | yes | yes | yes | refused | between 0 and 20 |"]
 
 
 def test_documents_are_up_to_date() -> None:

@@ -57,9 +57,8 @@ class Reply(ABC):
     heartbeat: bytes = sse.PING
     """Sent by an idle stream from time to time."""
 
-    def __init__(self, wanted: GenerationRequest, *, stream: bool) -> None:
+    def __init__(self, wanted: GenerationRequest) -> None:
         self.wanted = wanted
-        self.stream = stream
 
     @property
     @abstractmethod
@@ -156,7 +155,7 @@ async def answer(
     mailbox.when_closed(partial(context.account_closed, traced_request(context, reply)))
     if options.request_timeout_s is not None:
         context.scope.start_soon(expire, ticket, options.request_timeout_s)
-    if reply.stream:
+    if reply.wanted.delivery.stream:
         return await _answer_streamed(reply, ticket, context, options)
     await ticket.start()
     return await _answer_whole(reply, mailbox, context)
@@ -200,7 +199,7 @@ def traced_request(context: RequestContext, reply: Reply) -> TracedRequest:
         temperature=wanted.sampling.temperature,
         top_p=wanted.sampling.top_p,
         num_choices=wanted.num_choices,
-        is_streamed=reply.stream,
+        is_streamed=wanted.delivery.stream,
     )
 
 

@@ -63,8 +63,6 @@ class BodyField:
     """One field of an object in a request."""
 
     name: str
-    values: str = ""
-    """Its type, and what the bounds do not say, in words for documents."""
     apis: tuple[str, ...] = ()
     """The endpoints that read it, where it is a field of a body."""
     refusals: Mapping[str, Refusal] = attrs.field(factory=dict)
@@ -82,6 +80,12 @@ class BodyField:
     """The fields of the object that it holds, if they are known."""
     items: Shape | None = None
     """The fields of the objects in the list that it may hold."""
+
+    def limits(self) -> str:
+        """Return what is declared of its values, as documents write it."""
+        if self.choices:
+            return ", ".join(f"`{choice}`" for choice in self.choices)
+        return self.bounds.words() if self.max_length is None else f"at most {self.max_length} characters"
 
 
 @attrs.frozen(slots=False)

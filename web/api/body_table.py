@@ -30,7 +30,6 @@ _MAX_PRIORITY = 2**31 - 1
 _OTHER_LIMIT = Refusal(why=Why.UNKNOWN, instead="max_output_tokens")
 _NEVER: tuple[object, ...] = ()
 """No value is without an effect."""
-_FLAG, _TEXT, _INTEGER = "true or false", "text", "integer"
 _LOGPROBS = Bounds(minimum=0, maximum=MAX_LOGPROBS)
 
 
@@ -138,6 +137,7 @@ _FIELDS = (
         CHAT,
         off=(1,),
         messages=(1,),
+        default=1,
         bounds=Bounds(minimum=1, maximum=MAX_CHOICES),
         is_portable=True,
     ),
@@ -205,6 +205,8 @@ def _shape_on(endpoint: str) -> Shape:
 
 SHAPES: Mapping[str, Shape] = {endpoint: _shape_on(endpoint) for endpoint in EVERY_API}
 """What each endpoint knows."""
+PROMPT_FIELDS: Mapping[str, str] = {COMPLETIONS: "prompt", CHAT: "messages", RESPONSES: "input", MESSAGES: "messages"}
+"""The field that has each endpoint's prompt."""
 PORTABLE = frozenset(field.name for fields in (_FIELDS, SAMPLING_FIELDS) for field in fields if field.is_portable)
 """Fields that mean the same to every server. Not among them: `seed`, whose tokens are those of one implementation, and
 tools and schemas, for which servers need flags."""

@@ -1,4 +1,4 @@
-"""Reading a body as `body_table.py` declares its fields, and refusing those that its endpoint does not have.
+"""A body, read as `body_table.py` declares its fields, and refused for those that its endpoint does not have.
 
 What must always hold: which of several fields is refused does not depend on the body's order.
 """
@@ -18,51 +18,50 @@ from .fields import Fields
 from .foreign_fields import refuse_foreign
 
 
-def fields_of(body: dict[str, Any], endpoint: str) -> Fields:
-    """Return the fields of a body as an endpoint knows them."""
-    return Fields(body, declared=SHAPES[endpoint])
+class Body(Fields):
+    """The body of one request to an endpoint."""
 
+    __slots__ = ("endpoint",)
 
-def refuse_unsupported(fields: Fields, endpoint: str) -> None:
-    """Raise APIError for the first field that would change the answer and is not implemented here, or not at all."""
-    refuse_foreign(fields.values, with_hints=endpoint in (CHAT, COMPLETIONS))
-    _refuse(fields, endpoint, Why.UNSUPPORTED)
+    def __init__(self, values: dict[str, Any], endpoint: str) -> None:
+        super().__init__(values, declared=SHAPES[endpoint])
+        self.endpoint = endpoint
 
+    def refuse_unsupported(self) -> None:
+        """Raise APIError for the first field that would change the answer and is not implemented here, or nowhere."""
+        refuse_foreign(self.values, with_hints=self.endpoint in (CHAT, COMPLETIONS))
+        self._refuse(Why.UNSUPPORTED)
 
-def refuse_unknown(fields: Fields, endpoint: str) -> None:
-    """Raise APIError for the first field that only other endpoints have."""
-    _refuse(fields, endpoint, Why.UNKNOWN)
+    def refuse_unknown(self) -> None:
+        """Raise APIError for the first field that only other endpoints have."""
+        self._refuse(Why.UNKNOWN)
 
+    def _refuse(self, why: Why) -> None:
+        for field in _REFUSED[self.endpoint, why]:
+            value, refusal = self.get(field.name), field.refusals[self.endpoint]
+            if value is None or refusal.accepts(value):
+                continue
+            refuse = unknown_parameter if why is Why.UNKNOWN else unsupported_parameter
+            raise refuse(field.name, refusal.instead)
 
-def _refuse(fields: Fields, endpoint: str, why: Why) -> None:
-    for field in _REFUSED[endpoint, why]:
-        value, refusal = fields.get(field.name), field.refusals[endpoint]
-        if value is None or refusal.accepts(value):
-            continue
-        if why is Why.UNKNOWN:
-            raise unknown_parameter(field.name, refusal.instead)
-        raise unsupported_parameter(field.name, refusal.instead)
+    def carried(self, message: type[attrs.AttrsInstance]) -> dict[str, Any]:
+        """Return the fields that a message carries as they are, by its attributes and in their order."""
+        names = _CARRIED[self.endpoint]
+        return {
+            attribute.name: self.value(names[attribute.name])
+            for attribute in attrs.fields(message)
+            if attribute.name in names
+        }
 
-
-def read_carried(fields: Fields, endpoint: str, carrier: type[attrs.AttrsInstance]) -> dict[str, Any]:
-    """Return the values of the fields that an endpoint reads and a message carries as they are, by its attributes.
-
-    They are read in the order of the attributes. Raises APIError.
-    """
-    carried = _CARRIED[endpoint]
-    return {
-        attribute.name: _read(fields, carried[attribute.name])
-        for attribute in attrs.fields(carrier)
-        if attribute.name in carried
-    }
-
-
-def _read(fields: Fields, field: BodyField) -> Any:
-    """Return a value of the type of its default."""
-    if type(field.default) is bool:
-        return fields.flag(field.name)
-    value = fields.integer(field.name) if type(field.default) is int else fields.optional_text(field.name)
-    return field.default if value is None else value
+    def value(self, name: str) -> Any:
+        """Return a field of the type of its default, which it has where the endpoint does not read it."""
+        field = SHAPES[self.endpoint].by_name[name]
+        if self.endpoint not in field.apis:
+            return field.default
+        if type(field.default) is bool:
+            return self.flag(field.name)
+        value = self.integer(field.name) if type(field.default) is int else self.optional_text(field.name)
+        return field.default if value is None else value
 
 
 def _refused(endpoint: str, why: Why) -> list[BodyField]:
@@ -72,8 +71,6 @@ def _refused(endpoint: str, why: Why) -> list[BodyField]:
 
 _REFUSED = {(endpoint, why): _refused(endpoint, why) for endpoint in EVERY_API for why in Why}
 _CARRIED = {
-    endpoint: {
-        field.attribute: field for field in SHAPES[endpoint].fields if field.attribute and endpoint in field.apis
-    }
-    for endpoint in EVERY_API
+    endpoint: {field.attribute: field.name for field in declared.fields if field.attribute}
+    for endpoint, declared in SHAPES.items()
 }

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from quipu.actors.config.declarations import Bounds
 
-from ..request.errors import APIError, bad_value, invalid
+from ..request.errors import APIError, bad_value, invalid, unsupported_value
 from .body_field import ANY, NO_SHAPE, BodyField, Shape
 from .json_body import parse_json
 from .json_structure import MAX_CHAT_VALUES, InvalidJson, TooComplex
@@ -39,6 +39,7 @@ async def parse_object(
 
 
 Number = TypeVar("Number", int, float)
+_MAX_TYPE_CHARS = 40
 _EXACT = 2**53
 """Up to here a float is one integer and no other."""
 _IDS_A_SLICE = 32_768
@@ -48,6 +49,13 @@ _IDS_AN_ITEM = 128
 
 def wrong_type(param: str, expected: str) -> APIError:
     return invalid(f"Invalid type for `{param}`: expected {expected}.", param, "invalid_type")
+
+
+def unsupported_type(fields: Fields, what: str, allowed: str = "") -> APIError:
+    """Return the error for an object of a type that is not served; `what` it is, and the types that are `allowed`."""
+    named = fields.text("type")[:_MAX_TYPE_CHARS]
+    problem = f"{what} of type `{named}` are not supported by this server"
+    return unsupported_value(fields.param("type"), f"must be {allowed}; {problem}" if allowed else problem)
 
 
 def missing(param: str) -> APIError:

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import attrs
 
-from quipu.actors.messages.grammar import GrammarSpec
-from quipu.actors.messages.output import OutputRules
-from quipu.actors.messages.prompts import Prompt
-from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.interface import ServingInfo
 
@@ -44,39 +40,43 @@ NO_SCORES = WantedScores()
 
 
 @attrs.frozen
-class GenerationRequest:
-    """A request whose body has been checked."""
+class TokenLimit:
+    """The maximum number of tokens of a choice, and the field that sets it."""
 
+    num_tokens: int | None
+    param: str
+
+
+@attrs.frozen(kw_only=True)
+class Delivery:
+    """How the client wants its response."""
+
+    stream: bool = False
+    include_usage: bool = False
+    """Every chunk has a `usage` field, and a last chunk carries the full usage."""
+    continuous_usage: bool = False
+    """Every chunk carries the usage so far. Only with `include_usage`, as in vLLM."""
+    with_tiers: bool = False
+    """Cached tokens are split by tier."""
+
+
+@attrs.frozen(kw_only=True)
+class GenerationRequest(Encode):
+    """A request whose body has been checked: what the tokenizer is to be told of it, and how it is answered."""
+
+    request_id: str = ""
+    """Like the domain, known when the request is opened."""
+    domain: str = ""
     model: str
     """The model name that the client sent."""
-    prompts: tuple[Prompt, ...]
-    prompt_param: str
-    num_choices: int
-    max_tokens: int | None
-    max_tokens_param: str
-    sampling: SamplingParams
-    stop: tuple[str, ...]
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    priority: int = 0
-    cache_salt: str = ""
     affinity_key: str = ""
     """What the client calls itself; empty: nothing."""
     scores: WantedScores = NO_SCORES
-    bad_words: tuple[str, ...] = ()
-    system_param: str = ""
-    output: OutputRules | None = None
-    """How reasoning and calls are told from text. None: all of the output is text."""
     include_reasoning: bool = True
     """Reasoning is part of the response; it is counted in any case."""
-    with_token_ids: bool = False
-    """The response has the ids of its prompts' and its output's tokens."""
-    grammar: GrammarSpec | None = None
-    """What the output, after its reasoning, has to look like. None: anything."""
-    thinking_budget: int | None = None
-    """After this many tokens of reasoning, the model is made to close it. None: no limit."""
     is_prewarm: bool = False
     """Only the prompts are to be computed."""
+    delivery: Delivery = attrs.field(factory=Delivery)
     rules: ReplyRules = NO_RULES
     unused_fields: tuple[str, ...] = ()
     """Paths of fields that were read and have no effect on this model; the client is told."""
@@ -102,29 +102,9 @@ class GenerationRequest:
 
     def encode(self, request_id: str, domain: str) -> Encode:
         """Return the message that starts the request."""
-        return Encode(
-            request_id=request_id,
-            prompts=self.prompts,
-            num_choices=self.num_choices,
-            max_tokens=self.max_tokens,
-            sampling=self.sampling,
-            stop=self.stop,
-            include_stop=self.include_stop,
-            skip_special_tokens=self.skip_special_tokens,
-            domain=domain,
-            prompt_param=self.prompt_param,
-            max_tokens_param=self.max_tokens_param,
-            priority=self.priority,
-            affinity=affinity_of(domain, self.affinity_key),
-            cache_salt=self.cache_salt,
-            echo=self.scores.echo,
-            bad_words=self.bad_words,
-            system_param=self.system_param,
-            output=self.output,
-            with_token_ids=self.with_token_ids,
-            grammar=self.grammar,
-            thinking_budget=self.thinking_budget,
-        )
+        told = {field.name: getattr(self, field.name) for field in attrs.fields(Encode)}
+        affinity = affinity_of(domain, self.affinity_key)
+        return Encode(**{**told, "request_id": request_id, "domain": domain, "affinity": affinity})
 
 
 def _serves_one(info: ServingInfo) -> bool:

@@ -1,4 +1,4 @@
-"""What every endpoint reads of a generation request alike: sampling, stop strings, and what is only carried along.
+"""What every endpoint reads of a generation request alike: choices, sampling, stop strings, and what is only carried.
 
 The readers of each API read prompts, tools and scores, and leave the rest to `read_request`.
 """
@@ -7,53 +7,45 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
+from quipu.actors.config.declarations import MESSAGES
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value
-from .declared_body import read_carried
-from .fields import Fields, wrong_type
-from .generation import NO_SCORES, GenerationRequest, WantedScores
+from .affinity import read_affinity_key
+from .body_table import PROMPT_FIELDS
+from .declared_body import Body
+from .fields import wrong_type
+from .generation import NO_SCORES, GenerationRequest, TokenLimit, WantedScores
 from .sampling import read_sampling
 
-STOP, STOP_SEQUENCES = "stop", "stop_sequences"
-"""OpenAI's name of the field, and Anthropic's."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4096
-
-
-@attrs.frozen
-class TokenLimit:
-    """The maximum number of tokens of a choice, and the field that sets it."""
-
-    num_tokens: int | None
-    param: str
+AFFINITY_FIELDS = ("prompt_cache_key", "user")
+"""The former replaces the latter in OpenAI's API. Its `safety_identifier` has nothing to do with caching."""
 
 
 def read_request(
-    fields: Fields,
+    body: Body,
     info: ServingInfo,
     *,
-    endpoint: str,
     model: str,
     prompts: tuple[Prompt, ...],
-    prompt_param: str,
     limit: TokenLimit,
-    num_choices: int = 1,
-    stop_field: str = STOP,
+    max_sequences: int,
     scores: WantedScores = NO_SCORES,
+    affinity_key: str | None = None,
 ) -> GenerationRequest:
-    """Return the request without what is specific to one API. Raises APIError."""
-    sampling = read_sampling(
-        fields,
-        info,
-        endpoint=endpoint,
-        max_tokens=limit.num_tokens,
-        max_tokens_param=limit.param,
-        scores=scores,
-    )
+    """Check everything that is not specific to one endpoint. Raises APIError.
+
+    `affinity_key`: None: it is in the fields of OpenAI's API.
+    """
+    prompt_param = PROMPT_FIELDS[body.endpoint]
+    num_choices: int = body.value("n")
+    if len(prompts) * num_choices > max_sequences:
+        raise bad_value(prompt_param, f"the number of prompts times `n` must be at most {max_sequences}")
+    sampling = read_sampling(body, info, limit, scores)
+    stop = _read_stop(body)
     return GenerationRequest(
         model=model,
         prompts=prompts,
@@ -63,24 +55,29 @@ def read_request(
         max_tokens_param=limit.param,
         sampling=sampling.params,
         bad_words=sampling.bad_words,
-        stop=_read_stop(fields, stop_field),
+        stop=stop,
+        echo=scores.echo,
         scores=scores,
-        **read_carried(fields, endpoint, GenerationRequest),
+        **body.carried(GenerationRequest),
+        affinity_key=read_affinity_key(body, *AFFINITY_FIELDS) if affinity_key is None else affinity_key,
     )
 
 
-def _read_stop(fields: Fields, name: str) -> tuple[str, ...]:
-    stops: Any = fields.get(name)
+def _read_stop(body: Body) -> tuple[str, ...]:
+    """Return `stop`, or `stop_sequences` of Anthropic's API, which takes no string and names the one that is wrong."""
+    is_list = body.endpoint == MESSAGES
+    name = "stop_sequences" if is_list else "stop"
+    stops: Any = body.get(name)
     if stops is None:
         return ()
-    if type(stops) is str and name == STOP:
+    if type(stops) is str and not is_list:
         stops = [stops]
     if type(stops) is list and len(stops) > MAX_STOP_STRINGS:
         raise bad_value(name, f"must have at most {MAX_STOP_STRINGS} strings")
     if type(stops) is not list or any(type(stop) is not str for stop in stops):
-        raise wrong_type(name, "a string or a list of strings" if name == STOP else "a list of strings")
+        raise wrong_type(name, "a list of strings" if is_list else "a string or a list of strings")
     for index, stop in enumerate(stops):
         if not 0 < len(stop) <= MAX_STOP_CHARS:
             limits = f"must have between 1 and {MAX_STOP_CHARS} characters"
-            raise bad_value(name, f"strings {limits}") if name == STOP else bad_value(f"{name}.{index}", limits)
+            raise bad_value(f"{name}.{index}", limits) if is_list else bad_value(name, f"strings {limits}")
     return tuple(stops)

@@ -21,8 +21,9 @@ from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, Sampling
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value, unknown_parameter
+from .declared_body import Body
 from .fields import Fields, read_boolean, read_integer, read_number, token_ids, wrong_type
-from .generation import NO_SCORES, WantedScores
+from .generation import NO_SCORES, TokenLimit, WantedScores
 
 _FROM_CHECKPOINT: Mapping[type[attrs.AttrsInstance], Mapping[str, str]] = {
     message: {field.name: field.attribute for field in sampling_fields_of(message) if field.from_checkpoint}
@@ -51,28 +52,19 @@ class _Context:
     """What a value may have to be compared with."""
 
     info: ServingInfo
-    max_tokens: int | None
-    max_tokens_param: str
+    limit: TokenLimit
 
 
-def read_sampling(
-    fields: Fields,
-    info: ServingInfo,
-    *,
-    endpoint: str,
-    max_tokens: int | None,
-    max_tokens_param: str,
-    scores: WantedScores = NO_SCORES,
-) -> Sampling:
+def read_sampling(body: Body, info: ServingInfo, limit: TokenLimit, scores: WantedScores = NO_SCORES) -> Sampling:
     """Read every sampling field of a body. Raises APIError."""
-    context = _Context(info, max_tokens, max_tokens_param)
-    _refuse(fields, _REFUSED[endpoint])
-    given = _suggested(info, SamplingParams) | _read(fields, _PARAMS[endpoint], context)
-    rules = _suggested(info, LogitRules) | _read(fields, _RULES[endpoint], context)
+    context = _Context(info, limit)
+    _refuse(body, _REFUSED[body.endpoint])
+    given = _suggested(info, SamplingParams) | _read(body, _PARAMS[body.endpoint], context)
+    rules = _suggested(info, LogitRules) | _read(body, _RULES[body.endpoint], context)
     bad_words: tuple[str, ...] = rules.pop(_WORDS.attribute, ())
     changed = LogitRules(**rules) if rules else _NO_RULES
     params = SamplingParams(
-        max_tokens=max_tokens if max_tokens is not None else info.max_model_len,
+        max_tokens=limit.num_tokens if limit.num_tokens is not None else info.max_model_len,
         logprobs=scores.output,
         prompt_logprobs=scores.prompt_in_engine,
         rules=None if changed == _NO_RULES else changed,
@@ -117,8 +109,9 @@ def _read_number(field: SamplingField, value: Any, context: _Context) -> float:
 
 def _read_integer(field: SamplingField, value: Any, context: _Context) -> int:
     number = read_integer(value, field.name, field.bounds)
-    if field.at_most_max_tokens and context.max_tokens is not None and number > context.max_tokens:
-        raise bad_value(field.name, f"must be at most `{context.max_tokens_param}`, which is {context.max_tokens}")
+    limit = context.limit
+    if field.at_most_max_tokens and limit.num_tokens is not None and number > limit.num_tokens:
+        raise bad_value(field.name, f"must be at most `{limit.param}`, which is {limit.num_tokens}")
     if number == field.same_as_off:
         return int(field.default)
     return min(number, context.info.vocab_size) if field.is_clamped else number

@@ -17,43 +17,35 @@ from quipu.actors.request_desk.interface import ServingInfo
 from ...options import AppOptions
 from ...request.errors import APIError
 from ..affinity import read_affinity_key
-from ..declared_body import fields_of, refuse_unknown, refuse_unsupported
+from ..declared_body import Body
 from ..fields import Fields, missing
-from ..generation import GenerationRequest, read_model
-from ..request_reader import STOP_SEQUENCES, TokenLimit, read_request
+from ..generation import Delivery, GenerationRequest, TokenLimit, read_model
+from ..request_reader import read_request
 from .prompt import AskedPrompt, read_prompt
 
 
-@attrs.frozen
-class MessagesRequest:
-    wanted: GenerationRequest
-    stream: bool
-
-
-async def read_messages_request(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> MessagesRequest:
+async def read_messages_request(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> GenerationRequest:
     """Check a body. Raises APIError."""
-    fields = fields_of(body, MESSAGES)
+    fields = Body(body, MESSAGES)
     model = read_model(fields, info)
     _refuse_thread(fields)
     prompt = await _read_counted(fields, info, options)
     max_tokens = fields.integer("max_tokens")
     if max_tokens is None:
         raise missing("max_tokens")
-    refuse_unknown(fields, MESSAGES)
+    fields.refuse_unknown()
     affinity_key = read_affinity_key(fields.fields("metadata"), "user_id")
     request = read_request(
         fields,
         info,
-        endpoint=MESSAGES,
         model=model,
         prompts=(prompt.chat,),
-        prompt_param="messages",
         limit=TokenLimit(max_tokens, "max_tokens"),
-        stop_field=STOP_SEQUENCES,
+        max_sequences=options.max_sequences,
+        affinity_key=affinity_key,
     )
     wanted = attrs.evolve(
         request,
-        affinity_key=affinity_key,
         system_param="system",
         output=prompt.output,
         grammar=prompt.grammar,
@@ -62,18 +54,18 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     )
     if max_tokens == 0:
         wanted = wanted.prewarmed("max_tokens")
-    return MessagesRequest(wanted, fields.flag("stream"))
+    return attrs.evolve(wanted, delivery=Delivery(stream=fields.flag("stream")))
 
 
 async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> AskedPrompt:
     """Check a body whose tokens are only to be counted. Raises APIError."""
-    fields = fields_of(body, MESSAGES)
+    fields = Body(body, MESSAGES)
     read_model(fields, info)
     return await _read_counted(fields, info, options)
 
 
-async def _read_counted(fields: Fields, info: ServingInfo, options: AppOptions) -> AskedPrompt:
-    refuse_unsupported(fields, MESSAGES)
+async def _read_counted(fields: Body, info: ServingInfo, options: AppOptions) -> AskedPrompt:
+    fields.refuse_unsupported()
     return await read_prompt(fields, info.output, keep_billing_header=options.keep_billing_header)
 
 

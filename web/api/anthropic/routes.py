@@ -21,8 +21,9 @@ from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
+from ..generation import GenerationRequest
 from ..stream import Transcript
-from .body import MessagesRequest, read_count, read_messages_request
+from .body import read_count, read_messages_request
 from .message import PING, MessageWriter, whole_message
 
 COUNT_ENDPOINT = "/v1/messages/count_tokens"
@@ -34,8 +35,8 @@ class MessageReply(Reply):
 
     heartbeat = PING
 
-    def __init__(self, asked_for: MessagesRequest, call_ids: CallIds) -> None:
-        super().__init__(asked_for.wanted, stream=asked_for.stream)
+    def __init__(self, wanted: GenerationRequest, call_ids: CallIds) -> None:
+        super().__init__(wanted)
         self._call_ids = call_ids
         self._message_id = f"msg_{call_ids.request_id}"
 

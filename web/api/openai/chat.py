@@ -14,15 +14,16 @@ from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import bad_value
-from ..declared_body import fields_of, refuse_unsupported
+from ..declared_body import Body
 from ..fields import Fields
 from ..generation import GenerationRequest, read_model
 from ..pace import Pace
+from ..request_reader import read_request
 from ..template_fields import read_documents, read_switch_and_budget, read_template_kwargs
 from ..thinking import Thinking
 from .chat_messages import read_messages
 from .chat_tools import read_chat_tools
-from .common_fields import read_generation, read_limit, unused_verbosity
+from .common_fields import read_limit, unused_verbosity
 from .logprobs import read_chat_scores
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 
@@ -32,9 +33,9 @@ OBJECT_NAME = "chat.completion"
 
 async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
     """Check a body. Raises APIError."""
-    fields = fields_of(body, CHAT)
+    fields = Body(body, CHAT)
     model = read_model(fields, info)
-    refuse_unsupported(fields, CHAT)
+    fields.refuse_unsupported()
     limit = read_limit(fields)
     thinking = Thinking(info.output)
     thinking.read_effort(fields, "reasoning_effort")
@@ -59,13 +60,11 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         marks=breakpoints.marks(read.parts),
         parts=read.parts,
     )
-    request = read_generation(
+    request = read_request(
         fields,
         info,
-        endpoint=CHAT,
         model=model,
         prompts=(prompt,),
-        prompt_param="messages",
         limit=limit,
         max_sequences=max_sequences,
         scores=read_chat_scores(fields),

@@ -10,6 +10,7 @@ rendered is up to the template.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import attrs
@@ -17,10 +18,10 @@ import attrs
 from quipu.actors.messages.prompts import ChatPart
 
 from ...request.errors import bad_value, unsupported_parameter, unsupported_value
-from ..fields import Fields
+from ..fields import Fields, unsupported_type
 from ..pace import Pace
 from .call_arguments import read_arguments
-from .prompt_cache import PartBreakpoints, read_breakpoint
+from .prompt_cache import PartBreakpoint, PartBreakpoints, read_breakpoint
 
 _OF_ANSWERS = ("audio", "refusal")
 """What only messages of the assistant may have."""
@@ -30,9 +31,8 @@ _MAY_BE_EMPTY = ("assistant", "function")
 _RESULTS = ("tool", "function")
 _TEXTS = ("text",)
 _ANSWERS = ("text", "refusal")
-"""Types of parts, whose text is in the field of the same name."""
+"""Types of parts."""
 _UNREADABLE = ("image_url", "input_audio", "file")
-_MAX_TYPE_CHARS = 40
 
 
 @attrs.frozen
@@ -43,6 +43,49 @@ class ReadMessages:
     parts: tuple[ChatPart, ...]
     unused: tuple[str, ...] = ()
     """Paths of what was skipped."""
+
+
+@attrs.frozen
+class TextParts:
+    """A string, or the joined texts of a list of parts."""
+
+    text: str
+    part_ends: tuple[int, ...] | None = None
+    """Characters up to the end of each part. None: it is a string."""
+    breakpoints: tuple[PartBreakpoint | None, ...] = ()
+    """Of each part."""
+
+
+async def read_parts(
+    fields: Fields,
+    name: str,
+    types: tuple[str, ...],
+    skipped: tuple[str, ...],
+    unused: list[str],
+    pace: Pace,
+    allowed: str,
+) -> TextParts:
+    """Return the text of a field that holds a string or a list of parts of these types. Raises APIError.
+
+    The paths of parts of `skipped` types, which the model cannot read, are added to `unused`. `allowed`: the types, for
+    messages.
+    """
+    value: Any = fields.get(name)
+    if type(value) is str:
+        return TextParts(value)
+    texts, breakpoints = [], []
+    for part in fields.objects(name, "a string or a list of text parts", pace.check_parts, is_required=True):
+        await pace.tick()
+        kind = part.text("type")
+        if kind in skipped:
+            unused.append(part.path)
+            texts.append("")
+        elif kind in types:
+            texts.append(part.text("refusal" if kind == "refusal" else "text"))
+        else:
+            raise unsupported_type(part, "parts", allowed)
+        breakpoints.append(read_breakpoint(part))
+    return TextParts("".join(texts), tuple(accumulate(map(len, texts))), tuple(breakpoints))
 
 
 async def read_messages(fields: Fields, breakpoints: PartBreakpoints, pace: Pace) -> ReadMessages:
@@ -128,30 +171,16 @@ class _Reader:
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     async def _read_content(self, fields: Fields, role: str) -> str:
-        content = fields.get("content")
-        if role in _MAY_BE_EMPTY and (content is None or content == []):
+        if role in _MAY_BE_EMPTY and fields.get("content") in (None, []):
             return ""
-        if type(content) is str:
-            self._note_part(role, None, len(content))
-            return content
-        parts = fields.objects("content", "a string or a list of text parts", self._pace.check_parts, is_required=True)
-        texts_of = _ANSWERS if role == "assistant" else _TEXTS
-        texts = []
-        num_chars = 0
-        for index, part in enumerate(parts):
-            await self._pace.tick()
-            part_type = part.text("type")
-            if part_type in _UNREADABLE and role in _RESULTS:
-                self.unused.append(part.path)
-            elif part_type not in texts_of:
-                named = part_type[:_MAX_TYPE_CHARS]
-                problem = f"must be `text`; parts of type `{named}` are not supported by this server"
-                raise unsupported_value(part.param("type"), problem)
-            texts.append(part.text(part_type) if part_type in texts_of else "")
-            num_chars += len(texts[-1])
+        types, skipped = _ANSWERS if role == "assistant" else _TEXTS, _UNREADABLE if role in _RESULTS else ()
+        content = await read_parts(fields, "content", types, skipped, self.unused, self._pace, "`text`")
+        if content.part_ends is None:
+            self._note_part(role, None, len(content.text))
+        for index, num_chars in enumerate(content.part_ends or ()):
             self._note_part(role, index, num_chars)
-            self._breakpoints.add(read_breakpoint(part), len(self.messages), num_chars)
-        return "".join(texts)
+            self._breakpoints.add(content.breakpoints[index], len(self.messages), num_chars)
+        return content.text
 
     def _note_part(self, role: str, part: int | None, num_chars: int, call: int | None = None) -> None:
         """Note the end of a part of the message that is being read, whose index is the same in the chat."""

@@ -10,8 +10,8 @@ from quipu.actors.messages.call_syntax import CallForm
 from quipu.actors.messages.grammar import GrammarSpec
 from quipu.actors.messages.output import OutputRules
 
-from ...request.errors import bad_value, unsupported_value
-from ..fields import Fields
+from ...request.errors import bad_value
+from ..fields import Fields, unsupported_type
 from ..forced_calls import read_calls_grammar
 from ..output_grammar import read_openai_grammar
 from ..pace import Pace
@@ -19,7 +19,6 @@ from ..reply_rules import ReplyRules
 from ..tool_set import ToolSet, read_name
 from .tool_choice import read_tool_choice
 
-_MAX_TYPE_CHARS = 40
 _LIST = "a list of tools"
 
 
@@ -43,10 +42,8 @@ async def read_chat_tools(fields: Fields, form: CallForm | None, pace: Pace) -> 
     if is_legacy and fields.get("tools"):
         raise bad_value("functions", "not allowed together with `tools`")
     for tool in fields.objects("tools", _LIST, pace.check_tools):
-        if (kind := tool.text("type")) != "function":
-            named = kind[:_MAX_TYPE_CHARS]
-            problem = f"must be `function`; tools of type `{named}` are not supported by this server"
-            raise unsupported_value(tool.param("type"), problem)
+        if tool.text("type") != "function":
+            raise unsupported_type(tool, "tools", "`function`")
         await _add(tool.fields("function"), tool.values, tools)
     for function in fields.objects("functions", _LIST, pace.check_tools):
         await _add(function, {"type": "function", "function": function.values}, tools)

@@ -25,7 +25,6 @@ from ..content import CallIds
 from ..generation import GenerationRequest, WantedScores
 from ..stream import StreamWriter
 from ..usage import openai_usage, tallied_usage
-from .common_fields import Delivery
 
 
 @attrs.frozen
@@ -60,14 +59,13 @@ class ChunkWriter(StreamWriter):
         self,
         sink: Sink,
         envelope: Envelope,
-        delivery: Delivery,
         wanted: GenerationRequest,
         call_ids: CallIds,
         tally: Tally,
         log: structlog.typing.BindableLogger,
     ) -> None:
         super().__init__(sink, tally, log)
-        self._delivery = delivery
+        self._delivery = wanted.delivery
         self._wanted = wanted
         self._call_ids = call_ids
         self._num_top = wanted.scores.output
@@ -76,7 +74,7 @@ class ChunkWriter(StreamWriter):
         head = b"data: " + orjson.dumps(envelope.fields(self.OBJECT_NAME))[:-1]
         self._choice_head = head + b',"choices":[{"index":'
         self._no_choice_head = head + b',"choices":[]'
-        self._plain_end = b',"usage":null}\n\n' if delivery.include_usage else b"}\n\n"
+        self._plain_end = b',"usage":null}\n\n' if wanted.delivery.include_usage else b"}\n\n"
         self._running_tail = _FINISH[None] + self._plain_end
 
     @abstractmethod

@@ -21,14 +21,15 @@ from quipu.actors.request_desk.interface import ServingInfo
 from ...http.sse import json_for_line
 from ...request.errors import bad_value, invalid
 from ..content import CallIds
-from ..declared_body import fields_of, refuse_unsupported
+from ..declared_body import Body
 from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..output_grammar import read_openai_grammar
 from ..pace import Pace
+from ..request_reader import read_request
 from ..stream import Transcript
 from .chunks import ChunkWriter
-from .common_fields import read_generation, read_limit
+from .common_fields import read_limit
 from .logprobs import (
     completion_logprobs,
     completion_logprobs_pieces,
@@ -51,9 +52,9 @@ _PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of 
 
 async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
     """Check a body. Raises APIError."""
-    fields = fields_of(body, COMPLETIONS)
+    fields = Body(body, COMPLETIONS)
     model = read_model(fields, info)
-    refuse_unsupported(fields, COMPLETIONS)
+    fields.refuse_unsupported()
     scores = read_completion_scores(fields)
     limit = read_limit(fields)
     if limit.num_tokens is None:
@@ -61,13 +62,11 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     async with Pace() as pace:
         prompts = await _read_prompts(fields, info, max_sequences, pace)
         grammar = await read_openai_grammar(fields, pace)
-    request = read_generation(
+    request = read_request(
         fields,
         info,
-        endpoint=COMPLETIONS,
         model=model,
         prompts=prompts,
-        prompt_param="prompt",
         limit=limit,
         max_sequences=max_sequences,
         scores=scores,

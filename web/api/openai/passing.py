@@ -34,10 +34,10 @@ from ...request.tally import Tally
 from ..affinity import affinity_of, read_affinity_key
 from ..answer import ReceivedBody, expire, open_sink, stream_response
 from ..body_table import PORTABLE
-from ..declared_body import fields_of
+from ..declared_body import Body
 from ..generation import GenerationRequest
+from ..request_reader import AFFINITY_FIELDS
 from ..stream import StreamWriter
-from .common_fields import AFFINITY_FIELDS
 
 ReadPrompt = Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRequest]]
 """Reads a body as for an engine of this server."""
@@ -135,7 +135,7 @@ def read_forward(
     request_id: str, endpoint: str, body: dict[str, Any], data: bytes, tenant: str, options: AppOptions
 ) -> Forward:
     """Return what is passed on. Raises APIError."""
-    fields = fields_of(body, endpoint)
+    fields = Body(body, endpoint)
     stream_options = fields.fields("stream_options")
     asks_usage = stream_options.flag("include_usage")
     return Forward(

@@ -17,15 +17,15 @@ from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import bad_value, unsupported_value
-from ..declared_body import fields_of, refuse_unknown, refuse_unsupported
+from ..declared_body import Body
 from ..fields import Fields, wrong_type
-from ..generation import GenerationRequest, read_model
+from ..generation import GenerationRequest, TokenLimit, read_model
 from ..output_grammar import read_format
 from ..pace import Pace
-from ..request_reader import TokenLimit
+from ..request_reader import read_request
 from ..template_fields import read_switch_and_budget, read_template_kwargs
 from ..thinking import Thinking
-from .common_fields import read_delivery, read_generation, unused_verbosity
+from .common_fields import read_delivery, unused_verbosity
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .responses_echo import read_echo
 from .responses_input import read_input
@@ -41,19 +41,16 @@ class ResponseRequest:
     """A body that has been checked."""
 
     wanted: GenerationRequest
-    stream: bool
-    with_tiers: bool
-    """Cached tokens are split by tier."""
     echo: Mapping[str, Any]
     """Fields of the request that every version of the response object repeats."""
 
 
 async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> ResponseRequest:
     """Check a body. Raises APIError."""
-    fields = fields_of(body, RESPONSES)
+    fields = Body(body, RESPONSES)
     model = read_model(fields, info)
-    refuse_unknown(fields, RESPONSES)
-    refuse_unsupported(fields, RESPONSES)
+    fields.refuse_unknown()
+    fields.refuse_unsupported()
     _check_included(fields)
     limit = TokenLimit(fields.integer("max_output_tokens"), "max_output_tokens")
     thinking = Thinking(info.output)
@@ -77,13 +74,11 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         marks=breakpoints.marks(read.parts),
         parts=read.parts,
     )
-    wanted = read_generation(
+    wanted = read_request(
         fields,
         info,
-        endpoint=RESPONSES,
         model=model,
         prompts=(prompt,),
-        prompt_param="input",
         limit=limit,
         max_sequences=max_sequences,
     )
@@ -105,8 +100,8 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     if wishes.prewarm:
         wanted = wanted.prewarmed(PREWARM)
     fields.flag("store")  # checked, although nothing is stored
-    delivery = read_delivery(fields)
-    return ResponseRequest(wanted, delivery.stream, delivery.with_tiers, read_echo(fields, wanted))
+    wanted = attrs.evolve(wanted, delivery=read_delivery(fields))
+    return ResponseRequest(wanted, read_echo(fields, wanted))
 
 
 def _check_included(fields: Fields) -> None:

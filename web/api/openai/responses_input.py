@@ -12,19 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from itertools import accumulate
 from typing import Any
-
-import attrs
 
 from quipu.actors.messages.prompts import ChatPart
 
-from ...request.errors import unsupported_value
-from ..fields import Fields, missing, wrong_type
+from ..fields import Fields, missing, unsupported_type, wrong_type
 from ..pace import Pace
 from .call_arguments import read_arguments
-from .chat_messages import ReadMessages
-from .prompt_cache import PartBreakpoint, PartBreakpoints, read_breakpoint
+from .chat_messages import ReadMessages, TextParts, read_parts
+from .prompt_cache import PartBreakpoints
 from .responses_tools import ResponseTools
 from .tool_choice import read_flat_name
 
@@ -58,7 +54,6 @@ _UNREADABLE = ("input_image", "input_file")
 """Parts that the model cannot read: refused in a message, skipped in the result of a tool, since a history that has one
 could never be continued."""
 _REASONING_PARTS = {"content": ("reasoning_text", "text"), "summary": ("summary_text",)}
-_MAX_TYPE_CHARS = 40
 
 Message = dict[str, Any]
 
@@ -76,7 +71,7 @@ async def read_input(fields: Fields, tools: ResponseTools, breakpoints: PartBrea
         raise missing("input")
     if type(items) is str:
         reader.messages.append({"role": "user", "content": items})
-        reader.end_parts("user", _Text(items))
+        reader.end_parts("user", TextParts(items))
     else:
         for index, item in enumerate(fields.objects("input", "a string or a list of items", pace.check_messages)):
             reader.item = index
@@ -84,17 +79,6 @@ async def read_input(fields: Fields, tools: ResponseTools, breakpoints: PartBrea
     if len(reader.messages) == len(system):
         reader.messages.append({"role": "user", "content": ""})  # agents send an empty input to see who answers
     return ReadMessages(tuple(reader.messages), tuple(reader.parts))
-
-
-@attrs.frozen
-class _Text:
-    """A string, or the joined texts of a list of parts."""
-
-    text: str
-    part_ends: tuple[int, ...] | None = None
-    """Characters up to the end of each part. None: it is a string."""
-    breakpoints: tuple[PartBreakpoint | None, ...] = ()
-    """Of each part."""
 
 
 class _Reader:
@@ -138,11 +122,10 @@ class _Reader:
             return
         read = self._readers.get(item_type)
         if read is None:
-            named = item_type[:_MAX_TYPE_CHARS]
-            raise unsupported_value(fields.param("type"), f"items of type `{named}` are not supported by this server")
+            raise unsupported_type(fields, "items")
         await read(fields)
 
-    def end_parts(self, role: str, text: _Text) -> None:
+    def end_parts(self, role: str, text: TextParts) -> None:
         """Note the ends of the parts that are the content of the last message."""
         index = len(self.messages) - 1
         ends = [(None, len(text.text))] if text.part_ends is None else enumerate(text.part_ends)
@@ -189,7 +172,7 @@ class _Reader:
 
     async def _read_call_output(self, fields: Fields, *, may_be_absent: bool = False) -> None:
         is_empty = fields.get("output") == [] or (may_be_absent and fields.get("output") is None)
-        content = _Text("") if is_empty else await self._read_text(fields, "output", skipped=_UNREADABLE)
+        content = TextParts("") if is_empty else await self._read_text(fields, "output", skipped=_UNREADABLE)
         self._add_result(fields, content)
 
     async def _read_shell_output(self, fields: Fields) -> None:
@@ -200,9 +183,9 @@ class _Reader:
         for printed in fields.objects("output", "a list of outputs", self._pace.check_parts):
             await self._pace.tick()
             texts += [printed.optional_text(name) or "" for name in ("stdout", "stderr")]
-        self._add_result(fields, _Text("".join(texts)))
+        self._add_result(fields, TextParts("".join(texts)))
 
-    def _add_result(self, fields: Fields, content: _Text) -> None:
+    def _add_result(self, fields: Fields, content: TextParts) -> None:
         message = {"role": "tool", "content": content.text}
         for name, key in (("call_id", "tool_call_id"), ("name", "name")):
             if (value := fields.optional_text(name)) is not None:
@@ -222,24 +205,7 @@ class _Reader:
 
     async def _read_text(
         self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS, skipped: tuple[str, ...] = ()
-    ) -> _Text:
+    ) -> TextParts:
         """Return a string, or the joined texts of a list of parts."""
-        value = fields.get(name)
-        if type(value) is str:
-            return _Text(value)
-        parts = fields.objects(name, "a string or a list of text parts", self._pace.check_parts, is_required=True)
-        texts, breakpoints = [], []
-        for part in parts:
-            await self._pace.tick()
-            part_type = part.text("type")
-            if part_type in skipped:
-                self._tools.unused.append(part.path)
-                texts.append("")
-            elif part_type not in part_types:
-                allowed, named = " or ".join(part_types), part_type[:_MAX_TYPE_CHARS]
-                problem = f"must be {allowed}; parts of type `{named}` are not supported by this server"
-                raise unsupported_value(part.param("type"), problem)
-            else:
-                texts.append(part.text("refusal" if part_type == "refusal" else "text"))
-            breakpoints.append(read_breakpoint(part))
-        return _Text("".join(texts), tuple(accumulate(map(len, texts))), tuple(breakpoints))
+        allowed = " or ".join(part_types)
+        return await read_parts(fields, name, part_types, skipped, self._tools.unused, self._pace, allowed)

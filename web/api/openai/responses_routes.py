@@ -38,12 +38,12 @@ class ResponseReply(Reply):
     """A response object, whole or as events."""
 
     def __init__(self, asked_for: ResponseRequest, call_ids: CallIds) -> None:
-        super().__init__(asked_for.wanted, stream=asked_for.stream)
+        super().__init__(asked_for.wanted)
         self._draft = Draft(
             response_id=f"resp_{call_ids.request_id}",
             created_at=int(time.time()),
             echo=asked_for.echo,
-            with_tiers=asked_for.with_tiers,
+            with_tiers=asked_for.wanted.delivery.with_tiers,
             is_prewarm=asked_for.wanted.is_prewarm,
         )
         self._call_ids = call_ids

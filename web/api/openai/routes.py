@@ -21,14 +21,14 @@ from ...options import AppOptions
 from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
-from ..declared_body import fields_of
+from ..declared_body import Body
 from ..generation import GenerationRequest
 from ..json_structure import MAX_VALUES
 from ..stream import Transcript
 from ..usage import openai_usage
 from . import chat, chat_response, completions
 from .chunks import ChunkWriter, Envelope
-from .common_fields import Delivery, read_delivery
+from .common_fields import read_delivery
 from .logprobs import prompt_logprobs_pieces
 from .passing import PassingOn
 from .token_ids import id_pieces
@@ -71,10 +71,9 @@ CHAT = Dialect(
 class ChoicesReply(Reply):
     """A response with choices, whole or in chunks."""
 
-    def __init__(self, dialect: Dialect, wanted: GenerationRequest, delivery: Delivery, parsed: ParsedRequest) -> None:
-        super().__init__(wanted, stream=delivery.stream)
+    def __init__(self, dialect: Dialect, wanted: GenerationRequest, parsed: ParsedRequest) -> None:
+        super().__init__(wanted)
         self._dialect = dialect
-        self._delivery = delivery
         self._envelope = Envelope(dialect.id_prefix + parsed.request_id, int(time.time()), wanted.model)
         self._call_ids = CallIds(parsed.request_id, parsed.info.output.has_short_call_ids)
 
@@ -88,7 +87,7 @@ class ChoicesReply(Reply):
             if index:
                 yield b","
             yield from self._dialect.choice(transcript, index, self.wanted, self._call_ids)
-        yield b'],"usage":' + orjson.dumps(openai_usage(record, with_tiers=self._delivery.with_tiers))
+        yield b'],"usage":' + orjson.dumps(openai_usage(record, with_tiers=self.wanted.delivery.with_tiers))
         if self._dialect.has_one_prompt:
             yield from self._about_prompt(transcript)
         yield b"}"
@@ -103,7 +102,7 @@ class ChoicesReply(Reply):
             yield from id_pieces(transcript.prompt_token_ids.get(0, ()))
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ChunkWriter:
-        return self._dialect.writer(sink, self._envelope, self._delivery, self.wanted, self._call_ids, tally, log)
+        return self._dialect.writer(sink, self._envelope, self.wanted, self._call_ids, tally, log)
 
 
 def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
@@ -130,7 +129,7 @@ async def read_chat(parsed: ParsedRequest) -> Reply:
 
 async def _read(dialect: Dialect, parsed: ParsedRequest) -> Reply:
     wanted = await dialect.read(parsed.body, parsed.info, parsed.options.max_sequences)
-    delivery = read_delivery(fields_of(parsed.body, dialect.endpoint))
+    delivery = read_delivery(Body(parsed.body, dialect.endpoint))
     if parsed.options.always_include_usage:
         delivery = attrs.evolve(delivery, include_usage=True)
-    return ChoicesReply(dialect, wanted, delivery, parsed)
+    return ChoicesReply(dialect, attrs.evolve(wanted, delivery=delivery), parsed)
