@@ -123,7 +123,7 @@ def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -
     def submit(tokens: list[int], keys: list[bytes], max_tokens: int = 1) -> None:
         engine.submit(Job(next(ids), tokens, len(tokens), keys, max_tokens, ROOT))
 
-    def in_manager(act: Callable[[], None]) -> int:
+    def in_manager(act: Callable[[], object]) -> int:
         """Return the nanoseconds in the block manager during `act` and its consequences."""
         before = engine.manager_ns
         act()

@@ -27,7 +27,7 @@ from bench.engine_jobs import quiet_collector
 from bench.simulated import Job, PassCosts, SimulatedEngine
 from quipu.actors.engine.block_manager.pending import STEP_OVERHEAD_TOKENS
 from quipu.actors.engine.scheduler.config import SchedulerConfig
-from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.scheduler import StepDone
 from quipu.actors.shared.block_keys import chain_keys
 
 BLOCK_SIZE = 16
@@ -99,13 +99,14 @@ class Results:
     """Prompt tokens."""
     num_tokens: int = 0
 
-    def note(self, plan: StepPlan, now: float, num_prompt: int) -> None:
+    def note(self, done: StepDone, now: float, num_prompt: int) -> None:
         """Record that the pass has ended at `now`."""
-        for sequence_id, start, count, samples in zip(
-            plan.row_ids, plan.row_starts, plan.row_counts, plan.row_samples, strict=True
+        num_tokens = done.num_tokens or [1] * len(done.row_ids)
+        for sequence_id, start, end, samples in zip(
+            done.row_ids, done.row_starts, done.row_ends, num_tokens, strict=True
         ):
             if sequence_id in self.arrivals:
-                self.num_computed += max(0, min(start + count, num_prompt) - start)
+                self.num_computed += max(0, min(end, num_prompt) - start)
                 if samples:
                     self.first_tokens.setdefault(sequence_id, now)
                     self.last_token = now
@@ -161,8 +162,7 @@ def serve(engine: SimulatedEngine, workload: Workload, costs: PassCosts) -> Resu
             done_at = now + costs.seconds(engine.plans[0])
         if done_at is not None and (not arriving or done_at <= arriving[0][0]):
             now, done_at = done_at, None
-            results.note(engine.plans[0], now, workload.num_shared + workload.num_own)
-            engine.finish_step()
+            results.note(engine.finish_step(), now, workload.num_shared + workload.num_own)
         else:
             now = max(now, arriving[0][0])
             while arriving and arriving[0][0] <= now:

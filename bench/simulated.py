@@ -54,7 +54,7 @@ class PassCosts:
     token_s: float = 20e-6
 
     def seconds(self, plan: StepPlan) -> float:
-        return self.step_s + self.token_s * sum(plan.row_counts)
+        return self.step_s + self.token_s * (plan.num_going_on + sum(plan.chunk_counts))
 
 
 @attrs.frozen
@@ -67,6 +67,11 @@ class StepTime:
 
 def draw_zeros(count: int) -> list[int]:
     return [0] * count
+
+
+def admit_start(plan: StepPlan, sequence_id: int) -> int:
+    """Return where the chunk of a sequence starts: behind what it was granted."""
+    return plan.chunk_starts[plan.row_ids.index(sequence_id) - plan.num_going_on]
 
 
 class SimulatedEngine:
@@ -113,6 +118,9 @@ class SimulatedEngine:
         self._draw = draw
         self._jobs: dict[int, Job] = {}
         """Open requests: what they hold is released outside the timers."""
+        self._positions: dict[int, int] = {}
+        self._lengths: dict[int, tuple[int, int]] = {}
+        """Tokens known at its admission and the most tokens, by sequence."""
         self._before = StepTime(0, 0)
 
     def submit(self, job: Job) -> None:
@@ -162,27 +170,37 @@ class SimulatedEngine:
         self.manager_ns += b - a
         return outgoing
 
-    def finish_step(self) -> None:
-        """Complete the oldest plan."""
+    def finish_step(self) -> StepDone:
+        """Complete the oldest plan. Returns what its executor reports."""
         done = self.answer(self.plans.popleft())
         began = clock()
         self.batcher.on_done(done)
         self.scheduler_ns += clock() - began
+        return done
 
     def answer(self, plan: StepPlan) -> StepDone:
         """Return what an executor reports about a plan that it has run."""
-        sampled = [row for row, samples in enumerate(plan.row_samples) if samples]
+        for admit in plan.admitted:
+            self._lengths[admit.sequence_id] = (len(admit.tokens), admit.max_len)
+        going_on, chunks = plan.row_ids[: plan.num_going_on], plan.row_ids[plan.num_going_on :]
+        starts = [self._positions[sequence_id] for sequence_id in going_on] + plan.chunk_starts
+        ends = [start + 1 for start in starts[: plan.num_going_on]]
+        num_tokens = [1] * plan.num_going_on
+        for sequence_id, start, count in zip(chunks, plan.chunk_starts, plan.chunk_counts, strict=True):
+            num_known, max_len = self._lengths[sequence_id]
+            ends.append(start + count)
+            num_tokens.append(int(start + count == num_known < max_len))
+        self._positions.update(zip(plan.row_ids, ends, strict=True))
         return StepDone(
             step=plan.step,
             generation=plan.generation,
             row_ids=plan.row_ids,
-            row_epochs=plan.row_epochs,
-            row_starts=plan.row_starts,
-            row_ends=[start + count for start, count in zip(plan.row_starts, plan.row_counts, strict=True)],
-            sampled_rows=sampled,
-            sampled_token_ids=self._draw(len(sampled)),
-            read_ids=plan.admitted_ids,
-            read_tokens=[len(token_ids) for token_ids in plan.admitted_tokens],
+            row_starts=starts,
+            row_ends=ends,
+            token_ids=self._draw(sum(num_tokens)),
+            num_tokens=[] if all(num_tokens) else num_tokens,
+            read_ids=[admit.sequence_id for admit in plan.admitted],
+            read_tokens=[admit_start(plan, admit.sequence_id) for admit in plan.admitted],
             seconds=0.0,
         )
 

@@ -1,11 +1,12 @@
 """The protocol that every backend implements, and what one is made from.
 
-The executor is the only caller: it makes one backend at start (`load.py`) and calls `step` once a pass, from one
-thread. Operations, memory layouts and graphs are internal to a backend.
+The executor is the only caller: it makes one backend at start (`load.py`), and launches and collects each pass, from
+one thread. Operations, memory layouts and graphs are internal to a backend.
 
 What must always hold:
-- `step` either raises, and then no token of the pass is used, or has written the KV of every token of the batch and
-  drawn a token for every row that samples;
+- a pass either raises, in `launch` or in `collect`, and then none of its tokens is used, or has written the KV of every
+  token of the batch and drawn a token for every row that samples;
+- passes are collected in the order in which they were launched;
 - if `capabilities.invariant`, a row's logits depend on its own tokens only: not on the batch, the chunking, the cached
   prefix or the physical blocks that hold it.
 """
@@ -43,6 +44,8 @@ class Capabilities:
     """Whether bit-identical results cost nothing here. Then they are the default, and `fast` changes nothing."""
     num_threads: int | None = None
     """Threads of a pass, if it runs on the CPU."""
+    most_tokens: int = 1
+    """The most tokens that a row may yield in a pass."""
 
     @property
     def determinism(self) -> str:
@@ -111,6 +114,34 @@ class BackendConfig:
     """What quantized matrices are multiplied with: `int8`, `float`, or `auto`: what the checkpoint was made for."""
 
 
+class LaunchedPass(Protocol):
+    """A pass that has been handed to the device."""
+
+    def collect(self) -> Drawn:
+        """Wait for the pass and return what it drew. To be called once."""
+        ...
+
+
+@attrs.frozen
+class FinishedPass:
+    """A pass that was over when it was launched."""
+
+    drawn: Drawn
+
+    def collect(self) -> Drawn:
+        return self.drawn
+
+
+class RunsAtOnce:
+    """Base of backends that run a pass while it is launched."""
+
+    def step(self, batch: StepBatch) -> Drawn:
+        raise NotImplementedError
+
+    def launch(self, batch: StepBatch) -> LaunchedPass:
+        return FinishedPass(self.step(batch))
+
+
 class Backend(Protocol):
     """Runs passes over one model and one paged KV cache."""
 
@@ -120,8 +151,15 @@ class Backend(Protocol):
     @property
     def memory_plan(self) -> MemoryPlan: ...
 
+    def launch(self, batch: StepBatch) -> LaunchedPass:
+        """Begin one pass: write KV for every token, draw for every row with `samples`, score what `scoring` names.
+
+        May return before the pass is over. Until it is collected, nobody changes what the batch refers to.
+        """
+        ...
+
     def step(self, batch: StepBatch) -> Drawn:
-        """Run one pass: write KV for every token, draw for every row with `samples`, score what `scoring` names."""
+        """Launch one pass and collect it."""
         ...
 
     def while_idle(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from .step_types import RowSampling, Scores
+from .step_types import RowSampling, Scores, SequenceKind
 
 if TYPE_CHECKING:
     from .logit_processors import Processing
@@ -48,10 +48,17 @@ class StepBatch:
     """R. How many outputs the sequence has drawn before: Philox's counter."""
     carried: list[bool] = attrs.field(default=_for_every_row(False))
     """R. Whether the input is the token that this slot drew in the previous pass (the host may not know it yet)."""
+    most_tokens: list[int] | None = None
+    """R. The most tokens that a row may yield, each but the first after a position of its own behind the row's last
+    one, for which the block table has room. None: one each. A backend may always yield fewer, but one."""
     scoring: Scoring | None = None
     """Tokens whose logprobs are requested; None, as almost always: none."""
     processing: Processing | None = None
     """Changes to logits before tokens are drawn; None: none. Scores are of the raw logits."""
+    kinds: list[SequenceKind] | None = None
+    """R. What each row is computed for. None: all generate."""
+    adapters: list[str] | None = None
+    """R. Digest of the adapter whose weights are added for each row; empty for none. None: no row has one."""
     copies: Sequence[tuple[int, int]] = ()
     """Physical blocks to copy before the pass, from the first of each pair to the second. All are read before any is
     written: one pair may overwrite the source of another."""
@@ -90,9 +97,14 @@ class Drawn:
     rows: list[int]
     """Indexes of the rows with `samples`, ascending."""
     token_ids: list[int]
-    """The drawn token of each."""
+    """The drawn token of each; where a row yields several, the first."""
+    more: dict[int, list[int]] = attrs.field(factory=dict)
+    """Tokens that rows yielded after their first, by row; their KV is written, except that of a row's last token. Only
+    where `most_tokens` allows it."""
+    rejected: dict[int, int] = attrs.field(factory=dict)
+    """Positions of rows that were computed behind those, and whose tokens were not accepted. Their KV means nothing."""
     scores: Scores | None = None
-    """Of the tokens drawn by `Scoring.drawn_rows`, without `broken_rows`. None if the batch has no scoring."""
+    """Of all tokens that `Scoring.drawn_rows` yielded, without `broken_rows`. None if the batch has no scoring."""
     prompt_scores: Scores | None = None
     """Of `Scoring.prompt_target_ids`."""
     broken_rows: list[int] = attrs.field(factory=list)

@@ -15,16 +15,16 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import attrs
-import numpy as np
 
-from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan
+from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan, RunsAtOnce
 from .batch import Drawn, Scoring, StepBatch
-from .logit_processors import NONE_LEFT, Processing
+from .fake_rules import draw_by_rules, masked
+from .fake_scores import MASK, cheap_scores, score, slot_value
 from .step_types import Scores
 
-_MASK = (1 << 61) - 1
-_LOGPROB_STEPS = 1 << 20
 _DEFAULT_CONTEXTS = 16
+NONSENSE = 1 << 30
+"""The token in positions that are computed and not accepted: none that is read may hold it."""
 _ANY = -1
 """The key of a reply to every sequence."""
 
@@ -59,11 +59,20 @@ class Dials:
     replies: Mapping[int, Sequence[int]] = attrs.field(factory=dict)
     """What is drawn, and `eos_token_id` after it, where the sequence contains the token that is its key; the last of
     several that fit. -1 fits every sequence; alone, it is drawn without reading KV. Empty: drawn tokens are hashes."""
+    most_tokens: int = 1
+    """A row may yield so many tokens in a pass. How many of the positions that it is allowed are accepted is drawn from
+    what it reads; the others are filled with nonsense."""
+    applies_rules: bool = False
+    """Whether tokens are drawn as a sequence's rules want; otherwise only grammars are followed."""
     only_token_id: int | None = None
     """Always draw this token, without reading KV: a pass then costs almost nothing."""
 
+    @property
+    def drawable(self) -> range:
+        return range(self.first_token_id, self.first_token_id + self.num_token_ids)
 
-class FakeBackend:
+
+class FakeBackend(RunsAtOnce):
     """Implements `quipu.kernels.backend.Backend` in plain Python."""
 
     def __init__(self, config: BackendConfig, dials: Dials | None = None) -> None:
@@ -91,16 +100,18 @@ class FakeBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(name="fake", dtype="none", invariant=True, kv_cache_dtype="none")
+        most = self.dials.most_tokens
+        return Capabilities(name="fake", dtype="none", invariant=True, kv_cache_dtype="none", most_tokens=most)
 
     @property
     def memory_plan(self) -> MemoryPlan:
         return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
-        dials, size = self.dials, self._block_size
+        dials = self.dials
         self.num_passes += 1
-        too_many = dials.max_tokens_in_memory is not None and len(batch.token_ids) > dials.max_tokens_in_memory
+        num_positions = len(batch.token_ids) + sum(most - 1 for most in batch.most_tokens or ())
+        too_many = dials.max_tokens_in_memory is not None and num_positions > dials.max_tokens_in_memory
         if too_many or dials.hungry_token_id in batch.token_ids:
             raise MemoryError("injected fault: this pass is too large")
         failing = dials.fail_steps > 0
@@ -117,26 +128,24 @@ class FakeBackend:
             token_ids = batch.token_ids[begin:end]
             if batch.carried[row]:
                 token_ids = [self._last_drawn[batch.slots[row]]]
-            if dials.poison_token_id in token_ids:
-                raise FakeFault("the batch holds the poisoned token")
-            position, table = batch.positions[row], batch.block_tables[row]
-            for token_id in token_ids:
-                self._slots[table[position // size]][position % size] = slot_value(token_id, position)
-                position += 1
+            for position, token_id in enumerate(token_ids, batch.positions[row]):
+                self._write(batch, row, position, token_id)
             self.num_tokens += len(token_ids)
         if failing:
             raise FakeFault("injected fault: this pass fails")
         broken = [] if dials.nan_token_id is None else self._broken(batch)
         drawing = [row for row in rows if batch.samples[row]]
-        drawn = Drawn(rows=drawing, token_ids=[self._draw(batch, row) for row in drawing])
+        drawn = Drawn(rows=drawing, token_ids=[self._draw(batch, row, []) for row in drawing])
         if batch.processing is not None and batch.processing.masked_rows:
-            drawn = _masked(batch.processing, drawn)
+            drawn = masked(batch.processing, drawn)
+        if batch.most_tokens is not None:
+            drawn = self._go_on(batch, drawn, batch.most_tokens)
         if batch.scoring is not None:
             drawn = self._score(batch, batch.scoring.without(broken), drawn)
         if broken:
             drawn = attrs.evolve(drawn, broken_rows=broken)
         for row, token_id in zip(drawing, drawn.token_ids, strict=True):
-            self._last_drawn[batch.slots[row]] = token_id
+            self._last_drawn[batch.slots[row]] = drawn.more[row][-1] if row in drawn.more else token_id
         return drawn
 
     def while_idle(self) -> bool:
@@ -154,37 +163,70 @@ class FakeBackend:
             if samples and self.dials.nan_token_id in batch.token_ids[ends[row] : ends[row + 1]]
         ]
 
-    def _draw(self, batch: StepBatch, row: int) -> int:
-        if self.dials.only_token_id is not None:
-            return self.dials.only_token_id
-        is_read = self.dials.replies.keys() != {_ANY}
-        values = self._read(batch, row, batch.query_start[row + 1] - 1) if is_read else []
+    def _write(self, batch: StepBatch, row: int, position: int, token_id: int) -> None:
+        if token_id == self.dials.poison_token_id:
+            raise FakeFault("the batch holds the poisoned token")
+        block = batch.block_tables[row][position // self._block_size]
+        self._slots[block][position % self._block_size] = slot_value(token_id, position)
+
+    def _draw(self, batch: StepBatch, row: int, before: list[int]) -> int:
+        """Draw the token that follows those that a row has yielded in this pass."""
+        dials = self.dials
+        if dials.only_token_id is not None:
+            return dials.only_token_id
+        is_read = dials.replies.keys() != {_ANY}
+        values = self._read(batch, row, batch.query_start[row + 1] - 1 + len(before)) if is_read else []
         sampling = batch.sampling[row]
         seed = sampling.seed if sampling.temperature > 0 else 0
-        return draw(values, seed, batch.output_position[row], self.dials)
+        token_id = draw(values, seed, batch.output_position[row] + len(before), dials)
+        if dials.applies_rules and batch.processing is not None and row in batch.processing.rows:
+            processor = batch.processing.processors[batch.processing.rows.index(row)]
+            token_id = draw_by_rules(processor.after(before), token_id)
+        return token_id
+
+    def _go_on(self, batch: StepBatch, drawn: Drawn, most_tokens: list[int]) -> Drawn:
+        """Let rows yield as many further tokens as are accepted, and write nonsense where none is."""
+        more: dict[int, list[int]] = {}
+        rejected: dict[int, int] = {}
+        for row, first in zip(drawn.rows, drawn.token_ids, strict=True):
+            most, tokens = most_tokens[row], [first]
+            end = batch.positions[row] + batch.query_start[row + 1] - batch.query_start[row]
+            num_accepted = 1 + slot_value(first, end) % most
+            while len(tokens) < num_accepted:
+                self._write(batch, row, end + len(tokens) - 1, tokens[-1])
+                tokens.append(self._draw(batch, row, list(tokens)))
+            for position in range(end + len(tokens) - 1, end + most - 1):
+                self._write(batch, row, position, NONSENSE)
+            if len(tokens) > 1:
+                more[row] = tokens[1:]
+            if len(tokens) < most:
+                rejected[row] = most - len(tokens)
+        return attrs.evolve(drawn, more=more, rejected=rejected)
 
     def _score(self, batch: StepBatch, scoring: Scoring, drawn: Drawn) -> Drawn:
         """Add the requested scores to what was drawn."""
         token_of = dict(zip(drawn.rows, drawn.token_ids, strict=True))
+        yielded = [[token_of[row], *drawn.more.get(row, ())] for row in scoring.drawn_rows]
         if self.dials.only_token_id is not None:
+            num_top = [n for n, tokens in zip(scoring.drawn_num_top, yielded, strict=True) for _ in tokens]
             return attrs.evolve(
                 drawn,
-                scores=_cheap_scores([token_of[row] for row in scoring.drawn_rows], scoring.drawn_num_top),
-                prompt_scores=_cheap_scores(scoring.prompt_target_ids, scoring.prompt_num_top),
+                scores=cheap_scores([token_id for tokens in yielded for token_id in tokens], num_top),
+                prompt_scores=cheap_scores(scoring.prompt_target_ids, scoring.prompt_num_top),
             )
         drawn_scores, prompt_scores = Scores.empty(), Scores.empty()
-        for row, count in zip(scoring.drawn_rows, scoring.drawn_num_top, strict=True):
-            values = self._read(batch, row, batch.query_start[row + 1] - 1)
-            drawn_scores.extend(score(values, token_of[row], count, self.dials))
+        for row, count, tokens in zip(scoring.drawn_rows, scoring.drawn_num_top, yielded, strict=True):
+            for last, token_id in enumerate(tokens, batch.query_start[row + 1] - 1):
+                drawn_scores.extend(score(self._read(batch, row, last), token_id, count, self.dials.drawable))
         for token, target_id, count in zip(
             scoring.prompt_tokens, scoring.prompt_target_ids, scoring.prompt_num_top, strict=True
         ):
             values = self._read(batch, bisect_right(batch.query_start, token) - 1, token)
-            prompt_scores.extend(score(values, target_id, count, self.dials))
+            prompt_scores.extend(score(values, target_id, count, self.dials.drawable))
         return attrs.evolve(drawn, scores=drawn_scores, prompt_scores=prompt_scores)
 
     def _read(self, batch: StepBatch, row: int, token: int) -> list[int]:
-        """Read all slots of a row's sequence up to that of the token with this flat index."""
+        """Read all slots of a row's sequence up to that of the token with this flat index, or as far behind the row."""
         size, table = self._block_size, batch.block_tables[row]
         length = batch.positions[row] + token + 1 - batch.query_start[row]
         slots: list[int | None] = []
@@ -197,26 +239,6 @@ class FakeBackend:
         return values
 
 
-def _masked(processing: Processing, drawn: Drawn) -> Drawn:
-    """Replace drawn tokens that a mask does not allow by one that it does."""
-    token_of = dict(zip(drawn.rows, drawn.token_ids, strict=True))
-    for row, mask in zip(processing.masked_rows, processing.masks(), strict=True):
-        if isinstance(mask, str):
-            processing.failures[row] = mask
-        elif not any(mask):
-            processing.failures[row] = NONE_LEFT
-        else:
-            allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
-            if token_of[row] not in allowed:
-                token_of[row] = int(allowed[token_of[row] % len(allowed)])
-    return attrs.evolve(drawn, token_ids=list(token_of.values()))
-
-
-def slot_value(token_id: int, position: int) -> int:
-    """Return what a pass writes to the KV slot of `token_id` at `position`."""
-    return (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 1) & _MASK
-
-
 def draw(values: list[int], seed: int, output_position: int, dials: Dials) -> int:
     """Draw the token that follows KV slots `values`."""
     if dials.replies:
@@ -224,8 +246,8 @@ def draw(values: list[int], seed: int, output_position: int, dials: Dials) -> in
         return tokens[output_position] if output_position < len(tokens) else dials.eos_token_id
     if dials.eos_after == output_position:
         return dials.eos_token_id
-    mixed = hash((seed & _MASK, output_position, *values))
-    return dials.first_token_id + (mixed & _MASK) % dials.num_token_ids
+    mixed = hash((seed & MASK, output_position, *values))
+    return dials.first_token_id + (mixed & MASK) % dials.num_token_ids
 
 
 def _reply(values: list[int], dials: Dials) -> Sequence[int]:
@@ -236,41 +258,12 @@ def _reply(values: list[int], dials: Dials) -> Sequence[int]:
     return found
 
 
-def score(values: list[int], token_id: int, num_top: int, dials: Dials) -> Scores:
-    """Score `token_id` after KV slots `values`: each id that can be drawn has a logprob below 0.
-
-    They are not normalised; an id that cannot be drawn is ranked last.
-    """
-    mixed = hash(tuple(values)) & _MASK
-    drawable = range(dials.first_token_id, dials.first_token_id + dials.num_token_ids)
-    logprobs = {i: -1.0 - (slot_value(i, mixed) % _LOGPROB_STEPS) / _LOGPROB_STEPS for i in drawable}
-    order = sorted(drawable, key=lambda i: (-logprobs[i], i))
-    return Scores(
-        token_ids=[token_id],
-        logprobs=[logprobs.get(token_id, -3.0 - (slot_value(token_id, mixed) % _LOGPROB_STEPS) / _LOGPROB_STEPS)],
-        ranks=[order.index(token_id) + 1 if token_id in logprobs else len(order) + 1],
-        top_ids=[order[:num_top]],
-        top_logprobs=[[logprobs[i] for i in order[:num_top]]],
-    )
-
-
-def _cheap_scores(token_ids: Sequence[int], num_top: Sequence[int]) -> Scores:
-    """Make up scores without reading KV: the most likely tokens are the first ids."""
-    return Scores(
-        token_ids=list(token_ids),
-        logprobs=[-0.5] * len(token_ids),
-        ranks=[1] * len(token_ids),
-        top_ids=[list(range(count)) for count in num_top],
-        top_logprobs=[[-0.5 - 0.25 * at for at in range(count)] for count in num_top],
-    )
-
-
 def prompt_scores(token_ids: list[int], num_top: int, dials: Dials | None = None) -> Scores:
     """Return the scores that a correct engine reports for `token_ids`, except for the first of them."""
     values = [slot_value(token_id, position) for position, token_id in enumerate(token_ids)]
     scores = Scores.empty()
     for position in range(1, len(token_ids)):
-        scores.extend(score(values[:position], token_ids[position], num_top, dials or Dials()))
+        scores.extend(score(values[:position], token_ids[position], num_top, (dials or Dials()).drawable))
     return scores
 
 

@@ -112,7 +112,8 @@ class LogitProcessor:
         self._only_budget = rules.thinking_budget is not None and rules.without_budget() == LogitRules()
         self._penalises = bool(rules.frequency_penalty or rules.presence_penalty or rules.repetition_penalty != 1)
         # the prompt counts for the repetition penalty only
-        self.seen = SeenTokens(prompt_token_ids if rules.repetition_penalty != 1 else ())
+        self._prompt_token_ids = prompt_token_ids if rules.repetition_penalty != 1 else ()
+        self.seen = SeenTokens(self._prompt_token_ids)
         for token_id in output_token_ids:
             self._note(token_id)
 
@@ -120,6 +121,15 @@ class LogitProcessor:
         """Record a token that the sequence has drawn."""
         self.outputs.append(token_id)
         self._note(token_id)
+
+    def after(self, token_ids: Sequence[int]) -> LogitProcessor:
+        """Return the processor of the sequence as it would be after these tokens, which may not be kept.
+
+        For a pass that draws several tokens of one row. Takes time in proportion to the outputs.
+        """
+        if not token_ids:
+            return self
+        return LogitProcessor(self.rules, self._prompt_token_ids, [*self.outputs, *token_ids])
 
     def _note(self, token_id: int) -> None:
         if self._penalises:

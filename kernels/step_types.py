@@ -9,9 +9,19 @@ What must always hold: values are never changed once they are handed out, except
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 
 import attrs
 import msgspec
+
+
+class SequenceKind(Enum):
+    """What a sequence is computed for."""
+
+    GENERATE = "generate"
+    """Tokens."""
+    EMBED = "embed"
+    """A vector of its prompt; nothing is drawn."""
 
 
 @attrs.frozen

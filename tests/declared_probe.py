@@ -16,7 +16,7 @@ import attrs
 import trio
 import trio.testing
 
-from quipu.actors.engine.executor.batch_builder import SequenceState
+from quipu.actors.engine.executor.sequence_state import SequenceState
 from quipu.actors.fleet.frames import FrameReader, FrameWriter
 from quipu.actors.fleet.processes.process_host import ProcessHost
 from quipu.actors.messages.sampling import SamplingParams

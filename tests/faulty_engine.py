@@ -20,7 +20,7 @@ from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
-from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.executor import Admit, StepPlan
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepResult
 from quipu.kernels.backend import Backend
@@ -87,9 +87,9 @@ class FaultyExecutor(Executor):
         self._tags = FaultyTags(backend.memory_plan.num_blocks, faults)
 
     def run(self, plan: StepPlan) -> StepResult:
-        if self.faults.overwritten and plan.admitted_ids and plan.admitted_keys[0]:
+        if self.faults.overwritten and plan.admitted and plan.admitted[0].keys:
             self.faults.num_injected += 1
-            block = plan.row_new_blocks[plan.row_ids.index(plan.admitted_ids[0])][0]
+            block = plan.new_blocks[plan.admitted[0].sequence_id][0]
             self._overwrite(block, plan)
         result = super().run(plan)
         if self.faults.over_copied and isinstance(result, StepDone) and result.read_ids:
@@ -100,12 +100,29 @@ class FaultyExecutor(Executor):
     def _overwrite(self, block: int, plan: StepPlan) -> None:
         """Run a pass of a sequence that the manager never admitted."""
         ghost = -1
-        columns: dict[str, Any] = {name: [] for name in StepPlan.__struct_fields__}
-        columns.update(step=plan.step, generation=plan.generation, admitted_ids=[ghost], admitted_root_keys=[b"ghost"])
-        columns.update(admitted_sampling=[SamplingParams(max_tokens=1)], admitted_keys=[[]], admitted_tokens=[[]])
-        columns.update(admitted_num_outputs=[0], row_ids=[ghost], row_epochs=[0], row_starts=[0], row_counts=[BLOCK])
-        columns.update(row_new_blocks=[[block]], row_token_ids=[list(range(40, 40 + BLOCK))], row_samples=[False])
-        super().run(StepPlan(**columns))
+        admit = Admit(
+            sequence_id=ghost,
+            sampling=SamplingParams(max_tokens=0),
+            tokens=list(range(40, 40 + BLOCK)),
+            num_outputs=0,
+            max_len=BLOCK,
+            stop_ids=frozenset(),
+            root_key=b"ghost",
+            keys=[],
+        )
+        writing = StepPlan(
+            step=plan.step,
+            generation=plan.generation,
+            released_ids=[],
+            admitted=[admit],
+            row_ids=[ghost],
+            num_going_on=0,
+            most_positions=1,
+            chunk_starts=[0],
+            chunk_counts=[BLOCK],
+            new_blocks={ghost: [block]},
+        )
+        super().run(writing)
         self._release(ghost)
 
 

@@ -1,10 +1,40 @@
-"""What the executor receives: one plan per step."""
+"""What the executor receives: one plan per step.
+
+A sequence stands with the executor from its `Admit` until it is released: its tokens, its block table and how far it is
+are the executor's to know. A plan says what changes, and which sequences run: some go on from where they stand, the
+others compute a chunk of their known tokens.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
+from quipu.kernels.step_types import SequenceKind
+
 from .sampling import SamplingParams
+
+
+class Admit(msgspec.Struct, frozen=True, gc=False):
+    """A sequence that is new to the executor, or returns to it. A plan that admits it also gives it its blocks."""
+
+    sequence_id: int
+    sampling: SamplingParams
+    tokens: list[int]
+    """All tokens that are known: its prompt, and outputs of earlier admissions. Neither side changes this list."""
+    num_outputs: int
+    """How many of these, at the end, are outputs: the position of the next one."""
+    max_len: int
+    """Upper bound on prompt and output tokens together: it never goes on beyond."""
+    stop_ids: frozenset[int]
+    """Tokens that end it. What a backend yields after one is not kept."""
+    root_key: bytes
+    keys: list[bytes]
+    """Chain keys of the blocks granted as cached, in order, to be checked against the executor's tags."""
+    copy_source: int = 0
+    """As in `Granted`. The contents to copy are those before this pass."""
+    kind: SequenceKind = SequenceKind.GENERATE
+    adapter: str = ""
+    """Digest of the adapter whose weights it is computed with. Empty: the model's own."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
@@ -14,26 +44,19 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     generation: int
     released_ids: list[int]
     """Sequences that the executor may forget, even if the plan is dropped."""
-    admitted_ids: list[int]
-    admitted_sampling: list[SamplingParams]
-    admitted_root_keys: list[bytes]
-    admitted_keys: list[list[bytes]]
-    """Chain keys of the blocks granted as cached, in order, to be checked against the executor's tags."""
-    admitted_tokens: list[list[int]]
-    """Token ids in those blocks, from which the executor continues the chain."""
-    admitted_num_outputs: list[int]
-    """Outputs sampled before this admission, if the sequence was preempted: the position of the next one."""
+    admitted: list[Admit]
     row_ids: list[int]
-    row_epochs: list[int]
-    row_starts: list[int]
-    row_counts: list[int]
-    row_new_blocks: list[list[int]]
-    row_token_ids: list[list[int]]
-    """Token ids to feed; empty if the row feeds the token sampled by the step before it, still on the device."""
-    row_samples: list[bool]
-    """Whether a token is sampled at the row's last position."""
-    admitted_copy_sources: list[int] = []
-    """Parallel to `admitted_ids`, as in `Granted`. The contents to copy are those before this pass."""
+    """Sequences that run: first those that go on, then those that compute a chunk."""
+    num_going_on: int
+    """Rows that feed the token that they drew last, which is still on the device, and draw the next."""
+    most_positions: int
+    """The most positions that each of these may advance. The result says how many it did."""
+    chunk_starts: list[int]
+    """Of the other rows: the first position of each..."""
+    chunk_counts: list[int]
+    """...and how many it computes. The chunk that ends with the last known token draws the next."""
+    new_blocks: dict[int, list[int]]
+    """Blocks to append to the tables of sequences, by id."""
     to_score: ToScore | None = None
 
 

@@ -111,18 +111,19 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):
-    """What one pass did. Every row is booked, whatever has happened to its sequence in the meantime."""
+    """What one pass did, by row of its plan. Every row is booked, whatever has happened to its sequence meanwhile."""
 
     step: int
     generation: int
     row_ids: list[int]
-    row_epochs: list[int]
     row_starts: list[int]
     row_ends: list[int]
-    """Spans of positions whose KV was written: the *computed* entries of the accounts."""
-    sampled_rows: list[int]
-    """Indexes of the rows that sampled a token."""
-    sampled_token_ids: list[int]
+    """Spans of positions whose KV was written and is kept: the *computed* entries of the accounts. Who goes on has
+    advanced by as many positions."""
+    token_ids: list[int]
+    """Tokens that the rows yielded, in the order of the rows."""
+    num_tokens: list[int]
+    """How many of them are each row's. Empty: one each."""
     read_ids: list[int]
     """Sequences whose first step of an admission this was."""
     read_tokens: list[int]
@@ -139,6 +140,8 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     """...and why. Their sequences end."""
     broken_rows: list[int] = []
     """Rows that should have sampled a token, but for which the model computed NaN or infinite logits. Likewise."""
+    num_rejected: int = 0
+    """Positions that were computed after the spans above, and whose tokens are not kept. They are in no account."""
 
 
 @attrs.frozen

@@ -132,8 +132,8 @@ class _Engine:
 
 
 def pass_seconds(plan: StepPlan, costs: PassCosts) -> float:
-    num_decoding = sum(count == 1 for count in plan.row_counts)
-    num_prefilled = sum(plan.row_counts) - num_decoding
+    num_decoding = plan.num_going_on + plan.chunk_counts.count(1)
+    num_prefilled = sum(count for count in plan.chunk_counts if count > 1)
     positions = costs.token_s * (num_prefilled + DECODED * num_decoding)
     return positions + costs.step_s * (1 if num_prefilled else DECODED)
 
@@ -287,9 +287,12 @@ class Cluster:
     def _end_pass(self, engine: _Engine) -> None:
         if engine.has_died:
             return
-        plan = engine.simulated.plans[0]
-        engine.simulated.finish_step()
-        for sequence_id, count, num_samples in zip(plan.row_ids, plan.row_counts, plan.row_samples, strict=True):
+        done = engine.simulated.finish_step()
+        num_tokens = done.num_tokens or [1] * len(done.row_ids)
+        for sequence_id, start, end, num_samples in zip(
+            done.row_ids, done.row_starts, done.row_ends, num_tokens, strict=True
+        ):
+            count = end - start
             route = engine.routes[sequence_id]
             if num_samples:
                 self._note_token(engine, sequence_id, route)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, RunsAtOnce, wants_strict
 from ..batch import Drawn, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
@@ -46,7 +46,7 @@ class CpuKernelsUnavailable(Exception):
     """These kernels cannot run on this machine, or run this model; the message says why."""
 
 
-class CpuBackend:
+class CpuBackend(RunsAtOnce):
     """Implements `quipu.kernels.backend.Backend`."""
 
     def __init__(self, config: BackendConfig, kernels: Kernels | None = None) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, MemoryPlan, refuse_int8_activations, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, RunsAtOnce, refuse_int8_activations, wants_strict
 from ..batch import Drawn, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
@@ -37,7 +37,7 @@ from .tiles import ROWS, round_up
 _ONE_THREAD_BELOW = 512
 
 
-class ReferenceBackend:
+class ReferenceBackend(RunsAtOnce):
     """Implements `quipu.kernels.backend.Backend` on the CPU. Weights take four bytes each, whatever the dtype."""
 
     def __init__(self, config: BackendConfig) -> None:

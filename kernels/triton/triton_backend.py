@@ -16,7 +16,7 @@ import logging
 import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, MemoryPlan, refuse_int8_activations, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, RunsAtOnce, refuse_int8_activations, wants_strict
 from ..batch import Drawn, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
@@ -46,7 +46,7 @@ _WARM_PROMPT = 16
 _log = logging.getLogger(__name__)
 
 
-class TritonBackend:
+class TritonBackend(RunsAtOnce):
     """Implements `quipu.kernels.backend.Backend`."""
 
     def __init__(self, config: BackendConfig, device: Device | None = None, tiles: Tiles | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,6 +27,14 @@ from tests.grammars import EOS
 from tests.runtimes import Client, open_with_kept_vocabulary, runtime_config, serving_info
 
 
+def fed_by(plan: StepPlan, known: dict[int, list[int]]) -> Iterator[int]:
+    """Yield the tokens that a plan's chunks compute. `known`: the tokens of each sequence so far, by id."""
+    known.update((admit.sequence_id, admit.tokens) for admit in plan.admitted)
+    chunks = zip(plan.row_ids[plan.num_going_on :], plan.chunk_starts, plan.chunk_counts, strict=True)
+    for sequence_id, start, count in chunks:
+        yield from known[sequence_id][start : start + count]
+
+
 @attrs.define
 class Deaths:
     """When engines die. Every engine counts its steps."""
@@ -45,11 +53,12 @@ class Deaths:
         run, limit = executor.run, self.at_steps[self.num_engines] if self.num_engines < len(self.at_steps) else None
         self.num_engines += 1
         num_steps = 0
+        known: dict[int, list[int]] = {}
 
         def run_or_die(plan: StepPlan) -> StepResult:
             nonlocal num_steps
             num_steps += 1
-            dies = num_steps == limit or any(self.token_ids.intersection(ids) for ids in plan.row_token_ids)
+            dies = num_steps == limit or not self.token_ids.isdisjoint(fed_by(plan, known))
             if not dies or self.after_step:
                 result = run(plan)
             if dies:

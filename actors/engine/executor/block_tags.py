@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from ...shared.block_keys import chain_keys
-from .batch_builder import SequenceState
+from .sequence_state import SequenceState
 
 
 @attrs.frozen

@@ -1,7 +1,7 @@
 """Runs plans as forward passes of one backend, and records what the blocks contain.
 
-Synchronous; `actor.py` calls it, from one thread. Only this module, `loading.py`, `batch_builder.py` and `actor.py`
-import `quipu.kernels`.
+Synchronous; `actor.py` calls it, from one thread. Sequences stand here between their steps (`sequence_state.py`); a
+plan says what changes and which of them run (`step_rows.py`).
 
 This record is the second entry in the double-entry accounting of cached tokens. Before a pass, the executor clears the
 tags of every physical block that the pass will write. After it, each block is tagged with the chain key of its contents
@@ -10,7 +10,8 @@ so a wrong or stale grant is detected. If another block already contains a promp
 computed: the block is *copied* if its tag agrees; otherwise all its tokens are computed.
 
 What must always hold: a plan whose generation has failed is not run; a pass that raises leaves every sequence as it was
-before the pass, and the blocks that it was to write without tags.
+before the pass, and the blocks that it was to write without tags; a position whose token is not kept has no tag and is
+in no span.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from concurrent.futures import Future
 from typing import Any
 
 import attrs
-import msgspec
 
 from quipu.kernels.backend import Backend
 from quipu.kernels.step_errors import is_context_lost, is_out_of_memory
+from quipu.kernels.step_types import SequenceKind
 
-from ...messages.executor import StepPlan
-from ...messages.sampling import OutputGrammar
+from ...messages.executor import Admit, StepPlan
+from ...messages.sampling import OutputGrammar, SamplingParams
 from ...messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
 from ...shared.block_keys import chain_keys
 from ...shared.step_record import StepRecord
-from .batch_builder import BlockCopy, SequenceState, changes_logits, make_batch, scores_of, skip_copied
+from .batch_builder import is_special, make_batch, scores_of, tokens_by_row
 from .block_tags import BlockTags
 from .grammars import MaskMaker, NoMasks
+from .sequence_state import SequenceState, changes_logits
+from .step_rows import BlockCopy, StepRows
 
 
 @attrs.frozen
@@ -59,9 +62,11 @@ class Executor:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._num_scored = 0  # sequences whose sampled tokens are scored
         self._num_with_rules = 0  # sequences whose logits are changed
+        self._num_special = 0  # sequences with a kind or an adapter of their own
         self._failed_generation = -1
         self._uncarried: set[int] = set()
-        """Sequences whose next input token is taken from here, not from the device: a pass has raised."""
+        """Sequences whose next input token is taken from here, not from the device: a pass has raised, or what it
+        yielded was cut."""
         self.running_step: RunningStep | None = None
         """Set by `begin`; may be read from any thread."""
         self.thread: threading.Thread | None = None
@@ -118,136 +123,124 @@ class Executor:
         if plan.generation <= self._failed_generation:
             return StepDropped(plan.step, plan.generation)
         started = time.perf_counter()
-        states = self._begin(plan)
+        rows = self._begin(plan)
         try:
-            return self._run_pass(plan, states, started)
+            return self._run_pass(plan, rows, started)
         except Exception as error:
             if is_context_lost(error):
                 raise
             self._failed_generation = plan.generation
-            self._take_back(plan, states)
+            self._take_back(plan, rows)
             reason = f"{type(error).__name__}: {error}"
             return StepFailed(plan.step, plan.generation, reason, out_of_memory=is_out_of_memory(error))
 
-    def _begin(self, plan: StepPlan) -> list[SequenceState]:
-        """Give the sequences of a plan what it brings them: the blocks and the tokens of their rows."""
-        for index in range(len(plan.admitted_ids)):
-            self._admit(plan, index)
-        states = [self._sequences[sequence_id] for sequence_id in plan.row_ids]
-        for state, start, blocks, token_ids in zip(
-            states, plan.row_starts, plan.row_new_blocks, plan.row_token_ids, strict=True
-        ):
-            state.table += blocks
-            if token_ids:
-                state.tokens[start:] = token_ids
-        return states
+    def _begin(self, plan: StepPlan) -> StepRows:
+        """Apply what a plan changes, and resolve its rows."""
+        sequences = self._sequences
+        for admit in plan.admitted:
+            self._admit(admit)
+        for sequence_id, blocks in plan.new_blocks.items():
+            sequences[sequence_id].table += blocks
+        return StepRows.of(plan, [sequences[sequence_id] for sequence_id in plan.row_ids], self._uncarried)
 
-    def _take_back(self, plan: StepPlan, states: list[SequenceState]) -> None:
+    def _take_back(self, plan: StepPlan, rows: StepRows) -> None:
         """Undo `_begin` and whatever a pass did after it. Drawn tokens may have changed on the device."""
-        for state, start, count, blocks, token_ids in zip(
-            states, plan.row_starts, plan.row_counts, plan.row_new_blocks, plan.row_token_ids, strict=True
-        ):
-            del state.table[len(state.table) - len(blocks) :]
-            state.take_back(start, start + count, is_fed=bool(token_ids), block_size=self._block_size)
-        for sequence_id in plan.admitted_ids:
-            self._release(sequence_id)
+        for sequence_id, blocks in plan.new_blocks.items():
+            table = self._sequences[sequence_id].table
+            del table[len(table) - len(blocks) :]
+        rows.take_back(self._block_size)
+        for admit in plan.admitted:
+            self._release(admit.sequence_id)
         self._uncarried = set(self._sequences)
 
-    def _run_pass(self, plan: StepPlan, states: list[SequenceState], started: float) -> StepDone:
-        ends = [start + count for start, count in zip(plan.row_starts, plan.row_counts, strict=True)]
+    def _run_pass(self, plan: StepPlan, rows: StepRows, started: float) -> StepDone:
         if self._uncarried:
-            plan = self._feed_known(plan, states)
-        read = [
-            self._tags.num_confirmed_tokens(self._sequences[sequence_id].table, keys)
-            for sequence_id, keys in zip(plan.admitted_ids, plan.admitted_keys, strict=True)
-        ]
-        copies = self._confirm_copies(plan, read) if any(plan.admitted_copy_sources) else {}
-        if copies:
-            plan = skip_copied(plan, copies)
-        self._tags.clear(states, plan.row_starts, ends)
+            self._uncarried.difference_update(rows.ids)
+        read, copies = [], {}
+        if plan.admitted:
+            read = [
+                self._tags.num_confirmed_tokens(self._sequences[admit.sequence_id].table, admit.keys)
+                for admit in plan.admitted
+            ]
+            copies = self._confirm_copies(plan, rows, read)
+            rows.skip(copies)
+        self._tags.clear(rows.states, rows.starts, rows.ends)
 
         batch = make_batch(
-            plan,
-            states,
+            rows,
             some_are_scored=self._num_scored > 0,
             some_have_rules=self._num_with_rules > 0,
+            some_are_special=self._num_special > 0,
             masks=self._masks,
             copies=[(copy.source, copy.destination) for copy in copies.values()],
         )
-        drawn = self.backend.step(batch)
-        failures = {} if batch.processing is None else batch.processing.failures
-        sampled_rows, sampled_ids = drawn.rows, drawn.token_ids
-        if failures or drawn.broken_rows:
-            kept = [at for at, row in enumerate(drawn.rows) if row not in failures and row not in drawn.broken_rows]
-            sampled_rows, sampled_ids = [drawn.rows[at] for at in kept], [drawn.token_ids[at] for at in kept]
-        scores = None if batch.scoring is None else scores_of(plan, batch.scoring, drawn)
-        for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
-            states[row].append_output(token_id)
-        self._tags.write(states, plan.row_starts, ends)
+        drawn = self.backend.launch(batch).collect()
+        tokens = tokens_by_row(rows, batch, drawn)
+        scores = None if batch.scoring is None else scores_of(rows, batch.scoring, drawn, tokens)
+        ends = rows.ends if batch.most_tokens is None else rows.kept_ends(tokens.by_row)
+        for row, token_ids in tokens.by_row.items():
+            state = rows.states[row]
+            for token_id in token_ids:
+                state.append_output(token_id)
+        self._uncarried.update(rows.ids[row] for row in tokens.cut_rows)
+        self._tags.write(rows.states, rows.starts, ends)
+        for state, end in zip(rows.states, ends, strict=True):
+            state.num_computed = end
+        kept = tokens.without_failed()
         return StepDone(
             step=plan.step,
             generation=plan.generation,
-            row_ids=plan.row_ids,
-            row_epochs=plan.row_epochs,
-            row_starts=plan.row_starts,
+            row_ids=rows.ids,
+            row_starts=rows.starts,
             row_ends=ends,
-            sampled_rows=sampled_rows,
-            sampled_token_ids=sampled_ids,
-            read_ids=plan.admitted_ids,
+            token_ids=[token_id for token_ids in kept.values() for token_id in token_ids],
+            num_tokens=rows.num_tokens(kept),
+            read_ids=[admit.sequence_id for admit in plan.admitted],
             read_tokens=read,
             seconds=time.perf_counter() - started,
             scores=scores,
-            failed_rows=list(failures),
-            failures=list(failures.values()),
+            failed_rows=list(tokens.failures),
+            failures=list(tokens.failures.values()),
             broken_rows=drawn.broken_rows,
-            copied_tokens=[copies[i].num_tokens if i in copies else 0 for i in plan.admitted_ids] if copies else [],
+            copied_tokens=[copies[a.sequence_id].num_tokens if a.sequence_id in copies else 0 for a in plan.admitted]
+            if copies
+            else [],
+            num_rejected=sum(drawn.rejected.values()),
         )
 
-    def _feed_known(self, plan: StepPlan, states: list[SequenceState]) -> StepPlan:
-        """Return the plan with the tokens of rows that cannot be fed from the device."""
-        row_token_ids = [
-            [state.tokens[start]] if not token_ids and sequence_id in self._uncarried else token_ids
-            for sequence_id, state, start, token_ids in zip(
-                plan.row_ids, states, plan.row_starts, plan.row_token_ids, strict=True
-            )
-        ]
-        self._uncarried.difference_update(plan.row_ids)
-        return msgspec.structs.replace(plan, row_token_ids=row_token_ids)
-
-    def _confirm_copies(self, plan: StepPlan, read: list[int]) -> dict[int, BlockCopy]:
+    def _confirm_copies(self, plan: StepPlan, rows: StepRows, read: list[int]) -> dict[int, BlockCopy]:
         """Return, by sequence, the copy sources whose tags say that they contain what the row would compute.
 
         Must be called before the tags of this pass are cleared: a source may be a block that the pass writes.
         """
         size = self._block_size
-        rows = {sequence_id: row for row, sequence_id in enumerate(plan.row_ids)}
+        row_of = {sequence_id: row for row, sequence_id in enumerate(plan.row_ids)}
         copies = {}
-        for sequence_id, source, num_read in zip(plan.admitted_ids, plan.admitted_copy_sources, read, strict=True):
-            state, row = self._sequences[sequence_id], rows[sequence_id]
-            start, token_ids = plan.row_starts[row], plan.row_token_ids[row]
-            if source and num_read == start and len(token_ids) == size:
-                (key,) = chain_keys(state.keys[-1], token_ids, size)
-                if self._tags.contains(source, key):
-                    copies[sequence_id] = BlockCopy(source, state.table[start // size], size - 1)
+        for admit, num_read in zip(plan.admitted, read, strict=True):
+            if not admit.copy_source:
+                continue
+            state, row = self._sequences[admit.sequence_id], row_of[admit.sequence_id]
+            start, end = rows.starts[row], rows.ends[row]
+            if num_read == start and end - start == size:
+                (key,) = chain_keys(state.keys[-1], state.tokens[start:end], size)
+                if self._tags.contains(admit.copy_source, key):
+                    copies[admit.sequence_id] = BlockCopy(admit.copy_source, state.table[start // size], size - 1)
         return copies
 
-    def _admit(self, plan: StepPlan, index: int) -> None:
-        sequence_id, sampling = plan.admitted_ids[index], plan.admitted_sampling[index]
-        self._release(sequence_id)
-        self._num_scored += sampling.logprobs is not None
-        self._num_with_rules += changes_logits(sampling)
-        self._sequences[sequence_id] = SequenceState(
-            slot=self._free_slots.pop(),
-            sampling=sampling,
-            num_outputs=plan.admitted_num_outputs[index],
-            keys=[plan.admitted_root_keys[index], *plan.admitted_keys[index]],
-            tokens=list(plan.admitted_tokens[index]),
-        )
+    def _admit(self, admit: Admit) -> None:
+        self._release(admit.sequence_id)
+        self._count(admit.sampling, admit.kind, admit.adapter, 1)
+        self._sequences[admit.sequence_id] = SequenceState.of(admit, self._free_slots.pop())
 
     def _release(self, sequence_id: int) -> None:
         state = self._sequences.pop(sequence_id, None)
         if state is not None:
             self._free_slots.append(state.slot)
             self._uncarried.discard(sequence_id)
-            self._num_scored -= state.sampling.logprobs is not None
-            self._num_with_rules -= changes_logits(state.sampling)
+            self._count(state.sampling, state.kind, state.adapter, -1)
+
+    def _count(self, sampling: SamplingParams, kind: SequenceKind, adapter: str, by: int) -> None:
+        """Count a sequence among those for which batches are searched, or no longer."""
+        self._num_scored += by * (sampling.logprobs is not None)
+        self._num_with_rules += by * changes_logits(sampling)
+        self._num_special += by * is_special(kind, adapter)

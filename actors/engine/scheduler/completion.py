@@ -11,12 +11,14 @@ What must always hold:
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from ...messages.outcomes import ErrorKind, FinishReason
 from ...messages.scheduler import StepDone, StepDropped, StepFailed
 from ...shared.block_keys import chain_keys
 from .in_flight import StepInFlight
 from .prompt_scores import hand_out_scores
-from .sequence import Sequence, Status
+from .sequence import Sequence
 from .state import SchedulerState
 
 NOT_FINITE = "The model computed logits for this request that are NaN or infinite."
@@ -50,12 +52,13 @@ class StepCompletion:
 
         rows: list[int] | range = range(len(sequences))
         if step.num_removals != state.running.num_removals:
-            epochs = plan.row_epochs
-            rows = [i for i, s in enumerate(sequences) if s.epoch == epochs[i] and s.status is Status.RUNNING]
+            rows = [row for row in range(len(sequences)) if step.is_current(row)]
         failures = dict(zip(done.failed_rows, done.failures, strict=True))
         failed = [row for row in rows if row in failures or row in done.broken_rows] if _some_failed(done) else []
         if done.scores is not None:
             hand_out_scores(done.scores, [sequences[row] for row in rows if row not in failed], state.report)
+        if plan.most_positions > 1:
+            self._settle_advances(step, done, [row for row in rows if row < plan.num_going_on])
         self._append_tokens(sequences, rows, done)
         if step.publishes:
             self._end_prompts([sequences[row] for row in rows if done.row_ends[row] >= sequences[row].max_len])
@@ -67,7 +70,8 @@ class StepCompletion:
             state.cache_updates.broken_ids += [plan.row_ids[row] for row in done.broken_rows]
         if self._enable_prefix_caching:
             size, ends = self._block_size, done.row_ends
-            for row in [row for row in rows if ends[row] % size == 0 and row not in failed]:
+            advances_one = plan.most_positions == 1
+            for row in [row for row in rows if not (advances_one and ends[row] % size) and row not in failed]:
                 self._key_filled_blocks(sequences[row], ends[row])
         state.report_terminals(done.step)
 
@@ -87,15 +91,21 @@ class StepCompletion:
                 step_s=done.seconds,
             )
 
+    def _settle_advances(self, step: StepInFlight, done: StepDone, rows: list[int]) -> None:
+        """Take back what current rows that went on might have advanced, and did not."""
+        for row in rows:
+            sequence, advanced = step.sequences[row], done.row_ends[row] - done.row_starts[row]
+            if advanced < step.plan.most_positions:
+                was_planned_out = not sequence.is_decoding
+                sequence.next_start -= step.plan.most_positions - advanced
+                if was_planned_out:
+                    self._state.running.note_phase_change()
+
     def _append_tokens(self, sequences: list[Sequence], rows: list[int] | range, done: StepDone) -> None:
-        """Append the token that each current row sampled; end the sequences for which it was the last."""
-        sampling = sequences
-        token_ids = done.sampled_token_ids
-        if len(rows) != len(token_ids) or len(rows) != len(sequences):
-            sampled = dict(zip(done.sampled_rows, token_ids, strict=True))
-            current = [row for row in rows if row in sampled]
-            sampling = [sequences[row] for row in current]
-            token_ids = [sampled[row] for row in current]
+        """Append the tokens that each current row yielded; end the sequences for which one was the last."""
+        sampling, token_ids = sequences, done.token_ids
+        if done.num_tokens or len(rows) != len(sequences):
+            sampling, token_ids = _tokens_of(sequences, rows, done)
         ended: list[Sequence] = []
         for sequence, token_id in zip(sampling, token_ids, strict=True):
             tokens = sequence.tokens
@@ -160,18 +170,18 @@ class StepCompletion:
                 step.sequences[first.row].num_admissions -= 1
             first_rows = {first.row for first in step.firsts}
             for row, sequence in enumerate(step.sequences):
-                if sequence.epoch != step.plan.row_epochs[row] or sequence.status is not Status.RUNNING:
+                if not step.is_current(row):
                     continue
                 if step.failed is not None:
                     if _is_culprit(step, row):
                         self._end_culprit(sequence, step.failed)
                         continue
-                    again[sequence.id] = step.plan.row_counts[row]
+                    again[sequence.id] = step.num_positions(row)
                 if row in first_rows:
                     state.undo_admission(sequence)
                 else:
-                    sequence.next_start = step.plan.row_starts[row]
-                    sequence.unsent_blocks = step.plan.row_new_blocks[row] + sequence.unsent_blocks
+                    sequence.next_start -= step.num_positions(row)
+                    sequence.unsent_blocks = step.plan.new_blocks.get(sequence.id, []) + sequence.unsent_blocks
                     state.some_blocks_unsent = True
                     state.running.note_phase_change()
         for step in reversed(broken):
@@ -185,7 +195,7 @@ class StepCompletion:
         state.retries.on_failed(rows, out_of_memory=failed.out_of_memory)
         if failed.out_of_memory and not step.is_retry:
             # retries are cut down on their own
-            state.token_budget.lower(sum(step.plan.row_counts))
+            state.token_budget.lower(step.total_positions)
 
     def _end_culprit(self, sequence: Sequence, failed: StepFailed) -> None:
         if failed.out_of_memory:
@@ -200,8 +210,20 @@ def _some_failed(done: StepDone) -> bool:
     return bool(done.failed_rows or done.broken_rows)
 
 
+def _tokens_of(sequences: list[Sequence], rows: list[int] | range, done: StepDone) -> tuple[list[Sequence], list[int]]:
+    """Return the tokens of current rows, and the sequence of each."""
+    num_tokens = done.num_tokens or [1] * len(sequences)
+    ends = list(accumulate(num_tokens))
+    owners: list[Sequence] = []
+    token_ids: list[int] = []
+    for row in rows:
+        count = num_tokens[row]
+        owners += [sequences[row]] * count
+        token_ids += done.token_ids[ends[row] - count : ends[row]]
+    return owners, token_ids
+
+
 def _is_culprit(step: StepInFlight, row: int) -> bool:
     """Return whether a step that failed could not have failed for any other sequence, nor for its size."""
-    counts = step.plan.row_counts
-    too_large = step.failed is not None and step.failed.out_of_memory and counts[row] > 1
-    return step.is_retry and len(counts) == 1 and not too_large
+    too_large = step.failed is not None and step.failed.out_of_memory and step.num_positions(row) > 1
+    return step.is_retry and len(step.sequences) == 1 and not too_large

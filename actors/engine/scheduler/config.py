@@ -24,6 +24,8 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int] = frozenset()
     enable_prefix_caching: bool = True
     max_steps_in_flight: int = 2
+    most_positions: int = 1
+    """The most positions that a decoding sequence may advance in one step: as many tokens as the backend yields."""
     policy: Policy = Policy.FCFS
     long_prefill_token_threshold: int = 0
     """Longest chunk of one prompt in a step shared with others; 0 disables the limit."""

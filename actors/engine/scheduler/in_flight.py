@@ -13,7 +13,7 @@ import attrs
 from ...messages.block_manager import CacheMiss
 from ...messages.executor import StepPlan
 from ...messages.scheduler import StepFailed
-from .sequence import Sequence
+from .sequence import Sequence, Status
 
 
 @attrs.frozen
@@ -37,6 +37,8 @@ class StepInFlight:
     plan: StepPlan
     sequences: list[Sequence]
     """Those of the plan's rows, in the same order. Never changed."""
+    epochs: list[int]
+    """Their epochs when the step was sent. Never changed."""
     firsts: list[FirstStep]
     num_removals: int
     """The running set's count when the step was sent: if it has not changed since, every row is still current."""
@@ -45,6 +47,21 @@ class StepInFlight:
     is_retry: bool = False
     """Its rows are one group of those of a failed step."""
     failed: StepFailed | None = None
+
+    def is_current(self, row: int) -> bool:
+        """Return whether the sequence of a row runs, and has not returned to the queue since."""
+        sequence = self.sequences[row]
+        return sequence.epoch == self.epochs[row] and sequence.status is Status.RUNNING
+
+    def num_positions(self, row: int) -> int:
+        """Return how many positions a row may have had."""
+        plan = self.plan
+        going_on = row < plan.num_going_on
+        return plan.most_positions if going_on else plan.chunk_counts[row - plan.num_going_on]
+
+    @property
+    def total_positions(self) -> int:
+        return self.plan.num_going_on * self.plan.most_positions + sum(self.plan.chunk_counts)
 
 
 class StepsInFlight:

@@ -10,77 +10,52 @@ from __future__ import annotations
 
 import msgspec
 
-from ...messages.executor import StepPlan, ToScore
-from ...messages.sampling import SamplingParams
+from ...messages.executor import Admit, StepPlan, ToScore
 from ...messages.scheduler import Granted
 from .in_flight import FirstStep, StepInFlight
 from .prompt_scores import add_prompt_scoring
+from .running import NONE_DECODE, DecodingSet
 from .sequence import Sequence, Status
 from .state import SchedulerState
 
 _NOTHING: list[int] = []
-"""Column entry of a row that gets no block and feeds no token from here. Never changed."""
+"""The blocks of a row that is granted none. Never changed."""
 
 
 class DecodeRows(msgspec.Struct, frozen=True, gc=False):
     """The rows of a step that decode."""
 
-    sequences: list[Sequence]
+    decoding: DecodingSet
+    most_positions: int
     growing: dict[int, int]
-    """Index in `sequences` of each sequence that needs a new block, by sequence id."""
+    """Index in `decoding` of each sequence that needs a new block, by sequence id."""
 
 
-NO_DECODE_ROWS = DecodeRows([], {})
+NO_DECODE_ROWS = DecodeRows(NONE_DECODE, 1, {})
 
 
 class PlanRows:
-    """The row columns of a plan, starting with the rows that decode."""
+    """The rows of a plan, starting with those that decode."""
 
-    __slots__ = (
-        "counts",
-        "first_steps",
-        "ids",
-        "new_blocks",
-        "samples",
-        "sequences",
-        "starts",
-        "to_score",
-        "token_ids",
-    )
+    __slots__ = ("counts", "epochs", "first_steps", "ids", "new_blocks", "sequences", "starts", "to_score")
 
-    def __init__(self, decoding: list[Sequence]) -> None:
-        num_rows = len(decoding)
-        self.sequences = decoding
-        self.ids = [s.id for s in decoding]
-        self.starts = [s.next_start for s in decoding]
-        self.counts = [1] * num_rows
-        self.new_blocks = [_NOTHING] * num_rows
-        self.token_ids = [_NOTHING] * num_rows
-        self.samples = [True] * num_rows
+    def __init__(self, decoding: DecodingSet) -> None:
+        # the set's own lists, until a row is added
+        self.sequences, self.ids, self.epochs = decoding.sequences, decoding.ids, decoding.epochs
+        self.starts: list[int] = []
+        self.counts: list[int] = []
+        self.new_blocks: dict[int, list[int]] = {}
         self.first_steps: list[FirstStep] = []
         self.to_score: ToScore | None = None
 
-
-class NewSequences:
-    """What a plan tells the executor about sequences that are new to it: parallel columns."""
-
-    __slots__ = ("ids", "keys", "num_outputs", "root_keys", "sampling", "tokens")
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.sampling: list[SamplingParams] = []
-        self.root_keys: list[bytes] = []
-        self.keys: list[list[bytes]] = []
-        self.tokens: list[list[int]] = []
-        self.num_outputs: list[int] = []
-
-    def add(self, sequence: Sequence, reused: int, block_size: int) -> None:
+    def add_chunk(self, sequence: Sequence, start: int, count: int) -> None:
+        if not self.starts:
+            self.sequences, self.ids, self.epochs = list(self.sequences), list(self.ids), list(self.epochs)
+        self.sequences.append(sequence)
         self.ids.append(sequence.id)
-        self.sampling.append(sequence.sampling)
-        self.root_keys.append(sequence.root_key)
-        self.keys.append(sequence.keys[: reused // block_size])
-        self.tokens.append(sequence.tokens[:reused])
-        self.num_outputs.append(len(sequence.tokens) - sequence.num_prompt_tokens)
+        self.epochs.append(sequence.epoch)
+        self.starts.append(start)
+        self.counts.append(count)
 
 
 class PlanBuilder:
@@ -97,61 +72,69 @@ class PlanBuilder:
         `granted` is None where the step needs nothing from the KV cache. Returns None if no row is left.
         """
         state, step = self._state, self.next_step
-        decoding, growing = decode.sequences, decode.growing
         if granted is not None:
-            decoding, growing = _still_decoding(decode, granted)
-        rows = PlanRows(decoding)
+            decode = _still_decoding(decode, granted)
+        decoding, most = decode.decoding.sequences, decode.most_positions
+        rows = PlanRows(decode.decoding)
         for s in decoding:
-            s.next_start += 1
+            s.next_start += most
             s.last_step = step
         if granted is not None and granted.sequence_ids:
-            self._add_granted(rows, granted, growing)
+            self._add_granted(rows, granted, decode.growing)
         sequences = rows.sequences
         if not sequences:
             return None
         if state.some_blocks_unsent:
-            for index, s in enumerate(decoding):
+            for s in decoding:
                 if s.unsent_blocks:
-                    rows.new_blocks[index] = self._blocks_to_send(s, _NOTHING)
+                    rows.new_blocks[s.id] = self._blocks_to_send(s, _NOTHING)
             state.some_blocks_unsent = any(s.unsent_blocks for s in state.running)
-        state.running.note_step()
+        state.running.note_step(most)
         self.next_step = step + 1
         released_ids, state.released_ids = state.released_ids, []
-        new = NewSequences()
-        for first in rows.first_steps:
-            new.add(sequences[first.row], first.reused, self._block_size)
         plan = StepPlan(
             step=step,
             generation=state.in_flight.generation,
             released_ids=released_ids,
-            admitted_ids=new.ids,
-            admitted_sampling=new.sampling,
-            admitted_root_keys=new.root_keys,
-            admitted_keys=new.keys,
-            admitted_tokens=new.tokens,
-            admitted_num_outputs=new.num_outputs,
+            admitted=[self._admit(sequences[first.row], first) for first in rows.first_steps],
             row_ids=rows.ids,
-            row_epochs=[s.epoch for s in sequences],
-            row_starts=rows.starts,
-            row_counts=rows.counts,
-            row_new_blocks=rows.new_blocks,
-            row_token_ids=rows.token_ids,
-            row_samples=rows.samples,
-            admitted_copy_sources=[first.copy_source for first in rows.first_steps],
+            num_going_on=len(decoding),
+            most_positions=most,
+            chunk_starts=rows.starts,
+            chunk_counts=rows.counts,
+            new_blocks=rows.new_blocks,
             to_score=rows.to_score,
         )
-        publishes = len(sequences) > len(decoding)
         state.in_flight.send(
             StepInFlight(
-                plan, sequences, rows.first_steps, state.running.num_removals, publishes, state.retries.is_active
+                plan,
+                sequences,
+                rows.epochs,
+                rows.first_steps,
+                state.running.num_removals,
+                publishes=bool(rows.starts),
+                is_retry=state.retries.is_active,
             )
         )
         return plan
 
+    def _admit(self, sequence: Sequence, first: FirstStep) -> Admit:
+        """Return what the executor is told of a sequence that is new to it."""
+        return Admit(
+            sequence_id=sequence.id,
+            sampling=sequence.sampling,
+            tokens=sequence.known_tokens,
+            num_outputs=len(sequence.known_tokens) - sequence.num_prompt_tokens,
+            max_len=sequence.max_len,
+            stop_ids=sequence.stop_ids,
+            root_key=sequence.root_key,
+            keys=sequence.keys[: first.reused // self._block_size],
+            copy_source=first.copy_source,
+        )
+
     def _add_granted(self, rows: PlanRows, granted: Granted, growing: dict[int, int]) -> None:
         """Add rows that prefill, admitting those that are new, and give the decoding rows their new blocks."""
         state, step = self._state, self.next_step
-        rows.sequences = list(rows.sequences)  # the running set's own list so far
         admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
         misses = dict(zip(granted.admitted_ids, granted.admitted_misses, strict=True))
         copy_sources = dict(zip(granted.admitted_ids, granted.admitted_copy_sources, strict=True))
@@ -159,9 +142,9 @@ class PlanBuilder:
             granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True
         ):
             s = state.sequences[sequence_id]
-            index = growing.get(sequence_id)
-            if index is not None:
-                rows.new_blocks[index] = self._blocks_to_send(s, blocks)
+            if blocks or s.unsent_blocks:
+                rows.new_blocks[sequence_id] = self._blocks_to_send(s, blocks)
+            if sequence_id in growing:
                 continue
             row = len(rows.ids)
             if sequence_id in admitted:
@@ -178,13 +161,7 @@ class PlanBuilder:
             end = start + count
             if s.is_prefilling:
                 state.waiting.charge(s, count)
-            rows.sequences.append(s)
-            rows.ids.append(sequence_id)
-            rows.starts.append(start)
-            rows.counts.append(count)
-            rows.new_blocks.append(self._blocks_to_send(s, blocks))
-            rows.token_ids.append(s.tokens[start:end])
-            rows.samples.append(end == s.prefill_end < s.max_len)
+            rows.add_chunk(s, start, count)
             if s.sampling.prompt_logprobs is not None:
                 rows.to_score = add_prompt_scoring(rows.to_score, s, row, start, end)
             s.next_start = end
@@ -200,13 +177,18 @@ class PlanBuilder:
         return blocks
 
 
-def _still_decoding(decode: DecodeRows, granted: Granted) -> tuple[list[Sequence], dict[int, int]]:
+def _still_decoding(decode: DecodeRows, granted: Granted) -> DecodeRows:
     """Return the decoding rows that were neither preempted nor denied a block they need."""
     growing = decode.growing
     num_growing = len(growing)
     served_ids = granted.sequence_ids[:num_growing]
     if not granted.preempted_ids and len(served_ids) == num_growing and all(map(growing.__contains__, served_ids)):
-        return decode.sequences, growing
+        return decode
     granted_ids = set(granted.sequence_ids)
-    kept = [s for s in decode.sequences if s.status is Status.RUNNING and (s.id not in growing or s.id in granted_ids)]
-    return kept, {s.id: index for index, s in enumerate(kept) if s.id in growing}
+    kept = [
+        s
+        for s in decode.decoding.sequences
+        if s.status is Status.RUNNING and (s.id not in growing or s.id in granted_ids)
+    ]
+    still_growing = {s.id: index for index, s in enumerate(kept) if s.id in growing}
+    return DecodeRows(DecodingSet.of(kept), decode.most_positions, still_growing)

@@ -134,9 +134,10 @@ class Batcher:
             draft = state.running.draft()
         if draft.rows or draft.candidates or state.cache_updates:
             return self._make_reserve(draft)
-        if not draft.decoding and not state.report.has_news:
+        decodes = bool(draft.decoding.sequences)
+        if not decodes and not state.report.has_news:
             return None
-        plan = self._plans.build(DecodeRows(draft.decoding, {}), None) if draft.decoding else None
+        plan = self._plans.build(DecodeRows(draft.decoding, draft.most_positions, {}), None) if decodes else None
         return Outgoing(plan, self._make_report())
 
     def accept(self, granted: Granted) -> Outgoing:
@@ -148,7 +149,9 @@ class Batcher:
         self._num_free_blocks = granted.num_free_blocks
         self._num_cached_blocks = granted.num_cached_blocks
         self._num_pinned_blocks = granted.num_pinned_blocks
-        plan = self._plans.build(decode_rows, granted) if decode_rows.sequences or granted.sequence_ids else None
+        plan = (
+            self._plans.build(decode_rows, granted) if decode_rows.decoding.sequences or granted.sequence_ids else None
+        )
         state.report.write(granted)
         replan = plan is None and bool(granted.preempted_ids)
         if plan is None and self._asks_for_group and not replan:
@@ -169,7 +172,8 @@ class Batcher:
         if victim_ids:
             draft = running.by_rank(draft)
         decoding, rows, candidates = draft.decoding, draft.rows, draft.candidates
-        self._decode_rows = DecodeRows(decoding, {decoding[index].id: index for index in draft.growing})
+        growing = {decoding.ids[index]: index for index in draft.growing}
+        self._decode_rows = DecodeRows(decoding, draft.most_positions, growing)
         updates = self._state.take_cache_updates()
         filled = updates.filled
         if filled:

@@ -27,12 +27,29 @@ MAX_CANDIDATE_KEYS = 1 << 15
 0.4 s."""
 
 
+class DecodingSet(msgspec.Struct, frozen=True, gc=False):
+    """Sequences that go on, with what a plan says of each. The same one serves every step until their set changes."""
+
+    sequences: list[Sequence]
+    ids: list[int]
+    epochs: list[int]
+
+    @classmethod
+    def of(cls, sequences: list[Sequence]) -> DecodingSet:
+        return cls(sequences, [s.id for s in sequences], [s.epoch for s in sequences])
+
+
+NONE_DECODE = DecodingSet([], [], [])
+
+
 class Draft(msgspec.Struct, frozen=True, gc=False):
     """A step before the block manager has been asked."""
 
-    decoding: list[Sequence]
+    decoding: DecodingSet
+    most_positions: int
+    """The most that each of these may advance."""
     growing: list[int]
-    """Indexes in `decoding` of the sequences whose next position opens a block."""
+    """Indexes in `decoding` of the sequences that may need a block for this."""
     rows: list[Sequence]
     """Sequences that need the block manager: growing ones, then prefilling ones; by rank if blocks may run out."""
     counts: list[int]
@@ -41,7 +58,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     """Positions left for candidates."""
 
 
-NO_DRAFT = Draft([], [], [], [], [], 0)
+NO_DRAFT = Draft(NONE_DECODE, 1, [], [], [], [], 0)
 
 
 class RunningSet:
@@ -52,10 +69,10 @@ class RunningSet:
         self._waiting = waiting
         self._token_budget = token_budget
         self._running: dict[int, Sequence] = {}
-        self._decoding: list[Sequence] = []
+        self._decoding = NONE_DECODE
         self._prefilling: list[Sequence] = []
         self._phases_changed = False
-        self._num_stable_steps = 0  # until the first decoding sequence has all its outputs planned
+        self._num_stable = 0  # positions until the first decoding sequence may have all its outputs planned
         self.num_removals = 0
         """If this has not changed since a step was sent, every row of that step is still current."""
 
@@ -75,13 +92,13 @@ class RunningSet:
         self.num_removals += 1
 
     def note_phase_change(self) -> None:
-        """Note that a prefill is planned to its end, or that a step was taken back."""
+        """Note that a prefill is planned to its end, or that a sequence has advanced less than was planned."""
         self._phases_changed = True
 
-    def note_step(self) -> None:
-        """Note that a step was planned: each decoding sequence has one output less to go."""
-        self._num_stable_steps -= 1
-        if self._num_stable_steps <= 0:
+    def note_step(self, most_positions: int) -> None:
+        """Note that a step was planned, in which each decoding sequence may advance so many positions."""
+        self._num_stable -= most_positions
+        if self._num_stable <= 0:
             self._phases_changed = True
 
     def draft(self) -> Draft:
@@ -90,32 +107,35 @@ class RunningSet:
             self._split_by_phase()
         budget = self._token_budget.current()
         decoding = self._decoding
-        if len(decoding) > budget:
+        if len(decoding.sequences) > budget:
             # while the budget is lowered, those that have waited longest
-            order = sorted(decoding, key=lambda s: s.last_step) if self._token_budget.is_lowered else decoding
-            decoding = order[:budget]
-        budget -= len(decoding)
-        growing, rows, counts = _growing_rows(decoding)
+            order = decoding.sequences
+            if self._token_budget.is_lowered:
+                order = sorted(order, key=lambda s: s.last_step)
+            decoding = DecodingSet.of(order[:budget])
+        most = self._most_positions(len(decoding.sequences), budget)
+        budget -= len(decoding.sequences) * most
+        growing, rows, counts = _growing_rows(decoding.sequences, most)
         if self._prefilling:
             budget = self._choose_chunks(budget, rows, counts)
         candidates: list[Sequence] = []
         if len(self._waiting):
             room = min(self._config.max_num_seqs - len(self._running), budget, MAX_CANDIDATES)
             candidates = _within_key_limit(self._waiting.first(room))
-        return Draft(decoding, growing, rows, counts, candidates, budget)
+        return Draft(decoding, most, growing, rows, counts, candidates, budget)
 
     def draft_group(self, group: Mapping[int, int], waiting: list[Sequence]) -> Draft:
         """Draft a step of these sequences alone, none with more positions than `group` says; `waiting` are its
         candidates."""
         if self._phases_changed:
             self._split_by_phase()
-        decoding = [s for s in self._decoding if s.id in group]
-        growing, rows, counts = _growing_rows(decoding)
+        decoding = DecodingSet.of([s for s in self._decoding.sequences if s.id in group])
+        growing, rows, counts = _growing_rows(decoding.sequences, 1)
         for s in self._prefilling:
             if s.id in group:
                 rows.append(s)
                 counts.append(min(s.prefill_end - s.next_start, group[s.id]))
-        return Draft(decoding, growing, rows, counts, waiting, sum(group[s.id] for s in waiting))
+        return Draft(decoding, 1, growing, rows, counts, waiting, sum(group[s.id] for s in waiting))
 
     def longest_chunk(self) -> int:
         """Return the most positions of one prompt in a step; a sequence that is alone has no limit of its own."""
@@ -137,10 +157,15 @@ class RunningSet:
 
     def _split_by_phase(self) -> None:
         running = sorted(self._running.values(), key=self._waiting.rank)
-        self._decoding = [s for s in running if s.is_decoding]
+        self._decoding = DecodingSet.of([s for s in running if s.is_decoding])
         self._prefilling = [s for s in running if s.is_prefilling]
-        self._num_stable_steps = min((s.max_len - 1 - s.next_start for s in self._decoding), default=0)
+        self._num_stable = min((s.max_len - 1 - s.next_start for s in self._decoding.sequences), default=0)
         self._phases_changed = False
+
+    def _most_positions(self, num_decoding: int, budget: int) -> int:
+        """Return how far each decoding sequence may advance: fewer where there are many for the budget."""
+        most = self._config.most_positions
+        return max(1, min(most, budget // num_decoding)) if num_decoding and most > 1 else 1
 
     def _choose_chunks(self, budget: int, rows: list[Sequence], counts: list[int]) -> int:
         """Add the prefilling rows of the next step; return what is left of the budget."""
@@ -165,10 +190,14 @@ class RunningSet:
         return dict.fromkeys(tenants, -(-budget // len(tenants))) if len(tenants) > 1 else {}
 
 
-def _growing_rows(decoding: list[Sequence]) -> tuple[list[int], list[Sequence], list[int]]:
-    """Return the indexes of the sequences whose next position opens a block, and their rows: sequences and counts."""
-    growing = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
-    return growing, [decoding[index] for index in growing], [1] * len(growing)
+def _growing_rows(decoding: list[Sequence], most_positions: int) -> tuple[list[int], list[Sequence], list[int]]:
+    """Return the indexes of the sequences that may need a block, and their rows: sequences and counts."""
+    if most_positions == 1:
+        growing = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
+        return growing, [decoding[index] for index in growing], [1] * len(growing)
+    growing = [index for index, s in enumerate(decoding) if s.furthest(most_positions) > s.num_slots]
+    rows = [decoding[index] for index in growing]
+    return growing, rows, [s.furthest(most_positions) - s.next_start for s in rows]
 
 
 def _within_key_limit(candidates: list[Sequence]) -> list[Sequence]:

@@ -1,13 +1,14 @@
 """One sequence as the scheduler knows it.
 
-`next_start` runs ahead of the device: it is the first position that no step has been planned for. Only tokens that are
-known are in `tokens`.
+`next_start` runs ahead of the device: it is the first position that no step has been planned for, if each step in
+flight advances the sequence as far as it may. A step's result says how far it did. Only tokens that are known are in
+`tokens`.
 
     tokens      p p p p p p o o          p prompt, o output known
     next_start  - - - - - - - - - ^      a step in flight feeds position 8, with the token sampled by the one before it
 
 While `next_start` is below `prefill_end` the sequence is prefilling: its tokens are known and sent in chunks. From
-there on it decodes, one position per step, fed on the device.
+there on it decodes, at most `most_positions` of a plan per step, fed on the device.
 """
 
 from __future__ import annotations
@@ -76,8 +77,12 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether it is past its prefill with outputs left that no step samples yet."""
+        """Whether it is past its prefill with outputs left that no step in flight may sample."""
         return self.prefill_end <= self.next_start < self.max_len - 1
+
+    def furthest(self, most_positions: int) -> int:
+        """Return where a step ends at the furthest that lets it advance so many positions. The last is not computed."""
+        return min(self.next_start + most_positions, self.max_len - 1)
 
     def restart(self) -> None:
         """Forget what was computed, because it was preempted or its admission undone; known outputs stay."""

@@ -72,6 +72,11 @@ class SentPlan:
     reused: dict[int, int]
 
 
+def num_positions(plan: StepPlan) -> int:
+    """Return the most positions that a plan lets its rows compute."""
+    return plan.num_going_on * plan.most_positions + sum(plan.chunk_counts)
+
+
 class EngineBench:
     def __init__(
         self,
@@ -83,8 +88,8 @@ class EngineBench:
         max_pinned_share: float = 0.5,
         dials: Dials | None = None,
     ) -> None:
-        self.limits = limits
         self.dials = dials or Dials()
+        limits = self.limits = attrs.evolve(limits, most_positions=self.dials.most_tokens)
         self.batcher = Batcher(limits, lambda: self.now)
         self.manager = BlockManager(
             limits.num_blocks,
@@ -121,6 +126,8 @@ class EngineBench:
         self.accounts: list[Account] = []
         self.num_withdrawn = 0
         self.num_copied = 0
+        self.num_advanced_further = 0
+        """Rows that yielded several tokens in a step."""
         self.refused: set[int] = set()
         """Sequences refused at once because they can never run."""
         self.denied: set[int] = set()
@@ -240,7 +247,9 @@ class EngineBench:
     def late_rows(self, plan: StepPlan) -> list[int]:
         """Return the rows whose sequences have ended or lost their blocks since the plan was sent."""
         late = []
-        for row, (sequence_id, epoch) in enumerate(zip(plan.row_ids, plan.row_epochs, strict=True)):
+        step = self.batcher._state.in_flight._sent[0]
+        assert step.plan is plan
+        for row, (sequence_id, epoch) in enumerate(zip(plan.row_ids, step.epochs, strict=True)):
             sequence = self.batcher.sequences.get(sequence_id)
             if sequence is None or sequence.status is not Status.RUNNING or sequence.epoch != epoch:
                 late.append(row)
@@ -362,12 +371,14 @@ class EngineBench:
 
     def _check_plan(self, plan: StepPlan) -> None:
         limits = self.limits
-        assert 0 < sum(plan.row_counts) <= limits.max_num_batched_tokens
-        assert min(plan.row_counts) > 0
+        assert 0 < num_positions(plan) <= limits.max_num_batched_tokens
+        assert min(plan.chunk_counts, default=1) > 0 and plan.most_positions > 0
+        assert plan.num_going_on + len(plan.chunk_counts) == len(plan.row_ids)
+        assert plan.new_blocks.keys() <= set(plan.row_ids)
         assert len(set(plan.row_ids)) == len(plan.row_ids) <= limits.max_num_seqs
         assert len(self.manager.allocations) <= limits.max_num_seqs
         assert len(self._sent) < limits.max_steps_in_flight
-        assert set(plan.admitted_ids) <= set(plan.row_ids)
+        assert {admit.sequence_id for admit in plan.admitted} <= set(plan.row_ids[plan.num_going_on :])
         assert not any(self.submissions[i].terminal for i in plan.row_ids), "an ended sequence is planned"
 
     # ------------------------------------------------------------ the web process
@@ -380,16 +391,29 @@ class EngineBench:
         match result:
             case StepDone():
                 copied = dict(zip(result.read_ids, result.copied_tokens, strict=False))
-                for sequence_id, start, count in zip(plan.row_ids, plan.row_starts, plan.row_counts, strict=True):
+                self._expect_advances(plan, result)
+                for sequence_id, start, count in zip(
+                    plan.row_ids[plan.num_going_on :], plan.chunk_starts, plan.chunk_counts, strict=True
+                ):
                     self._spans.append((sequence_id, start + copied.get(sequence_id, 0), start + count))
-                for sequence_id in plan.admitted_ids:
-                    self.submissions[sequence_id].admissions.append(sent.reused[sequence_id])
+                for admit in plan.admitted:
+                    self.submissions[admit.sequence_id].admissions.append(sent.reused[admit.sequence_id])
             case StepFailed():
                 if len(plan.row_ids) == 1:
                     self._failing.update(self._suspects.intersection(plan.row_ids))
                 self._suspects.update(plan.row_ids)
             case StepDropped():
-                self.num_withdrawn += len(plan.admitted_ids)
+                self.num_withdrawn += len(plan.admitted)
+
+    def _expect_advances(self, plan: StepPlan, done: StepDone) -> None:
+        """Check how far rows went on, and note the spans that have to be booked."""
+        counts = done.num_tokens or [1] * len(done.row_ids)
+        for row, sequence_id in enumerate(plan.row_ids[: plan.num_going_on]):
+            advanced = done.row_ends[row] - done.row_starts[row]
+            assert 1 <= advanced <= plan.most_positions
+            assert counts[row] in (advanced, 0), "who goes on advances one position for each token"
+            self.num_advanced_further += advanced > 1
+            self._spans.append((sequence_id, done.row_starts[row], done.row_ends[row]))
 
     def _hear_report(self, report: StepReport) -> None:
         self.reports.append(report)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from quipu.actors.config.declarations import sampling_fields_of
-from quipu.actors.engine.executor.batch_builder import SequenceState, make_batch
+from quipu.actors.engine.executor.batch_builder import make_batch
 from quipu.actors.engine.executor.grammars import NoMasks
+from quipu.actors.engine.executor.sequence_state import SequenceState
+from quipu.actors.engine.executor.step_rows import StepRows
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.sampling import LogitRules, SamplingParams
 from quipu.kernels.logit_processors import Processing
@@ -50,12 +50,18 @@ def test_budget_is_processed_only_where_it_forces_a_token() -> None:
 
 def processing_of(state: SequenceState) -> Processing | None:
     """Return what the batch of a step that samples for this sequence alone changes of its logits."""
-    admitted: dict[str, Any] = {
-        f"admitted_{name}": [] for name in ("ids", "sampling", "root_keys", "keys", "tokens", "num_outputs")
-    }
-    row: dict[str, Any] = {
-        f"row_{name}": [value]
-        for name, value in {"ids": 1, "epochs": 0, "starts": 0, "counts": 1, "new_blocks": [], "token_ids": [1]}.items()
-    }
-    plan = StepPlan(step=1, generation=0, released_ids=[], row_samples=[True], **admitted, **row)
-    return make_batch(plan, [state], some_are_scored=False, some_have_rules=True, masks=NoMasks()).processing
+    end = len(state.tokens)
+    plan = StepPlan(
+        step=1,
+        generation=0,
+        released_ids=[],
+        admitted=[],
+        row_ids=[1],
+        num_going_on=0,
+        most_positions=1,
+        chunk_starts=[end - 1],
+        chunk_counts=[1],
+        new_blocks={},
+    )
+    rows = StepRows.of(plan, [state], set())
+    return make_batch(rows, some_are_scored=False, some_have_rules=True, masks=NoMasks()).processing

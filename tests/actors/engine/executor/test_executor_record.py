@@ -31,8 +31,21 @@ def hit(bench: EngineBench) -> StepPlan:
     """Return the plan of a prompt that is granted both blocks."""
     bench.submit([*PROMPT, 1], 1)
     (plan,) = bench.plans
-    assert len(plan.admitted_keys[0]) == 2
+    assert len(plan.admitted[0].keys) == 2
     return plan
+
+
+def without_draw(plan: StepPlan) -> StepPlan:
+    """Return the plan for a sequence that has no outputs: what it draws would depend on blocks that are wrong."""
+    (admit,) = plan.admitted
+    return replace(plan, admitted=[replace(admit, max_len=len(admit.tokens))])
+
+
+def writer_of(plan: StepPlan) -> StepPlan:
+    """Return a plan in which another sequence, of which nothing is granted, writes the same blocks."""
+    (admit,), (blocks,) = plan.admitted, plan.new_blocks.values()
+    writer = replace(admit, sequence_id=77, keys=[], tokens=[5] * 11, max_len=12)
+    return replace(plan, admitted=[writer], row_ids=[77], chunk_starts=[0], chunk_counts=[11], new_blocks={77: blocks})
 
 
 def read_of(bench: EngineBench, plan: StepPlan) -> int:
@@ -51,22 +64,16 @@ def test_swapped_blocks_are_not_confirmed() -> None:
     """The right blocks in the wrong order do not confirm any of the grant."""
     bench = warm_bench()
     plan = hit(bench)
-    first, second, *rest = plan.row_new_blocks[0]
-    assert read_of(bench, replace(plan, row_new_blocks=[[second, first, *rest]])) == 0
+    ((sequence_id, (first, second, *rest)),) = plan.new_blocks.items()
+    assert read_of(bench, replace(plan, new_blocks={sequence_id: [second, first, *rest]})) == 0
 
 
 def test_unwritten_block_is_not_confirmed() -> None:
     """The blocks before it still count."""
     bench = warm_bench()
     plan = hit(bench)
-    first, _second, *rest = plan.row_new_blocks[0]
-    assert (
-        read_of(
-            bench,
-            replace(plan, row_new_blocks=[[first, 25, *rest], *plan.row_new_blocks[1:]], row_samples=[False]),
-        )
-        == 4
-    )
+    ((sequence_id, (first, _second, *rest)),) = plan.new_blocks.items()
+    assert read_of(bench, replace(without_draw(plan), new_blocks={sequence_id: [first, 25, *rest]})) == 4
 
 
 def test_partial_block_is_not_confirmed() -> None:
@@ -74,8 +81,8 @@ def test_partial_block_is_not_confirmed() -> None:
     bench = warm_bench()
     plan = hit(bench)
     partial = 3  # the third block of the first table
-    blocks = [*plan.row_new_blocks[0][:1], partial, *plan.row_new_blocks[0][2:]]
-    assert read_of(bench, replace(plan, row_new_blocks=[blocks], row_samples=[False])) == 4
+    ((sequence_id, (first, _second, *rest)),) = plan.new_blocks.items()
+    assert read_of(bench, replace(without_draw(plan), new_blocks={sequence_id: [first, partial, *rest]})) == 4
 
 
 def test_overwritten_block_is_not_confirmed() -> None:
@@ -83,17 +90,7 @@ def test_overwritten_block_is_not_confirmed() -> None:
     bench = warm_bench(num_blocks=6)
     stale = hit(bench)
     bench.plans.clear()
-    writer = replace(
-        stale,
-        admitted_ids=[77],
-        admitted_keys=[[]],
-        admitted_tokens=[[]],
-        row_ids=[77],
-        row_starts=[0],
-        row_counts=[11],
-        row_token_ids=[[5] * 11],
-    )
-    assert isinstance(bench.executor.run(writer), StepDone)
+    assert isinstance(bench.executor.run(writer_of(stale)), StepDone)
     assert read_of(bench, stale) == 0
 
 
@@ -104,17 +101,7 @@ def test_failed_pass_leaves_no_tags(partly: bool) -> None:
     plan = hit(bench)
     bench.dials.fail_steps = int(partly)
     bench.dials.poison_token_id = None if partly else 5
-    writer = replace(
-        plan,
-        admitted_ids=[77],
-        admitted_keys=[[]],
-        admitted_tokens=[[]],
-        row_ids=[77],
-        row_starts=[0],
-        row_counts=[11],
-        row_token_ids=[[5] * 11],
-    )
-    assert isinstance(bench.executor.run(writer), StepFailed)
+    assert isinstance(bench.executor.run(writer_of(plan)), StepFailed)
     assert read_of(bench, replace(plan, generation=1)) == 0
 
 
@@ -137,11 +124,8 @@ def test_dropped_plan_still_releases_slots() -> None:
     assert plan.released_ids
     executor = bench.executor
     bench.dials.fail_steps = 1
-    poison = replace(plan, released_ids=[], admitted_ids=[], admitted_keys=[], row_ids=[1], row_counts=[1])
-    assert isinstance(
-        executor.run(replace(poison, row_starts=[10], row_new_blocks=[[]], row_token_ids=[[1]])),
-        StepFailed,
-    )
+    failing = replace(plan, released_ids=[], admitted=[], row_ids=[1], num_going_on=1, new_blocks={})
+    assert isinstance(executor.run(replace(failing, chunk_starts=[], chunk_counts=[])), StepFailed)
     assert isinstance(executor.run(plan), StepDropped)
     assert isinstance(executor.run(replace(plan, generation=1, released_ids=[])), StepDone)
 
@@ -151,8 +135,8 @@ def copyable(bench: EngineBench) -> StepPlan:
     copying."""
     bench.submit(PROMPT[:8], 1)
     (plan,) = bench.plans
-    assert len(plan.admitted_keys[0]) == 1
-    assert plan.admitted_copy_sources[0] > 0
+    assert len(plan.admitted[0].keys) == 1
+    assert plan.admitted[0].copy_source > 0
     return plan
 
 
@@ -168,25 +152,26 @@ def test_last_block_is_copied() -> None:
     result = done(bench, copyable(bench))
     assert (result.read_tokens, result.copied_tokens) == ([4], [3])
     assert (result.row_starts, result.row_ends) == ([7], [8])
-    assert result.sampled_token_ids == continuation(PROMPT[:8], 1)
+    assert result.token_ids == continuation(PROMPT[:8], 1)
 
 
 @pytest.mark.parametrize("block", [1, 3, 25], ids=["another key", "not full", "never written"])
 def test_wrong_copy_source_is_ignored(block: int) -> None:
     """A block that does not contain the rest of the prompt is not copied, and nothing is claimed."""
     bench = warm_bench()
-    result = done(bench, replace(copyable(bench), admitted_copy_sources=[block]))
+    plan = copyable(bench)
+    result = done(bench, replace(plan, admitted=[replace(plan.admitted[0], copy_source=block)]))
     assert (result.read_tokens, result.copied_tokens) == ([4], [])
     assert (result.row_starts, result.row_ends) == ([4], [8])
-    assert result.sampled_token_ids == continuation(PROMPT[:8], 1)
+    assert result.token_ids == continuation(PROMPT[:8], 1)
 
 
 def test_no_copy_after_unconfirmed_grant() -> None:
     """The blocks that the copy would follow are missing, so everything after the confirmed grant is computed."""
     bench = warm_bench()
     plan = copyable(bench)
-    _granted, *rest = plan.row_new_blocks[0]
-    result = done(bench, replace(plan, row_new_blocks=[[25, *rest]], row_samples=[False]))
+    ((sequence_id, (_granted, *rest)),) = plan.new_blocks.items()
+    result = done(bench, replace(without_draw(plan), new_blocks={sequence_id: [25, *rest]}))
     assert (result.read_tokens, result.copied_tokens) == ([0], [])
     assert (result.row_starts, result.row_ends) == ([4], [8])
 
@@ -199,8 +184,8 @@ def test_copy_source_may_be_the_destination() -> None:
     (submission,) = bench.submit(PROMPT[:8], 1)
     bench.step()
     plan = bench.plans[-1]
-    _granted, own = plan.row_new_blocks[plan.row_ids.index(submission.id)]
-    assert plan.admitted_copy_sources == [own]
+    _granted, own = plan.new_blocks[submission.id]
+    assert [admit.copy_source for admit in plan.admitted] == [own]
     bench.finish()
     bench.check_at_rest()
     assert bench.num_copied == 1

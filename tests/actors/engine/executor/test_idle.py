@@ -13,7 +13,7 @@ from quipu.actors.engine.executor.actor import run_executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import StepDone, StepResult
-from quipu.kernels.backend import Backend
+from quipu.kernels.backend import Backend, RunsAtOnce
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend
 from tests.actors.engine.engine_bench import EngineBench
@@ -21,7 +21,7 @@ from tests.actors.engine.engine_bench import EngineBench
 LIMITS = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
 
 
-class BusyBackend:
+class BusyBackend(RunsAtOnce):
     """Wraps a fake backend; has work to do while idle."""
 
     def __init__(self, backend: FakeBackend, num_pieces: int) -> None:

@@ -20,7 +20,7 @@ from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.sampling import LogitRules, OutputGrammar
 from quipu.actors.messages.scheduler import StepDropped, StepFailed
-from quipu.kernels.backend import Backend
+from quipu.kernels.backend import Backend, RunsAtOnce
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation
 from quipu.kernels.logit_processors import Processing
@@ -32,7 +32,7 @@ LIMITS = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_ba
 
 
 @attrs.define
-class Spy:
+class Spy(RunsAtOnce):
     """Wraps a bench's backend and inspects every row with rules."""
 
     bench: EngineBench

@@ -46,7 +46,7 @@ def test_steps_overlap() -> None:
     """The next step is planned while one runs: its decoding row feeds a token that only the device knows."""
     bench = bench_of()
     bench.submit(PROMPT, 5)
-    assert [plan.row_token_ids for plan in bench.plans] == [[PROMPT], [[]]]
+    assert [(plan.chunk_counts, plan.num_going_on) for plan in bench.plans] == [([len(PROMPT)], 0), ([], 1)]
     bench.finish()
     bench.check_at_rest()
 
@@ -58,7 +58,7 @@ def test_decodes_precede_prefill_chunks() -> None:
     (long,) = bench.submit(PROMPT, 1)
     bench.step()
     assert list(bench.plans[0].row_ids) == [short.id, long.id]
-    assert list(bench.plans[0].row_counts) == [1, 3]
+    assert (bench.plans[0].num_going_on, bench.plans[0].chunk_counts) == (1, [3])
     bench.finish()
     bench.check_at_rest()
     assert long.admissions == [0]
@@ -118,7 +118,7 @@ def test_admission_in_dropped_step_is_not_counted() -> None:
     bench = bench_of(dials=Dials(fail_steps=2))
     (writer,) = bench.submit(PROMPT, 1)
     (follower,) = bench.submit(PROMPT, 2)
-    assert bench.plans[1].admitted_keys[0], "the prefix was granted while its writer was in flight"
+    assert bench.plans[1].admitted[0].keys, "the prefix was granted while its writer was in flight"
     assert isinstance(bench.step(), StepFailed)
     assert isinstance(bench.step(), StepDropped)
     assert bench.num_withdrawn == 1
@@ -170,7 +170,7 @@ def test_row_of_earlier_epoch_emits_no_token() -> None:
     bench = bench_of(block_size=1, num_blocks=6, enable_prefix_caching=False, max_steps_in_flight=3)
     first, second = bench.submit([1, 2], 2, num_choices=2)
     assert [list(plan.row_ids) for plan in bench.plans] == [[first.id, second.id], [first.id], [second.id]]
-    assert bench.plans[2].admitted_ids == [second.id]
+    assert [admit.sequence_id for admit in bench.plans[2].admitted] == [second.id]
     bench.step()
     assert (len(first.tokens), len(second.tokens)) == (1, 0)
     bench.finish()
@@ -213,10 +213,10 @@ def test_requeued_sequences_keep_their_order() -> None:
     """Of two sequences admitted by dropped steps, the one that arrived first is admitted first again."""
     bench = bench_of(max_num_batched_tokens=6, max_steps_in_flight=3, dials=Dials(fail_steps=2))
     _failing, first, second = (bench.submit([n] * 5, 1)[0] for n in (1, 2, 3))
-    assert [plan.admitted_ids for plan in bench.plans] == [[1], [2], [3]]
+    assert [[admit.sequence_id for admit in plan.admitted] for plan in bench.plans] == [[1], [2], [3]]
     for _ in range(4):
         bench.step()
-    assert bench.plans[0].admitted_ids == [first.id, second.id]
+    assert [admit.sequence_id for admit in bench.plans[0].admitted] == [first.id, second.id]
     bench.finish()
     bench.check_at_rest()
 

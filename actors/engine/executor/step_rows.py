@@ -1,0 +1,97 @@
+"""The rows of one plan, as columns that the executor has filled in with what it knows of their sequences.
+
+Made by `step_runner.py` once a plan's changes are applied; read by `batch_builder.py` and `block_tags.py`.
+
+What must always hold: a row that goes on starts where its sequence stands and never passes its `max_len`; taking rows
+back leaves every sequence as it was before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from ...messages.executor import StepPlan, ToScore
+from .sequence_state import SequenceState
+
+
+@attrs.frozen
+class BlockCopy:
+    """A block that contains what a row would write, and the row's own block, which becomes a copy of it."""
+
+    source: int
+    destination: int
+    num_tokens: int
+    """Tokens that need not be computed: all but the last, whose logits are needed."""
+
+
+@attrs.define(eq=False)
+class StepRows:
+    """R rows: first those that go on, then chunks."""
+
+    ids: list[int]
+    states: list[SequenceState]
+    starts: list[int]
+    """First position that each computes."""
+    ends: list[int]
+    """Where each stops: exclusive, and the furthest position for a row that goes on."""
+    samples: list[bool]
+    """Whether each draws at its last position."""
+    num_going_on: int
+    to_score: ToScore | None
+    carried: list[bool]
+    """Whether each feeds the token that it drew last, from the device."""
+    chunks_before: list[tuple[int, int]]
+    """Of each chunk: its first position, and how many tokens its sequence had. Who goes on had one after the first."""
+
+    @classmethod
+    def of(cls, plan: StepPlan, states: Sequence[SequenceState], uncarried: set[int]) -> StepRows:
+        """Resolve a plan's rows. `uncarried`: sequences whose last token has to be fed from here."""
+        num_going_on, most = plan.num_going_on, plan.most_positions
+        starts = [state.num_computed for state in states[:num_going_on]]
+        if most == 1:
+            ends = [start + 1 for start in starts]
+        else:
+            ends = [
+                start + 1 if state.draws_only_one else max(start + 1, min(start + most, state.max_len - 1))
+                for start, state in zip(starts, states, strict=False)
+            ]
+        carried = [True] * num_going_on
+        if uncarried:
+            carried = [sequence_id not in uncarried for sequence_id in plan.row_ids[:num_going_on]]
+        samples = [True] * num_going_on
+        for state, start, count in zip(states[num_going_on:], plan.chunk_starts, plan.chunk_counts, strict=True):
+            end = start + count
+            starts.append(start)
+            ends.append(end)
+            samples.append(end == len(state.tokens) < state.max_len)
+            carried.append(False)
+        chunks = [(s, len(state.tokens)) for s, state in zip(plan.chunk_starts, states[num_going_on:], strict=True)]
+        return cls(plan.row_ids, list(states), starts, ends, samples, num_going_on, plan.to_score, carried, chunks)
+
+    def skip(self, copies: Mapping[int, BlockCopy]) -> None:
+        """Leave out the tokens that are copied. `copies` are by sequence."""
+        for row, sequence_id in enumerate(self.ids):
+            if (copy := copies.get(sequence_id)) is not None:
+                self.starts[row] += copy.num_tokens
+
+    def kept_ends(self, tokens: Mapping[int, Sequence[int]]) -> list[int]:
+        """Return where each row stops that keeps these tokens: who goes on advances one position for each."""
+        num_going_on = self.num_going_on
+        kept = [start + len(tokens[row]) for row, start in enumerate(self.starts[:num_going_on])]
+        return kept + self.ends[num_going_on:]
+
+    def num_tokens(self, tokens: Mapping[int, Sequence[int]]) -> list[int]:
+        """Return how many of these tokens each row has; empty for one each."""
+        num_rows = len(self.ids)
+        counts = [len(tokens.get(row, ())) for row in range(num_rows)]
+        return [] if counts.count(1) == num_rows else counts
+
+    def take_back(self, block_size: int) -> None:
+        """Undo whatever a pass over these rows did to their sequences. Drawn tokens may have changed on the device."""
+        num_going_on = self.num_going_on
+        for state, start in zip(self.states[:num_going_on], self.starts, strict=False):
+            state.take_back(start, start + 1, block_size)
+        for state, (start, num_tokens) in zip(self.states[num_going_on:], self.chunks_before, strict=True):
+            state.take_back(start, num_tokens, block_size)

@@ -1,0 +1,48 @@
+"""What the fake backend's KV slots hold, and the logprobs that it makes up from them.
+
+Used by `fake.py`, for its passes and for what a correct engine would report.
+
+What must always hold: a score depends on the slots that are read and on the scored token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .step_types import Scores
+
+MASK = (1 << 61) - 1
+_LOGPROB_STEPS = 1 << 20
+
+
+def slot_value(token_id: int, position: int) -> int:
+    """Return what a pass writes to the KV slot of `token_id` at `position`."""
+    return (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 1) & MASK
+
+
+def score(values: list[int], token_id: int, num_top: int, drawable: range) -> Scores:
+    """Score `token_id` after KV slots `values`: each id that is `drawable` has a logprob below 0.
+
+    They are not normalised; an id that cannot be drawn is ranked last.
+    """
+    mixed = hash(tuple(values)) & MASK
+    logprobs = {i: -1.0 - (slot_value(i, mixed) % _LOGPROB_STEPS) / _LOGPROB_STEPS for i in drawable}
+    order = sorted(drawable, key=lambda i: (-logprobs[i], i))
+    return Scores(
+        token_ids=[token_id],
+        logprobs=[logprobs.get(token_id, -3.0 - (slot_value(token_id, mixed) % _LOGPROB_STEPS) / _LOGPROB_STEPS)],
+        ranks=[order.index(token_id) + 1 if token_id in logprobs else len(order) + 1],
+        top_ids=[order[:num_top]],
+        top_logprobs=[[logprobs[i] for i in order[:num_top]]],
+    )
+
+
+def cheap_scores(token_ids: Sequence[int], num_top: Sequence[int]) -> Scores:
+    """Make up scores without reading KV: the most likely tokens are the first ids."""
+    return Scores(
+        token_ids=list(token_ids),
+        logprobs=[-0.5] * len(token_ids),
+        ranks=[1] * len(token_ids),
+        top_ids=[list(range(count)) for count in num_top],
+        top_logprobs=[[-0.5 - 0.25 * at for at in range(count)] for count in num_top],
+    )
