@@ -217,6 +217,9 @@ def main() -> None:
     for side, numbers in traced.items():
         if numbers is not None:
             print(f"trace: {side} found {numbers['hit_blocks']:.0f} blocks in {numbers['manager_seconds']:.3f} s")
+    for num_seqs in (256, 1024):
+        num_bytes = engine_link.report_bytes(num_seqs)
+        print(f"bytes of a report over the link, {num_seqs} decoding: {num_bytes}")
     print(f"load of the machine at the start: {load_before:.2f}")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import attrs
 import trio
+import trio.testing
 import trustme
 
 from bench.engine_jobs import NUM_STEPS_TO_SETTLE, Numbers, quiet_collector
@@ -50,6 +51,11 @@ def decoding_report(num_seqs: int) -> StepReport:
         1, 1, none, none, none, none, [], none, ids, starts, [start + 1 for start in starts], none, none, none, ids,
         [100 + 3 * i for i in ids], none, [], none, [], [], num_seqs, 0, 5000, 100, 0,
     )  # fmt: skip
+
+
+def report_bytes(num_seqs: int) -> int:
+    """Return the length of that report's frame."""
+    return len(FrameWriter(trio.testing.MemorySendStream(), INCARNATION).encode(decoding_report(num_seqs)))
 
 
 def make_files(folder: Path) -> LinkTls:

@@ -4,11 +4,12 @@
 
     length  4 bytes, of what follows
     incarnation  4 bytes: which engine this concerns
-    type    2 bytes: a number of WIRE_TYPES, or SUBMIT_AGAIN
+    type    2 bytes: a number of WIRE_TYPES, SUBMIT_AGAIN or ONE_EACH
     body    msgpack
 
 The prompt of a request with several choices is sent once: a Submit that shares its lists with the previous one of its
-request is sent without them, and gets the same lists at the other end.
+request is sent without them, and gets the same lists at the other end. So is a report of a step in which each sequence
+got one token, without the sequences of the tokens.
 
 What must always hold: messages are received once, in order; no frame of an older incarnation is received, but counted;
 end of file means that the peer is gone, and whatever else is not a message of this incarnation means that it is broken:
@@ -49,6 +50,8 @@ WIRE_TYPES: dict[int, type[WireMessage]] = {
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
 SUBMIT_AGAIN = 7
 """Type of a Submit whose prompt and keys are those of the previous Submit of its request."""
+ONE_EACH = 11
+"""Type of a StepReport whose tokens are one each of the sequences of its spans, in the same order."""
 _HEADER = struct.Struct("<IIH")
 _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 << 20
@@ -130,6 +133,8 @@ class FrameWriter:
             before = self._prompts.note(message)
             if before is not None and isinstance(message, Submit) and _shares_prompt(message, before):
                 message, number = attrs.evolve(message, prompt_token_ids=[], block_keys=[]), SUBMIT_AGAIN
+        elif isinstance(message, StepReport) and message.span_ids and message.token_sequence_ids == message.span_ids:
+            message, number = msgspec.structs.replace(message, token_sequence_ids=[]), ONE_EACH
         body = self._encoder.encode(message)
         return _HEADER.pack(MIN_FRAME_BYTES + len(body), self._incarnation, number) + body
 
@@ -168,6 +173,7 @@ class FrameReader:
         self._buffer = bytearray()
         self._decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in WIRE_TYPES.items()}
         self._decoders[SUBMIT_AGAIN] = self._decoders[_NUMBERS[Submit]]
+        self._decoders[ONE_EACH] = self._decoders[_NUMBERS[StepReport]]
         self._prompts = Prompts()
         """Mirrors the writer's."""
         self._fault: Unreadable | None = None
@@ -201,6 +207,8 @@ class FrameReader:
             message = attrs.evolve(message, prompt_token_ids=ids, block_keys=keys)
         if isinstance(message, Submit | Abort):
             self._prompts.note(message)
+        if number == ONE_EACH and isinstance(message, StepReport):
+            message = msgspec.structs.replace(message, token_sequence_ids=message.span_ids)
         return message
 
     def _cut_frames(self) -> list[WireMessage]:

@@ -114,6 +114,24 @@ async def test_shared_prompt_is_sent_once() -> None:
     assert len(writer._prompts) == len(reader._prompts) == 0, "nothing must be kept after the last choice"
 
 
+async def test_sequences_of_tokens_are_sent_once() -> None:
+    """A report in which each sequence has a span and a token is received as it was, but is shorter on the way; one in
+    which a sequence has several tokens, or none, is sent completely."""
+    ids = list(range(1000, 1064))
+    report = next(message for message in messages() if isinstance(message, StepReport))
+    spans = {"span_ids": ids, "span_starts": ids, "span_ends": ids}
+    whole = msgspec.structs.replace(report, **spans, token_sequence_ids=list(ids), token_ids=list(ids))
+    several = msgspec.structs.replace(whole, token_sequence_ids=[*whole.span_ids, 64], token_ids=[*whole.token_ids, 7])
+    fewer = msgspec.structs.replace(whole, token_sequence_ids=whole.span_ids[1:], token_ids=whole.token_ids[1:])
+    none = msgspec.structs.replace(whole, token_sequence_ids=[], token_ids=[])
+    sent = [whole, several, fewer, none]
+    lengths = [len(frames_of(report)[1]) for report in sent]
+    assert lengths[0] < lengths[2] - 60
+    ours, theirs = trio.testing.memory_stream_one_way_pair()
+    await ours.send_all(frames_of(*sent)[1])
+    assert await FrameReader(theirs, 1).receive_all() == sent
+
+
 async def test_prompt_is_forgotten_after_abort() -> None:
     """If a request ends before its last choice was sent, both ends forget its prompt."""
     first = Submit(1, [1, 2, 3], b"r", [], SamplingParams(max_tokens=5), group_id=1, num_to_come=9)
