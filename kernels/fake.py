@@ -167,7 +167,8 @@ class FakeBackend(RunsAtOnce):
         if token_id == self.dials.poison_token_id:
             raise FakeFault("the batch holds the poisoned token")
         block = batch.block_tables[row][position // self._block_size]
-        self._slots[block][position % self._block_size] = slot_value(token_id, position)
+        adapter = "" if batch.adapters is None else batch.adapters[row]
+        self._slots[block][position % self._block_size] = slot_value(token_id, position, adapter)
 
     def _draw(self, batch: StepBatch, row: int, before: list[int]) -> int:
         """Draw the token that follows those that a row has yielded in this pass."""
@@ -273,12 +274,14 @@ def continuation_scores(token_ids: list[int], count: int, num_top: int, dials: D
     return prompt_scores(whole, num_top, dials).cut(len(token_ids) - 1, len(whole) - 1)
 
 
-def continuation(token_ids: list[int], count: int, dials: Dials | None = None, seed: int = 0) -> list[int]:
+def continuation(
+    token_ids: list[int], count: int, dials: Dials | None = None, seed: int = 0, adapter: str = ""
+) -> list[int]:
     """Return what a correct engine draws after `token_ids`, whatever its batches, caches and preemptions."""
     dials = dials or Dials()
-    values = [slot_value(token_id, position) for position, token_id in enumerate(token_ids)]
+    values = [slot_value(token_id, position, adapter) for position, token_id in enumerate(token_ids)]
     outputs: list[int] = []
     for position in range(count):
         outputs.append(draw(values, seed, position, dials))
-        values.append(slot_value(outputs[-1], len(values)))
+        values.append(slot_value(outputs[-1], len(values), adapter))
     return outputs

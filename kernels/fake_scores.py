@@ -7,6 +7,7 @@ What must always hold: a score depends on the slots that are read and on the sco
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 from .step_types import Scores
@@ -15,9 +16,10 @@ MASK = (1 << 61) - 1
 _LOGPROB_STEPS = 1 << 20
 
 
-def slot_value(token_id: int, position: int) -> int:
-    """Return what a pass writes to the KV slot of `token_id` at `position`."""
-    return (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 1) & MASK
+def slot_value(token_id: int, position: int, adapter: str = "") -> int:
+    """Return what a pass writes to the KV slot of `token_id` at `position`, with the weights of an adapter."""
+    added = zlib.crc32(adapter.encode()) if adapter else 0
+    return (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 1 + added) & MASK
 
 
 def score(values: list[int], token_id: int, num_top: int, drawable: range) -> Scores:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from contextvars import ContextVar
@@ -52,6 +53,8 @@ from tests.tiny import TINY
 BLOCK = 16
 num_engines = ContextVar("num_engines", default=1)
 """How many engines a small runtime has if its test does not say."""
+most_tokens = ContextVar("most_tokens", default=int(os.environ.get("QUIPU_TEST_MOST_TOKENS", "1")))
+"""The most tokens that a sequence yields in a step of a small runtime, likewise."""
 
 
 def num_passes(executor: Executor) -> int:
@@ -75,6 +78,7 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
         "max_num_batched_tokens": 256,
         "eos_token_ids": (),
         "fake_step_seconds": 0.0,
+        "fake_most_tokens": most_tokens.get(),
         "step_overhead_tokens": 0,  # even small prompts wait for one another
     }
     runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
@@ -276,6 +280,7 @@ async def small_runtime(
     def load(engine: EngineConfig) -> Executor:
         executor = load_executor(engine)
         assert isinstance(executor.backend, FakeBackend)
+        dials.most_tokens = max(dials.most_tokens, engine.fake_most_tokens)
         executor.backend.dials = dials
         return executor
 

@@ -1,4 +1,7 @@
-"""Runs tests that open a runtime with one engine, and through the router of two: what they count must not differ."""
+"""Runs tests that open a runtime with one engine, through the router of two, and with several tokens a step.
+
+What they count must not differ.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,29 @@ from collections.abc import Container, Iterator
 
 import pytest
 
-from tests.runtimes import num_engines
+from tests.runtimes import most_tokens, num_engines
+
+SEVERAL = 4
+"""Tokens that a sequence may yield in a step."""
 
 
-def parametrize(metafunc: pytest.Metafunc, one_engine: Container[str]) -> None:
-    """Run a test of a module that opens runtimes a second time with two engines, unless it is in `one_engine`."""
+def parametrize(metafunc: pytest.Metafunc, one_engine: Container[str], *, several_tokens: bool = False) -> None:
+    """Run a test of a module that opens runtimes a second time with two engines, unless it is in `one_engine`.
+
+    With `several_tokens`, also with one engine whose steps yield up to four tokens a sequence.
+    """
     if {"small_runtime", "open_billed_runtime"} & vars(metafunc.module).keys():
         several = [] if metafunc.function.__name__ in one_engine else [2]
         metafunc.fixturenames.append("engines")
-        metafunc.parametrize("engines", [1, *several], ids=lambda number: f"engines={number}", indirect=True)
+        variants = [(number, 1) for number in (1, *several)] + [(1, SEVERAL)] * several_tokens
+        ids = [f"engines={number}" if tokens == 1 else f"tokens={tokens}" for number, tokens in variants]
+        metafunc.parametrize("engines", variants, ids=ids, indirect=True)
 
 
 @pytest.fixture
 def engines(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have runtimes open with that many engines."""
-    token = num_engines.set(request.param)
+    """Have runtimes open with that many engines, and with sequences that yield that many tokens in a step."""
+    engines, tokens = num_engines.set(request.param[0]), most_tokens.set(request.param[1])
     yield
-    num_engines.reset(token)
+    num_engines.reset(engines)
+    most_tokens.reset(tokens)

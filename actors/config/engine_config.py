@@ -201,6 +201,8 @@ class EngineConfig:
     """Fake executor: a step with this token as input raises."""
     fake_token_id: int | None = setting(None, "--fake-token-id", group="executor")
     """Fake executor: sample only this token without reading any KV, so that a step costs nothing."""
+    fake_most_tokens: int = setting(1, "--fake-most-tokens", minimum=1, maximum=16, group="executor")
+    """Fake executor: the most tokens that a sequence yields in a step."""
     fake_replies: str | None = setting(None, "--fake-replies", group="executor")
     """Fake executor: a JSON file with the token ids to sample, by a token that the sequence contains, -1 being any."""
     eos_token_ids: tuple[int, ...]

@@ -78,6 +78,7 @@ class Engine:
             eos_token_ids=frozenset(config.eos_token_ids),
             enable_prefix_caching=config.enable_prefix_caching,
             max_steps_in_flight=config.max_steps_in_flight,
+            most_positions=executor.backend.capabilities.most_tokens,
             policy=Policy(config.scheduling_policy),
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             max_waiting_requests=config.max_waiting_requests,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 import msgspec
 
+from quipu.kernels.step_types import SequenceKind as SequenceKind
+
 from .block_manager import CacheMiss
 from .prompts import Pin
 from .sampling import SamplingParams
@@ -45,6 +47,9 @@ class Submit:
     """Prompt tokens whose scores were reported, if they are wanted; the first has none."""
     affinity: bytes = b""
     """Affinity key for the router; empty if the client sent none."""
+    kind: SequenceKind = SequenceKind.GENERATE
+    adapter: str = ""
+    """Digest of the adapter whose weights it is computed with, which its keys contain too. Empty: the model's own."""
 
 
 @attrs.frozen

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from quipu.kernels.step_types import SequenceKind
+
 from .grammar import GrammarSpec
 from .handler import PromptOutlet
 from .output import OutputRules
@@ -49,6 +51,10 @@ class Encode:
     """What the output, after its reasoning, has to look like. None: anything."""
     thinking_budget: int | None = None
     """After this many tokens of reasoning, the model is made to close it. None: no limit."""
+    kind: SequenceKind = SequenceKind.GENERATE
+    """What its sequences are computed for."""
+    adapter: str = ""
+    """Digest of the adapter whose weights are added to the model's. Part of every block key. Empty: there is none."""
     system_param: str = ""
     """The field with a chat's system message, if that is a separate field."""
 

@@ -38,6 +38,7 @@ def root_key_of(request: Encode, config: RuntimeConfig) -> bytes:
     return root_key(
         domain=request.domain,
         salt=request.cache_salt,
+        adapter=request.adapter,
         model=config.model_names[0],
         kv_dtype=config.kv_dtype,
         kv_layout=KV_LAYOUTS.get(config.kv_dtype, "head_major"),
@@ -119,6 +120,8 @@ class Submission:
                 num_to_come=group_size - index % group_size - 1,
                 tokens_to_come=tokens_to_come,
                 affinity=request.affinity,
+                kind=request.kind,
+                adapter=request.adapter,
             )
             track = Track(
                 request_id=request.request_id,

@@ -35,6 +35,7 @@ from tests.processes import eventually, free_ports, has_ended
 FAKE = [
     *("--executor", "fake", "--fake-step-seconds", "0.005", "--max-num-seqs", "24", "--max-num-batched-tokens", "512"),
     *("--num-blocks", "700", "--max-model-len", "2048", "--ledger-segment-bytes", str(256 * 1024)),
+    *("--fake-most-tokens", "4"),  # a sequence yields one to four tokens in a step
 ]
 TINY_MODEL = ["--num-blocks", "600", "--max-num-seqs", "8", "--ledger-segment-bytes", str(256 * 1024)]
 NUM_CLIENTS, NUM_TINY_CLIENTS, NUM_QUICK = 16, 4, 3

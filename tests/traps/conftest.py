@@ -1,4 +1,4 @@
-"""Runs the traps that open a runtime with one engine, and through the router of two."""
+"""Runs the traps that open a runtime with one engine, through the router of two, and with several tokens a step."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ ONE_ENGINE = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, ONE_ENGINE)
+    parametrize(metafunc, ONE_ENGINE, several_tokens=True)

@@ -42,6 +42,7 @@ def load_executor(config: EngineConfig) -> Executor:
         backend.dials.step_seconds = config.fake_step_seconds
         backend.dials.poison_token_id = config.fake_poison_token_id
         backend.dials.only_token_id = config.fake_token_id
+        backend.dials.most_tokens = config.fake_most_tokens
         if config.fake_replies is not None:
             replies = json.loads(Path(config.fake_replies).read_text("utf-8"))
             backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}

@@ -11,7 +11,7 @@ import math
 import attrs
 
 from ...messages.outcomes import ErrorKind
-from ...messages.scheduler import Submit
+from ...messages.scheduler import SequenceKind, Submit
 from ...shared.block_keys import chain_keys
 from .config import SchedulerConfig
 from .sequence import Sequence
@@ -42,9 +42,12 @@ def make_sequence(message: Submit, arrival: int, config: SchedulerConfig) -> Seq
         keys=list(keys),
         sampling=sampling,
         stop_ids=ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends,
-        max_len=num_prompt_tokens + sampling.max_tokens,
+        # nothing is drawn for a vector
+        max_len=num_prompt_tokens + (sampling.max_tokens if message.kind is SequenceKind.GENERATE else 0),
         reads_cache=message.reads_cache,
         pins=message.pins,
+        kind=message.kind,
+        adapter=message.adapter,
         num_scored=message.num_scored,
     )
 

@@ -70,9 +70,11 @@ class StepCompletion:
             state.cache_updates.broken_ids += [plan.row_ids[row] for row in done.broken_rows]
         if self._enable_prefix_caching:
             size, ends = self._block_size, done.row_ends
-            advances_one = plan.most_positions == 1
-            for row in [row for row in rows if not (advances_one and ends[row] % size) and row not in failed]:
-                self._key_filled_blocks(sequences[row], ends[row])
+            if plan.most_positions == 1:
+                rows = [row for row in rows if ends[row] % size == 0]
+            for row in rows:
+                if row not in failed:
+                    self._key_filled_blocks(sequences[row], ends[row])
         state.report_terminals(done.step)
 
     def _report_admissions(self, step: StepInFlight, done: StepDone) -> None:
@@ -103,9 +105,10 @@ class StepCompletion:
 
     def _append_tokens(self, sequences: list[Sequence], rows: list[int] | range, done: StepDone) -> None:
         """Append the tokens that each current row yielded; end the sequences for which one was the last."""
-        sampling, token_ids = sequences, done.token_ids
+        sampling, token_ids, ids = sequences, done.token_ids, done.row_ids
         if done.num_tokens or len(rows) != len(sequences):
             sampling, token_ids = _tokens_of(sequences, rows, done)
+            ids = [s.id for s in sampling]
         ended: list[Sequence] = []
         for sequence, token_id in zip(sampling, token_ids, strict=True):
             tokens = sequence.tokens
@@ -113,7 +116,7 @@ class StepCompletion:
             if token_id in sequence.stop_ids or len(tokens) >= sequence.max_len:
                 ended.append(sequence)
         state = self._state
-        state.report.tokens([s.id for s in sampling], token_ids)
+        state.report.tokens(ids, token_ids)
         for sequence in ended:
             stopped = sequence.tokens[-1] in sequence.stop_ids
             state.report.end(sequence.id, FinishReason.STOP if stopped else FinishReason.LENGTH)

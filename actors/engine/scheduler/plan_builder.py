@@ -130,6 +130,8 @@ class PlanBuilder:
             root_key=sequence.root_key,
             keys=sequence.keys[: first.reused // self._block_size],
             copy_source=first.copy_source,
+            kind=sequence.kind,
+            adapter=sequence.adapter,
         )
 
     def _add_granted(self, rows: PlanRows, granted: Granted, growing: dict[int, int]) -> None:

@@ -20,6 +20,7 @@ import attrs
 from ...messages.outcomes import ErrorKind
 from ...messages.prompts import Pin
 from ...messages.sampling import SamplingParams
+from ...messages.scheduler import SequenceKind
 
 
 class Status(Enum):
@@ -53,6 +54,8 @@ class Sequence:
     """Whether it may use cached blocks, at any admission."""
     pins: tuple[Pin, ...] = ()
     """Prefixes of the prompt to keep in the cache."""
+    kind: SequenceKind = SequenceKind.GENERATE
+    adapter: str = ""
     num_scored: int = 1
     """Prompt tokens whose scores have been reported, if they are wanted; the first token has none."""
     status: Status = Status.WAITING

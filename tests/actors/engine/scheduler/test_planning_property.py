@@ -7,6 +7,7 @@ duplicate messages are no-ops                            TestDuplicates: every m
 preempt and resume change neither output nor cached      TestEngine: at every rule, and next to an engine that has room
 no preemption for worse rank                             TestEngine: at every grant, and below for every alignment
 a rejoin drops sequences and keeps committed blocks      TestEngine: `EngineBench.rejoin`, anywhere
+positions that are not kept count nowhere                all, with a backend that yields several tokens a row
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class EngineMachine(RuleBasedStateMachine):
         step_overhead_tokens=st.sampled_from([0, 0, 8]),
         first=st.lists(PROMPTS, min_size=1, max_size=5),
         max_tokens=st.integers(0, 20),
+        most_tokens=st.sampled_from([1, 1, 2, 3, 4]),
     )
     def start(
         self,
@@ -78,6 +80,7 @@ class EngineMachine(RuleBasedStateMachine):
         step_overhead_tokens: int,
         first: list[list[int]],
         max_tokens: int,
+        most_tokens: int,
     ) -> None:
         self.capacity = size * usable
         self.reported: dict[int, int] = {}
@@ -94,7 +97,14 @@ class EngineMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
         )
         # few different tokens, so that prompts can repeat sampled ones
-        dials = Dials(poison_token_id=POISON, first_token_id=1, num_token_ids=3, eos_after=eos_after, eos_token_id=EOS)
+        dials = Dials(
+            poison_token_id=POISON,
+            first_token_id=1,
+            num_token_ids=3,
+            eos_after=eos_after,
+            eos_token_id=EOS,
+            most_tokens=most_tokens,
+        )
         self.bench = self.bench_type(
             limits,
             watermark=watermark,
@@ -297,9 +307,10 @@ class Duplicates(EngineMachine):
     max_tokens=st.integers(4, 16),
     room=st.integers(0, 3),
     caching=st.booleans(),
+    most_tokens=st.sampled_from([1, 2, 4]),
 )
 def test_preempt_and_resume_change_neither_output_nor_cached(
-    prompts: list[list[int]], max_tokens: int, room: int, caching: bool
+    prompts: list[list[int]], max_tokens: int, room: int, caching: bool, most_tokens: int
 ) -> None:
     """Run the same requests together with hardly room for one, and together with room for all: the texts are the same.
     So is `cached` of those that were admitted together, whatever happened to them later."""
@@ -314,7 +325,7 @@ def test_preempt_and_resume_change_neither_output_nor_cached(
             max_model_len=60,
             enable_prefix_caching=caching,
         )
-        bench = EngineBench(limits)
+        bench = EngineBench(limits, dials=Dials(most_tokens=most_tokens))
         submissions = [bench.submit(prompt, max_tokens)[0] for prompt in prompts]
         reported: dict[Any, Any] = {}
         while any(not submission.terminal for submission in submissions):
@@ -332,8 +343,13 @@ def test_preempt_and_resume_change_neither_output_nor_cached(
 
 
 @settings(max_examples=max(10, settings.default.max_examples // 4))
-@given(policy=st.sampled_from(Policy), budget=st.integers(6, 24), spare=st.integers(0, 3))
-def test_no_preemption_for_worse_rank(policy: Policy, budget: int, spare: int) -> None:
+@given(
+    policy=st.sampled_from(Policy),
+    budget=st.integers(6, 24),
+    spare=st.integers(0, 3),
+    most_tokens=st.sampled_from([1, 3]),
+)
+def test_no_preemption_for_worse_rank(policy: Policy, budget: int, spare: int, most_tokens: int) -> None:
     """A prompt of good rank is prefilled while others of worse rank grow, at every offset between their blocks."""
     size = 16
     for alignment in range(size):
@@ -345,7 +361,7 @@ def test_no_preemption_for_worse_rank(policy: Policy, budget: int, spare: int) -
             max_model_len=size * 8,
             policy=policy,
         )
-        bench = EngineBench(limits)
+        bench = EngineBench(limits, dials=Dials(most_tokens=most_tokens))
         for index in range(2):
             prompt = [index] * (size + alignment + index)
             bench.submit(prompt, 40, priority=1, domain="ab"[index])

@@ -1,0 +1,67 @@
+"""The kind and the adapter of a sequence, from its request to the batch and into the keys of its blocks."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import trio
+
+from quipu.actors.messages.scheduler import SequenceKind
+from quipu.kernels.batch import Drawn, StepBatch
+from quipu.kernels.fake import continuation
+from tests.runtimes import Client, small_runtime, text_of
+
+PROMPT = list(range(100, 150))
+
+
+def watch(client: Client) -> list[StepBatch]:
+    """Return a list to which each batch of the engine is added."""
+    batches: list[StepBatch] = []
+    backend = client.engine.executor.backend
+    step = backend.step
+
+    def watched(batch: StepBatch) -> Drawn:
+        batches.append(batch)
+        return step(batch)
+
+    mock.patch.object(backend, "step", watched).start()
+    return batches
+
+
+@pytest.mark.parametrize("most_tokens", [1, 4])
+async def test_adapters_share_no_blocks(autojump_clock: trio.abc.Clock, most_tokens: int) -> None:
+    """The same prompt under two adapters and none is computed three times, each with its own weights; a second request
+    of each finds the blocks of its own."""
+    async with small_runtime(fake_most_tokens=most_tokens) as client:
+        answers = [await client.ask(PROMPT, adapter=adapter) for adapter in ("", "one", "two") * 2]
+    expected = [text_of(continuation(PROMPT, 8, adapter=adapter)) for adapter in ("", "one", "two")]
+    assert [answer.texts[0] for answer in answers] == expected * 2
+    assert len(set(expected)) == 3
+    assert [answer.record.cached_tokens for answer in answers] == [0, 0, 0, 48, 48, 48]
+    assert not any(answer.record.disputed for answer in answers)
+
+
+async def test_batches_say_kind_and_adapter(autojump_clock: trio.abc.Clock) -> None:
+    """Rows have a kind and an adapter while any open sequence has one, and batches without them say nothing."""
+    async with small_runtime() as client:
+        batches = watch(client)
+        await client.ask(PROMPT)
+        assert all(batch.kinds is None and batch.adapters is None for batch in batches)
+        batches.clear()
+        await client.ask(PROMPT, adapter="one")
+        assert {(*(batch.kinds or ()), *(batch.adapters or ())) for batch in batches} == {
+            (SequenceKind.GENERATE, "one")
+        }
+
+
+async def test_embedding_draws_nothing(autojump_clock: trio.abc.Clock) -> None:
+    """A sequence that is computed for a vector ends with its prompt; its blocks are cached as those of any other."""
+    async with small_runtime() as client:
+        batches = watch(client)
+        answer = await client.ask(PROMPT, kind=SequenceKind.EMBED)
+        assert [batch.samples for batch in batches] == [[False]]
+        assert [batch.kinds for batch in batches] == [[SequenceKind.EMBED]]
+        after = await client.ask(PROMPT)
+    assert answer.record.completion_tokens == 0 and answer.record.computed_tokens == len(PROMPT)
+    assert after.record.cached_tokens == 48
