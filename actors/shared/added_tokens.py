@@ -153,7 +153,7 @@ def _read_older(value: dict[str, Any], special: set[str]) -> dict[int, Token]:
         number: _special(text)
         if text in special
         else Token(text, single_word=False, lstrip=False, rstrip=False, normalized=True, special=False)
-        for text, number in value.items()
+        for text, number in ((_text(text, ADDED), number) for text, number in value.items())
     }
 
 
@@ -170,7 +170,17 @@ def _find_extra(config: dict[str, Any], special_map: dict[str, Any]) -> list[tup
 
 def _read_token(value: Any, file: str, key: str) -> str | Token:
     """Read a token that is its text, or an object with flags."""
-    return value if isinstance(value, str) else _read_flagged(value, f"{file}: {key}", is_special=file == MAP)
+    place = f"{file}: {key}"
+    return _text(value, place) if isinstance(value, str) else _read_flagged(value, place, is_special=file == MAP)
+
+
+def _text(value: str, place: str) -> str:
+    """Return what can be a token. Raises CheckpointError: JSON may have halves of characters, which no text has."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{place} has a lone surrogate") from None
+    return value
 
 
 def _read_flagged(value: Any, place: str, *, is_special: bool = False) -> Token:
@@ -181,7 +191,7 @@ def _read_flagged(value: Any, place: str, *, is_special: bool = False) -> Token:
         raise CheckpointError(f"{place} has a flag that is neither true nor false")
     special = is_special or flags.get("special", False)
     defaults = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": None}
-    return Token(value["content"], **{**defaults, **flags, "special": special})
+    return Token(_text(value["content"], place), **{**defaults, **flags, "special": special})
 
 
 def _special(text: str) -> Token:

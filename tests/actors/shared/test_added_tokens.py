@@ -114,6 +114,8 @@ def test_same_as_transformers(folder: Path, contents: dict[str, Any], text: str)
         ({"eos_token": 3}, "eos_token must be a string or an object with a `content`"),
         ({"eos_token": {"content": 3}}, "eos_token must be a string or an object with a `content`"),
         ({"eos_token": {"content": "x", "lstrip": "yes"}}, "eos_token has a flag that is neither true nor false"),
+        ({"eos_token": "\ud800"}, "eos_token has a lone surrogate"),
+        ({"added_tokens_decoder": {"7": {"content": "a\udfff"}}}, r"added_tokens_decoder\[7\] has a lone surrogate"),
         ({"added_tokens_decoder": None}, "added_tokens_decoder must be an object"),
         ({"added_tokens_decoder": [{"content": "x"}]}, "added_tokens_decoder must be an object"),
         ({"added_tokens_decoder": {"-1": {"content": "x"}}}, "added_tokens_decoder has a key that is no token id"),
@@ -138,6 +140,9 @@ def test_older_files_refused_by_name(folder: Path) -> None:
         load_library(folder)
     write(folder, {"added_tokens": {"x": "7"}})
     with pytest.raises(CheckpointError, match=r"added_tokens\.json must have at most"):
+        load_library(folder)
+    write(folder, {"added_tokens": {"\ud800": 7}})
+    with pytest.raises(CheckpointError, match=r"added_tokens\.json has a lone surrogate"):
         load_library(folder)
     write(folder, {"added_tokens": {"x": "7"}, "tokenizer_config": {"added_tokens_decoder": {}}})
     load_library(folder)
