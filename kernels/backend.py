@@ -13,6 +13,7 @@ What must always hold:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -160,6 +161,29 @@ class Backend(Protocol):
 
     def step(self, batch: StepBatch) -> Drawn:
         """Launch one pass and collect it."""
+        ...
+
+    def allocate_on_host(self, num_blocks: int) -> memoryview:
+        """Return writable memory of the host for so many blocks of `memory_plan.block_bytes`, fast to copy from and to.
+
+        Raises MemoryError.
+        """
+        ...
+
+    def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
+        """Copy blocks of the cache to the host, `memory_plan.block_bytes` of each, one after the other.
+
+        This and `write_blocks` may be called from any thread, also during a pass, which does not wait for them. The
+        caller sees to it that no pass writes these blocks meanwhile, and has called `step` for what wrote them. Raises
+        ValueError if the memory has another size.
+        """
+        ...
+
+    def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
+        """Copy to blocks of the cache what `read_blocks` of an equal backend has read: passes from now on see it.
+
+        The caller sees to it that no pass reads or writes these blocks meanwhile.
+        """
         ...
 
     def while_idle(self) -> bool:

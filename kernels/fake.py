@@ -18,6 +18,7 @@ import attrs
 
 from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan, RunsAtOnce
 from .batch import Drawn, Scoring, StepBatch
+from .fake_blocks import SLOT_BYTES, read_slots, write_slots
 from .fake_rules import draw_by_rules, masked
 from .fake_scores import MASK, cheap_scores, score, slot_value
 from .step_types import Scores
@@ -86,7 +87,7 @@ class FakeBackend(RunsAtOnce):
         self._memory_plan = MemoryPlan(
             num_blocks=num_blocks,
             block_size=config.block_size,
-            block_bytes=0,
+            block_bytes=SLOT_BYTES * config.block_size,
             max_model_len=config.max_model_len,
             weights_bytes=0,
             workspace_bytes=None,
@@ -147,6 +148,15 @@ class FakeBackend(RunsAtOnce):
         for row, token_id in zip(drawing, drawn.token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = drawn.more[row][-1] if row in drawn.more else token_id
         return drawn
+
+    def allocate_on_host(self, num_blocks: int) -> memoryview:
+        return memoryview(bytearray(num_blocks * self._memory_plan.block_bytes))
+
+    def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
+        read_slots([self._slots[block] for block in blocks], to)
+
+    def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
+        write_slots([self._slots[block] for block in blocks], source)
 
     def while_idle(self) -> bool:
         return False

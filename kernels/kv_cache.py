@@ -14,9 +14,11 @@ NaN included. So the memory is not cleared here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import torch
 
 KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
@@ -87,6 +89,7 @@ class KVCache:
         part = (block.head_bytes,) if block.is_scaled else (block.block_size, block.head_dim)
         shape = (block.num_layers, 2, num_blocks, block.num_kv_heads, *part)
         self._all_L2BKx = torch.empty(shape, dtype=block.dtype, device=device)
+        self._bytes_L2Bx = self._all_L2BKx.view(torch.uint8).flatten(3)
         self._layers = [(layer[0], layer[1]) for layer in self._all_L2BKx]
 
     def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,6 +114,37 @@ class KVCache:
         """Copy the first block of each pair to the second, in every layer. All are read before any is written."""
         sources, destinations = torch.tensor(pairs, device=self._all_L2BKx.device).T
         self._all_L2BKx[:, :, destinations] = self._all_L2BKx[:, :, sources]
+
+    @torch.inference_mode()
+    def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
+        """Copy blocks to the host, one after the other, each with all of its layers.
+
+        `to` has `BlockShape.num_bytes` bytes for each block; ValueError if not. On the host the copy releases the GIL
+        and uses the calling thread alone; on a device it is queued in the current stream.
+        """
+        for block, host_L2x in zip(blocks, self._on_host(blocks, to), strict=True):
+            if isinstance(host_L2x, np.ndarray):
+                np.copyto(host_L2x, self._bytes_L2Bx[:, :, block].numpy())
+            else:
+                host_L2x.copy_(self._bytes_L2Bx[:, :, block], non_blocking=True)
+
+    @torch.inference_mode()
+    def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
+        """Copy to blocks what `read_blocks` has copied from others. Raises ValueError for memory of another size."""
+        for block, host_L2x in zip(blocks, self._on_host(blocks, source), strict=True):
+            if isinstance(host_L2x, np.ndarray):
+                np.copyto(self._bytes_L2Bx[:, :, block].numpy(), host_L2x)
+            else:
+                self._bytes_L2Bx[:, :, block].copy_(host_L2x, non_blocking=True)
+
+    def _on_host(self, blocks: Sequence[int], memory: memoryview) -> Iterable[npt.NDArray[np.uint8] | torch.Tensor]:
+        """Return the host's memory of each block, `[layers, 2, bytes]`: for a cache on a device as tensors."""
+        if memory.nbytes != len(blocks) * self._block.num_bytes:
+            raise ValueError(f"{memory.nbytes} bytes for {len(blocks)} blocks of {self._block.num_bytes}")
+        shape = (len(blocks), self._block.num_layers, 2, -1)
+        if self._bytes_L2Bx.is_cpu:
+            return np.frombuffer(memory, np.uint8).reshape(shape)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(shape)
 
     @torch.inference_mode()
     def fill(self, value: float) -> None:

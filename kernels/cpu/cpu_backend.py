@@ -11,8 +11,10 @@ KV slots that its own rows were to write.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 
 import attrs
+import numpy as np
 import torch
 
 from ..backend import BackendConfig, Capabilities, MemoryPlan, RunsAtOnce, wants_strict
@@ -141,6 +143,7 @@ class CpuBackend(RunsAtOnce):
         )
         set_up(self._memory_plan.num_blocks)
         self._first_touch = FirstTouch(self._library, self.cache.tensors)
+        self._touching = Lock()  # touching a page writes what it has read
         self._capabilities = Capabilities(
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
@@ -184,9 +187,20 @@ class CpuBackend(RunsAtOnce):
         parts = [self._run_head(one_pass, tokens[start : start + self._bounds.num_logits]).clone() for start in starts]
         return torch.cat([nothing_MV, *parts])
 
+    def allocate_on_host(self, num_blocks: int) -> memoryview:
+        return np.empty(num_blocks * self._memory_plan.block_bytes, np.uint8).data
+
+    def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
+        self.cache.read_blocks(blocks, to)
+
+    def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
+        with self._touching:
+            self.cache.write_blocks(blocks, source)
+
     def while_idle(self) -> bool:
         """Touch a piece of the KV cache, so that no pass has to wait until the system commits it."""
-        return self._first_touch.touch_piece()
+        with self._touching:
+            return self._first_touch.touch_piece()
 
     def close(self) -> None:
         """Drop weights and cache, which frees their memory."""

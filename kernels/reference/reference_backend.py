@@ -9,11 +9,12 @@ the KV slots that its own rows were to write.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import attrs
+import numpy as np
 import torch
 
 from ..backend import BackendConfig, Capabilities, MemoryPlan, RunsAtOnce, refuse_int8_activations, wants_strict
@@ -151,6 +152,15 @@ class ReferenceBackend(RunsAtOnce):
         finally:
             self._ops = ReferenceOps
             self._last_drawn = [None] * config.max_num_seqs
+
+    def allocate_on_host(self, num_blocks: int) -> memoryview:
+        return np.empty(num_blocks * self._memory_plan.block_bytes, np.uint8).data
+
+    def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
+        self.cache.read_blocks(blocks, to)
+
+    def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
+        self.cache.write_blocks(blocks, source)
 
     def while_idle(self) -> bool:
         return False

@@ -6,7 +6,8 @@ else: whatever changes from pass to pass is in tensors that were allocated befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,14 @@ class Device(Protocol):
         """Allocate int32 zeros on the host that can be copied asynchronously."""
         ...
 
+    def host_memory(self, num_bytes: int) -> memoryview:
+        """Allocate writable memory on the host that can be copied asynchronously. Raises MemoryError."""
+        ...
+
+    def transfers(self) -> AbstractContextManager[None]:
+        """Queue copies within the context beside the passes, after those queued before; wait for them at its end."""
+        ...
+
     def event(self) -> Event: ...
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
@@ -75,12 +84,27 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(index)
         self._pool: Any = None  # an opaque handle of torch's
+        self._copies: Any = _cuda.Stream(self.torch_device)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def pinned(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, pin_memory=True)
+
+    def host_memory(self, num_bytes: int) -> memoryview:
+        try:
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy().data
+        except RuntimeError as error:  # of CUDA
+            raise MemoryError(f"{num_bytes} bytes of pinned memory: {error}") from error
+
+    @contextmanager
+    def transfers(self) -> Iterator[None]:
+        # passes run on the default stream, whichever thread starts them
+        self._copies.wait_stream(_cuda.default_stream(self.torch_device))
+        with torch.cuda.stream(self._copies):
+            yield
+        self._copies.synchronize()
 
     def event(self) -> Event:
         return _CudaEvent()
@@ -152,6 +176,12 @@ class CpuDevice:
 
     def pinned(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32)
+
+    def host_memory(self, num_bytes: int) -> memoryview:
+        return torch.empty(num_bytes, dtype=torch.uint8).numpy().data
+
+    def transfers(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def event(self) -> Event:
         return _NoEvent()

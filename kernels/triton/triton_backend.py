@@ -12,6 +12,7 @@ pass can see, except the KV slots that its own rows were to write and the last t
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import attrs
 import torch
@@ -209,6 +210,17 @@ class TritonBackend(RunsAtOnce):
         longest = min(_WARM_PROMPT, config.max_model_len)
         self.step(largest_pass(attrs.evolve(config, max_num_seqs=1, max_num_batched_tokens=longest)))
         self._has_drawn = [False] * config.max_num_seqs
+
+    def allocate_on_host(self, num_blocks: int) -> memoryview:
+        return self._device.host_memory(num_blocks * self._memory_plan.block_bytes)
+
+    def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
+        with self._device.transfers():
+            self.cache.read_blocks(blocks, to)
+
+    def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
+        with self._device.transfers():
+            self.cache.write_blocks(blocks, source)
 
     def while_idle(self) -> bool:
         return False

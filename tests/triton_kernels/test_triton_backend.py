@@ -66,6 +66,17 @@ def test_logits_match_the_reference(checkpoints: dict[str, Path], name: str) -> 
         torch.testing.assert_close(ours.logits(batch, wanted), theirs.logits(batch, wanted), atol=1e-4, rtol=0)
 
 
+def test_blocks_are_moved(checkpoints: dict[str, Path]) -> None:
+    """A prompt goes on from blocks that another backend has computed, by way of the host, with the same bits."""
+    first, second = make_triton(checkpoints["qwen3-odd"]), make_triton(checkpoints["qwen3-odd"])
+    cold = first.logits(make_batch({"token_ids": TOKENS, "position": 0, "blocks": BLOCKS}), [32, 39])
+    host, others = first.allocate_on_host(2), [7, 8, 9]
+    first.read_blocks(BLOCKS[:2], host)
+    second.write_blocks(others[:2], host)
+    rest = make_batch({"token_ids": TOKENS[32:], "position": 32, "blocks": others})
+    assert torch.equal(second.logits(rest, [0, 7]), cold)
+
+
 def test_other_kv_cache_dtypes_are_refused(checkpoints: dict[str, Path]) -> None:
     """Keep keys and values in the weights' dtype only; refuse another by the flag's name."""
     backend = make_triton(checkpoints["llama"], kv_cache_dtype="float32")
