@@ -76,8 +76,9 @@ class Launcher:
         self._reaped: dict[int, int] = {}
 
     def launch(self, arguments: Sequence[str], folder: Path, stdout: int, stderr: int) -> Launched:
-        """Start `quipu ARGUMENTS` in `folder` with these descriptors for its output and the current environment."""
+        """Start `quipu ARGUMENTS` in `folder`, with these descriptors for its output, our environment and our CPUs."""
         request = {"arguments": arguments, "folder": str(folder), "environment": dict(os.environ)}
+        request["cpus"] = sorted(os.sched_getaffinity(0))
         return Launched(self, self._ask(request, [stdout, stderr]))
 
     def reap(self, pid: int) -> int:
@@ -134,6 +135,7 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
             for descriptor, stream in zip(descriptors, (1, 2), strict=True):
                 os.dup2(descriptor, stream)
                 os.close(descriptor)
+            os.sched_setaffinity(0, request["cpus"])
             os.chdir(request["folder"])
             os.environ.clear()
             os.environ.update(request["environment"])
