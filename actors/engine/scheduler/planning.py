@@ -28,7 +28,7 @@ from .admission import AdmissionControl, make_sequence, why_never
 from .completion import StepCompletion
 from .config import SchedulerConfig
 from .plan_builder import NO_DECODE_ROWS, DecodeRows, PlanBuilder
-from .running import NO_DRAFT, Draft
+from .running import NOTHING_PROPOSED, Proposal
 from .sequence import Status
 from .state import SchedulerState
 
@@ -127,17 +127,17 @@ class Batcher:
         state = self._state
         self._asks_for_group = False
         if len(state.in_flight) >= self.config.max_steps_in_flight or state.in_flight.is_broken:
-            draft = NO_DRAFT
+            proposal = NOTHING_PROPOSED
         elif state.retries.is_active:
-            draft = NO_DRAFT if len(state.in_flight) else self._draft_group()
+            proposal = NOTHING_PROPOSED if len(state.in_flight) else self._propose_group()
         else:
-            draft = state.running.draft()
-        if draft.rows or draft.candidates or state.cache_updates:
-            return self._make_reserve(draft)
-        decodes = bool(draft.decoding.sequences)
+            proposal = state.running.propose()
+        if proposal.rows or proposal.candidates or state.cache_updates:
+            return self._make_reserve(proposal)
+        decodes = bool(proposal.decoding.sequences)
         if not decodes and not state.report.has_news:
             return None
-        plan = self._plans.build(DecodeRows(draft.decoding, draft.most_positions, {}), None) if decodes else None
+        plan = self._plans.build(DecodeRows(proposal.decoding, proposal.most_positions, {}), None) if decodes else None
         return Outgoing(plan, self._make_report())
 
     def accept(self, granted: Granted) -> Outgoing:
@@ -159,21 +159,21 @@ class Batcher:
             replan = True
         return Outgoing(plan, self._make_report(), replan)
 
-    def _draft_group(self) -> Draft:
-        """Draft a step of the next group of a failed step's rows."""
+    def _propose_group(self) -> Proposal:
+        """Propose a step of the next group of a failed step's rows."""
         self._asks_for_group = True
         group, sequences = self._state.retries.group, self.sequences
         waiting = [s for sequence_id in group if (s := sequences[sequence_id]).status is Status.WAITING]
-        return self._state.running.draft_group(group, waiting)
+        return self._state.running.propose_group(group, waiting)
 
-    def _make_reserve(self, draft: Draft) -> Reserve:
+    def _make_reserve(self, proposal: Proposal) -> Reserve:
         running = self._state.running
-        victim_ids = running.victims(draft, self._num_free_blocks)
+        victim_ids = running.victims(proposal, self._num_free_blocks)
         if victim_ids:
-            draft = running.by_rank(draft)
-        decoding, rows, candidates = draft.decoding, draft.rows, draft.candidates
-        growing = {decoding.ids[index]: index for index in draft.growing}
-        self._decode_rows = DecodeRows(decoding, draft.most_positions, growing)
+            proposal = running.by_rank(proposal)
+        decoding, rows, candidates = proposal.decoding, proposal.rows, proposal.candidates
+        growing = {decoding.ids[index]: index for index in proposal.growing}
+        self._decode_rows = DecodeRows(decoding, proposal.most_positions, growing)
         updates = self._state.take_cache_updates()
         filled = updates.filled
         if filled:
@@ -190,7 +190,7 @@ class Batcher:
             free_sequence_ids=updates.freed_ids,
             row_ids=[s.id for s in rows],
             row_starts=[s.next_start for s in rows],
-            row_counts=draft.counts,
+            row_counts=proposal.counts,
             victim_ids=victim_ids,
             candidate_ids=[s.id for s in candidates],
             candidate_num_tokens=[len(s.tokens) for s in candidates],
@@ -198,7 +198,7 @@ class Batcher:
             candidate_keys=[s.keys for s in candidates],
             candidate_root_keys=[s.root_key for s in candidates],
             candidate_token_ids=[s.known_tokens for s in candidates],
-            token_budget=draft.budget,
+            token_budget=proposal.budget,
             candidate_chunk_limit=running.longest_chunk(),
             reset_prefix_cache=updates.resets_prefix_cache,
             broken_ids=updates.broken_ids,

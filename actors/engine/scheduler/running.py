@@ -4,8 +4,8 @@ Owned by the batcher. A running sequence is in one of two phases: it prefills or
 only when a sequence is added, removed or changes phase, so a step without such changes costs a few list entries per
 row.
 
-What must always hold: a draft stays within the token budget; under `fair`, no tenant prefills more than its share of a
-step that other tenants wait for; no sequence is preempted in favour of one of worse rank.
+What must always hold: a proposal stays within the token budget; under `fair`, no tenant prefills more than its share of
+a step that other tenants wait for; no sequence is preempted in favour of one of worse rank.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DecodingSet(msgspec.Struct, frozen=True, gc=False):
 NONE_DECODE = DecodingSet([], [], [])
 
 
-class Draft(msgspec.Struct, frozen=True, gc=False):
+class Proposal(msgspec.Struct, frozen=True, gc=False):
     """A step before the block manager has been asked."""
 
     decoding: DecodingSet
@@ -58,7 +58,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     """Positions left for candidates."""
 
 
-NO_DRAFT = Draft(NONE_DECODE, 1, [], [], [], [], 0)
+NOTHING_PROPOSED = Proposal(NONE_DECODE, 1, [], [], [], [], 0)
 
 
 class RunningSet:
@@ -101,8 +101,8 @@ class RunningSet:
         if self._num_stable <= 0:
             self._phases_changed = True
 
-    def draft(self) -> Draft:
-        """Draft the next step, before the block manager is asked."""
+    def propose(self) -> Proposal:
+        """Propose the next step, before the block manager is asked."""
         if self._phases_changed:
             self._split_by_phase()
         budget = self._token_budget.current()
@@ -122,10 +122,10 @@ class RunningSet:
         if len(self._waiting):
             room = min(self._config.max_num_seqs - len(self._running), budget, MAX_CANDIDATES)
             candidates = _within_key_limit(self._waiting.first(room))
-        return Draft(decoding, most, growing, rows, counts, candidates, budget)
+        return Proposal(decoding, most, growing, rows, counts, candidates, budget)
 
-    def draft_group(self, group: Mapping[int, int], waiting: list[Sequence]) -> Draft:
-        """Draft a step of these sequences alone, none with more positions than `group` says; `waiting` are its
+    def propose_group(self, group: Mapping[int, int], waiting: list[Sequence]) -> Proposal:
+        """Propose a step of these sequences alone, none with more positions than `group` says; `waiting` are its
         candidates."""
         if self._phases_changed:
             self._split_by_phase()
@@ -135,7 +135,7 @@ class RunningSet:
             if s.id in group:
                 rows.append(s)
                 counts.append(min(s.prefill_end - s.next_start, group[s.id]))
-        return Draft(decoding, 1, growing, rows, counts, waiting, sum(group[s.id] for s in waiting))
+        return Proposal(decoding, 1, growing, rows, counts, waiting, sum(group[s.id] for s in waiting))
 
     def longest_chunk(self) -> int:
         """Return the most positions of one prompt in a step; a sequence that is alone has no limit of its own."""
@@ -143,17 +143,17 @@ class RunningSet:
         alone = len(self._running) + len(self._waiting) == 1
         return self._config.max_num_batched_tokens if alone or not threshold else threshold
 
-    def victims(self, draft: Draft, num_free_blocks: int) -> list[int]:
+    def victims(self, proposal: Proposal, num_free_blocks: int) -> list[int]:
         """Return whom to preempt, worst rank first; none if the free blocks are certain to suffice."""
-        ends = [s.next_start + count for s, count in zip(draft.rows, draft.counts, strict=True)]
-        if not preemption.may_run_out(draft.rows, ends, self._config.block_size, num_free_blocks):
+        ends = [s.next_start + count for s, count in zip(proposal.rows, proposal.counts, strict=True)]
+        if not preemption.may_run_out(proposal.rows, ends, self._config.block_size, num_free_blocks):
             return []
         return preemption.victims(self._running.values(), self._waiting.rank)
 
-    def by_rank(self, draft: Draft) -> Draft:
+    def by_rank(self, proposal: Proposal) -> Proposal:
         """Return the same step with its rows in order of rank, for steps in which blocks may run out."""
-        served = preemption.in_order_of_service(zip(draft.rows, draft.counts, strict=True), self._waiting.rank)
-        return msgspec.structs.replace(draft, rows=[s for s, _ in served], counts=[count for _, count in served])
+        served = preemption.in_order_of_service(zip(proposal.rows, proposal.counts, strict=True), self._waiting.rank)
+        return msgspec.structs.replace(proposal, rows=[s for s, _ in served], counts=[count for _, count in served])
 
     def _split_by_phase(self) -> None:
         running = sorted(self._running.values(), key=self._waiting.rank)

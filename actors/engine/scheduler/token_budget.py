@@ -1,7 +1,7 @@
 """How many positions a step may have: as configured, or fewer for a minute after a step ran out of memory.
 
-Used by the running set, which drafts steps, and by step completion, which lowers it. The clock is read only while it is
-lowered.
+Used by the running set, which proposes steps, and by step completion, which lowers it. The clock is read only while it
+is lowered.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _PORTABLE_OPTIONS = frozenset({"include_obfuscation", "include_usage"})
 
 
 @attrs.frozen
-class PassingOn:
+class ForwardedRoute:
     """Implements `answer.PassOn` for one endpoint."""
 
     endpoint: str

@@ -1,7 +1,7 @@
 """The response object of `POST /v1/responses` and its usage, in whole responses and in the events of a stream.
 
-A `Draft` is created once per request; each version of the object (in progress, completed, incomplete, failed) is a
-projection of it. It has all fields that the types of OpenAI's client require.
+`ResponseVersions` is created once per request; each version of the object (in progress, completed, incomplete, failed)
+is a projection of it. It has all fields that the types of OpenAI's client require.
 
 What must always hold: only the last version has usage, and it comes from the same record as on the other endpoints.
 """
@@ -24,7 +24,7 @@ from ..usage import openai_usage, tallied_usage
 
 
 @attrs.frozen
-class Draft:
+class ResponseVersions:
     """What all versions of one response object share."""
 
     response_id: str

@@ -27,7 +27,7 @@ from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
 from ..stream import Transcript
 from .responses import ResponseRequest, read_response
-from .responses_body import Draft, with_items
+from .responses_body import ResponseVersions, with_items
 from .responses_items import OutputItems
 from .responses_stream import ResponseWriter
 
@@ -39,7 +39,7 @@ class ResponseReply(Reply):
 
     def __init__(self, asked_for: ResponseRequest, call_ids: CallIds) -> None:
         super().__init__(asked_for.wanted)
-        self._draft = Draft(
+        self._versions = ResponseVersions(
             response_id=f"resp_{call_ids.request_id}",
             created_at=int(time.time()),
             echo=asked_for.echo,
@@ -50,18 +50,18 @@ class ResponseReply(Reply):
 
     @property
     def answer_id(self) -> str:
-        return self._draft.response_id
+        return self._versions.response_id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
         is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH and not self.wanted.is_prewarm
         output: Iterable[dict[str, Any]] = ()
         if not self.wanted.is_prewarm:
             output = self._items().output(transcript.content(0), is_whole=not is_cut)
-        return with_items(self._draft.served(record, is_cut=is_cut), output)
+        return with_items(self._versions.served(record, is_cut=is_cut), output)
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ResponseWriter:
         with_reasoning = self.wanted.include_reasoning
-        return ResponseWriter(sink, self._draft, self._items(), tally, log, with_reasoning=with_reasoning)
+        return ResponseWriter(sink, self._versions, self._items(), tally, log, with_reasoning=with_reasoning)
 
     def _items(self) -> OutputItems:
         return OutputItems(self._call_ids, self.wanted.rules)

@@ -26,7 +26,7 @@ from ...request.errors import APIError, error_of
 from ...request.tally import Tally
 from ..content import shown_events
 from ..stream import StreamWriter
-from .responses_body import Draft, with_items
+from .responses_body import ResponseVersions, with_items
 from .responses_item_events import ItemWriter, NumberedEvents
 from .responses_items import OutputItems
 
@@ -40,7 +40,7 @@ class ResponseWriter(StreamWriter):
     def __init__(
         self,
         sink: Sink,
-        draft: Draft,
+        versions: ResponseVersions,
         items: OutputItems,
         tally: Tally,
         log: structlog.typing.BindableLogger,
@@ -48,7 +48,7 @@ class ResponseWriter(StreamWriter):
         with_reasoning: bool,
     ) -> None:
         super().__init__(sink, tally, log)
-        self._draft = draft
+        self._versions = versions
         self._output_items = items
         self._with_reasoning = with_reasoning
         self._events = NumberedEvents()
@@ -84,7 +84,7 @@ class ResponseWriter(StreamWriter):
         """Return the first events, unless they have been sent."""
         if self._events.num_events:
             return b""
-        response, event = self._draft.body("in_progress"), self._events.event
+        response, event = self._versions.body("in_progress"), self._events.event
         return event("response.created", response=response) + event("response.in_progress", response=response)
 
     def _finish(self, first: bytes, last: Iterator[bytes]) -> None:
@@ -97,17 +97,17 @@ class ResponseWriter(StreamWriter):
             self._end(first + b"".join(last))
 
     def _closing(self, record: UsageRecord) -> tuple[bytes, Iterator[bytes]]:
-        is_cut = self._finish_reason is FinishReason.LENGTH and not self._draft.is_prewarm
-        first = self._opening() + (b"" if self._draft.is_prewarm else self._items.end(is_whole=not is_cut))
+        is_cut = self._finish_reason is FinishReason.LENGTH and not self._versions.is_prewarm
+        first = self._opening() + (b"" if self._versions.is_prewarm else self._items.end(is_whole=not is_cut))
         name = "response.incomplete" if is_cut else "response.completed"
-        return first, self._last(name, self._draft.served(record, is_cut=is_cut), is_whole=not is_cut)
+        return first, self._last(name, self._versions.served(record, is_cut=is_cut), is_whole=not is_cut)
 
     def _failing(self, error: APIError) -> tuple[bytes, Iterator[bytes]]:
         told = {"type": error.error_type, "code": error.code, "message": error.message, "param": error.param}
         known = self._tally if self._record is None else self._record
         # The client's type has the fields of an `error` event at its top level, but it raises on a nested object.
         first = self._opening() + self._events.event("error", **{**told, "type": "error"}, error=told)
-        return first, self._last("response.failed", self._draft.failed(error, known), is_whole=False)
+        return first, self._last("response.failed", self._versions.failed(error, known), is_whole=False)
 
     def _failure(self, error: APIError) -> bytes:
         first, last = self._failing(error)

@@ -30,7 +30,7 @@ from . import chat, chat_response, completions
 from .chunks import ChunkWriter, Envelope
 from .common_fields import read_delivery
 from .logprobs import prompt_logprobs_pieces
-from .passing import PassingOn
+from .passing import ForwardedRoute
 from .token_ids import id_pieces
 
 
@@ -110,12 +110,12 @@ def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
 
     @app.post(COMPLETIONS.endpoint)
     async def create_completion() -> Response:
-        passing = PassingOn(COMPLETIONS.endpoint, desk, options, completions.read_completion)
+        passing = ForwardedRoute(COMPLETIONS.endpoint, desk, options, completions.read_completion)
         return await answer(COMPLETIONS.endpoint, read_completion, desk, options, MAX_VALUES, pass_on=passing)
 
     @app.post(CHAT.endpoint)
     async def create_chat_completion() -> Response:
-        passing = PassingOn(CHAT.endpoint, desk, options, chat.read_chat)
+        passing = ForwardedRoute(CHAT.endpoint, desk, options, chat.read_chat)
         return await answer(CHAT.endpoint, read_chat, desk, options, pass_on=passing)
 
 
