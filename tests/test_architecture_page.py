@@ -20,7 +20,8 @@ PRODUCT = ("actors", "kernels", "web")
 FOLDERS = ("actors", "bench", "docs", "kernels", "scripts", "src", "tests", "typings", "web")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
 CLASS = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]*)*")
-NAMING_CODE = ("docs/internals/architecture.md", "docs/operate/limits.md")
+ARCHITECTURE, CHANGES = "docs/internals/architecture.md", "docs/internals/change/"
+NAMING_CODE = (ARCHITECTURE, "docs/operate/limits.md", *(page for page in PAGES if page.startswith(CHANGES)))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -30,9 +31,14 @@ def read(page: str) -> str:
 
 
 def test_index_lists_every_page() -> None:
-    """Every page of `docs/`, decisions apart, is linked from its index, and in one of the three folders."""
+    """Every page of `docs/`, decisions apart, is linked from its index, and in one of the three folders.
+
+    The pages that say where to change what are linked from the architecture's page.
+    """
+    changes = {page.removeprefix("docs/internals/") for page in PAGES if page.startswith(CHANGES)}
+    assert changes == {link for link in LINK.findall(read(ARCHITECTURE)) if link.startswith("change/")}
     pages = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
-    pages = {page for page in pages if not page.startswith("decisions/")} - {"README.md"}
+    pages = {page for page in pages if not page.startswith(("decisions/", "internals/change/"))} - {"README.md"}
     assert pages <= set(LINK.findall(read("docs/README.md")))
     assert {page.partition("/")[0] for page in pages} == {"use", "operate", "internals"}
 
