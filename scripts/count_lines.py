@@ -29,11 +29,11 @@ def count(commit: str) -> Counter[str]:
 def table(commits: Sequence[str]) -> str:
     """Return a row for each folder and one for all, with a column for each commit and their difference."""
     counts = [count(commit) for commit in commits]
-    rows = [[folder, *(each[folder] for each in counts)] for folder in FOLDERS]
-    rows.append(["all", *(each.total() for each in counts)])
+    rows = {folder: [each[folder] for each in counts] for folder in FOLDERS}
+    rows["all"] = [each.total() for each in counts]
     return "\n".join(
         f"{name:8}" + "".join(f"{number:>9,}" for number in numbers) + f"{numbers[-1] - numbers[0]:>+9,}"
-        for name, *numbers in rows
+        for name, numbers in rows.items()
     )
 
 
