@@ -13,6 +13,7 @@ What must always hold:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -133,11 +134,12 @@ class FinishedPass:
         return self.drawn
 
 
-class RunsAtOnce:
+class RunsAtOnce(ABC):
     """Base of backends that run a pass while it is launched."""
 
+    @abstractmethod
     def step(self, batch: StepBatch) -> Drawn:
-        raise NotImplementedError
+        """Run one pass, as `Backend.launch` describes."""
 
     def launch(self, batch: StepBatch) -> LaunchedPass:
         return FinishedPass(self.step(batch))

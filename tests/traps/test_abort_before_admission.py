@@ -5,13 +5,15 @@ Its prompt was never looked up. Here its cached tokens are unknown, and it is in
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import structlog.testing
 import trio
 
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.kernels.fake import Dials
-from tests.runtimes import small_runtime
+from tests.runtimes import most_tokens, small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
@@ -25,7 +27,7 @@ async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int)
         if num_known:
             await client.ask(PROMPT)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.ask, prompt_of(10, 1))
+            nursery.start_soon(partial(client.ask, prompt_of(10, 1), max_tokens=8 * most_tokens.get()))
             await trio.sleep(0.005)
             before = samples(client)
             waiting = client.open(PROMPT)

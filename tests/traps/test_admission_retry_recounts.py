@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import Answer, small_runtime, text_of
+from tests.runtimes import Answer, most_tokens, small_runtime, text_of
 from tests.traps.wire import SHARED, TIGHT, prompt_of, samples, settle
 
 
@@ -27,7 +27,7 @@ async def test_waiting_for_blocks(autojump_clock: trio.abc.Clock) -> None:
             nursery.start_soon(ask, "holder", holder, 60)
             await trio.sleep(0.05)
             nursery.start_soon(ask, "waiting", waiting, 8)
-            await trio.sleep(0.3)
+            await trio.sleep(0.3 / most_tokens.get())  # before the holder ends
             during = samples(client)
             assert during["num_requests_waiting"] == 1
             assert during["prefix_cache_queries_total"] == during["prompt_tokens_total"] == 33 + len(holder)

@@ -9,19 +9,19 @@ from __future__ import annotations
 import trio
 
 from quipu.kernels.fake import continuation
-from tests.runtimes import Answer, small_runtime, text_of
+from tests.runtimes import Answer, most_tokens, small_runtime, text_of
 from tests.traps.wire import prompt_of, settle
 
 
 async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> None:
     """Two requests run and two wait: after the reset the running texts are right, and the waiting ones hit
     nothing old."""
-    prompt = prompt_of(120)
+    prompt, num_tokens = prompt_of(120), 20 * most_tokens.get()
     answers: list[Answer] = []
     async with small_runtime(max_num_seqs=2, max_num_batched_tokens=64, share_pending_prefixes=False) as client:
 
         async def ask() -> None:
-            answers.append(await client.ask(prompt, max_tokens=20))
+            answers.append(await client.ask(prompt, max_tokens=num_tokens))
 
         await client.ask(prompt, max_tokens=1)
         async with trio.open_nursery() as nursery:
@@ -36,7 +36,7 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
         warm = await client.ask(prompt, max_tokens=1)
         await settle(client)
     for answer in answers:
-        assert answer.texts[0] == text_of(continuation(prompt, 20))
+        assert answer.texts[0] == text_of(continuation(prompt, num_tokens))
         assert not answer.record.disputed
     assert [answer.record.cached_tokens for answer in answers[:2]] == [112, 112], "admitted before the reset"
     assert answers[2].record.cached_tokens == 0, "hashed before it, admitted after it"

@@ -1,0 +1,22 @@
+"""The traps do run with two engines, and with several tokens a step: their parameters take effect."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.runtimes import small_runtime
+from tests.traps.wire import prompt_of
+
+
+async def test_parameters_take_effect(request: pytest.FixtureRequest, autojump_clock: trio.abc.Clock) -> None:
+    """A runtime has the engines that the test's name says, and a step yields more than one token if it says so."""
+    assert isinstance(request.node, pytest.Function)
+    engines, tokens = request.node.callspec.params["engines"]
+    async with small_runtime() as client:
+        started = trio.current_time()
+        await client.ask(prompt_of(20), max_tokens=40)
+        steps = (trio.current_time() - started) / client.dials.step_seconds
+        assert len(client.runtime.desk.engines()) == engines
+        assert client.dials.most_tokens == tokens
+        assert (steps < 40) == (tokens > 1)
