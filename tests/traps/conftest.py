@@ -20,6 +20,7 @@ ONE_ENGINE = {
     "test_same_prompt_again": "a prompt without a whole block to reuse may go to any engine",
     "test_retry_after_a_server_failure": "kills the engine that served",
     "test_ledger_keeps_the_true_numbers": "kills the engine that served",
+    "test_reset_while_blocks_are_held": "looks at the blocks of the engine that served",
     "test_equal_prompts_at_once": "counts what prompts of one step compute beside each other",
 }
 """Tests that need to know which engine serves, and why."""
