@@ -11,8 +11,8 @@ from tests.traps.wire import prompt_of
 
 async def test_parameters_take_effect(request: pytest.FixtureRequest, autojump_clock: trio.abc.Clock) -> None:
     """A runtime has the engines that the test's name says, and a step yields more than one token if it says so."""
-    assert isinstance(request.node, pytest.Function)
-    engines, tokens = request.node.callspec.params["engines"]
+    variant: tuple[int, int] = request.node.callspec.params["engines"]
+    engines, tokens = variant
     async with small_runtime() as client:
         started = trio.current_time()
         await client.ask(prompt_of(20), max_tokens=40)
