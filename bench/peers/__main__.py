@@ -15,8 +15,9 @@ make it worse. Some machines are faster for a few seconds, which may favor one s
     decode_1_at_8192       as decode_1, after a prompt of 8,192 tokens (`--longest-prompt`)
     prefill_8192           as prefill_1024, of one prompt
 
-For a peer that is not installed the command that installs it is printed; for one that cannot run, the reason. The
-precision of weights, keys and values with each peer is part of the result: only equal precisions do the same work.
+For a peer that is not installed the command that installs it is printed; for one that cannot run, the reason. If quipu
+itself fails, the exit code is 1. The precision of weights, keys and values with each peer is part of the result: only
+equal precisions do the same work.
 
 With `--format int8` or `int4`, quipu quantizes the checkpoint while loading (a scale a row; groups of 32), llama.cpp
 converts it to Q8_0 or Q4_0, and OpenVINO compresses it in its own way; the bits that a weight takes are part of the
@@ -66,7 +67,7 @@ class Load:
         return rows | {f"decode_1_at_{self.longest_prompt}": "tokens/s", f"prefill_{self.longest_prompt}": "tokens/s"}
 
 
-QUICK = Load(concurrencies=(1, 2), output_tokens=8, long_prompt=64, longest_prompt=96, vocab_size=TINY["vocab_size"])
+QUICK = Load(concurrencies=(1, 2), output_tokens=96, long_prompt=64, longest_prompt=96, vocab_size=TINY["vocab_size"])
 
 
 def measure(port: int, load: Load, draw: random.Random) -> dict[str, float]:
@@ -136,7 +137,7 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
                     warm_up = attrs.evolve(
                         load,
                         concurrencies=(max(load.concurrencies),),
-                        output_tokens=min(16, load.output_tokens),
+                        output_tokens=min(96, load.output_tokens),
                         longest_prompt=load.long_prompt,
                     )
                     measure(server.port, warm_up, random.Random(f"warm up {seed}"))
@@ -231,6 +232,8 @@ def main() -> None:
         load = Load(longest_prompt=arguments.longest_prompt)
         report = run(peers, model, load, arguments.rounds, arguments.seed)
     print(json.dumps(report) if arguments.json else render(report))
+    if "failed" in report["servers"]["quipu"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
