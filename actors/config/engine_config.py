@@ -84,6 +84,14 @@ class EngineConfig:
         help="memory for the KV cache of each engine, for example 4GiB",
         resolved="room for sixteen of the longest prompts, in 4GiB or less; docs/operate/loading.md",
     )
+    kv_host_memory: int | None = setting(
+        None,
+        "--kv-host-memory",
+        reader="size",
+        metavar="SIZE",
+        help="memory of the host, for each engine, for KV blocks that are evicted from the device, for example 16GiB: "
+        "prompts find them there (docs/operate/host-tier.md)",
+    )
     memory_utilization: float | None = setting(
         None,
         "--gpu-memory-utilization",

@@ -57,7 +57,7 @@ class Engine:
         if config.kv_events is not None:
             from ..kv_events.publisher import EventPublisher  # loads ZeroMQ
 
-            events = EventLog(config.block_size)
+            events = EventLog(config.block_size, has_host_tier=config.kv_host_memory is not None)
             self.events = EventPublisher(config.kv_events, events)
         self.block_manager = BlockManager(
             pool.num_blocks,
@@ -67,6 +67,7 @@ class Engine:
             step_overhead_tokens=config.step_overhead_tokens,
             watermark_blocks=math.ceil(config.watermark * pool.num_blocks),
             max_pinned_share=config.max_pinned_share,
+            has_host_tier=config.kv_host_memory is not None,
             observers=[] if events is None else [events],
         )
         self._scheduler_config = SchedulerConfig(

@@ -7,8 +7,8 @@ latest for subscribers that missed some. Both are used by `publisher.py`, which 
 The wire format is vLLM's (`vllm/distributed/kv_events.py`, as of 0.32), so that routers that index vLLM's caches can
 index these: a batch is an array, an event a map tagged by `type`, a block hash the block's 32-byte key.
 
-What must always hold: a subscriber that applies every batch in order knows exactly the committed keys; no number is
-used twice; nothing here grows without bound.
+What must always hold: a subscriber that applies every batch in order knows exactly the committed keys of each tier; no
+number is used twice; nothing here grows without bound.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from collections.abc import Sequence
 import attrs
 import msgspec
 
+from ..messages.tiers import Tier
+from .block_contents import BlockContents
+
 MEDIUM_DEVICE = "GPU"
 """vLLM's name for the tier that the executor reads from, whatever the device."""
+MEDIUM_HOST = "CPU"
+"""vLLM's name for the host's memory."""
 
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
@@ -76,8 +81,9 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 class EventLog:
     """Collects events until they are taken. Starts with an `AllBlocksCleared`."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, *, has_host_tier: bool = False) -> None:
         self._block_size = block_size
+        self._contents = BlockContents(block_size) if has_host_tier else None
         self._events: list[Event] = [AllBlocksCleared()]
 
     def take(self) -> list[Event]:
@@ -95,35 +101,68 @@ class EventLog:
         start: int,
         block_index: int,
         sequence_id: int = 0,
+        tier: Tier = Tier.DEVICE,
     ) -> None:
+        if tier is not Tier.DEVICE:
+            self._on_copied(keys)
+            return
         token_ids = token_ids[start : start + len(keys) * self._block_size]
+        parent = parent_key if block_index > 0 else None
+        if self._contents is not None:
+            self._contents.add(keys, parent, token_ids)
+        self._add_stored(keys, parent, token_ids, MEDIUM_DEVICE)
+
+    def _on_copied(self, keys: Sequence[bytes]) -> None:
+        """Note what has come to the host. Each block is told with its tokens and its parent, as on the device."""
+        for key in keys:
+            known = None if self._contents is None else self._contents.find(key)
+            if known is None:
+                self._add_stored([key], None, [], MEDIUM_HOST)
+            else:
+                self._add_stored([key], known.parent, list(known.token_ids), MEDIUM_HOST)
+        if self._contents is not None:
+            self._contents.hold(keys)
+
+    def _add_stored(self, keys: Sequence[bytes], parent: bytes | None, token_ids: list[int], medium: str) -> None:
         last = self._events[-1] if self._events else None
-        if isinstance(last, BlockStored) and last.block_hashes[-1] == parent_key:
+        if isinstance(last, BlockStored) and last.medium == medium and _is_continued(last, parent, token_ids):
             last.block_hashes += keys
             last.token_ids += token_ids
             return
         self._events.append(
             BlockStored(
                 block_hashes=list(keys),
-                parent_block_hash=parent_key if block_index > 0 else None,
+                parent_block_hash=parent,
                 token_ids=token_ids,
                 block_size=self._block_size,
                 lora_id=None,
-                medium=MEDIUM_DEVICE,
+                medium=medium,
                 lora_name=None,
                 group_idx=GROUP,
             )
         )
 
-    def on_removed(self, keys: Sequence[bytes]) -> None:
+    def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
+        medium = MEDIUM_DEVICE if tier is Tier.DEVICE else MEDIUM_HOST
+        if self._contents is not None:
+            self._contents.drop(keys)
         last = self._events[-1] if self._events else None
-        if isinstance(last, BlockRemoved):
+        if isinstance(last, BlockRemoved) and last.medium == medium:
             last.block_hashes += keys
         else:
-            self._events.append(BlockRemoved(block_hashes=list(keys), medium=MEDIUM_DEVICE, group_idx=GROUP))
+            self._events.append(BlockRemoved(block_hashes=list(keys), medium=medium, group_idx=GROUP))
 
     def on_cleared(self) -> None:
+        if self._contents is not None:
+            self._contents.clear()
         self._events = [AllBlocksCleared()]
+
+
+def _is_continued(last: BlockStored, parent: bytes | None, token_ids: list[int]) -> bool:
+    """Return whether blocks go on where an event ends; blocks without tokens go on with others without."""
+    if not token_ids or not last.token_ids:
+        return not token_ids and not last.token_ids
+    return parent is not None and last.block_hashes[-1] == parent
 
 
 @attrs.frozen

@@ -13,6 +13,7 @@ from .handler import Outlet
 from .outcomes import Fault, FinishReason, RequestError
 from .prompts import Breakpoint
 from .scores import StepScores
+from .tiers import HostTierReport
 from .upstream import ForeignUsage
 
 
@@ -57,7 +58,7 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     num_free_blocks: int
     num_cached_blocks: int
     num_preempted: int
-    # reported by engines with tiers or with separate prefill and decode sides; empty in reports of this engine
+    # reported by engines with tiers or with separate prefill and decode sides, else empty
     admitted_tiers: list[dict[str, int] | None] = []
     """Parallel to `admitted_ids`: reused tokens by tier. None: the engine does not count them. Empty: all `device`."""
     admitted_sides: list[str] = []
@@ -66,7 +67,8 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     revised_ids: list[int] = []
     revised_tiers: list[str] = []
     revised_tokens: list[int] = []
-    """Granted tokens that could not be loaded from a lower tier: they are computed, not reused."""
+    """Tokens that were reported as reused and then could not be loaded from a lower tier: they are computed. An engine
+    that reports an admission only when its loads are done, as this project's does, has none."""
     estimated_ids: list[int] = []
     estimated_tokens: list[int] = []
     """A router's estimate of what an engine reuses that does not report it."""
@@ -96,6 +98,16 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """Parallel to `admitted_ids`: what the misses go back to. Empty: nothing is known of any."""
     admitted_step_s: list[float] = []
     """Parallel to `admitted_ids`: how long the step that admitted each took. Empty: not known."""
+    admitted_host_spans: list[tuple[int, ...]] = []
+    """Parallel to `admitted_ids`: the positions whose KV was loaded from the host tier, as start, end, start, end, in
+    ascending order. Their number is that of `host` in `admitted_tiers`. Empty: none of any."""
+    lowered_keys: bytes = b""
+    """The first 8 bytes of each key that lies on the host alone since this report, and did not before..."""
+    raised_keys: bytes = b""
+    """...and of each that lies on the device again. `stored_keys` and `removed_keys` are about all tiers together: a
+    block that is evicted from the device and is on the host is not among those removed."""
+    host_tier: HostTierReport | None = None
+    """None: there is none, or it has nothing new to say."""
     engine_id: int = 0
     """Set when the report is received, as is..."""
     incarnation: int = 0

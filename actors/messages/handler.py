@@ -42,6 +42,8 @@ class LookedUp:
     num_cached_tokens: int
     miss: CacheMiss
     """Why it is not more."""
+    num_host_tokens: int = 0
+    """Those of `num_cached_tokens` that would be loaded from the host tier."""
     pinned_for_s: float | None = None
     """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
 

@@ -113,6 +113,10 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """Prefixes of keys evicted since the last grant; disjoint from `stored_keys`."""
     is_cleared: bool = False
     """The cache was reset before these were stored."""
+    lowered_keys: bytes = b""
+    """Prefixes of keys that lie on the host alone since this grant, and did not before..."""
+    raised_keys: bytes = b""
+    """...and of those that lie on the device again."""
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):

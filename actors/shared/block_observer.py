@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..messages.tiers import Tier
+
 
 class BlockObserver(Protocol):
     """Follows the committed contents of the cache. Called synchronously; must not raise."""
@@ -21,19 +23,28 @@ class BlockObserver(Protocol):
         start: int,
         block_index: int,
         sequence_id: int = 0,
+        tier: Tier = Tier.DEVICE,
     ) -> None:
-        """Note that a run of blocks can be found from now on.
+        """Note that a run of blocks can be found in a tier from now on.
 
         Their contents are the tokens from `start` on, one block's worth each. `block_index` is the first block's
         position in its chain; `parent_key` is a root key if that is 0. `token_ids` is never changed. It may be a whole
         prompt, so keeping a reference to it keeps all of that in memory. `sequence_id` wrote the blocks; 0: not known.
+
+        Blocks come to a tier other than the device as copies of blocks that were stored on the device before, though
+        they may have left it since. Of those only `keys` and `tier` need be said: with no `token_ids`, nothing else has
+        a meaning, and `keys` need not be a chain.
         """
         ...
 
-    def on_removed(self, keys: Sequence[bytes]) -> None:
-        """Note that blocks were evicted, in this order."""
+    def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
+        """Note that blocks were evicted from a tier, in this order. They may still be found in another one.
+
+        A block that goes from the device to the host is told of either as stored there and then removed here, or as
+        removed first, and stored when its copy is complete.
+        """
         ...
 
     def on_cleared(self) -> None:
-        """Note that the cache was reset: no block can be found any more."""
+        """Note that the cache was reset: no block can be found any more, in any tier."""
         ...

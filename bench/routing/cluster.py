@@ -20,6 +20,7 @@ import attrs
 from bench.simulated import Job, PassCosts, SimulatedEngine
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.tiers import Tier
 from quipu.actors.router.routing import Route, Routing
 
 DECODED = 16
@@ -111,10 +112,11 @@ class _Teller:
         start: int,
         block_index: int,
         sequence_id: int = 0,
+        tier: Tier = Tier.DEVICE,
     ) -> None:
         self._tell(self._routing.on_stored, self._slot, keys)
 
-    def on_removed(self, keys: Sequence[bytes]) -> None:
+    def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
         self._tell(self._routing.on_removed, self._slot, keys)
 
     def on_cleared(self) -> None:

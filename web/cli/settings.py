@@ -47,6 +47,7 @@ def resolve_config(
 ) -> tuple[RuntimeConfig, ServingInfo]:
     """Return every size of the server, and what clients are told of it. Raises CheckpointError."""
     engines = _resolve_engines(arguments, 0 if upstreams else 1)
+    _check_host_tier(arguments, engines["num_engines"])
     if engines["num_engines"] == 0:
         if not upstreams:
             raise CheckpointError("--engines 0 needs an --upstream")
@@ -173,6 +174,16 @@ def _resolve_engines(arguments: argparse.Namespace, default: int) -> dict[str, A
         if (tls := tls_of(cluster)) is not None:
             tls.check()
     return found
+
+
+def _check_host_tier(arguments: argparse.Namespace, num_engines: int) -> None:
+    """Raises CheckpointError if there is no prefix cache that could have a host tier."""
+    if arguments.kv_host_memory is None:
+        return
+    if num_engines == 0:
+        raise CheckpointError("--kv-host-memory is for engines, and with --upstream alone there are none")
+    if not arguments.enable_prefix_caching:
+        raise CheckpointError("--kv-host-memory needs --enable-prefix-caching")
 
 
 def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> dict[str, int]:

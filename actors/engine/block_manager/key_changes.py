@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from ...messages.tiers import Tier
 from ...shared.block_keys import key_prefixes
 
 
@@ -23,13 +24,17 @@ class KeyChange(msgspec.Struct, frozen=True, gc=False):
     removed: bytes
     is_cleared: bool
     """The cache was emptied before these were stored."""
+    lowered: bytes = b""
+    """Likewise, keys that lie on the host alone now, and did not before..."""
+    raised: bytes = b""
+    """...and those that lie on the device again."""
 
 
 NO_CHANGE = KeyChange(b"", b"", is_cleared=False)
 
 
 class KeyChanges:
-    """Collects changes until they are taken."""
+    """Collects changes until they are taken, in an engine that has no tier but the device."""
 
     def __init__(self) -> None:
         self._stored: list[bytes] = []
@@ -58,12 +63,13 @@ class KeyChanges:
         start: int,
         block_index: int,
         sequence_id: int = 0,
+        tier: Tier = Tier.DEVICE,
     ) -> None:
         if self._removed:
             self._removed, keys = _cancel(self._removed, keys)
         self._stored += keys
 
-    def on_removed(self, keys: Sequence[bytes]) -> None:
+    def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
         if self._stored:
             self._stored, keys = _cancel(self._stored, keys)
         self._removed += keys

@@ -20,6 +20,7 @@ from itertools import islice
 import attrs
 
 from ...messages.block_manager import CacheMiss, MissDetail, MissReason
+from ...messages.tiers import Tier
 from ...shared.block_keys import pack_tokens
 from ...shared.key_table import KeyTable, make_key_table
 from .evictions import EvictionLog
@@ -71,7 +72,11 @@ class MissTracker:
         start: int,
         block_index: int,
         sequence_id: int = 0,
+        tier: Tier = Tier.DEVICE,
     ) -> None:
+        self.evictions.on_stored(keys)
+        if tier is not Tier.DEVICE:
+            return  # copies: how chains go on is kept of the device's blocks
         size = self._block_size
         for first in range(0, len(keys), MAX_RUN_BLOCKS):
             part = keys[first : first + MAX_RUN_BLOCKS]
@@ -82,9 +87,12 @@ class MissTracker:
             self._runs_after.setdefault(run.parent_key, OrderedDict())[run] = None
             if run.block_index == 0:
                 self._beginnings[self._first_tokens(run)] += 1
-        self.evictions.on_stored(keys)
 
-    def on_removed(self, keys: Sequence[bytes]) -> None:
+    def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
+        if tier is not Tier.DEVICE:
+            if gone := [key for key in keys if not self._is_stored(key)]:
+                self.evictions.on_removed(gone)
+            return
         for run in filter(None, self._by_first_key.take(keys)):
             self._forget(run)
         self.evictions.on_removed(keys)

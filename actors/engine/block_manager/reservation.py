@@ -33,15 +33,15 @@ from ...messages.scheduler import Granted
 from ...shared import preemption
 from ...shared.block_observer import BlockObserver
 from .cached_prefix import CacheReader
-from .evictions import EvictionLog
 from .grant_columns import GrantColumns, WrittenColumns
-from .key_changes import NO_CHANGE, KeyChanges
+from .key_changes import NO_CHANGE
 from .misses import MissTracker
 from .pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
 from .pins import NOTHING_PINNED, Pins
 from .pool_checks import NULL_BLOCK
 from .pools import Pool, make_pool
 from .publications import Allocation, Publications
+from .tiered_key_changes import make_key_changes
 
 
 class BlockManager:
@@ -58,16 +58,17 @@ class BlockManager:
         watermark_blocks: int = 0,
         max_pinned_share: float = 0.5,
         explain_misses: bool = True,
+        has_host_tier: bool = False,
         observers: Sequence[BlockObserver] = (),
         make_pool: Callable[[int], Pool] = make_pool,
     ) -> None:
         """Make a pool of `num_blocks` physical blocks, including the null block, with no sequence in it.
 
         `watermark_blocks` stay free at an admission while other sequences run, so that those can grow for a while.
-        `max_pinned_share` is the largest share of the usable blocks that may be pinned; 0 disables pins.
+        At most `max_pinned_share` of the usable blocks may be pinned; 0 disables pins.
         With `share_pending_prefixes`, a candidate whose next block this very step computes for another sequence is
         skipped where that pays off; a step counts as much as `step_overhead_tokens` positions (see `pending.py`).
-        `observers` follow what is committed, evicted and reset.
+        `observers` follow what is committed, evicted and reset, in two tiers if `has_host_tier`.
         """
         self.pool = make_pool(num_blocks)
         max_pinned = math.floor(max_pinned_share * (num_blocks - 1)) if enable_prefix_caching else 0
@@ -79,16 +80,13 @@ class BlockManager:
         self._pending = PendingPrefixes(block_size, step_overhead_tokens) if is_sharing else None
         self._watermark_blocks = watermark_blocks
         self._publications = Publications(self.pool, block_size)
-        misses: MissTracker | None = None
-        self._evictions: EvictionLog | None = None
         self.pool.observers += observers
-        self._key_changes = KeyChanges() if enable_prefix_caching else None
-        if self._key_changes is not None:
-            self.pool.observers.append(self._key_changes)
-        if explain_misses and enable_prefix_caching:
-            misses = MissTracker(num_blocks, block_size, self.pool.holds)
-            self._evictions = misses.evictions
-            self.pool.observers.append(misses)
+        self._key_changes = make_key_changes(has_host_tier=has_host_tier) if enable_prefix_caching else None
+        self.pool.observers += () if self._key_changes is None else (self._key_changes,)
+        explains = explain_misses and enable_prefix_caching
+        misses = MissTracker(num_blocks, block_size, self.pool.holds) if explains else None
+        self.pool.observers += () if misses is None else (misses,)
+        self._evictions = None if misses is None else misses.evictions
         self._reader = CacheReader(self.pool, block_size, misses, is_enabled=enable_prefix_caching)
 
     def grant(self, reserve: Reserve, now: float = 0.0) -> Granted:
@@ -149,6 +147,8 @@ class BlockManager:
             stored_keys=key_change.stored,
             removed_keys=key_change.removed,
             is_cleared=key_change.is_cleared,
+            lowered_keys=key_change.lowered,
+            raised_keys=key_change.raised,
         )
 
     def look_up(self, question: LookUp, now: float = 0.0) -> LookedUp:

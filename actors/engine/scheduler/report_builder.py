@@ -40,6 +40,7 @@ class ReportBuilder:
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
         self._stored_keys = self._removed_keys = b""
+        self._lowered_keys = self._raised_keys = b""
         self._is_cleared = False
         self._filled_ids: list[int] = []
         self._filled_keys: list[bytes] = []
@@ -61,6 +62,8 @@ class ReportBuilder:
             or self._stored_keys
             or self._removed_keys
             or self._is_cleared
+            or self._lowered_keys
+            or self._raised_keys
         )
 
     def admit(
@@ -113,6 +116,7 @@ class ReportBuilder:
             self._pinned.append((granted.pinned_ids, granted.pinned_ends))
         self.num_pins_yielded += granted.num_pins_yielded
         self._stored_keys, self._removed_keys = granted.stored_keys, granted.removed_keys
+        self._lowered_keys, self._raised_keys = granted.lowered_keys, granted.raised_keys
         self._is_cleared = granted.is_cleared
 
     def fill(self, sequence_ids: list[int], keys: list[bytes]) -> None:
@@ -172,6 +176,8 @@ class ReportBuilder:
             stored_keys=self._stored_keys,
             removed_keys=self._removed_keys,
             is_cleared=self._is_cleared,
+            lowered_keys=self._lowered_keys,
+            raised_keys=self._raised_keys,
             filled_ids=self._filled_ids,
             filled_keys=b"".join(self._filled_keys),
             admitted_miss_details=self._admitted_miss_details if any(self._admitted_miss_details) else [],

@@ -6,13 +6,17 @@ from typing import Any
 
 import attrs
 import msgspec
+import pytest
 from hypothesis import settings
 
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.engine.scheduler.config import SchedulerConfig
+from quipu.actors.kv_events import block_contents
+from quipu.actors.kv_events.block_contents import BlockContents
 from quipu.actors.kv_events.event_log import BatchQueue, Event, EventBatch, EventLog
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted
+from quipu.actors.messages.tiers import Tier
 from quipu.kernels.fake import Dials
 from tests.actors.engine.block_manager.proposals import Candidate, keys_of, reserve, root_of
 from tests.actors.engine.engine_bench import EngineBench
@@ -191,6 +195,64 @@ def test_merging_copies_token_ids() -> None:
     log.on_stored(b"k1", b"root", first, 0, 0)
     log.on_stored(b"k2", b"k1", second, 0, 1)
     assert (first, second) == ([1, 2], [3, 4])
+
+
+# ---------------------------------------------------------------- the host tier
+
+
+def test_copies_on_the_host_are_told_whole() -> None:
+    """A block that comes to the host is told with parent and tokens, though it has left the device."""
+    log = EventLog(SIZE, has_host_tier=True)
+    log.take()
+    log.on_stored([b"k1", b"k2"], b"root", [1, 2, 3, 4], 0, 0)
+    (stored,) = on_the_wire(log.take())
+    log.on_removed([b"k2", b"k1"])
+    log.on_stored([b"k1", b"k2"], b"", [], 0, 0, tier=Tier.HOST)
+    removed, copied = on_the_wire(log.take())
+    assert (removed["block_hashes"], removed["medium"]) == ([b"k2", b"k1"], "GPU")
+    assert copied == {**stored, "medium": "CPU"}
+    log.on_removed([b"k1"], Tier.HOST)
+    assert on_the_wire(log.take()) == [
+        {"type": "BlockRemoved", "block_hashes": [b"k1"], "medium": "CPU", "group_idx": 0}
+    ]
+
+
+def test_tiers_are_told_apart() -> None:
+    """Events of two tiers are never merged, though one goes on where the other ends."""
+    log = EventLog(SIZE, has_host_tier=True)
+    log.take()
+    log.on_stored([b"k1"], b"root", [1, 2], 0, 0)
+    log.on_stored([b"k1"], b"", [], 0, 0, tier=Tier.HOST)
+    log.on_stored([b"k2"], b"k1", [3, 4], 0, 1)
+    log.on_removed([b"k1"])
+    log.on_removed([b"k1"], Tier.HOST)
+    assert [event["medium"] for event in on_the_wire(log.take())] == ["GPU", "CPU", "GPU", "GPU", "CPU"]
+
+
+def test_unknown_copies() -> None:
+    """Of a copy whose contents are not known any more only the keys are told, as vLLM does of all its copies."""
+    log = EventLog(SIZE, has_host_tier=True)
+    log.take()
+    log.on_stored([b"k1", b"k2"], b"", [], 0, 0, tier=Tier.HOST)
+    (stored,) = on_the_wire(log.take())
+    assert (stored["block_hashes"], stored["token_ids"], stored["parent_block_hash"]) == ([b"k1", b"k2"], [], None)
+
+
+def test_contents_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contents are kept of blocks in a tier, and of a fixed number that have left the last one."""
+    monkeypatch.setattr(block_contents, "MAX_MOVING", 3)
+    contents = BlockContents(SIZE)
+    keys = [bytes([index]) for index in range(10)]
+    contents.add(keys, None, list(range(20)))
+    contents.hold(keys[:2])
+    contents.drop(keys)
+    assert len(contents) == 2 + 3 and contents.find(keys[-1]) and not contents.find(keys[2])
+    contents.hold(keys[-1:])
+    contents.drop(keys[:2])
+    assert {key for key in keys if contents.find(key)} == {keys[0], keys[1], keys[8], keys[9]}
+    contents.drop(keys[:2])
+    contents.clear()
+    assert len(contents) == 0
 
 
 # ---------------------------------------------------------------- numbers

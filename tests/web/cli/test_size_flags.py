@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.web.cli.cli import main, make_parser
 from quipu.web.cli.settings import resolve_config
+from quipu.web.cli.upstream_flags import read_upstreams
 from tests.tiny import TINY
 
 
@@ -37,6 +39,7 @@ def test_sizes(text: str, num_bytes: int, flag: str) -> None:
     ("flag", "text"),
     [
         *(("--kv-cache-memory", text) for text in ("0", "-4GiB", "4XB", "GiB", "4 4", "", "4iB", "1e9")),
+        *(("--kv-host-memory", text) for text in ("0", "-4GiB", "4XB", "")),
         *(("--gpu-memory-utilization", text) for text in ("0", "1.1", "-1", "nan", "much")),
         ("--determinism", "loose"),
         ("--threads", "0"),
@@ -47,6 +50,28 @@ def test_invalid_values(flag: str, text: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "demo", f"{flag}={text}"])
     assert flag in capsys.readouterr().err
+
+
+def test_host_memory() -> None:
+    """`--kv-host-memory` takes a size, reaches the engine and is shown; without it there is no host tier."""
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), "--kv-host-memory", "1.5GiB"]))
+    assert config.engine.kv_host_memory == info.settings["kv_host_memory"] == 3 << 29
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY)]))
+    assert config.engine.kv_host_memory is info.settings["kv_host_memory"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (["--no-enable-prefix-caching"], "--kv-host-memory needs --enable-prefix-caching"),
+        (["--upstream", "http://localhost:1"], "--kv-host-memory is for engines"),
+    ],
+)
+def test_host_memory_needs_a_cache(flags: list[str], what: str) -> None:
+    """A host tier without a prefix cache, or without an engine, is refused by the flag's name."""
+    arguments = make_parser().parse_args(["serve", str(TINY), "--kv-host-memory", "1GiB", *flags])
+    with pytest.raises(CheckpointError, match=what):
+        resolve_config(arguments, read_upstreams(arguments, {}))
 
 
 def test_unknown_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quipu.actors.engine.block_manager.block_pool import BlockPool
 from quipu.actors.engine.block_manager.pool_checks import COMMITTED
 from quipu.actors.engine.block_manager.pools import Pool, make_pool
+from quipu.actors.messages.tiers import Tier
 from quipu.actors.shared.block_keys import KEY_BYTES
 from quipu.actors.shared.native import IS_COMPILED
 
@@ -36,10 +37,11 @@ class Listener:
         start: int,
         block_index: int,
         sequence_id: int = 0,
+        tier: Tier = Tier.DEVICE,
     ) -> None:
         raise AssertionError("a pool reports removals only")
 
-    def on_removed(self, keys: Sequence[bytes]) -> None:
+    def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
         self.notified.append(list(keys))
 
     def on_cleared(self) -> None:
@@ -212,7 +214,7 @@ def test_exception_of_observer_is_raised() -> None:
     """An observer's exception reaches the caller, and the evicted blocks are in a consistent state."""
 
     class Broken(Listener):
-        def on_removed(self, keys: Sequence[bytes]) -> None:
+        def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
             raise RuntimeError("broken")
 
     pool = make_pool(3)

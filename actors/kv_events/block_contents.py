@@ -1,0 +1,82 @@
+"""The tokens of blocks that may come to the host tier, so that events can tell them with their contents.
+
+Used by `event_log.py` in an engine with a host tier. A block is told of with its tokens when it is stored on the
+device. When its copy comes to the host, possibly after it has left the device, a subscriber must be able to make sense
+of it without having seen the first event.
+
+What must always hold: the contents of a block are known as long as it is in a tier, and of the last `MAX_MOVING` blocks
+that have left the last one, which may be on their way; of no others.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+import attrs
+
+from ..shared.block_keys import pack_tokens
+
+MAX_MOVING = 16_384
+"""Blocks that are in no tier and may be on their way to the host."""
+
+
+@attrs.frozen
+class Contents:
+    parent: bytes | None
+    token_ids: array[int]
+
+
+class BlockContents:
+    """What is in each block, by its key."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._contents: dict[bytes, Contents] = {}
+        self._num_tiers: Counter[bytes] = Counter()
+        """In how many tiers a key is."""
+        self._moving: OrderedDict[bytes, None] = OrderedDict()
+        """Keys that are in none, oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def add(self, keys: Sequence[bytes], parent: bytes | None, token_ids: list[int]) -> None:
+        """Note a run of blocks that was stored on the device."""
+        size = self._block_size
+        for index, key in enumerate(keys):
+            if key not in self._contents:
+                tokens = array("I", pack_tokens(token_ids, index * size, (index + 1) * size))
+                self._contents[key] = Contents(parent, tokens)
+            parent = key
+        self.hold(keys)
+
+    def hold(self, keys: Sequence[bytes]) -> None:
+        """Note that blocks are in one more tier."""
+        for key in keys:
+            if key in self._contents:
+                self._num_tiers[key] += 1
+                self._moving.pop(key, None)
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Note that blocks are in one tier less."""
+        for key in keys:
+            if key not in self._num_tiers:
+                continue
+            self._num_tiers[key] -= 1
+            if not self._num_tiers[key]:
+                del self._num_tiers[key]
+                self._moving[key] = None
+        while len(self._moving) > MAX_MOVING:
+            key, _ = self._moving.popitem(last=False)
+            del self._contents[key]
+
+    def find(self, key: bytes) -> Contents | None:
+        """Return the contents of a block, None if they are not known any more."""
+        return self._contents.get(key)
+
+    def clear(self) -> None:
+        self._contents.clear()
+        self._num_tiers.clear()
+        self._moving.clear()

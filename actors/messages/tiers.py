@@ -1,0 +1,54 @@
+"""The tiers of the KV cache, and what an engine reports of the one in the host's memory.
+
+Used by the engine, which moves blocks between tiers, and by whoever tells of them: accountant, router, KV events.
+
+What must always hold: a tier is called the same in usage, records, metrics, look-ups and the ledger; a load that failed
+has exactly one reason.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Tier(StrEnum):
+    """Where the KV of a block lies."""
+
+    DEVICE = "device"
+    """Where the executor reads it."""
+    HOST = "host"
+    """Memory of the host beside that (`--kv-host-memory`), from which it is loaded first."""
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+class LoadFailure(StrEnum):
+    """Why a block that was asked for did not come. Its tokens are computed, and count so."""
+
+    MISSING = "missing"
+    """It is not there any more."""
+    CORRUPT = "corrupt"
+    """Its header is another block's, or its bytes do not have the checksum that was written with them."""
+    LATE = "late"
+    """It did not come in time."""
+    FAILED = "failed"
+    """It could not be read or written: no memory, say."""
+
+
+class HostTierReport(msgspec.Struct, array_like=True, frozen=True):
+    """The host tier when a report is made, and what happened in it since the report before."""
+
+    num_blocks: int
+    """Blocks that there is room for."""
+    num_used: int
+    """Those that can be found, or are being stored."""
+    num_stored: int = 0
+    """Blocks that were copied to it."""
+    num_loaded: int = 0
+    """Blocks that were copied from it to the device, and found to be right."""
+    num_evicted: int = 0
+    """Blocks that gave way to others."""
+    failed_loads: dict[str, int] = {}
+    """Blocks that did not come, by `LoadFailure`."""

@@ -1,0 +1,114 @@
+"""The keys that are told of an engine with a host tier: what can be found anywhere, and what lies on the host alone."""
+
+from __future__ import annotations
+
+import random
+
+from quipu.actors.engine.block_manager.key_changes import NO_CHANGE, KeyChange, KeyChanges
+from quipu.actors.engine.block_manager.tiered_key_changes import TieredKeyChanges, make_key_changes
+from quipu.actors.messages.tiers import Tier
+from tests.actors.key_reader import split
+
+A, B, C = (letter * 32 for letter in (b"a", b"b", b"c"))
+
+
+def store(changes: TieredKeyChanges, *keys: bytes, tier: Tier = Tier.DEVICE) -> None:
+    changes.on_stored(keys, b"", [], 0, 0, tier=tier)
+
+
+def test_block_moves_to_the_host() -> None:
+    """A block that is evicted to the host is not removed: it is lowered, whichever of the two comes first."""
+    changes = TieredKeyChanges()
+    store(changes, A, B)
+    assert changes.take() == KeyChange(A[:8] + B[:8], b"", is_cleared=False)
+    store(changes, A, tier=Tier.HOST)
+    assert changes.take() == KeyChange(b"", b"", is_cleared=False), "it is on the device still"
+    changes.on_removed([B, A])
+    store(changes, B, tier=Tier.HOST)
+    moved = changes.take()
+    assert (moved.stored, moved.removed, set(split(moved.lowered))) == (b"", b"", {A[:8], B[:8]})
+    assert changes.take() == NO_CHANGE
+
+
+def test_block_comes_back() -> None:
+    """A block that was loaded again is raised, and lowered again once the device has evicted it."""
+    changes = TieredKeyChanges()
+    store(changes, A)
+    store(changes, A, tier=Tier.HOST)
+    changes.on_removed([A])
+    assert changes.take() == KeyChange(A[:8], b"", is_cleared=False, lowered=A[:8])
+    store(changes, A)
+    assert changes.take() == KeyChange(b"", b"", is_cleared=False, raised=A[:8])
+    changes.on_removed([A])
+    assert changes.take() == KeyChange(b"", b"", is_cleared=False, lowered=A[:8])
+
+
+def test_removed_from_the_last_tier() -> None:
+    """Only what has left both tiers is removed; what came and went meanwhile is not told of."""
+    changes = TieredKeyChanges()
+    store(changes, A)
+    store(changes, A, tier=Tier.HOST)
+    changes.take()
+    changes.on_removed([A], Tier.HOST)
+    assert changes.take() == KeyChange(b"", b"", is_cleared=False)
+    store(changes, B)
+    changes.on_removed([A, B])
+    assert changes.take() == KeyChange(b"", A[:8], is_cleared=False)
+
+
+def test_reset() -> None:
+    """A reset voids what was collected; what is stored after it counts."""
+    changes = TieredKeyChanges()
+    store(changes, A, B)
+    store(changes, B, tier=Tier.HOST)
+    changes.on_cleared()
+    store(changes, C)
+    assert changes.take() == KeyChange(C[:8], b"", is_cleared=True)
+
+
+def test_new_reader() -> None:
+    """A reader that knows nothing gets everything, in both tiers."""
+    changes = TieredKeyChanges()
+    store(changes, A, B)
+    store(changes, C, tier=Tier.HOST)
+    changes.take()
+    changes.restart([A])
+    change = changes.take()
+    assert change.is_cleared and set(split(change.stored)) == {A[:8], C[:8]}
+    assert (change.removed, change.lowered) == (b"", C[:8])
+
+
+def test_any_order() -> None:
+    """Whoever applies every change knows which keys are anywhere, and which are on the host alone."""
+    rng = random.Random(7)
+    keys = [bytes([index]) * 32 for index in range(6)]
+    changes = TieredKeyChanges()
+    held: dict[Tier, set[bytes]] = {Tier.DEVICE: set(), Tier.HOST: set()}
+    anywhere: set[bytes] = set()
+    lowered: set[bytes] = set()
+    for _ in range(4000):
+        tier, key = rng.choice([Tier.DEVICE, Tier.HOST]), rng.choice(keys)
+        if rng.random() < 0.005:
+            changes.on_cleared()
+            held = {Tier.DEVICE: set(), Tier.HOST: set()}
+        elif key in held[tier]:
+            changes.on_removed([key], tier)
+            held[tier].remove(key)
+        else:
+            store(changes, key, tier=tier)
+            held[tier].add(key)
+        if rng.random() < 0.3:
+            change = changes.take()
+            if change.is_cleared:
+                anywhere, lowered = set(), set()
+            assert anywhere.isdisjoint(split(change.stored)) and anywhere.issuperset(split(change.removed))
+            anywhere = anywhere - set(split(change.removed)) | set(split(change.stored))
+            lowered = lowered - set(split(change.removed)) - set(split(change.raised)) | set(split(change.lowered))
+            assert anywhere == {key[:8] for key in held[Tier.DEVICE] | held[Tier.HOST]}
+            assert lowered == {key[:8] for key in held[Tier.HOST] - held[Tier.DEVICE]}
+
+
+def test_without_a_host_tier() -> None:
+    """An engine without a host tier keeps no account of places."""
+    assert type(make_key_changes(has_host_tier=False)) is KeyChanges
+    assert type(make_key_changes(has_host_tier=True)) is TieredKeyChanges
