@@ -37,7 +37,7 @@ from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import ServingInfo
-from quipu.actors.request_desk.ticket import RequestTicket
+from quipu.actors.request_desk.open_requests import OpenRequest
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.text_workers import renderer
@@ -146,7 +146,7 @@ class Client:
             },
         )
 
-    def open(self, *prompts: list[int] | Prompt, **fields: Any) -> RequestTicket:
+    def open(self, *prompts: list[int] | Prompt, **fields: Any) -> OpenRequest:
         return self.runtime.desk.open(self.encode(*prompts, **fields), "test")
 
     async def ask(self, *prompts: list[int] | Prompt, **fields: Any) -> Answer:
@@ -199,7 +199,7 @@ def kill_engine(client: Client, index: int = 0) -> None:
     setattr(client.engines[index].block_manager, "grant", die)  # noqa: B010 - mypy lets no method be assigned
 
 
-async def read_answer(ticket: RequestTicket) -> Answer:
+async def read_answer(ticket: OpenRequest) -> Answer:
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
     started: list[Started] = []

@@ -3,9 +3,6 @@
 Not an actor but a synchronous object of the web process, shared by everyone in it. Handlers open and leave requests
 here; the tokenizer submits through it; the accountant stops failed requests; the supervisor sets the health.
 
-A Submit waits for a slot of the engine's lane, then checks the request's `stopped` flag and is queued, with no
-checkpoint between. So none is sent for a request that has left.
-
 What must always hold: `leave` can be called in any state and any number of times.
 """
 
@@ -28,7 +25,6 @@ from ..messages.tokenizer import Encode, PromptQuestion
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
 from .cache_answers import Explain, PromptLookUp
-from .encoding import EncodingRequests
 from .engine_lane import EngineLane
 from .engine_pool import EnginePool
 from .forwarding import Forwarding
@@ -45,7 +41,6 @@ from .interface import (
 from .mailbox import Mailbox
 from .open_requests import OpenRequest
 from .prompt_questions import PromptQuestions
-from .ticket import RequestTicket
 
 ANONYMOUS = Caller()
 FINAL_RECORDS_S = 2.0
@@ -89,7 +84,9 @@ class RequestDesk:
         self.actor_restarts: Callable[[], Mapping[str, int]] = dict
         self._max_open_requests = max_open_requests
         self._open: dict[str, OpenRequest] = {}
-        self._encoding = EncodingRequests(encoder)
+        self._encoder = encoder
+        self._encoding: dict[str, OpenRequest] = {}
+        """Requests that the tokenizer holds; also such that have left, since a thread may be reading their texts."""
         self._questions = PromptQuestions(encoder, lane.lookups, self._check_room)
         self.is_draining = False
         self._idle = trio.Event()
@@ -100,18 +97,18 @@ class RequestDesk:
     def new_request_id(self) -> str:
         return f"req-{secrets.token_hex(12)}"
 
-    def open(self, request: Encode | Forward, endpoint: str, caller: Caller = ANONYMOUS, /) -> RequestTicket:
+    def open(self, request: Encode | Forward, endpoint: str, caller: Caller = ANONYMOUS, /) -> OpenRequest:
         if self.is_draining:
             raise DeskClosed("The server is shutting down.")
         if isinstance(request, Encode) and (health := self.health_of_engines()).state is State.FAILED:
             raise DeskClosed(f"The engine has failed: {health.detail}")
         self._check_room()
-        mailbox = Mailbox()
-        self._open[request.request_id] = OpenRequest(request.request_id, mailbox)
+        opened = self._open[request.request_id] = OpenRequest(request.request_id, self, request)
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         seed = recorded_seed(request.sampling.seed) if isinstance(request, Encode) else None
-        self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox, caller, seed))
-        return RequestTicket(self, request, mailbox)
+        account = OpenAccount(request.request_id, endpoint, trio.current_time(), opened.mailbox, caller, seed)
+        self._accountant.post(account)
+        return opened
 
     def _check_room(self) -> None:
         if (num_open := len(self._open) + self._questions.num_open) >= self._max_open_requests:
@@ -123,27 +120,26 @@ class RequestDesk:
     async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
         return await self._questions.look_up(request)
 
-    async def start_encoding(self, request: Encode) -> None:
-        """Implement `Ticket.start`."""
-        if (opened := self._open.get(request.request_id)) is not None:
-            await self._encoding.send(opened, request)
+    # ------------------------------------------------------------ for open requests
 
-    def when_encoded(self, request_id: str, call: Callable[[], object]) -> None:
-        """Implement `Ticket.when_encoded`."""
-        request = self._open.get(request_id) or self._encoding.find(request_id)
-        if request is None or request.is_encoded:
-            call()
-        else:
-            request.on_encoded.append(call)
+    async def encode(self, opened: OpenRequest, request: Encode) -> None:
+        """Send a request to the tokenizer; return without having sent it if it leaves or fails while it waits."""
+        if opened.request_id not in self._open:
+            return
+        opened.is_encoding = True
+        self._encoding[opened.request_id] = opened
+        with trio.CancelScope() as scope:
+            opened.when_stopped(scope.cancel)
+            try:
+                await self._encoder.send(request)
+                opened.on_stopped = None
+            except BaseException:
+                self.encoded(opened.request_id)
+                raise
 
-    def dropped_of(self, request_id: str) -> tuple[str, ...]:
-        """Implement `Ticket.dropped`."""
-        return () if (request := self._open.get(request_id)) is None else request.dropped
-
-    def expire(self, request_id: str, after_s: float) -> None:
-        """Fail a request whose deadline has passed."""
-        message = f"The request took longer than {after_s:g} seconds."
-        self._accountant.post(Refused(request_id, RequestError(ErrorKind.TIMEOUT, message)))
+    def fail(self, request_id: str, error: RequestError) -> None:
+        """Fail a request unless it has ended."""
+        self._accountant.post(Refused(request_id, error))
 
     def leave(self, request_id: str) -> None:
         """Release a request whose scope has ended."""
@@ -225,7 +221,10 @@ class RequestDesk:
 
     def encoded(self, request_id: str) -> None:
         """Note that the tokenizer is done with a request, whatever the result, and holds none of its prompts."""
-        self._encoding.remove(request_id)
+        if (request := self._encoding.pop(request_id, None)) is not None:
+            request.is_encoding = False
+            request.on_stopped = None
+            request.mark_encoded()
 
     def outlet(self, request_id: str) -> Mailbox:
         """Return where an open request's events go. Raises KeyError once it has left."""
@@ -233,14 +232,10 @@ class RequestDesk:
 
     async def submit(self, submit: Submit, track: Track) -> bool:
         """Send one sequence to the engine; return False if its request has left or failed."""
-        await self.lane.reserve()
-        if not self.may_submit(track.request_id):
-            self.lane.cancel_reservation()
+        request = self._open.get(track.request_id)
+        if request is None or not await self.lane.submit(submit, request):
             return False
-        request = self._open[track.request_id]
-        request.note_submitted(submit)
         self._detokenizer.post(track)
-        self.lane.put_reserved(submit, request)
         return True
 
     # ------------------------------------------------------------ for the accountant
@@ -276,7 +271,7 @@ class RequestDesk:
     def fail_requests(self, reason: str, request_ids: Iterable[str] | None = None) -> None:
         """Fail requests that no engine goes on with: all that are open, unless it is said which."""
         for request_id in self._open if request_ids is None else request_ids:
-            self._accountant.post(Refused(request_id, RequestError(ErrorKind.OVERLOADED, reason)))
+            self.fail(request_id, RequestError(ErrorKind.OVERLOADED, reason))
 
     async def drain(self, grace_s: float) -> None:
         """Open no more requests, wait `grace_s` seconds for the open ones, then fail the rest."""

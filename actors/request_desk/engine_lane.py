@@ -4,10 +4,10 @@ Owned by the request desk. The desk submits through it; the detokenizer and the 
 records what engines report, and takes back what a dead one held; each engine's link takes what the router has queued
 for it (`engine_pool.py`).
 
-The queue is first in, first out. A `Submit` waits for a slot, which it keeps until an engine takes it; an `Abort` never
-waits, since its `Submit` has made room for it. So no `Submit` can follow its own `Abort`. What a dead engine held goes
-to the head of the queue, with the tokens that were drawn; during a search for the cause of several deaths
-(`suspects.py`), some sequences wait outside it.
+The queue is first in, first out. A `Submit` waits for a slot, which it keeps until an engine takes it; then its request
+is looked at, so that none is queued for one that has left. An `Abort` never waits, since its `Submit` has made room for
+it. So no `Submit` can follow its own `Abort`. What a dead engine held goes to the head of the queue, with the tokens
+that were drawn; during a search for the cause of several deaths (`suspects.py`), some sequences wait outside it.
 
 What must always hold: every submitted sequence is in `_live` until its Terminal is booked, or the death of its engine
 if it is not resumed; a sequence is queued for, or held by, one engine at most.
@@ -43,7 +43,8 @@ class EngineLane:
     def __init__(self, channel: RouterInbox, num_slots: int, *, resumes: bool = True) -> None:
         """`num_slots`: Submits that may wait for an engine. `resumes`: whether sequences survive theirs."""
         self._channel = channel
-        self._slots = trio.Semaphore(num_slots)
+        self.slots = trio.Semaphore(num_slots)
+        """For Submits that no engine has taken."""
         self._resumes = resumes
         self._live: dict[int, LiveSequence] = {}
         self._suspects = Suspects()
@@ -71,15 +72,18 @@ class EngineLane:
 
     # ------------------------------------------------------------ for the desk
 
-    async def reserve(self) -> None:
-        """Wait for a slot for a Submit. `put_reserved` or `cancel_reservation` must follow."""
-        await self._slots.acquire()
+    async def submit(self, submit: Submit, request: OpenRequest) -> bool:
+        """Wait for a slot and queue a Submit; return False if its request has left or failed meanwhile."""
+        await self.slots.acquire()
+        if request.stopped:
+            self.slots.release()
+            return False
+        self.put(submit, request)
+        return True
 
-    def cancel_reservation(self) -> None:
-        self._slots.release()
-
-    def put_reserved(self, submit: Submit, request: OpenRequest) -> None:
-        """Queue a Submit in the reserved slot."""
+    def put(self, submit: Submit, request: OpenRequest) -> None:
+        """Queue a Submit that has a slot."""
+        request.note_submitted(submit)
         live = self._live[submit.sequence_id] = LiveSequence(request, submit, has_slot=True)
         if self._suspects.may_run(request.request_id):
             self._channel.post(submit)
@@ -103,16 +107,6 @@ class EngineLane:
             self._channel.post(Abort(sequence_id))
         else:
             self.on_unsent(sequence_id)
-
-    def incarnation_of(self, sequence_id: int) -> int | None:
-        """Return the engine that holds a sequence; None if none does."""
-        live = self._live.get(sequence_id)
-        return None if live is None else live.incarnation
-
-    def engine_of(self, sequence_id: int) -> int | None:
-        """Return the id of the engine that holds a sequence; None if none does."""
-        live = self._live.get(sequence_id)
-        return None if live is None else live.engine_id
 
     def mark_ended(self, sequence_id: int) -> None:
         """Note that the engine has ended a sequence, or that no engine will."""
@@ -206,7 +200,7 @@ class EngineLane:
     def _free_slot(self, live: LiveSequence) -> None:
         if live.has_slot:
             live.has_slot = False
-            self._slots.release()
+            self.slots.release()
 
     # ------------------------------------------------------------ for supervisors and links
 

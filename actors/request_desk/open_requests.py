@@ -1,24 +1,47 @@
-"""What the request desk keeps about each open request and each question about a prompt. Used by `desk.py`."""
+"""An open request, for its handler and for the request desk; and a question about a prompt that is to be answered.
+
+Made by `desk.py` and `prompt_questions.py`. An open request is its handler's `Ticket`; the desk and the queue of
+submitted sequences note in it how far it got.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import attrs
 import trio
 
 from ..messages.handler import Counted, Keyed
-from ..messages.outcomes import RequestError
+from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.scheduler import Submit
+from ..messages.tokenizer import Encode
+from ..messages.upstream import Forward, ForwardOutlet
+from .forwarding import Forwarding
 from .mailbox import Mailbox
+
+
+class RequestHolder(Protocol):
+    """The part of the request desk that an open request needs."""
+
+    upstreams: Forwarding | None
+
+    async def encode(self, opened: OpenRequest, request: Encode) -> None: ...
+
+    def fail(self, request_id: str, error: RequestError) -> None: ...
+
+    def leave(self, request_id: str) -> None: ...
 
 
 @attrs.define(eq=False)
 class OpenRequest:
-    """One request, from its opening until its scope has left."""
+    """One request, from its opening until its scope has left. Implements `interface.Ticket`."""
 
     request_id: str
-    mailbox: Mailbox
+    _desk: RequestHolder
+    _message: Encode | Forward | None = attrs.field(repr=False)
+    """Dropped once it was sent: this object lives as long as the response, its prompts need not."""
+    mailbox: Mailbox = attrs.field(factory=Mailbox)
     submitted_ids: list[int] = attrs.field(factory=list)
     group_id: int = 0
     """The last group of sequences that was begun: all of them, or those of one prompt (`Submit`)."""
@@ -32,10 +55,44 @@ class OpenRequest:
     """The tokenizer holds it."""
     is_encoded: bool = False
     """Its prompts are no longer needed."""
-    on_encoded: list[Callable[[], object]] = attrs.field(factory=list)
     dropped: tuple[str, ...] = ()
     """Paths of what the tokenizer has dropped from the schemas of its tools."""
+    _on_encoded: list[Callable[[], object]] = attrs.field(factory=list)
     on_stopped: Callable[[], object] | None = None
+
+    # ------------------------------------------------------------ for its handler
+
+    async def start(self) -> None:
+        message = self._take()
+        assert isinstance(message, Encode)
+        await self._desk.encode(self, message)
+
+    async def pass_on(self, outlet: ForwardOutlet) -> None:
+        message, upstreams = self._take(), self._desk.upstreams
+        assert isinstance(message, Forward) and upstreams is not None
+        await upstreams.pass_on(message, outlet)
+
+    def _take(self) -> Encode | Forward:
+        message, self._message = self._message, None
+        if message is None:
+            raise RuntimeError("this request was started before")
+        return message
+
+    def when_encoded(self, call: Callable[[], object], /) -> None:
+        if self.is_encoded:
+            call()
+        else:
+            self._on_encoded.append(call)
+
+    def expire(self, after_s: float) -> None:
+        message = f"The request took longer than {after_s:g} seconds."
+        self._desk.fail(self.request_id, RequestError(ErrorKind.TIMEOUT, message))
+
+    def leave(self) -> None:
+        self._message = None
+        self._desk.leave(self.request_id)
+
+    # ------------------------------------------------------------ for the desk and the queue
 
     def note_submitted(self, submit: Submit) -> None:
         """Record one of its sequences."""
@@ -58,7 +115,7 @@ class OpenRequest:
 
     def mark_encoded(self) -> None:
         self.is_encoded = True
-        calls, self.on_encoded = self.on_encoded, []
+        calls, self._on_encoded = self._on_encoded, []
         for call in calls:
             call()
 

@@ -8,7 +8,7 @@ import trio.testing
 
 from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
-from quipu.actors.request_desk.ticket import RequestTicket
+from quipu.actors.request_desk.open_requests import OpenRequest
 from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
 from tests.runtimes import Client, kill_engine, small_runtime
@@ -16,7 +16,7 @@ from tests.runtimes import Client, kill_engine, small_runtime
 PROMPT = list(range(300, 340))
 
 
-async def expire(ticket: RequestTicket) -> Closed:
+async def expire(ticket: OpenRequest) -> Closed:
     """Let a request's deadline pass and return its answer, which must be there immediately."""
     before = trio.current_time()
     ticket.expire(5.0)
@@ -78,7 +78,7 @@ async def test_full_inbox_does_not_delay_the_timeout(autojump_clock: trio.abc.Cl
     journal = KeptJournal()
     async with small_runtime(submit_slots=1, encode_slots=1, journal=journal) as client:
         lane = client.runtime.desk.lane
-        await lane.reserve()  # nothing more can be sent to the engine
+        await lane.slots.acquire()  # nothing more can be sent to the engine
         tickets = [client.open(PROMPT) for _ in range(4)]
         async with trio.open_nursery() as nursery:
             for ticket in tickets:
@@ -91,6 +91,6 @@ async def test_full_inbox_does_not_delay_the_timeout(autojump_clock: trio.abc.Cl
             assert not nursery.child_tasks, "no task may still wait for the inbox"
         for ticket in tickets:
             ticket.leave()
-        lane.cancel_reservation()
+        lane.slots.release()
         await settle(client)
         assert [record.outcome for record in journal.closed] == [Outcome.REJECTED] * 4

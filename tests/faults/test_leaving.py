@@ -39,13 +39,13 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
     """A request that leaves while its Submit waits for a slot is never submitted."""
     async with small_runtime(submit_slots=1) as client:
         desk = client.runtime.desk
-        await desk.lane.reserve()  # the lane is full
+        await desk.lane.slots.acquire()  # the lane is full
         ticket = client.open(PROMPT)
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
         ticket.leave()
         assert not client.runtime.route_store.prompts, "nothing was submitted, so nothing must be aborted"
-        desk.lane.cancel_reservation()
+        desk.lane.slots.release()
         await settle(client)
         assert ticket.mailbox.closed is not None
         assert ticket.mailbox.closed.record.outcome is Outcome.CANCELLED

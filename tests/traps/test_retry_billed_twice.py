@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from quipu.actors.ledger.reconciling import parse_metrics, reconcile
-from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from quipu.kernels.fake import Dials
 from tests.runtimes import kill_engine
 from tests.traps.bills import KEY, Bill, BilledRuntime, bill_of, open_billed_runtime, records_of
@@ -112,7 +112,7 @@ async def test_billed_if_not_the_servers_fault(tmp_path: Path) -> None:
             exchange.leave()
         await recover(billed)
         async with billed.streaming() as exchange:
-            billed.client.runtime.desk.expire(billed.ids[-1], 0.1)
+            billed.client.runtime.desk.fail(billed.ids[-1], RequestError(ErrorKind.TIMEOUT, "too late"))
             await exchange.read()
         await recover(billed)
     records = records_of(tmp_path, billed.ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import hypothesis.strategies as st
 import numpy as np
@@ -16,7 +18,6 @@ from quipu.actors.messages.scheduler import Abort, ResetPrefixCache, Submit
 from quipu.actors.request_desk.engine_lane import EngineLane
 from quipu.actors.request_desk.engine_pool import EnginePool
 from quipu.actors.request_desk.live_sequences import submit_again
-from quipu.actors.request_desk.mailbox import Mailbox
 from quipu.actors.request_desk.open_requests import OpenRequest
 from quipu.actors.router.dispatch import Dispatch
 from quipu.actors.router.route_store import RouterMessage, RouteStore
@@ -24,6 +25,8 @@ from quipu.actors.router.routing import Routing
 
 BLOCK = 4
 NUM_ENGINES = 3
+NO_DESK: Any = None
+"""Of requests that nobody starts or leaves."""
 
 
 def submit(sequence_id: int, prompt: int, *, group_id: int = 0, num_to_come: int = 0) -> Submit:
@@ -93,9 +96,10 @@ class Engines(RuleBasedStateMachine):
     @rule(prompt=st.integers(0, 3), num_choices=st.integers(1, 3))
     def submit_prompt(self, prompt: int, num_choices: int) -> None:
         group_id = self.next_id if num_choices > 1 else 0
+        request = OpenRequest(f"r{self.next_id}", NO_DESK, None)
         for index in range(num_choices):
             message = submit(self.next_id, prompt, group_id=group_id, num_to_come=num_choices - index - 1)
-            self.lane.put_reserved(message, OpenRequest(f"r{group_id or self.next_id}", Mailbox(), group_id=group_id))
+            self.lane.put(message, request)
             self.open[self.next_id] = message
             self.next_id += 1
         self.send(*self.channel.take_nowait())

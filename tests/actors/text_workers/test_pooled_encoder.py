@@ -18,7 +18,7 @@ from tokenizers import models
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
-from quipu.actors.request_desk.ticket import RequestTicket
+from quipu.actors.request_desk.open_requests import OpenRequest
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.shared.fair_queue import QueueFull
 from quipu.actors.shared.tokenizers_library import Library
@@ -274,7 +274,7 @@ def with_weakref(make: Callable[[str], Any], text: str) -> tuple[Any, weakref.re
 async def test_client_that_leaves_while_waiting(gate: Gate) -> None:
     """Its texts are not encoded and are freed at once, or when the thread that encodes one has ended."""
     async with small_runtime(**ROOMY) as client:
-        tickets: list[RequestTicket] = []
+        tickets: list[OpenRequest] = []
         refs: list[weakref.ref[Text]] = []
         calls: list[int] = []
         for at in range(8):
@@ -412,13 +412,13 @@ async def test_block_keys_computed_in_slices(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("quipu.actors.tokenizer.actor.HASHED_BLOCKS", 2)
     submitted: list[Any] = []
     async with small_runtime() as client:
-        put = client.runtime.desk.lane.put_reserved
+        put = client.runtime.desk.lane.put
 
         def keep(item: Any, request: Any) -> None:
             submitted.append(item)
             put(item, request)
 
-        monkeypatch.setattr(client.runtime.desk.lane, "put_reserved", keep)
+        monkeypatch.setattr(client.runtime.desk.lane, "put", keep)
         for length in (1, 16, 31, 32, 33, 64, 65, 200):
             ids = list(range(300, 300 + length))
             assert (await client.ask(ids, max_tokens=1)).error is None
@@ -435,7 +435,7 @@ async def test_short_requests_are_served_in_order() -> None:
         for ticket in tickets:
             await read_answer(ticket)
             ticket.leave()
-        assert all(isinstance(ticket, RequestTicket) for ticket in tickets)
+        assert all(isinstance(ticket, OpenRequest) for ticket in tickets)
 
 
 async def test_rendered_chat_that_is_too_long() -> None:
