@@ -11,11 +11,12 @@ frozen numbers.
 
 from __future__ import annotations
 
-from ..messages.accountant import Caller, Completed, Side
+from typing import Any
+
+from ..messages.accountant import Completed, OpenAccount, Side
 from ..messages.counts import UNKNOWN, Count, Known, total
-from ..messages.outcomes import Fault, Outcome, RequestError
+from ..messages.outcomes import Outcome
 from ..messages.prompts import Breakpoint, CacheTtl
-from ..messages.usage_record import UsageRecord
 from .account_entries import (
     Admission,
     Ended,
@@ -31,41 +32,17 @@ from .account_entries import (
     Written,
 )
 from .prompt_account import TIERS, UNATTRIBUTED, PromptAccount
+from .request_account import RequestAccount
 from .sequence_account import SequenceAccount
 
 
-class Account:
-    """Everything booked for one request."""
+class Account(RequestAccount):
+    """Everything booked for one request that engines of this server answer."""
 
-    def __init__(
-        self,
-        request_id: str,
-        endpoint: str,
-        received_at: float,
-        caller: Caller,
-        received_unix_s: float,
-        seed: int | None = None,
-    ) -> None:
-        """`received_at` is on the process's clock, like all times given to this object.
-
-        `received_unix_s` is the same moment in Unix seconds.
-        """
-        self.request_id = request_id
-        self.endpoint = endpoint
-        self.caller = caller
-        self.seed = seed
-        self.received_at = received_at
-        self._unix_offset_s = received_unix_s - received_at
-        self.admitted_at: float | None = None
-        self.first_token_at: float | None = None
-        self.engine_id: int | None = None
-        """The engine of the first admission..."""
-        self.incarnation: int | None = None
-        """...and which of its processes that was."""
+    def __init__(self, opened: OpenAccount, received_unix_s: float) -> None:
+        super().__init__(opened, received_unix_s)
         self.sequences: dict[int, SequenceAccount] = {}
         self.prompts: dict[int, PromptAccount] = {}
-        self.error: RequestError | None = None
-        self.fault: Fault | None = None
 
     # ------------------------------------------------------------ entries
 
@@ -161,10 +138,9 @@ class Account:
         sequence.finish_reason = completed.finish_reason
 
     def withdraw(self) -> None:
-        """Treat its prompts as never admitted, since the journal had no room for the record."""
+        super().withdraw()
         for prompt in self.prompts.values():
             prompt.withdrawn = True
-        self.admitted_at = self.first_token_at = self.engine_id = self.incarnation = None
 
     # ------------------------------------------------------------ results
 
@@ -188,7 +164,6 @@ class Account:
 
     @property
     def router_estimate(self) -> int | None:
-        """The cached tokens that a router expected of the admitted prompts; None if no router said so of each."""
         estimates = [prompt.estimated for prompt in self.admitted_prompts]
         if not estimates or None in estimates:
             return None
@@ -215,7 +190,6 @@ class Account:
 
     @property
     def outcome(self) -> Outcome:
-        """The request's outcome if it ended now."""
         if self.error is not None:
             refused = self.error.kind != "internal" and not self.admitted_prompts
             return Outcome.REJECTED if refused else Outcome.FAILED
@@ -224,7 +198,6 @@ class Account:
         return Outcome.CANCELLED
 
     def problems(self) -> list[str]:
-        """Describe every equation that does not hold; empty for a balanced account."""
         problems = []
         for sequence in self.sequences.values():
             problems += [f"sequence {sequence.sequence_id}: {p}" for p in sequence.problems()]
@@ -232,44 +205,21 @@ class Account:
             problems += [f"prompt {index}: {p}" for p in prompt.problems()]
         return problems
 
-    def record(self, now: float) -> UsageRecord:
-        """Return the record as it is if the request ends at `now`."""
+    def numbers(self) -> dict[str, Any]:
         sequences = list(self.sequences.values())
-        caller, unix = self.caller, self._unix_offset_s
-        admitted = bool(self.admitted_prompts)
-        return UsageRecord(
-            request_id=self.request_id,
-            client_request_id=caller.client_request_id,
-            idempotency_key=caller.idempotency_key,
-            idempotency_digest=caller.idempotency_digest,
-            tenant=caller.tenant,
-            key_id=caller.key_id,
-            model=caller.model,
-            endpoint=self.endpoint,
-            received_at=self.received_at + unix,
-            admitted_at=None if self.admitted_at is None else self.admitted_at + unix,
-            first_token_at=None if self.first_token_at is None else self.first_token_at + unix,
-            closed_at=now + unix,
-            outcome=self.outcome,
-            finish_reason=sequences[0].finish_reason if sequences else None,
-            num_choices=len(sequences),
-            prompt=self.prompt_tokens,
-            cached=self.cached,
-            cached_by_tier=self.cached_by_tier,
-            cache_write=self.cache_write if admitted else UNKNOWN,
-            created_5m_tokens=self.created(CacheTtl.FIVE_MINUTES),
-            created_1h_tokens=self.created(CacheTtl.ONE_HOUR),
-            completion_tokens=sum(sequence.num_completion_tokens for sequence in sequences),
-            reasoning_tokens=sum(sequence.num_reasoning_tokens for sequence in sequences),
-            computed_tokens=sum(sequence.computed_first for sequence in sequences),
-            restored_tokens=sum(sequence.restored_first for sequence in sequences),
-            recomputed_tokens=sum(sequence.recomputed for sequence in sequences),
-            disputed=bool(self.problems()),
-            cache_misses=tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
-            engine=self.engine_id,
-            incarnation=self.incarnation,
-            router_estimate=self.router_estimate,
-            num_engine_deaths=len(set().union(*(sequence.deaths for sequence in sequences))),
-            seed=self.seed,
-            fault=self.fault,
-        )
+        return {
+            "finish_reason": sequences[0].finish_reason if sequences else None,
+            "num_choices": len(sequences),
+            "prompt": self.prompt_tokens,
+            "cached_by_tier": self.cached_by_tier,
+            "cache_write": self.cache_write if self.admitted_prompts else UNKNOWN,
+            "created_5m_tokens": self.created(CacheTtl.FIVE_MINUTES),
+            "created_1h_tokens": self.created(CacheTtl.ONE_HOUR),
+            "completion_tokens": sum(sequence.num_completion_tokens for sequence in sequences),
+            "reasoning_tokens": sum(sequence.num_reasoning_tokens for sequence in sequences),
+            "computed_tokens": sum(sequence.computed_first for sequence in sequences),
+            "restored_tokens": sum(sequence.restored_first for sequence in sequences),
+            "recomputed_tokens": sum(sequence.recomputed for sequence in sequences),
+            "cache_misses": tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
+            "num_engine_deaths": len(set().union(*(sequence.deaths for sequence in sequences))),
+        }

@@ -31,6 +31,7 @@ from .foreign_account import ForeignAccount
 from .journal import Journal
 from .metrics import Metrics
 from .prompt_account import UNATTRIBUTED, PromptAccount
+from .request_account import RequestAccount
 from .watched_prompts import warn_of_no_hits, watch_foreign_prompt, watch_prompt
 
 NO_ROOM = "The usage ledger has no room for another record."
@@ -64,16 +65,16 @@ class SideEffects:
         if request.num_crashes >= MAX_CRASHES:
             self._close_unaccountable(request, now)
         else:
-            account: Account | ForeignAccount | None = None
-            if request.foreign is not None:
-                account = foreign = request.foreign_account(request.foreign)
-                self._reserve(request, foreign, now)
-                self._time_first_token(request, foreign)
-            elif request.num_changes != request.num_changes_settled:
-                account = own = request.account()
-                self._admit(request, own)
-                self._time_first_token(request, own)
-                self._tell_started(request, own)
+            account: RequestAccount | None = None
+            if request.foreign is not None or request.num_changes != request.num_changes_settled:
+                account = request.account()
+                if isinstance(account, ForeignAccount):
+                    self._reserve(request, account, now)
+                    self._time_first_token(request, account)
+                elif isinstance(account, Account):
+                    self._admit(request, account)
+                    self._time_first_token(request, account)
+                    self._tell_started(request, account)
                 request.num_changes_settled = request.num_changes
             self._stop_failed(request)
             if request.is_late and not request.applied.is_answered:
@@ -95,10 +96,7 @@ class SideEffects:
             applied.retry_of = self._journal.retry_of(so_far)
         has_room = self._journal.admit(_with_retry(so_far, applied.retry_of))
         if is_first and not has_room:
-            applied.is_withdrawn = True
-            account.withdraw()
-            request.fail(RequestError(ErrorKind.OVERLOADED, NO_ROOM))
-            account.error, account.fault = request.error, request.fault
+            self._withdraw(request, account)
             return
         applied.engine_id = account.engine_id
         for index, prompt in due:
@@ -116,9 +114,7 @@ class SideEffects:
         if applied.engine_id != account.engine_id and not applied.is_withdrawn:
             applied.engine_id = account.engine_id
             if not self._journal.admit(_with_retry(account.opening_record(), applied.retry_of)):
-                applied.is_withdrawn = account.is_withdrawn = True
-                request.fail(RequestError(ErrorKind.OVERLOADED, NO_ROOM))
-                account.error, account.fault = request.error, request.fault
+                self._withdraw(request, account)
         prompt, cached = account.usage.prompt, account.cached
         if isinstance(prompt, Known) and not applied.counted_prompts:
             applied.counted_prompts[0] = CountedPrompt(prompt.n, cached)
@@ -129,6 +125,13 @@ class SideEffects:
                 self._metrics.count_cached({UNATTRIBUTED: cached.n}, account.engine_id)
                 watch_foreign_prompt(self._store.cache, request, prompt.n, cached.n, now)
                 warn_of_no_hits(self._store.cache, self._log)
+
+    def _withdraw(self, request: RequestEntries, account: RequestAccount) -> None:
+        """Fail a request for whose record the journal has no room, before anything of it is counted."""
+        request.applied.is_withdrawn = True
+        account.withdraw()
+        request.fail(RequestError(ErrorKind.OVERLOADED, NO_ROOM))
+        account.error, account.fault = request.error, request.fault
 
     def _count_prompt(self, engine_id: int | None, num_tokens: int, cached: Count) -> None:
         """Raise the counters of all prompts. What was not counted is neither hit nor miss."""
@@ -162,7 +165,7 @@ class SideEffects:
 
     # ------------------------------------------------------------ what the client is told
 
-    def _time_first_token(self, request: RequestEntries, account: Account | ForeignAccount) -> None:
+    def _time_first_token(self, request: RequestEntries, account: RequestAccount) -> None:
         if account.first_token_at is not None and not request.applied.timed_first_token:
             request.applied.timed_first_token = True
             waited = account.first_token_at - account.received_at
@@ -194,13 +197,13 @@ class SideEffects:
             if not request.left:
                 request.awaited = frozenset(self._desk.stop(request.request_id))
 
-    def _answer_late(self, request: RequestEntries, account: Account | ForeignAccount, now: float) -> None:
+    def _answer_late(self, request: RequestEntries, account: RequestAccount, now: float) -> None:
         """Tell the client at once that its deadline has passed, whatever the engine does. The record follows."""
         request.applied.is_answered = True
         record = _with_retry(account.record(now), request.applied.retry_of)
         request.opened.outlet.put(Closed(record, request.error, is_final=False))
 
-    def _close(self, request: RequestEntries, account: Account | ForeignAccount, now: float) -> None:
+    def _close(self, request: RequestEntries, account: RequestAccount, now: float) -> None:
         record = _with_retry(account.record(now), request.applied.retry_of)
         if not request.applied.counted_end:
             request.applied.counted_end = True
@@ -209,9 +212,7 @@ class SideEffects:
             self._keep_explanation(request, account, record)
         self._file(request, record, now)
 
-    def _keep_explanation(
-        self, request: RequestEntries, account: Account | ForeignAccount, record: UsageRecord
-    ) -> None:
+    def _keep_explanation(self, request: RequestEntries, account: RequestAccount, record: UsageRecord) -> None:
         """Keep what became of the prompts. An error in that must not affect the account."""
         explanations = self._store.explanations
         try:
@@ -256,7 +257,7 @@ class SideEffects:
             self._metrics.generation_tokens.inc(record.completion_tokens, record.engine)
         self._file(request, record, now)
 
-    def _count_end(self, account: Account | ForeignAccount, record: UsageRecord, now: float) -> None:
+    def _count_end(self, account: RequestAccount, record: UsageRecord, now: float) -> None:
         metrics, log, engine_id = self._metrics, self._log, record.engine
         if record.disputed:
             metrics.usage_disputed.inc(1, engine_id)

@@ -40,6 +40,7 @@ from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
 from .applied_effects import AppliedEffects
 from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
+from .request_account import RequestAccount
 
 RequestMessage = Refused | Completed | Left | ForeignMessage
 """What may make side effects of one request due."""
@@ -163,22 +164,18 @@ class RequestEntries:
             return False
         return all(i in self.completed and any(type(entry) in _ENDS for entry in self.entries[i]) for i in awaited)
 
-    def _open_account(self) -> Account:
-        opened = self.opened
-        return Account(
-            opened.request_id, opened.endpoint, opened.received_at, opened.caller, self.opened_unix_s, opened.seed
-        )
-
-    def foreign_account(self, entries: ForeignEntries) -> ForeignAccount:
-        """Make the account of a request that was passed on."""
-        account = ForeignAccount(self.opened, self.opened_unix_s, entries)
+    def account(self) -> RequestAccount:
+        """Make the account from what was received."""
+        opened, unix_s, foreign = self.opened, self.opened_unix_s, self.foreign
+        account = self.own_account() if foreign is None else ForeignAccount(opened, unix_s, foreign)
         account.error, account.fault = self.error, self.fault
-        account.is_withdrawn = self.applied.is_withdrawn
+        if self.applied.is_withdrawn:
+            account.withdraw()
         return account
 
-    def account(self) -> Account:
-        """Make the account from these entries."""
-        account = self._open_account()
+    def own_account(self) -> Account:
+        """Book the entries of a request that engines of this server answer, without why it has failed."""
+        account = Account(self.opened, self.opened_unix_s)
         if (prompted := self.prompted) is not None:
             for sequence_id, prompt, choice, num_tokens, breakpoints in zip(
                 prompted.sequence_ids,
@@ -194,15 +191,12 @@ class RequestEntries:
                 account.apply(sequence_id, entry)
         for completed in self.completed.values():
             account.complete(completed)
-        account.error, account.fault = self.error, self.fault
-        if self.applied.is_withdrawn:
-            account.withdraw()
         return account
 
     def bare_record(self, now: float) -> UsageRecord:
         """Make the record of a request whose entries cannot be booked: disputed, with the numbers already reported."""
         applied = self.applied
-        account = self._open_account()
+        account = Account(self.opened, self.opened_unix_s)
         account.error, account.fault = self.error, self.fault
         record = account.record(now)
         counted = applied.counted_prompts.values()

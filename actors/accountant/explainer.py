@@ -10,10 +10,8 @@ from collections.abc import Callable
 import attrs
 
 from ..messages.explanations import Explanation
-from .account import Account
 from .entry_store import EntryStore, RequestEntries
 from .explaining import explain_record, explain_request
-from .foreign_account import ForeignAccount
 
 
 class Explainer:
@@ -35,8 +33,7 @@ class Explainer:
         at = request.opened.received_at
         if request.num_crashes:  # its entries may be what the accountant cannot read
             return attrs.evolve(explain_record(request.bare_record(at)), is_open=True)
-        account: Account | ForeignAccount
-        account = request.account() if request.foreign is None else request.foreign_account(request.foreign)
+        account = request.account()
         record = account.record(at)
         num_blocks = self._num_usable_blocks_of(record.engine or 0)
         name_of = self._store.explanations.name_of

@@ -28,8 +28,8 @@ from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Admission, Entry, Span
 from .entry_store import RequestEntries
-from .foreign_account import ForeignAccount
 from .prompt_account import PromptAccount
+from .request_account import RequestAccount
 from .sequence_account import SequenceAccount
 
 NameOf = Callable[[int], NamedRequest | None]
@@ -53,7 +53,7 @@ def explanation_of(record: UsageRecord, prompts: Iterable[ExplainedPrompt], *, i
 
 def explain_request(
     request: RequestEntries,
-    account: Account | ForeignAccount,
+    account: RequestAccount,
     record: UsageRecord,
     name_of: NameOf,
     num_usable_blocks: int,
@@ -64,7 +64,7 @@ def explain_request(
 
     `num_usable_blocks` is the size of its engine's cache.
     """
-    if isinstance(account, ForeignAccount):
+    if not isinstance(account, Account):
         return attrs.evolve(explain_record(record), is_open=is_open)
     unix_offset_s = request.opened_unix_s - request.opened.received_at
     prompts = explain_prompts(request, account, name_of, num_usable_blocks, unix_offset_s)

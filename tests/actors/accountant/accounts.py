@@ -6,15 +6,16 @@ from collections.abc import Mapping
 
 from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Span, Written
-from quipu.actors.messages.accountant import Caller, Completed, Side
+from quipu.actors.messages.accountant import Completed, OpenAccount, Side
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.request_desk.mailbox import Mailbox
 
 MISS = CacheMiss(MissReason.NONE, 0)
 
 
 def new_account() -> Account:
-    return Account("r", "test", 10.0, Caller(), 1_000_010.0)
+    return Account(OpenAccount("r", "test", 10.0, Mailbox()), 1_000_010.0)
 
 
 def account_of(*prompts: int, num_choices: int = 1) -> Account:

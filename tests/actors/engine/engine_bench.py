@@ -21,7 +21,7 @@ from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.engine.scheduler.planning import Batcher
 from quipu.actors.engine.scheduler.sequence import Sequence, Status
-from quipu.actors.messages.accountant import Caller, Completed, Side, StepReport
+from quipu.actors.messages.accountant import Completed, OpenAccount, Side, StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.counts import shown
 from quipu.actors.messages.executor import StepPlan
@@ -29,6 +29,7 @@ from quipu.actors.messages.outcomes import ErrorKind, FinishReason
 from quipu.actors.messages.prompts import Breakpoint
 from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, StepFailed, StepResult, Submit
+from quipu.actors.request_desk.mailbox import Mailbox
 from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES
 from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
@@ -159,7 +160,7 @@ class EngineBench:
         grammar: OutputGrammar | None = None,
     ) -> list[Submission]:
         """Submit one request of `num_choices` sequences. `seed` None means greedy sampling."""
-        account = Account(f"r{self._next_id}", "test", 0.0, Caller(), 0.0)
+        account = Account(OpenAccount(f"r{self._next_id}", "test", 0.0, Mailbox()), 0.0)
         self.accounts.append(account)
         size = self.limits.block_size
         submissions = []
