@@ -5,7 +5,6 @@ typedef __m256i Ints;  // eight 32-bit lanes
 inline Ints load_ints(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline void store_ints(void* p, Ints v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 inline Ints splat_int(int32_t x) { return _mm256_set1_epi32(x); }
-inline Ints subtract(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
 inline Vec to_float(Ints v) { return _mm256_cvtepi32_ps(v); }
 inline Vec bytes_to_floats(const void* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));

@@ -5,7 +5,7 @@ typedef __m512i Ints;  // sixteen 32-bit lanes
 inline Ints load_ints(const void* p) { return _mm512_loadu_si512(p); }
 inline void store_ints(void* p, Ints v) { _mm512_storeu_si512(p, v); }
 inline Ints splat_int(int32_t x) { return _mm512_set1_epi32(x); }
-inline Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Vec to_float(Ints v) { return _mm512_cvtepi32_ps(v); }
 inline Vec bytes_to_floats(const void* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));

@@ -8,8 +8,8 @@
 
 namespace {
 
-// x as bytes, their sum in each group (an integer), and after the sums each group's scale, which is NaN if an element is not
-// finite.
+// x as bytes, and three numbers of each group: their sum (an integer); their scale, which is NaN if an element is not finite;
+// minus the sum times the bias of codes (an integer).
 void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* sums) {
     auto bytes = reinterpret_cast<int8_t*>(words);
     int64_t size = m.num_groups == 1 ? m.width : m.group_size;
@@ -31,6 +31,8 @@ void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* s
         }
         for (int64_t k = 0; k < size; k++) sum += to[k];
         memcpy(sums + group, &sum, 4);
+        sum *= -stored_bias(m);
+        memcpy(sums + 2 * m.num_groups + group, &sum, 4);
     }
 }
 

@@ -16,7 +16,7 @@ struct FloatProduct {
     static constexpr bool kHasFactors = false;  // whether each group of x has a scale
     typedef Vec Sum;
     typedef Vec Right;
-    static Sum zero() { return splat(0); }
+    static Sum start(const uint32_t*) { return splat(0); }
     // sums += a unit of x times codes
     template <int N>
     static void add_row(Sum* sums, const uint32_t* unit, const Right (&codes)[N]) {
@@ -27,8 +27,7 @@ struct FloatProduct {
     }
     template <class T>
     static void scale_row(T*, int64_t) {}
-    static Vec value(Sum sum, float, int) { return sum; }
-    static Vec value_of(Sum sum) { return sum; }
+    static Vec value(Sum sum, float) { return sum; }
     static Vec sum_of_x(float sum) { return splat(sum); }
     static void keep(float* p, Sum sum) { store(p, sum); }
     static Sum kept(const float* p) { return load(p); }
@@ -48,19 +47,17 @@ struct PairProduct : FloatProduct {
 
 struct ByteProduct {
     static constexpr int kInputs = 4;
-    static constexpr bool kNeedsSums = true;
+    static constexpr bool kNeedsSums = false;
     static constexpr bool kHasFactors = true;
     typedef Ints Sum;
     typedef Ints Right;
-    static Sum zero() { return splat_int(0); }
+    static Sum start(const uint32_t* of_x) { return splat_int(static_cast<int32_t>(*of_x)); }
     template <int N>
     static void add_row(Sum* sums, const uint32_t* unit, const Right (&codes)[N]) {
         FourBytes x = four_bytes(static_cast<int32_t>(*unit));
         UNROLL for (int v = 0; v < N; v++) sums[v] = add_bytes(sums[v], x, codes[v]);
     }
-    static Vec value_of(Sum sum) { return to_float(sum); }
-    // codes have `bias` added to them
-    static Vec value(Sum sum, float sum_of_x, int bias) { return to_float(subtract(sum, splat_int(bias * bits_of(sum_of_x)))); }
+    static Vec value(Sum sum, float) { return to_float(sum); }
     static Vec sum_of_x(float sum) { return to_float(splat_int(bits_of(sum))); }
     static void keep(float* p, Sum sum) { store_ints(p, sum); }
     static Sum kept(const float* p) { return load_ints(p); }
@@ -129,7 +126,7 @@ struct FloatCodes4 {
 // times the sum of x is subtracted at the end of a group.
 struct NibbleProduct : FloatProduct {
     static constexpr bool kNeedsSums = true;
-    static Vec value(Sum sum, float sum_of_x, int) { return fnma(splat(8), splat(sum_of_x), sum); }
+    static Vec value(Sum sum, float sum_of_x) { return fnma(splat(8), splat(sum_of_x), sum); }
     static void scale_row(float* x, int64_t width) {
         for (int64_t k = 0; k < width; k++) x[k] *= 1.0f / static_cast<float>(1 << (k % 8 / 2 * 8));
     }

@@ -6,13 +6,14 @@
 #pragma once
 #include "quantized_codes.h"
 
-// Rows of x, as words of a product's units and then the sum of each group's inputs (of bytes: as an integer). Of bytes, each
-// group's scale follows.
+// Rows of x, as words of a product's units and then the sum of each group's inputs. Of bytes, this is an integer, each group's
+// scale follows, and then the integer that its sums of products start from, so that the bias of codes need not be subtracted.
 struct PreparedRows {
     const uint32_t* p;
     int64_t stride;      // words
     int64_t sums_at;
     const float* sums(int64_t row) const { return reinterpret_cast<const float*>(p + row * stride + sums_at); }
+    const uint32_t* starts(int64_t row, const QuantizedMatrix& m) const { return p + row * stride + sums_at + 2 * m.num_groups; }
 };
 
 // Panels of codes: those of the matrix, or expanded ones.
@@ -55,12 +56,12 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
     const uint32_t* const words = x.p;
     const uint8_t* const panel_codes = columns.codes;
     const float* const sums_of_x = x.sums(0);
+    const uint32_t* const starts = x.starts(0, matrix);
     float* const totals = sums.totals;
     float* const partial = sums.partial;
     const typename C::Loader codes;
     const int64_t num_units = matrix.padded_width() / P::kInputs;
     const int64_t group_units = matrix.num_groups == 1 ? num_units : matrix.group_size / P::kInputs;
-    const int bias = stored_bias(matrix);
     for (int64_t unit = first, end; unit < last; unit = end) {
         int64_t group = unit / group_units;
         end = std::min(last, (group + 1) * group_units);
@@ -68,7 +69,7 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
         typename P::Sum sum[MR][NV];
         UNROLL for (int m = 0; m < MR; m++)
             UNROLL for (int v = 0; v < NV; v++)
-                sum[m][v] = fresh ? P::zero() : P::kept(partial + m * stride + v * kLanes);
+                sum[m][v] = fresh ? P::start(starts + m * x_stride + group) : P::kept(partial + m * stride + v * kLanes);
         const uint8_t* at = panel_codes + unit / C::kUnits * 2 * C::kBytes;
         const uint32_t* row = words + unit;
         for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, row += C::kUnits) {
@@ -100,7 +101,7 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
                     float* total = totals + m * stride + v * kLanes;
                     float sum_of_x = P::kNeedsSums || has_offsets ? sums_of_x[m * x_stride + group] : 0;
                     Vec y = is_first ? splat(0) : load(total);
-                    Vec value = P::value(sum[m][v], sum_of_x, bias), all_of_x = P::sum_of_x(sum_of_x);
+                    Vec value = P::value(sum[m][v], sum_of_x), all_of_x = P::sum_of_x(sum_of_x);
                     if constexpr (P::kHasFactors) {
                         Vec factor = splat(sums_of_x[m * x_stride + matrix.num_groups + group]);
                         value = value * factor, all_of_x = all_of_x * factor;

@@ -13,7 +13,7 @@ constexpr int64_t kZeroWords = 16;
 template <class P, class F>
 static PreparedRows prepare_rows(const QuantizedMatrix& m, int64_t num_rows, const Worker& worker, F prepare) {
     static thread_local Buffer<uint32_t> kept;
-    constexpr int64_t kInputs = P::kInputs, kNumbers = P::kHasFactors ? 2 : 1;
+    constexpr int64_t kInputs = P::kInputs, kNumbers = P::kHasFactors ? 3 : 1;
     int64_t words = m.padded_width() / kInputs + kZeroWords;
     // an odd number of cache lines, so that rows do not share a few sets of the caches
     int64_t stride = ((words + kNumbers * m.num_groups + kLanes - 1) / kLanes | 1) * kLanes;

@@ -72,7 +72,6 @@ template <class T, bool kOffsets>
 void add_groups(const QuantizedMatrix& m, const PreparedRows& x, int64_t rows, int64_t panel, int64_t first, int64_t groups,
                 const float* sums, float* totals) {
     typedef typename T::P P;
-    int bias = T::kBias ? stored_bias(m) : 0;
     for (int v = 0; v < 2; v++) {
         Vec scale[kGroupsAtOnce], offset[kGroupsAtOnce];
         for (int64_t g = 0; g < groups; g++) {
@@ -82,10 +81,12 @@ void add_groups(const QuantizedMatrix& m, const PreparedRows& x, int64_t rows, i
         for (int64_t r = 0; r < rows; r++) {
             float* total = totals + r * kPanel + v * kLanes;
             const float* of_x = x.sums(r) + first;
+            [[maybe_unused]] const uint32_t* starts = x.starts(r, m) + first;
             Vec y = first == 0 ? splat(0) : load(total);
             for (int64_t g = 0; g < groups; g++) {
                 typename P::Sum sum = P::kept(sums + (g * kTileRowsAtOnce + r) * kPanel + v * kLanes);
-                Vec value = T::kBias ? P::value(sum, of_x[g], bias) : P::value_of(sum);
+                if constexpr (T::kBias) sum = add(sum, P::start(starts + g));
+                Vec value = P::value(sum, 0);
                 if constexpr (P::kHasFactors) value = value * splat(of_x[m.num_groups + g]);
                 y = fma(scale[g], value, y);
                 if constexpr (kOffsets) {
