@@ -10,7 +10,7 @@
        │                   ▼  │                                                    executor
        └─────Delta──── detokenizer
 
-Restart groups: each engine, whose three actors are restarted together (see `supervisor.py`); and each of tokenizer,
+Restart groups: each engine, whose actors are restarted together (see `supervisor.py`); and each of tokenizer,
 router, detokenizer and accountant, whose successors continue from a store outside them (see `restarts.py`). The server
 exits with an error only if one of them, or the last engine, keeps dying without doing any work.
 

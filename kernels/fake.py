@@ -40,6 +40,8 @@ class Dials:
 
     step_seconds: float = 0.0
     """How long the executor waits before it reports a pass."""
+    move_seconds: float = 0.0
+    """How long the mover waits before it copies."""
     poison_token_id: int | None = None
     """A pass with this input token raises."""
     max_tokens_in_memory: int | None = None

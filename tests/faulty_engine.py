@@ -84,7 +84,7 @@ class FaultyExecutor(Executor):
     def __init__(self, backend: Backend, max_num_seqs: int, faults: EngineFaults) -> None:
         super().__init__(backend, max_num_seqs=max_num_seqs)
         self.faults = faults
-        self._tags = FaultyTags(backend.memory_plan.num_blocks, faults)
+        self.tags = FaultyTags(backend.memory_plan.num_blocks, faults)
 
     def run(self, plan: StepPlan) -> StepResult:
         if self.faults.overwritten and plan.admitted and plan.admitted[0].keys:

@@ -125,7 +125,7 @@ class ScriptedHost:
                 await self._report(link, submit.sequence_id, entries)
 
     async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[ScriptedEntry]) -> None:
-        empty = {"list": [], "bytes": b"", "bool": False, "int": 0}
+        empty = {"list": [], "bytes": b"", "bool": False, "int": 0, "HostTierReport | None": None}
         types = StepReport.__annotations__
         columns: dict[str, Any] = {name: copy(empty[kind.split("[")[0]]) for name, kind in types.items()}
         self._number += 1

@@ -18,8 +18,8 @@ LONGER: dict[str, str] = {}
 """Files that may be longer than `MAX_NUM_LINES`, and why."""
 
 ACTORS = (
-    "tokenizer", "router", "engine/scheduler", "engine/block_manager", "engine/executor", "detokenizer", "accountant",
-    "fleet/upstreams",
+    "tokenizer", "router", "engine/scheduler", "engine/block_manager", "engine/executor", "engine/mover", "detokenizer",
+    "accountant", "fleet/upstreams",
 )  # fmt: skip
 SYNCHRONOUS = (*ACTORS, "cache_insight")
 LOOPS = {"trio", "anyio", "asyncio"}

@@ -1,1 +1,1 @@
-"""One engine: its process, and the three actors that schedule, manage KV blocks and run the model."""
+"""One engine: its process, and the actors that schedule, manage KV blocks, run the model and move blocks."""

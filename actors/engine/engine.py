@@ -1,11 +1,12 @@
-"""The engine: scheduler, KV-block manager and executor, restarted as one group.
+"""The engine: scheduler, KV-block manager and executor, and the mover if there is a host tier, restarted as one group.
 
-`Engine` connects the three. `LoopHost` runs them in the web side's own loop, for tests and simulation; when serving,
+`Engine` connects them. `LoopHost` runs them in the web side's own loop, for tests and simulation; when serving,
 `engine_server.py` runs them in a process of their own. Only this module imports the executor, and torch with it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -22,13 +23,17 @@ from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp, Reserve
 from ..messages.executor import StepPlan
 from ..messages.handler import LookedUp
+from ..messages.mover import Move, MoveResult
 from ..messages.scheduler import AnnounceKeys, Granted
 from ..messages.supervisor import EngineReady, Heartbeat
-from .block_manager.actor import answer_look_ups, run_block_manager
+from .block_manager.actor import answer_look_ups, end_moves, run_block_manager
 from .block_manager.reservation import BlockManager
-from .executor.actor import run_executor, wait_until_idle
+from .executor.actor import delay_of_moves, run_executor, wait_until_idle
 from .executor.loading import load_executor, numerics_of
 from .executor.step_runner import Executor
+from .mover.actor import run_mover
+from .mover.block_header import numerics_digest
+from .mover.host_store import HostStore
 from .scheduler.actor import SchedulerMessage, run_scheduler
 from .scheduler.config import SchedulerConfig
 from .scheduler.planning import Batcher
@@ -38,18 +43,25 @@ if TYPE_CHECKING:
     from ..kv_events.publisher import EventPublisher
 
 PLAN_SLOTS = 4
-"""Messages of one kind that may wait between two of the three actors: more than are ever in flight."""
+"""Messages of one kind that may wait between two of the actors: more than are ever in flight."""
+STEPS_STORED_AHEAD = 2
+"""How many of the largest steps may evict blocks while a copy to the host is under way, until one evicts what has no
+copy."""
 
 
 EngineNews = StepReport | LookedUp
-"""What the three actors send to the web side."""
+"""What the actors send to the web side."""
 
 
 class Engine:
-    """The three actors' state and channels. Submits and aborts are put into `inbox`."""
+    """The actors' state and channels. Submits and aborts are put into `inbox`."""
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
-        """Raises KvEventsError if KV events are configured and their sockets cannot be opened."""
+        """Raises KvEventsError if KV events are configured and their sockets cannot be opened.
+
+        If there is to be a host tier, raises ValueError if it would not hold a block, and MemoryError if there is no
+        memory for it.
+        """
         self.executor = executor
         pool = executor.backend.memory_plan
         self.events: EventPublisher | None = None
@@ -59,6 +71,7 @@ class Engine:
 
             events = EventLog(config.block_size, has_host_tier=config.kv_host_memory is not None)
             self.events = EventPublisher(config.kv_events, events)
+        num_host_blocks = num_host_blocks_of(config.kv_host_memory, pool.block_bytes)
         self.block_manager = BlockManager(
             pool.num_blocks,
             config.block_size,
@@ -67,9 +80,11 @@ class Engine:
             step_overhead_tokens=config.step_overhead_tokens,
             watermark_blocks=math.ceil(config.watermark * pool.num_blocks),
             max_pinned_share=config.max_pinned_share,
-            has_host_tier=config.kv_host_memory is not None,
+            num_host_blocks=num_host_blocks,
+            num_stored_ahead=STEPS_STORED_AHEAD * -(-config.max_num_batched_tokens // config.block_size),
             observers=[] if events is None else [events],
         )
+        self.host_store = open_host_store(config, executor, num_host_blocks) if num_host_blocks else None
         self._scheduler_config = SchedulerConfig(
             block_size=config.block_size,
             num_blocks=pool.num_blocks,
@@ -115,13 +130,18 @@ class Engine:
             await self._gate.send(message)
 
     async def run(self, reports: Sender[EngineNews]) -> None:
-        """Run the three actors until cancelled or one of them raises."""
+        """Run the actors until cancelled or one of them raises."""
         reserve: Channel[Reserve] = Channel(PLAN_SLOTS)
         granted: Channel[Granted] = Channel(PLAN_SLOTS)
         plans: Channel[StepPlan] = Channel(PLAN_SLOTS)
         async with trio.open_nursery() as nursery:
             flush_events = self.events.flush if self.events is not None else None
-            nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events)
+            moves: Channel[Move] | None = None
+            if self.host_store is not None and self.block_manager.host is not None:
+                moves, moved = Channel(PLAN_SLOTS), Channel[MoveResult](PLAN_SLOTS)
+                nursery.start_soon(end_moves, self.block_manager.host, moved, self.inbox, flush_events)
+                nursery.start_soon(run_mover, self.host_store, moves, moved, delay_of_moves(self.executor))
+            nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events, moves)
             nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports)
             nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
             nursery.start_soon(run_executor, self.executor, plans, self.inbox)
@@ -157,6 +177,32 @@ class Engine:
             weights=capabilities.weights,
             activations=capabilities.activations,
         )
+
+
+def num_host_blocks_of(num_bytes: int | None, block_bytes: int) -> int:
+    """Return how many blocks a host tier of `num_bytes` holds; None: there is to be none. Raises ValueError for too few
+    bytes."""
+    if num_bytes is None:
+        return 0
+    if num_bytes < block_bytes:
+        raise ValueError(f"kv_host_memory={num_bytes} holds no block: one has {block_bytes} bytes")
+    return num_bytes // block_bytes
+
+
+def open_host_store(config: EngineConfig, executor: Executor, num_blocks: int) -> HostStore:
+    """Allocate the host tier. Raises MemoryError."""
+    backend = executor.backend
+    plan = backend.memory_plan
+    weights = json.dumps([config.model_path, config.load_format, config.quantization])
+    return HostStore(
+        backend,
+        executor.tags,
+        num_blocks,
+        block_size=plan.block_size,
+        block_bytes=plan.block_bytes,
+        numerics=numerics_digest(numerics_of(backend.capabilities), weights, plan.block_size, plan.block_bytes),
+        is_fatal=executor.is_fatal,
+    )
 
 
 class LoopHost:

@@ -11,6 +11,7 @@ from .block_manager import CacheMiss
 from .prompts import Pin
 from .sampling import SamplingParams
 from .scores import StepScores
+from .tiers import HostTierReport
 
 
 @attrs.frozen
@@ -74,6 +75,14 @@ class AnnounceKeys:
     """Send a report now, with the keys that the block manager has to say. Comes from within the engine."""
 
 
+@attrs.frozen
+class LoadsOver:
+    """Loads have ended, whatever has come of them: blocks are free again, and some sequences need not wait any longer.
+    Comes from the KV-block manager."""
+
+    sequence_ids: tuple[int, ...]
+
+
 class Granted(msgspec.Struct, frozen=True, gc=False):
     """The answer to one `Reserve`. Sequences of the `Reserve` that are not named here got nothing."""
 
@@ -117,6 +126,13 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """Prefixes of keys that lie on the host alone since this grant, and did not before..."""
     raised_keys: bytes = b""
     """...and of those that lie on the device again."""
+    loading_ids: list[int] = []
+    """Candidates that wait for blocks to be loaded. They are not to be proposed until `LoadsOver` names them."""
+    admitted_host_spans: list[tuple[int, ...]] = []
+    """Per admitted sequence, the positions among those reused that were loaded from the host for it: start, end, start,
+    end, in ascending order. Empty: none of any."""
+    host_tier: HostTierReport | None = None
+    """What has changed in the host tier since the last grant, if anything has."""
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):

@@ -19,7 +19,7 @@ PROMPT = prompt_of(50)
 
 def forget_blocks(client: Client, num_blocks: int) -> None:
     """Make the executor forget the last blocks, as if it had never run the passes that wrote them."""
-    tags = client.engine.executor._tags._tags
+    tags = client.engine.executor.tags._tags
     full = [block for block, tag in enumerate(tags) if tag is not None and tag.num_filled == BLOCK]
     for block in full[-num_blocks:]:
         tags[block] = None

@@ -2,6 +2,8 @@
 
 Talks to the scheduler: one `Reserve` in and one `Granted` out per step. All decisions are in `reservation.py`. Look-ups
 come from the web side and change nothing; they are answered one at a time, so that no step waits for more than one.
+With a host tier, the moves that a grant has begun go to the mover, whose answers come back one by one; the scheduler is
+told when sequences need not wait for a load any longer.
 Its grant of a cached prefix is the *reused* entry of the accounts. An exception here ends the engine: block tables that
 cannot be trusted must not serve any request. If KV events are published, each grant is followed by one batch of what it
 changed. Pins expire by this loop's clock.
@@ -14,10 +16,12 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from ...channel import Receiver, Sender
+from ...channel import Poster, Receiver, Sender
 from ...messages.block_manager import LookUp, Reserve
 from ...messages.handler import LookedUp
-from ...messages.scheduler import Granted
+from ...messages.mover import Move, MoveFailed, MoveResult
+from ...messages.scheduler import Granted, LoadsOver
+from .host_tier import HostTier
 from .reservation import BlockManager
 
 log = structlog.get_logger()
@@ -28,13 +32,20 @@ async def run_block_manager(
     inbox: Receiver[Reserve],
     granted: Sender[Granted],
     flush_events: Callable[[], None] | None = None,
+    moves: Poster[Move] | None = None,
 ) -> None:
-    """Answer each `Reserve` until cancelled. `flush_events` is called at the start and after each grant is sent."""
+    """Answer each `Reserve` until cancelled. `flush_events` is called at the start and after each grant is sent.
+
+    `moves` is where moves go, if there is a host tier.
+    """
     if flush_events is not None:
         flush_events()
     while True:
         for reserve in await inbox.receive_all():
             grant = block_manager.grant(reserve, trio.current_time())
+            if moves is not None and block_manager.host is not None:
+                for move in block_manager.host.take_moves():
+                    moves.post(move)
             await granted.send(grant)
             if grant.num_pins_yielded:
                 log.info("pins.yielded", num_pins=grant.num_pins_yielded, num_pinned_blocks=grant.num_pinned_blocks)
@@ -47,3 +58,21 @@ async def answer_look_ups(block_manager: BlockManager, inbox: Receiver[LookUp], 
     while True:
         for question in await inbox.receive_all():
             await answers.send(block_manager.look_up(question, trio.current_time()))
+
+
+async def end_moves(
+    host: HostTier,
+    inbox: Receiver[MoveResult],
+    scheduler: Poster[LoadsOver],
+    flush_events: Callable[[], None] | None = None,
+) -> None:
+    """Apply what has become of each move until cancelled, and wake the scheduler when a load is over."""
+    while True:
+        for result in await inbox.receive_all():
+            over = host.end_move(result)
+            if isinstance(result, MoveFailed) and (result.wrong or result.error is not None):
+                log.warning("kv_move.failed", num_wrong=len(result.wrong), error=result.error)
+            if over is not None:
+                scheduler.post(over)
+            if flush_events is not None:
+                flush_events()

@@ -165,6 +165,10 @@ class BlockPool(PoolChecks):
                 observer.on_removed(keys)
         return blocks
 
+    def next_evicted(self, count: int) -> dict[bytes, int]:
+        """Return those of the next `count` blocks to be evicted that are written, by key, the next one first."""
+        return self._queue.peek(min(count, self._num_cached), self._pending)
+
     def release(self, blocks: Sequence[int]) -> None:
         """Release one sequence's blocks, given in the order of its table."""
         references, key_of, num_entries = self._references, self._key_of, self._queue.num_entries

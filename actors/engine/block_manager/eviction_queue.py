@@ -10,6 +10,7 @@ What must always hold: every free block with a key has an entry; the number of e
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 
 MAX_QUEUE_ENTRIES = 4
 """Entries per block of the pool above which the queue is compacted."""
@@ -47,6 +48,17 @@ class EvictionQueue:
             if not (num_left or references[block] or key_of[block] is None):
                 blocks.append(block)
         return blocks
+
+    def peek(self, count: int, pending: Container[int]) -> dict[bytes, int]:
+        """Return by key the next `count` blocks that `pop` would return, without the pending ones. All of them stay.
+
+        There must be that many cached blocks.
+        """
+        blocks = self.pop(count)
+        self.entries.extendleft(reversed(blocks))
+        for block in blocks:
+            self.num_entries[block] = 1
+        return {key: block for block in blocks if (key := self._key_of[block]) is not None and block not in pending}
 
     def cached_blocks(self) -> list[int]:
         """Return all cached blocks in the order of eviction."""

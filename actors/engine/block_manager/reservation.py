@@ -14,18 +14,18 @@ A `Reserve` is processed in this order, for these reasons:
     rows           running sequences get their blocks; pins give way first, then sequences are preempted in the order
                    of `victim_ids`
     candidates     waiting sequences are matched against the index and admitted, unless any was preempted; pins give
-                   way
+                   way; those that match further on the host wait for a load, and others overtake them
     publication    what this step writes can be found from the next `Reserve` on, never by this one
 
 What must always hold: a block granted as cached was published by an earlier step; no sequence writes to a block that
-another one holds; every block is in a table, pinned, free, or null; no sequence is preempted or left waiting for blocks
-that only pins keep.
+another one holds; every block is in a table, being loaded, pinned, free, or null; no sequence is preempted or left
+waiting for blocks that only pins keep.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ...messages.block_manager import LookUp, Reserve
 from ...messages.handler import LookedUp
@@ -34,6 +34,7 @@ from ...shared import preemption
 from ...shared.block_observer import BlockObserver
 from .cached_prefix import CacheReader
 from .grant_columns import GrantColumns, WrittenColumns
+from .host_tier import HostTier
 from .key_changes import NO_CHANGE
 from .misses import MissTracker
 from .pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
@@ -41,6 +42,7 @@ from .pins import NOTHING_PINNED, Pins
 from .pool_checks import NULL_BLOCK
 from .pools import Pool, make_pool
 from .publications import Allocation, Publications
+from .row_blocks import RowBlocks
 from .tiered_key_changes import make_key_changes
 
 
@@ -58,7 +60,8 @@ class BlockManager:
         watermark_blocks: int = 0,
         max_pinned_share: float = 0.5,
         explain_misses: bool = True,
-        has_host_tier: bool = False,
+        num_host_blocks: int = 0,
+        num_stored_ahead: int = 0,
         observers: Sequence[BlockObserver] = (),
         make_pool: Callable[[int], Pool] = make_pool,
     ) -> None:
@@ -68,7 +71,9 @@ class BlockManager:
         At most `max_pinned_share` of the usable blocks may be pinned; 0 disables pins.
         With `share_pending_prefixes`, a candidate whose next block this very step computes for another sequence is
         skipped where that pays off; a step counts as much as `step_overhead_tokens` positions (see `pending.py`).
-        `observers` follow what is committed, evicted and reset, in two tiers if `has_host_tier`.
+        `num_host_blocks` is the size of the host tier, 0 if there is none; `num_stored_ahead` is how many of the blocks
+        that are evicted next it has a copy of, if possible.
+        `observers` follow what is committed, evicted and reset, in both tiers if there are two.
         """
         self.pool = make_pool(num_blocks)
         max_pinned = math.floor(max_pinned_share * (num_blocks - 1)) if enable_prefix_caching else 0
@@ -80,8 +85,14 @@ class BlockManager:
         self._pending = PendingPrefixes(block_size, step_overhead_tokens) if is_sharing else None
         self._watermark_blocks = watermark_blocks
         self._publications = Publications(self.pool, block_size)
+        self._rows = RowBlocks(
+            self.pool, self.pins, self.allocations, block_size, take=self._take, release=self._release
+        )
+        self.host: HostTier | None = None
+        if num_host_blocks:
+            self.host = HostTier(num_host_blocks, self.pool, self._publications, block_size, num_stored_ahead)
         self.pool.observers += observers
-        self._key_changes = make_key_changes(has_host_tier=has_host_tier) if enable_prefix_caching else None
+        self._key_changes = make_key_changes(has_host_tier=num_host_blocks > 0) if enable_prefix_caching else None
         self.pool.observers += () if self._key_changes is None else (self._key_changes,)
         explains = explain_misses and enable_prefix_caching
         misses = MissTracker(num_blocks, block_size, self.pool.holds) if explains else None
@@ -101,6 +112,8 @@ class BlockManager:
             publications.begin_epoch()
             pins.clear()
             self.pool.reset()
+            if self.host is not None:
+                self.host.clear()
         for step in reserve.failed_steps:
             pins.fail(step)
             publications.roll_back(step)
@@ -111,11 +124,11 @@ class BlockManager:
         if reserve.filled_keys and self._enable_prefix_caching:
             publications.publish_filled(reserve, self.allocations)
         for sequence_id in reserve.free_sequence_ids:
-            self._release(sequence_id)
+            self._release(sequence_id, is_returned=sequence_id in reserve.returned_ids)
 
         grant = GrantColumns()
         if reserve.row_ids:
-            self._grant_rows(reserve, grant)
+            self._rows.grant(reserve, grant)
         if reserve.candidate_ids and not grant.preempted_ids:
             self._admit(reserve, grant, now)
         if grant.sequence_ids and self._enable_prefix_caching:
@@ -123,6 +136,7 @@ class BlockManager:
             if pins.is_in_use:
                 pins.plan(reserve.step, grant.sequence_ids, grant.starts, grant.counts)
 
+        host_report = None if self.host is None else self.host.end_grant()
         key_change = NO_CHANGE if self._key_changes is None else self._key_changes.take()
         return Granted(
             step=reserve.step,
@@ -149,6 +163,9 @@ class BlockManager:
             is_cleared=key_change.is_cleared,
             lowered_keys=key_change.lowered,
             raised_keys=key_change.raised,
+            loading_ids=grant.loading_ids,
+            admitted_host_spans=grant.admitted_host_spans,
+            host_tier=host_report,
         )
 
     def look_up(self, question: LookUp, now: float = 0.0) -> LookedUp:
@@ -159,9 +176,11 @@ class BlockManager:
         """Release the blocks of every sequence, and withdraw what their steps have not committed.
 
         Committed blocks stay cached and pins stay as they are. The next grant brings all committed keys, for a reader
-        that knows none.
+        that knows none. No move may be under way any more.
         """
         self._publications.roll_back_all()
+        if self.host is not None:
+            self.host.abandon_moves()
         for sequence_id in list(self.allocations):
             self._release(sequence_id)
         self.pins.drop_marks()
@@ -172,10 +191,16 @@ class BlockManager:
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds."""
-        self.pool.check((allocation.table for allocation in self.allocations.values()), self.pins.blocks())
+        tables = [allocation.table for allocation in self.allocations.values()]
+        if self.host is not None:
+            tables += self.host.tables()
+            self.host.check()
+        self.pool.check(tables, self.pins.blocks())
         self.pins.check()
 
-    def _release(self, sequence_id: int) -> None:
+    def _release(self, sequence_id: int, *, is_returned: bool = False) -> None:
+        if self.host is not None and not is_returned:
+            self.host.loads.forget(sequence_id)
         allocation = self.allocations.pop(sequence_id, None)
         if allocation is not None:
             if self._evictions is not None:
@@ -190,48 +215,10 @@ class BlockManager:
             self._evictions.taker = sequence_id
         return self.pool.take(num_blocks)
 
-    # ------------------------------------------------------------ rows
-
-    def _grant_rows(self, reserve: Reserve, grant: GrantColumns) -> None:
-        pool, size, allocations = self.pool, self.block_size, self.allocations
-        victims = iter(reserve.victim_ids)
-        preempted: set[int] = set()
-        for sequence_id, start, count in zip(reserve.row_ids, reserve.row_starts, reserve.row_counts, strict=True):
-            if sequence_id in preempted:
-                continue
-            table = allocations[sequence_id].table
-            missing = -(-(start + count) // size) - len(table)
-            new_blocks: list[int] = []
-            if missing > 0:
-                if missing > pool.num_free and not self._make_room(missing, sequence_id, victims, grant, preempted):
-                    continue
-                new_blocks = self._take(missing, sequence_id)
-                table += new_blocks
-            grant.add(sequence_id, start, count, new_blocks)
-
-    def _make_room(
-        self, num_blocks: int, sequence_id: int, victims: Iterator[int], grant: GrantColumns, preempted: set[int]
-    ) -> bool:
-        """Release pins, then preempt, until `num_blocks` are free. Return False if this took the sequence itself."""
-        candidates = preemption.next_victims(victims, sequence_id, served=set(grant.sequence_ids))
-        while self.pool.num_free < num_blocks:
-            if self.pool.num_pinned_only:
-                self.pins.give_way(num_blocks)
-                continue
-            victim_id = next(candidates)
-            if victim_id not in self.allocations:
-                continue
-            self._release(victim_id)
-            preempted.add(victim_id)
-            grant.preempted_ids.append(victim_id)
-            if victim_id == sequence_id:
-                return False
-        return True
-
     # ------------------------------------------------------------ candidates
 
     def _admit(self, reserve: Reserve, grant: GrantColumns, now: float) -> None:
-        pool, size, pending = self.pool, self.block_size, self._pending
+        pool, size, pending, host = self.pool, self.block_size, self._pending, self.host
         if pending is not None:
             self._announce_rows(pending, reserve, grant)
         budget = reserve.token_budget
@@ -252,6 +239,9 @@ class BlockManager:
             shared, beyond = prefix.blocks, prefix.beyond
             if pending is not None and pending.is_awaited(reserve, index, len(shared), prefix.limit, budget):
                 continue
+            if host is not None and host.loads.is_awaited(sequence_id, keys, len(shared), prefix.limit):
+                grant.loading_ids.append(sequence_id)
+                continue
             watermark = preemption.watermark(self._watermark_blocks, others_run=bool(self.allocations))
             pool.share(shared)
             num_wanted = -(-num_tokens // size) - len(shared) + watermark
@@ -262,6 +252,13 @@ class BlockManager:
                 self.pins.refresh(keys[: len(shared)], now)
                 if pool.num_free < num_wanted:
                     self.pins.give_way(num_wanted)
+            if host is not None:
+                if num_loaded := host.loads.num_found(sequence_id, keys, len(shared), prefix.limit):
+                    blocks = self._take(num_loaded, sequence_id)
+                    host.begin_load(sequence_id, keys, shared, blocks, root_key, token_ids)
+                    grant.loading_ids.append(sequence_id)
+                    continue
+                grant.admitted_host_spans.append(host.loads.spans(sequence_id, shared))
             # before blocks are taken, which may evict what the prompt has in common with others
             grant.admitted_misses.append(self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read))
             start = len(shared) * size

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 
 import trio
 
@@ -31,6 +32,12 @@ async def run_executor(executor: Executor, plans: Receiver[StepPlan], results: P
         await _run_in_loop(executor, executor.backend, plans, results)
     else:
         await _run_in_thread(executor, plans, results)
+
+
+def delay_of_moves(executor: Executor) -> Callable[[], float] | None:
+    """Return what tells how long each copy of blocks takes, if the backend does no work: then it needs no thread."""
+    backend = executor.backend
+    return (lambda: backend.dials.move_seconds) if isinstance(backend, FakeBackend) else None
 
 
 async def wait_until_idle(executor: Executor) -> None:

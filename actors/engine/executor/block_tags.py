@@ -1,9 +1,11 @@
 """The executor's own record of what each physical block contains.
 
 Used by `step_runner.py`. Tags are made from the tokens that were fed, not from what a plan claims, so a wrong or stale
-grant is detected.
+grant is detected. The mover reads the tags of blocks that it copies, and sets those of blocks that it has written from
+the headers that it has checked; it may do so from any thread, since each tag is replaced as a whole.
 
-What must always hold: a block that a pass is about to write, or whose pass failed, has no tag.
+What must always hold: a block that a pass or a move is about to write, or where one failed, has no tag; a block that is
+written anew gets a new `Tag`, so that who finds the same one before and after a copy has copied its contents.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ...shared.block_keys import chain_keys
 from .sequence_state import SequenceState
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Tag:
     """What a physical block contains, as far as the executor has written it."""
 
@@ -36,6 +38,20 @@ class BlockTags:
         """Return whether a block is full and its contents are those of `key`."""
         tag = self._tags[block]
         return tag is not None and tag.key == key
+
+    def tag_of(self, block: int) -> Tag | None:
+        """Return what a block contains; None if that is not known."""
+        return self._tags[block]
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Remove the tags of blocks that are about to be written by a move."""
+        for block in blocks:
+            self._tags[block] = None
+
+    def set_loaded(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Tag blocks that a move has filled."""
+        for block, key in zip(blocks, keys, strict=True):
+            self._tags[block] = Tag(key, self._block_size)
 
     def num_confirmed_tokens(self, table: Sequence[int], keys: Sequence[bytes]) -> int:
         """Return how many tokens of the leading blocks of `table` match `keys`."""

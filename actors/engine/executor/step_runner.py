@@ -57,7 +57,8 @@ class Executor:
         self.backend = backend
         self._masks = masks or NoMasks()
         self._block_size = backend.memory_plan.block_size
-        self._tags = BlockTags(backend.memory_plan.num_blocks, self._block_size)
+        self.tags = BlockTags(backend.memory_plan.num_blocks, self._block_size)
+        """Its record of the blocks, which the mover reads and completes."""
         self._sequences: dict[int, SequenceState] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._num_scored = 0  # sequences whose sampled tokens are scored
@@ -89,6 +90,11 @@ class Executor:
         """End the processes that follow grammars, and free what the backend holds. No pass may be running."""
         self._masks.close()
         self.backend.close()
+
+    @staticmethod
+    def is_fatal(error: BaseException) -> bool:
+        """Return whether the backend's device is lost: then no later pass or copy can succeed in this process."""
+        return is_context_lost(error)
 
     def begin(self, plan: StepPlan) -> None:
         """Note that a plan is about to be run. `end` must follow when its result is there."""
@@ -127,7 +133,7 @@ class Executor:
         try:
             return self._run_pass(plan, rows, started)
         except Exception as error:
-            if is_context_lost(error):
+            if self.is_fatal(error):
                 raise
             self._failed_generation = plan.generation
             self._take_back(plan, rows)
@@ -159,12 +165,12 @@ class Executor:
         read, copies = [], {}
         if plan.admitted:
             read = [
-                self._tags.num_confirmed_tokens(self._sequences[admit.sequence_id].table, admit.keys)
+                self.tags.num_confirmed_tokens(self._sequences[admit.sequence_id].table, admit.keys)
                 for admit in plan.admitted
             ]
             copies = self._confirm_copies(plan, rows, read)
             rows.skip(copies)
-        self._tags.clear(rows.states, rows.starts, rows.ends)
+        self.tags.clear(rows.states, rows.starts, rows.ends)
 
         batch = make_batch(
             rows,
@@ -183,7 +189,7 @@ class Executor:
             for token_id in token_ids:
                 state.append_output(token_id)
         self._uncarried.update(rows.ids[row] for row in tokens.cut_rows)
-        self._tags.write(rows.states, rows.starts, ends)
+        self.tags.write(rows.states, rows.starts, ends)
         for state, end in zip(rows.states, ends, strict=True):
             state.num_computed = end
         kept = tokens.without_failed()
@@ -223,7 +229,7 @@ class Executor:
             start, end = rows.starts[row], rows.ends[row]
             if num_read == start and end - start == size:
                 (key,) = chain_keys(state.keys[-1], state.tokens[start:end], size)
-                if self._tags.contains(admit.copy_source, key):
+                if self.tags.contains(admit.copy_source, key):
                     copies[admit.sequence_id] = BlockCopy(admit.copy_source, state.table[start // size], size - 1)
         return copies
 

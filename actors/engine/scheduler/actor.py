@@ -18,6 +18,7 @@ from ...messages.scheduler import (
     Abort,
     AnnounceKeys,
     Granted,
+    LoadsOver,
     ResetPrefixCache,
     StepDone,
     StepDropped,
@@ -29,7 +30,7 @@ from .planning import Batcher
 
 log = structlog.get_logger()
 
-SchedulerMessage = Submit | Abort | ResetPrefixCache | AnnounceKeys | StepResult
+SchedulerMessage = Submit | Abort | ResetPrefixCache | AnnounceKeys | LoadsOver | StepResult
 
 
 async def run_scheduler(
@@ -73,6 +74,8 @@ def handle(batcher: Batcher, message: SchedulerMessage) -> None:
             batcher.reset_prefix_cache()
         case AnnounceKeys():
             batcher.announce_keys()
+        case LoadsOver():
+            batcher.on_loads_over(message.sequence_ids)
         case StepFailed():
             batcher.on_failed(message)
             log.warning(

@@ -28,6 +28,8 @@ class FirstStep:
     miss: CacheMiss
     copy_source: int
     """Block to copy the rest of the prompt from; 0 for none."""
+    host_span: tuple[int, ...] = ()
+    """Positions among those reused that were loaded from the host: start, end, start, end."""
 
 
 @attrs.define(eq=False)

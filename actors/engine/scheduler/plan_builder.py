@@ -140,6 +140,7 @@ class PlanBuilder:
         admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
         misses = dict(zip(granted.admitted_ids, granted.admitted_misses, strict=True))
         copy_sources = dict(zip(granted.admitted_ids, granted.admitted_copy_sources, strict=True))
+        host_spans = dict(zip(granted.admitted_ids, granted.admitted_host_spans, strict=False))
         for sequence_id, start, count, blocks in zip(
             granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True
         ):
@@ -158,6 +159,7 @@ class PlanBuilder:
                         reused=admitted[sequence_id],
                         miss=misses[sequence_id],
                         copy_source=copy_sources[sequence_id],
+                        host_span=host_spans.get(sequence_id, ()),
                     )
                 )
             end = start + count

@@ -15,7 +15,7 @@ Sequences and their places are in `state.py`, plans are made in `plan_builder.py
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -104,6 +104,10 @@ class Batcher:
                 self._state.waiting.remove(sequence)
             self._state.end(sequence)
 
+    def on_loads_over(self, sequence_ids: Iterable[int]) -> None:
+        """Propose sequences again that waited for blocks. Those that have ended meanwhile are ignored."""
+        self._state.waiting.end_loading(sequence_ids)
+
     # ------------------------------------------------------------ from the executor
 
     def on_done(self, done: StepDone) -> None:
@@ -146,6 +150,10 @@ class Batcher:
         decode_rows, self._decode_rows = self._decode_rows, NO_DECODE_ROWS
         for sequence_id in granted.preempted_ids:
             state.preempt(self.sequences[sequence_id])
+        for sequence_id in granted.loading_ids:
+            sequence = self.sequences[sequence_id]
+            sequence.has_loaded = True
+            state.waiting.set_loading(sequence)
         self._num_free_blocks = granted.num_free_blocks
         self._num_cached_blocks = granted.num_cached_blocks
         self._num_pinned_blocks = granted.num_pinned_blocks
@@ -202,6 +210,7 @@ class Batcher:
             candidate_chunk_limit=running.longest_chunk(),
             reset_prefix_cache=updates.resets_prefix_cache,
             broken_ids=updates.broken_ids,
+            returned_ids=updates.returned_ids,
             unread_ids=[s.id for s in candidates if not s.reads_cache],
             candidate_pins={s.id: s.pins for s in candidates if s.pins},
         )

@@ -11,6 +11,7 @@ from ...messages.block_manager import CacheMiss, MissDetail
 from ...messages.outcomes import ErrorKind, FinishReason
 from ...messages.scheduler import Granted
 from ...messages.scores import StepScores
+from ...messages.tiers import HostTierReport, Tier
 
 Columns = tuple[list[int], ...]
 
@@ -36,6 +37,8 @@ class ReportBuilder:
         self._admitted_miss_tokens: list[int] = []
         self._admitted_miss_details: list[MissDetail | None] = []
         self._admitted_step_s: list[float] = []
+        self._admitted_host_spans: list[tuple[int, ...]] = []
+        self._host_tier: HostTierReport | None = None
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
@@ -64,6 +67,7 @@ class ReportBuilder:
             or self._is_cleared
             or self._lowered_keys
             or self._raised_keys
+            or self._host_tier is not None
         )
 
     def admit(
@@ -77,6 +81,7 @@ class ReportBuilder:
         copied: int,
         miss: CacheMiss,
         step_s: float,
+        host_span: tuple[int, ...],
     ) -> None:
         self._admitted_ids.append(sequence_id)
         self._admitted_number.append(number)
@@ -88,6 +93,7 @@ class ReportBuilder:
         self._admitted_miss_tokens.append(miss.token)
         self._admitted_miss_details.append(miss.detail)
         self._admitted_step_s.append(step_s)
+        self._admitted_host_spans.append(host_span)
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
         self._spans.append((sequence_ids, starts, ends))
@@ -118,6 +124,8 @@ class ReportBuilder:
         self._stored_keys, self._removed_keys = granted.stored_keys, granted.removed_keys
         self._lowered_keys, self._raised_keys = granted.lowered_keys, granted.raised_keys
         self._is_cleared = granted.is_cleared
+        if granted.host_tier is not None:
+            self._host_tier = granted.host_tier
 
     def fill(self, sequence_ids: list[int], keys: list[bytes]) -> None:
         """Add blocks that decoding has filled, to be told with the next report that has other news."""
@@ -139,6 +147,7 @@ class ReportBuilder:
         token_sequence_ids, token_ids = _join(self._tokens, 2)
         pinned_ids, pinned_ends = _join(self._pinned, 2) if self._pinned else ([], [])
         self._num_reports += 1
+        spans = self._admitted_host_spans if any(self._admitted_host_spans) else []
         report = StepReport(
             number=self._num_reports,
             step=step,
@@ -182,9 +191,18 @@ class ReportBuilder:
             filled_keys=b"".join(self._filled_keys),
             admitted_miss_details=self._admitted_miss_details if any(self._admitted_miss_details) else [],
             admitted_step_s=self._admitted_step_s,
+            admitted_tiers=[_by_tier(*admitted) for admitted in zip(self._admitted_reused, spans, strict=False)],
+            admitted_host_spans=spans,
+            host_tier=self._host_tier,
         )
         self._clear()
         return report
+
+
+def _by_tier(num_reused: int, host_spans: tuple[int, ...]) -> dict[str, int] | None:
+    """Return where reused tokens came from, given the spans of those from the host: start, end, start, end."""
+    num_host = sum(host_spans[1::2]) - sum(host_spans[::2])
+    return {Tier.DEVICE.value: num_reused - num_host, Tier.HOST.value: num_host}
 
 
 def _join(groups: list[Columns], num_columns: int) -> Columns:

@@ -69,6 +69,8 @@ class Sequence:
     epoch: int = 0
     """Incremented when it returns to the queue: tokens sampled for an earlier epoch are void."""
     num_admissions: int = 0
+    has_loaded: bool = False
+    """Blocks have been loaded for it, or are being loaded: the block manager knows it, though it may be waiting."""
     last_step: int = 0
     """The latest step that it was planned into."""
     error: str | None = None

@@ -40,6 +40,7 @@ class CacheUpdates:
         "filled",
         "freed_ids",
         "resets_prefix_cache",
+        "returned_ids",
     )
 
     def __init__(self) -> None:
@@ -50,6 +51,8 @@ class CacheUpdates:
         self.filled: list[tuple[int, int, bytes, bytes, list[int]]] = []
         """Blocks filled by decoding: sequence id, block index, key, parent key, token ids."""
         self.freed_ids: list[int] = []
+        self.returned_ids: list[int] = []
+        """Those of these whose admission was undone."""
         self.resets_prefix_cache = False
         self.announces_keys = False
         """It is asked for nothing but its keys."""
@@ -110,6 +113,7 @@ class SchedulerState:
         """Return a sequence to the queue: the first step of its admission failed or was dropped, and never booked."""
         self._stop_running(sequence)
         self.cache_updates.freed_ids.append(sequence.id)
+        self.cache_updates.returned_ids.append(sequence.id)
         self._requeue(sequence)
 
     def end(self, sequence: Sequence, error: str | None = None, kind: ErrorKind = ErrorKind.INTERNAL) -> None:
@@ -117,6 +121,10 @@ class SchedulerState:
         if sequence.status is Status.RUNNING:
             self._stop_running(sequence)
             self.cache_updates.freed_ids.append(sequence.id)
+        elif sequence.has_loaded:
+            self.cache_updates.freed_ids.append(sequence.id)
+            if sequence.id in self.cache_updates.returned_ids:
+                self.cache_updates.returned_ids.remove(sequence.id)
         self.retries.remove([sequence.id])
         sequence.status = Status.ENDED
         sequence.error = error

@@ -6,14 +6,15 @@
               so cached prompts are free and a cold prompt delays only its own tenant
 
 Used by the batcher only. What must always hold: a preempted sequence comes before those of its tenant (or priority)
-that have not been served yet; an idle tenant accumulates no credit.
+that have not been served yet; an idle tenant accumulates no credit; who waits for a load delays nobody.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from itertools import islice
 
 from .sequence import Sequence
 
@@ -49,6 +50,8 @@ class WaitingQueue:
         self._length = 0
         self.num_tokens = 0
         """Tokens that all of them have to compute."""
+        self._loading: set[int] = set()
+        """Sequences that wait for blocks to be loaded, by id: they keep their places, and others overtake them."""
         self._num_by_tenant: dict[str, tuple[int, int]] = {}
         """Sequences and tokens, by tenant that has any."""
 
@@ -93,12 +96,27 @@ class WaitingQueue:
         queue.remove(sequence)
         if not queue:
             del self._queues[name]
+        self._loading.discard(sequence.id)
         self._count(sequence, -1)
+
+    def set_loading(self, sequence: Sequence) -> None:
+        """Pass over a waiting sequence until `end_loading`."""
+        self._loading.add(sequence.id)
+
+    def end_loading(self, sequence_ids: Iterable[int]) -> None:
+        """Note that these sequences need not wait for blocks any longer, whether or not they are waiting."""
+        self._loading.difference_update(sequence_ids)
 
     def first(self, count: int) -> list[Sequence]:
         """Return the next `count` sequences, which stay in the queue."""
         if count <= 0:
             return []
+        if not self._loading:
+            return self._first(count)
+        ready = (s for s in self._first(count + len(self._loading)) if s.id not in self._loading)
+        return list(islice(ready, count))
+
+    def _first(self, count: int) -> list[Sequence]:
         if len(self._queues) <= 1:
             for queue in self._queues.values():
                 return queue[:count]

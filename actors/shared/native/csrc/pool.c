@@ -60,6 +60,13 @@ static void queue_push(Pool *pool, uint32_t block) {
     pool->num_entries[block]++;
 }
 
+static void queue_push_front(Pool *pool, uint32_t block) {
+    pool->queue_first--;
+    pool->queue_length++;
+    *queue_at(pool, 0) = block;
+    pool->num_entries[block]++;
+}
+
 /* Returns whether a block that was just popped can be evicted. */
 static int is_at_last_place(const Pool *pool, uint32_t block) {
     return !pool->num_entries[block] && !pool->references[block] && pool->has_key[block];
@@ -179,6 +186,28 @@ PyObject *pool_take(Pool *pool, PyObject *argument) {
     PyObject *blocks = block_list(pool->scratch, count); /* observers may call back, which uses the scratch */
     if (count > num_blank && tell_removed(pool, removed)) Py_CLEAR(blocks);
     return blocks;
+}
+
+PyObject *pool_next_evicted(Pool *pool, PyObject *argument) {
+    Py_ssize_t count = PyLong_AsSsize_t(argument);
+    if (count == -1 && PyErr_Occurred()) return NULL;
+    if (count < 0) return PyErr_Format(PyExc_ValueError, "the next %zd blocks", count);
+    if (count > (Py_ssize_t)pool->num_cached) count = pool->num_cached;
+    for (Py_ssize_t i = 0; i < count;) {
+        uint32_t block = queue_pop(pool);
+        if (is_at_last_place(pool, block)) pool->scratch[i++] = block;
+    }
+    PyObject *found = PyDict_New();
+    for (Py_ssize_t i = count; i--;) queue_push_front(pool, pool->scratch[i]);
+    for (Py_ssize_t i = 0; found && i < count; i++) {
+        uint32_t block = pool->scratch[i];
+        if (pool->pending[block]) continue;
+        PyObject *key = key_object(pool, block), *number = PyLong_FromUnsignedLong(block);
+        int failed = !key || !number || PyDict_SetItem(found, key, number);
+        Py_XDECREF(key), Py_XDECREF(number);
+        if (failed) Py_CLEAR(found);
+    }
+    return found;
 }
 
 static void release_one(Pool *pool, uint32_t block) {

@@ -31,6 +31,7 @@ PyObject *pool_match(Pool *pool, PyObject *const *args, Py_ssize_t num_args);
 PyObject *pool_share(Pool *pool, PyObject *argument);
 PyObject *pool_unshare(Pool *pool, PyObject *argument);
 PyObject *pool_take(Pool *pool, PyObject *argument);
+PyObject *pool_next_evicted(Pool *pool, PyObject *argument);
 PyObject *pool_release(Pool *pool, PyObject *argument);
 PyObject *pool_pin(Pool *pool, PyObject *argument);
 PyObject *pool_unpin(Pool *pool, PyObject *argument);

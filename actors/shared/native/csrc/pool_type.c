@@ -142,7 +142,7 @@ static PyMethodDef methods[] = {
     METHOD(unpin, METH_O),          METHOD(is_freed_by, METH_O),     METHOD(is_written, METH_O),
     METHOD(publish, METH_FASTCALL), METHOD(commit, METH_FASTCALL),   METHOD(unpublish, METH_FASTCALL),
     METHOD(holds, METH_O),          METHOD(reset, METH_NOARGS),      METHOD(parts, METH_NOARGS),
-    {0},
+    METHOD(next_evicted, METH_O),   {0},
 };
 #define GETTER(name) {#name, (getter)get_##name, NULL, NULL, NULL}
 static PyGetSetDef members[] = {

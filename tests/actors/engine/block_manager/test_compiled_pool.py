@@ -98,6 +98,15 @@ class Twins(RuleBasedStateMachine):
             self.call_both(lambda pool: pool.publish(table, [*KEYS, *KEYS][at : at + count], COMMITTED))
             self.call_both(lambda pool: pool.release(table))
 
+    @rule(count=st.integers(0, 6))
+    def next_evicted(self, count: int) -> None:
+        """Those found are evicted first and in this order, and looking at them does not change it."""
+        found = self.call_both(lambda pool: list(pool.next_evicted(count).items()))
+        twin = self.twins[0]
+        state = twin.state()
+        first = [block for block in twin.cached_blocks()[:count] if block not in state.pending]
+        assert found == [(state.keys[block], block) for block in first]
+
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), is_committed=st.booleans())
     def publish(self, data: st.DataObject, is_committed: bool) -> None:
@@ -194,6 +203,7 @@ def test_index_survives_many_evictions() -> None:
         (lambda pool: pool.share(["1"]), TypeError, "int"),
         (lambda pool: pool.share([1] * 9), ValueError, "more blocks"),
         (lambda pool: pool.take(-1), ValueError, "-1 blocks"),
+        (lambda pool: pool.next_evicted(-1), ValueError, "-1 blocks"),
         (lambda pool: pool.publish([1], [], 1), ValueError, "1 blocks and 0 keys"),
         (lambda pool: pool.publish([1], [b"x"], 1), ValueError, "32 bytes"),
         (lambda pool: pool.unpublish(9, 1), IndexError, "no block 9"),

@@ -78,7 +78,7 @@ def test_rejected_positions_are_in_no_tag() -> None:
         bench.run_one()
         for state in executor._sequences.values():
             for index, block in enumerate(state.table):
-                tag = executor._tags._tags[block]
+                tag = executor.tags._tags[block]
                 start = 4 * index
                 held = backend._slots[block]
                 nonsense = [slot_value(NONSENSE, start + at) == value for at, value in enumerate(held)]

@@ -1,0 +1,174 @@
+"""Loads from the host tier: which sequences wait for blocks, which blocks are held for them, and what has come.
+
+Part of `host_tier.py`; `reservation.py` begins a load for a candidate whose prompt matches further on the host than on
+the device. Until the load is over its blocks are held, whatever becomes of the sequence: the mover may still write
+them. Then those that have come can be found, and all are released, so that the sequence is admitted like any other.
+
+What must always hold: a sequence begins one load at most before it is admitted; no key is loaded twice at once; only
+what has come can be found, and only in the epoch in which it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from ...messages.mover import Moved, MoveResult
+from .host_index import HostIndex
+from .pool_checks import COMMITTED
+from .pools import Pool
+from .publications import Publications
+
+
+@attrs.define(eq=False)
+class Load:
+    """Blocks on their way to the device for one sequence."""
+
+    sequence_id: int
+    first: int
+    """Index of the first of them in its table: those before it were found on the device, and are held as well."""
+    table: list[int]
+    keys: list[bytes]
+    """Of the blocks from `first` on."""
+    slots: list[int]
+    parent_key: bytes
+    token_ids: list[int]
+    epoch: int
+    is_wanted: bool = True
+    """The sequence has not ended."""
+    waiting_ids: list[int] = attrs.field(factory=list)
+    """Other sequences that wait for these blocks."""
+
+
+@attrs.frozen
+class Loaded:
+    """What a load brought."""
+
+    first: int
+    blocks: list[int]
+    """From index `first` of the table on."""
+
+
+class HostLoads:
+    """All loads of one block manager."""
+
+    def __init__(self, index: HostIndex, pool: Pool, publications: Publications, block_size: int) -> None:
+        self._index = index
+        self._pool = pool
+        self._publications = publications
+        self._block_size = block_size
+        self._under_way: dict[int, Load] = {}
+        """By the number of the move."""
+        self._by_key: dict[bytes, Load] = {}
+        self._loaded: dict[int, Loaded] = {}
+        """By sequence whose load is over, and that has not ended or been preempted since."""
+
+    def tables(self) -> Iterator[list[int]]:
+        """Yield the blocks that each load holds."""
+        return (load.table for load in self._under_way.values())
+
+    # ------------------------------------------------------------ before
+
+    def is_awaited(self, sequence_id: int, keys: list[bytes], num_found: int, limit: int) -> bool:
+        """Return whether a candidate has to wait for a load under way: its own, or another that brings its next block.
+
+        `num_found` of its blocks are on the device, and at most `limit` may be reused.
+        """
+        load = self._by_key.get(keys[num_found]) if num_found < limit else None
+        if load is not None and load.epoch == self._publications.epoch:
+            if sequence_id != load.sequence_id and sequence_id not in load.waiting_ids:
+                load.waiting_ids.append(sequence_id)
+            return True
+        return any(load.sequence_id == sequence_id and load.is_wanted for load in self._under_way.values())
+
+    def num_found(self, sequence_id: int, keys: list[bytes], first: int, limit: int) -> int:
+        """Return how many blocks from index `first` on are on the host; 0 if the sequence has had a load already."""
+        if sequence_id in self._loaded:
+            return 0
+        end = first
+        while end < limit and self._index.holds(keys[end]) and keys[end] not in self._by_key:
+            end += 1
+        return end - first
+
+    def begin(self, number: int, load: Load) -> None:
+        """Note a load that move `number` carries. Its blocks are held already."""
+        self._under_way[number] = load
+        self._by_key.update(dict.fromkeys(load.keys, load))
+
+    # ------------------------------------------------------------ after
+
+    def end(self, number: int, result: MoveResult | None) -> Load | None:
+        """Publish what has come and release all blocks. `result` is None if nobody will know.
+
+        Returns the load; None if it has been ended already.
+        """
+        load = self._under_way.pop(number, None)
+        if load is None:
+            return None
+        for key in load.keys:
+            if self._by_key.get(key) is load:
+                del self._by_key[key]
+        self._index.end_read(load.slots)
+        blocks = load.table[load.first :]
+        if result is None:
+            blocks = []
+        elif not isinstance(result, Moved):
+            blocks = blocks[: _leading(result.moved)]
+        if load.epoch != self._publications.epoch:
+            blocks = []
+        if blocks:
+            self._publish(load, blocks)
+        self._pool.release(load.table)
+        if load.is_wanted:
+            self._loaded[load.sequence_id] = Loaded(load.first, blocks)
+        return load
+
+    def _publish(self, load: Load, blocks: list[int]) -> None:
+        """Let blocks be found, except for those whose keys somebody has computed meanwhile."""
+        keys = load.keys[: len(blocks)]
+        is_all = self._pool.publish(blocks, keys, COMMITTED)
+        runs = [(0, len(blocks))] if is_all else [(i, i + 1) for i in range(len(blocks))]
+        for begin, end in runs:
+            if not is_all and self._pool.match(keys[begin:end], 1) != blocks[begin:end]:
+                continue
+            parent_key = keys[begin - 1] if begin else load.parent_key
+            block_index = load.first + begin
+            for observer in self._pool.observers:
+                observer.on_stored(
+                    keys[begin:end], parent_key, load.token_ids, block_index * self._block_size, block_index
+                )
+
+    def spans(self, sequence_id: int, shared: Sequence[int]) -> tuple[int, ...]:
+        """Return the positions in `shared` blocks that the sequence's own load brought: start, end, start, end."""
+        loaded = self._loaded.get(sequence_id)
+        ends: list[int] = []
+        if loaded is not None:
+            for index, (block, own) in enumerate(
+                zip(shared[loaded.first :], loaded.blocks, strict=False), loaded.first
+            ):
+                if block != own:
+                    continue
+                if ends and ends[-1] == index:
+                    ends[-1] = index + 1
+                else:
+                    ends += (index, index + 1)
+        return tuple(end * self._block_size for end in ends)
+
+    def forget(self, sequence_id: int) -> None:
+        """Note that a sequence has ended or was preempted. What is under way for it comes all the same."""
+        self._loaded.pop(sequence_id, None)
+        for load in self._under_way.values():
+            if load.sequence_id == sequence_id:
+                load.is_wanted = False
+
+    def abandon(self) -> None:
+        """End every load, of which nothing is heard any more. No move may be under way."""
+        for number in list(self._under_way):
+            self.end(number, None)
+        self._loaded.clear()
+
+
+def _leading(indexes: Sequence[int]) -> int:
+    """Return how many of the first indexes, from 0 on, are all there."""
+    return next((at for at, index in enumerate(indexes) if at != index), len(indexes))

@@ -1,0 +1,200 @@
+"""The host tier, as the KV-block manager knows it: what lies there, what is being stored, and what is being loaded.
+
+Used by `reservation.py`. Every `Move` begins here; the mover carries it (`engine/mover/`), and its answer comes back
+to `end_move`.
+
+Blocks are stored before they are evicted: as soon as few blank blocks are left, those that will be evicted next are
+copied, a few steps' worth, one move at a time. A store holds nothing on the device and delays nobody. If a block is
+evicted and written anew while it is copied, the executor's tag of it has changed, and the mover does not count it as
+moved; a block that is evicted before its turn is gone. Loads, which write to the device, do hold their blocks
+(`host_loads.py`).
+
+What must always hold: a key can be found on the host only after its store is over; a reset ends what was begun before;
+nobody is preempted or left waiting because of a store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import attrs
+
+from ...messages.mover import Move, Moved, MoveResult
+from ...messages.scheduler import LoadsOver
+from ...messages.tiers import HostTierReport, LoadFailure, Tier
+from .host_index import HostIndex
+from .host_loads import HostLoads, Load
+from .pools import Pool
+from .publications import Publications
+
+
+@attrs.frozen
+class Store:
+    """The move to the host that is under way."""
+
+    move: Move
+    epoch: int
+
+
+class HostTier:
+    """What one block manager has on the host."""
+
+    def __init__(
+        self, num_slots: int, pool: Pool, publications: Publications, block_size: int, num_stored_ahead: int
+    ) -> None:
+        """`num_stored_ahead`: how many of the blocks that are evicted next have a copy on the host, if possible."""
+        self.index = HostIndex(num_slots)
+        self.loads = HostLoads(self.index, pool, publications, block_size)
+        self._pool = pool
+        self._publications = publications
+        self._num_ahead = min(num_stored_ahead, num_slots)  # or storing one would evict another that comes next
+        self._store: Store | None = None
+        self._nothing_to_store = (-1, -1)
+        """Evicted and cached blocks when there was nothing to store: until they change there is nothing again."""
+        self._num_moves = 0
+        self._moves: list[Move] = []
+        self._happened: Counter[str] = Counter()
+        self._failed_loads: Counter[str] = Counter()
+        self._num_used_told = -1
+
+    def take_moves(self) -> list[Move]:
+        """Return the moves that have begun since the last call, for the mover."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def end_grant(self) -> HostTierReport | None:
+        """Begin what can be stored, and return what has happened since the last call; None if nothing has."""
+        self._store_ahead()
+        num_used = self.index.num_used
+        if num_used == self._num_used_told and not self._happened and not self._failed_loads:
+            return None
+        happened, self._happened = self._happened, Counter()
+        failed, self._failed_loads = self._failed_loads, Counter()
+        self._num_used_told = num_used
+        return HostTierReport(
+            num_blocks=self.index.num_slots,
+            num_used=num_used,
+            num_stored=happened["stored"],
+            num_loaded=happened["loaded"],
+            num_evicted=happened["evicted"],
+            failed_loads=dict(failed),
+        )
+
+    # ------------------------------------------------------------ moves
+
+    def _store_ahead(self) -> None:
+        """Begin to store blocks that will be evicted soon, unless a store is under way."""
+        pool = self._pool
+        if self._store is not None or pool.num_free - pool.num_cached >= self._num_ahead:
+            return
+        now = (pool.num_evicted, pool.num_cached)
+        if now == self._nothing_to_store:
+            return
+        missing = {key: b for key, b in pool.next_evicted(self._num_ahead).items() if not self.index.touch(key)}
+        taken = self.index.take(len(missing))
+        if taken.evicted:
+            self._on_removed(taken.evicted)
+        if not taken.slots:
+            self._nothing_to_store = now
+            return
+        keys = list(missing)[: len(taken.slots)]
+        move = self._begin(Tier.DEVICE, Tier.HOST, [missing[key] for key in keys], taken.slots, keys)
+        self._store = Store(move, self._publications.epoch)
+
+    def begin_load(
+        self,
+        sequence_id: int,
+        keys: list[bytes],
+        shared: list[int],
+        blocks: list[int],
+        root_key: bytes,
+        token_ids: list[int],
+    ) -> None:
+        """Begin to load into `blocks` what follows the `shared` ones, for a candidate. All of these are held."""
+        first = len(shared)
+        loaded = keys[first : first + len(blocks)]
+        slots = self.index.read(loaded)
+        move = self._begin(Tier.HOST, Tier.DEVICE, blocks, slots, loaded)
+        load = Load(
+            sequence_id=sequence_id,
+            first=first,
+            table=shared + blocks,
+            keys=loaded,
+            slots=slots,
+            parent_key=keys[first - 1] if first else root_key,
+            token_ids=token_ids,
+            epoch=self._publications.epoch,
+        )
+        self.loads.begin(move.number, load)
+
+    def end_move(self, result: MoveResult) -> LoadsOver | None:
+        """Apply what has become of a move. Returns what the scheduler has to be told, if it was a load."""
+        if self._store is not None and self._store.move.number == result.number:
+            store, self._store = self._store, None
+            self._end_store(store, result)
+            return None
+        load = self.loads.end(result.number, result)
+        if load is None:
+            return None
+        if isinstance(result, Moved):
+            self._happened["loaded"] += len(load.keys)
+        else:
+            self._happened["loaded"] += len(result.moved)
+            if result.error is not None:
+                self._failed_loads[LoadFailure.FAILED.value] += len(load.keys) - len(result.moved) - len(result.wrong)
+            for at in result.wrong:
+                self._failed_loads[LoadFailure.CORRUPT.value] += 1
+                if self.index.drop(load.keys[at], load.slots[at]):
+                    self._on_removed([load.keys[at]])
+        own = (load.sequence_id,) if load.is_wanted else ()
+        return LoadsOver((*own, *load.waiting_ids))
+
+    def _begin(self, source: Tier, target: Tier, blocks: list[int], slots: list[int], keys: list[bytes]) -> Move:
+        self._num_moves += 1
+        move = Move(self._num_moves, source, target, blocks, slots, keys)
+        self._moves.append(move)
+        return move
+
+    def _end_store(self, store: Store, result: MoveResult) -> None:
+        move = store.move
+        moved = list(range(len(move.keys))) if isinstance(result, Moved) else result.moved
+        if store.epoch != self._publications.epoch:
+            moved = []
+        for at in moved:
+            self.index.put(move.keys[at], move.slots[at])
+        for at in set(range(len(move.slots))).difference(moved):
+            self.index.give_back(move.slots[at])
+        self._happened["stored"] += len(moved)
+        for observer in self._pool.observers if moved else ():
+            observer.on_stored([move.keys[at] for at in moved], b"", [], 0, 0, tier=Tier.HOST)
+
+    def _on_removed(self, keys: list[bytes]) -> None:
+        self._happened["evicted"] += len(keys)
+        for observer in self._pool.observers:
+            observer.on_removed(keys, Tier.HOST)
+
+    # ------------------------------------------------------------ ends
+
+    def clear(self) -> None:
+        """Forget every key. The epoch has been raised, so that moves under way come to nothing."""
+        self.index.clear()
+
+    def abandon_moves(self) -> None:
+        """End every move without its answer. None may be under way any more."""
+        self.loads.abandon()
+        store, self._store = self._store, None
+        if store is not None:
+            for slot in store.move.slots:
+                self.index.give_back(slot)
+        self._moves.clear()
+
+    # ------------------------------------------------------------ checks
+
+    def tables(self) -> Iterator[list[int]]:
+        """Yield the blocks that each load holds."""
+        return self.loads.tables()
+
+    def check(self) -> None:
+        """Raise AssertionError unless every slot has one place."""
+        self.index.check([] if self._store is None else self._store.move.slots)

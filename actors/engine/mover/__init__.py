@@ -1,0 +1,1 @@
+"""The mover: copies blocks of the KV cache between the device and other tiers."""

@@ -1,0 +1,50 @@
+"""The mover: carries out moves, in threads of its own, so that no step waits for a copy.
+
+Receives `Move` from the KV-block manager and answers each with `Moved` or `MoveFailed`. What a move does is in
+`host_store.py`. Loads, for which sequences wait, and stores, for which nobody does, are carried side by side.
+
+What must always hold: moves of one direction are carried one at a time, in order; the loop never waits for one; when
+this actor has ended, no copy is under way. An exception here ends the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from ...channel import Channel, Poster, Receiver
+from ...messages.mover import Move, MoveResult
+from ...messages.tiers import Tier
+from ...threads import run_in_thread
+from .host_store import HostStore
+
+Delay = Callable[[], float]
+
+
+async def run_mover(
+    store: HostStore, moves: Receiver[Move], results: Poster[MoveResult], delay_in_loop: Delay | None = None
+) -> None:
+    """Carry moves until cancelled: in threads, or in the loop if there is a `delay_in_loop`, so that the clock may be a
+    mock. That is how many seconds each move takes.
+    """
+    loads: Channel[Move] = Channel(1)
+    stores: Channel[Move] = Channel(1)
+    async with trio.open_nursery() as nursery:
+        for lane in (loads, stores):
+            nursery.start_soon(_carry_in_order, store, lane, results, delay_in_loop)
+        while True:
+            for move in await moves.receive_all():
+                (loads if move.target is Tier.DEVICE else stores).post(move)
+
+
+async def _carry_in_order(
+    store: HostStore, moves: Receiver[Move], results: Poster[MoveResult], delay_in_loop: Delay | None
+) -> None:
+    while True:
+        for move in await moves.receive_all():
+            if delay_in_loop is None:
+                results.post(await run_in_thread(store.carry, move))
+            else:
+                await trio.sleep(delay_in_loop())
+                results.post(store.carry(move))

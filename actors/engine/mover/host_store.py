@@ -1,0 +1,155 @@
+"""The blocks in the host's memory: their bytes, their headers, and how they are copied.
+
+Called by the mover's actor, from any thread, with at most one move in each direction at a time. Slots are numbered by
+the block manager, which decides what is in which; here they are memory, and each is believed only as far as its header
+goes.
+
+    store   tag before ─▶ copy ─▶ the same tag after? ─▶ header from the tag
+    load    header and checksum right? ─▶ tag removed ─▶ copy ─▶ tag from the header
+
+What must always hold: a slot has a header only if its bytes are whole, and those of the tag that the executor had given
+the block; a block on the device is tagged only after all its bytes are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import attrs
+
+from ...messages.mover import Move, Moved, MoveFailed, MoveResult
+from ...messages.tiers import Tier
+from .block_header import BlockHeader, checksum_of
+
+RUN_BLOCKS = 16
+"""The most blocks that are copied at once: few enough for their bytes to stay in the processor's cache between the
+checksum and the copy."""
+
+
+class BlockTag(Protocol):
+    """The executor's tag of a block. Another object stands for other contents."""
+
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def num_filled(self) -> int: ...
+
+
+class TagTable(Protocol):
+    """The executor's record of what its blocks contain."""
+
+    def tag_of(self, block: int, /) -> BlockTag | None: ...
+    def forget(self, blocks: Sequence[int], /) -> None: ...
+    def set_loaded(self, blocks: Sequence[int], keys: Sequence[bytes], /) -> None: ...
+
+
+class BlockMemory(Protocol):
+    """The backend, as far as blocks of its KV cache are copied."""
+
+    def allocate_on_host(self, num_blocks: int) -> memoryview: ...
+    def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None: ...
+    def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None: ...
+
+
+@attrs.frozen
+class Run:
+    """Blocks of a move whose slots follow one another: indexes `first` to `end`, exclusive."""
+
+    first: int
+    end: int
+    slot: int
+
+
+class HostStore:
+    """Memory for `num_slots` blocks."""
+
+    def __init__(
+        self,
+        memory: BlockMemory,
+        tags: TagTable,
+        num_slots: int,
+        *,
+        block_size: int,
+        block_bytes: int,
+        numerics: str,
+        is_fatal: Callable[[BaseException], bool] = lambda error: False,
+    ) -> None:
+        """Allocate the memory. Raises MemoryError.
+
+        `is_fatal` tells whether an error means that no later move can succeed in this process.
+        """
+        self._memory = memory
+        self._tags = tags
+        self._block_size = block_size
+        self._block_bytes = block_bytes
+        self._numerics = numerics
+        self._is_fatal = is_fatal
+        self.bytes = memory.allocate_on_host(num_slots)
+        self.headers: list[BlockHeader | None] = [None] * num_slots
+
+    def carry(self, move: Move) -> MoveResult:
+        """Carry out a move. Whatever a copy raises becomes `MoveFailed`, unless it is fatal."""
+        moved: list[int] = []
+        wrong: list[int] = []
+        try:
+            for run in _runs_of(move):
+                if move.target is Tier.HOST:
+                    self._store(move, run, moved)
+                elif not self._load(move, run, moved, wrong):
+                    break  # what follows cannot be used without it
+        except Exception as error:
+            if self._is_fatal(error):
+                raise
+            return MoveFailed(move.number, moved, wrong, f"{type(error).__name__}: {error}")
+        return Moved(move.number) if len(moved) == len(move.blocks) else MoveFailed(move.number, moved, wrong)
+
+    def _store(self, move: Move, run: Run, moved: list[int]) -> None:
+        indexes = range(run.first, run.end)
+        blocks = move.blocks[run.first : run.end]
+        self.headers[run.slot : run.slot + len(blocks)] = [None] * len(blocks)
+        tags = [self._tags.tag_of(block) for block in blocks]
+        self._memory.read_blocks(blocks, self._bytes_of(run.slot, len(blocks)))
+        for index, block, tag in zip(indexes, blocks, tags, strict=True):
+            if tag is None or tag.key != move.keys[index] or self._tags.tag_of(block) is not tag:
+                continue  # it was evicted and has been written since
+            slot = move.slots[index]
+            checksum = checksum_of(self._bytes_of(slot))
+            self.headers[slot] = BlockHeader(tag.key, tag.num_filled, self._numerics, checksum)
+            moved.append(index)
+
+    def _load(self, move: Move, run: Run, moved: list[int], wrong: list[int]) -> bool:
+        """Load the leading blocks of a run that are right. Return whether all are."""
+        end = run.first
+        while end < run.end and self._is_right(move.slots[end], move.keys[end]):
+            end += 1
+        blocks, keys = move.blocks[run.first : end], move.keys[run.first : end]
+        if blocks:
+            self._tags.forget(blocks)
+            self._memory.write_blocks(blocks, self._bytes_of(run.slot, len(blocks)))
+            self._tags.set_loaded(blocks, keys)
+            moved += range(run.first, end)
+        if end < run.end:
+            wrong.append(end)
+        return end == run.end
+
+    def _is_right(self, slot: int, key: bytes) -> bool:
+        """Return whether a slot contains what it should, and as it was stored."""
+        header = self.headers[slot]
+        if header is None:
+            return False
+        expected = BlockHeader(key, self._block_size, self._numerics, checksum_of(self._bytes_of(slot)))
+        return header == expected
+
+    def _bytes_of(self, slot: int, count: int = 1) -> memoryview:
+        return self.bytes[slot * self._block_bytes : (slot + count) * self._block_bytes]
+
+
+def _runs_of(move: Move) -> Iterator[Run]:
+    """Yield the blocks of a move in runs of consecutive slots."""
+    slots = move.slots
+    first = 0
+    for end in range(1, len(slots) + 1):
+        if end == len(slots) or slots[end] != slots[end - 1] + 1 or end - first == RUN_BLOCKS:
+            yield Run(first, end, slots[first])
+            first = end
