@@ -116,6 +116,15 @@ class Divergence:
 
 
 @attrs.frozen
+class HeldBlocks:
+    """Blocks of a chain, from its beginning, that an engine has cached. Of a branch that is told, it is tokens."""
+
+    num: int
+    num_on_host: int = 0
+    """Those of them that lie on its host tier alone."""
+
+
+@attrs.frozen
 class TreeNode:
     """A branch of the prefix tree: blocks that the same prompts have, up to a knot where some part or end."""
 
@@ -127,7 +136,7 @@ class TreeNode:
     start: int
     """Tokens before it."""
     num_tokens: int
-    engines: Mapping[int, int]
+    engines: Mapping[int, HeldBlocks]
     """Tokens from its start on that each engine has cached."""
     num_requests: int
     """Prompts with all of it, since it was made."""

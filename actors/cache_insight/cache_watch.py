@@ -23,7 +23,7 @@ from ..messages.accountant import StepReport
 from ..messages.explanations import ExplainedPrompt
 from ..shared.block_keys import KEY_BYTES, KEY_PREFIX_BYTES
 from ..shared.native import IS_COMPILED
-from .cache_figures import CacheFigures, PinnedNow, TreeNode
+from .cache_figures import CacheFigures, HeldBlocks, PinnedNow, TreeNode
 from .cache_rows import CacheRow
 from .prefix_tree import NOBODY, Passage, PrefixTree
 from .request_paths import RequestPaths
@@ -99,7 +99,7 @@ class CacheWatch:
         self._num_rows_made = 0
         self.num_pinned: dict[int, int] = {}
         """Blocks that only pins keep, by engine."""
-        self.held_by: Callable[[Sequence[bytes]], Mapping[int, int]] = lambda keys: {}
+        self.held_by: Callable[[Sequence[bytes]], Mapping[int, HeldBlocks]] = lambda keys: {}
         """Returns how many of the first of these blocks each engine has."""
         self.explained: Callable[[str, int], ExplainedPrompt | None] = lambda request_id, prompt_index: None
         """Returns what is known of a request's prompt."""

@@ -15,7 +15,7 @@ import attrs
 
 from ..messages.block_manager import MissReason
 from ..messages.explanations import ExplainedPrompt, PromptOutline
-from .cache_figures import Divergence, TreeNode, UnknownBranch, UnknownRequest
+from .cache_figures import Divergence, HeldBlocks, TreeNode, UnknownBranch, UnknownRequest
 from .prefix_tree import Branch, Passage, PrefixTree
 from .request_paths import PromptPath, RequestPaths
 
@@ -30,7 +30,7 @@ class TreeView:
 
     _tree: PrefixTree
     _paths: RequestPaths
-    _held_by: Callable[[Sequence[bytes]], Mapping[int, int]]
+    _held_by: Callable[[Sequence[bytes]], Mapping[int, HeldBlocks]]
     _explained: Callable[[str, int], ExplainedPrompt | None]
     _block_size: int = attrs.field(kw_only=True)
     _now: float = attrs.field(kw_only=True)
@@ -100,7 +100,7 @@ class TreeView:
                     pending.append((found, levels - 1))
                 yield None if found.id in told else self._node(found, engines)
 
-    def _node(self, branch: Branch, engines: Mapping[int, int], num_path_blocks: int = 0) -> TreeNode:
+    def _node(self, branch: Branch, engines: Mapping[int, HeldBlocks], num_path_blocks: int = 0) -> TreeNode:
         size, offset_s = self._block_size, self._unix_s - self._now
         pinned_until = branch.used_at + branch.pin_ttl_s if branch.pin_ttl_s else 0.0
         parent = branch.parent
@@ -111,7 +111,9 @@ class TreeView:
             tenant=branch.tenant,
             start=branch.depth * size,
             num_tokens=len(branch.keys) * size,
-            engines={engine_id: num_blocks * size for engine_id, num_blocks in engines.items()},
+            engines={
+                engine_id: HeldBlocks(held.num * size, held.num_on_host * size) for engine_id, held in engines.items()
+            },
             num_requests=branch.num_requests,
             num_children=len(branch.children),
             made_s=offset_s + branch.made_at,

@@ -2,6 +2,7 @@
 
 Events carry the tokens of each block, so the keys are computed from these, whatever the publisher hashes with. Read are
 vLLM's events in either form: maps tagged by `type`, as this server publishes them, and arrays that begin with the tag.
+A block is held by a publisher as long as it is on the device or on the host; vLLM tells of the host's by name alone.
 
 Pure. What must always hold: a block is only known with all those before it; after a gap in the numbers nothing is known
 that was known before, since what was removed meanwhile cannot be told; no more than `max_blocks` are kept; no step of
@@ -18,7 +19,7 @@ import attrs
 import msgspec
 
 from ..shared.block_keys import chain_keys
-from .event_log import GROUP, MEDIUM_DEVICE, SEQUENCE_BYTES
+from .event_log import GROUP, MEDIUM_DEVICE, MEDIUM_HOST, SEQUENCE_BYTES
 
 MAX_BLOCKS = 1 << 20
 """Blocks of one publisher that are kept; each takes some 250 bytes. Beyond, all are forgotten."""
@@ -94,7 +95,7 @@ class CacheNews:
     """None of them in `stored`."""
     block_size: int | None = None
     num_blocks: int = 0
-    """Known now."""
+    """Known now, in each tier."""
 
 
 @attrs.define
@@ -144,7 +145,8 @@ class CacheFollower:
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._keys = _KnownBlocks()
+        self._on_device = _KnownBlocks()
+        self._on_host = _KnownBlocks()
         self._last: int | None = None
         self._block_size: int | None = None
         self._changes = _Changes()
@@ -178,7 +180,18 @@ class CacheFollower:
 
     def _take_changes(self) -> CacheNews:
         changes, self._changes = self._changes, _Changes()
-        return CacheNews(changes.is_cleared, list(changes.stored), changes.removed, self._block_size, len(self._keys))
+        num_blocks = len(self._on_device) + len(self._on_host)
+        return CacheNews(changes.is_cleared, list(changes.stored), changes.removed, self._block_size, num_blocks)
+
+    def _find(self, name: Hash) -> bytes | None:
+        """Return the key of a block that is in a tier."""
+        return self._on_device.get(name) or self._on_host.get(name)
+
+    def _tier(self, medium: str | None) -> _KnownBlocks | None:
+        """Return what is known to be in a tier, None for one that is not followed."""
+        if medium in (None, MEDIUM_DEVICE):
+            return self._on_device
+        return self._on_host if medium == MEDIUM_HOST else None
 
     def _apply(self, data: bytes) -> Iterator[None]:
         """Apply an event. Yields whenever there are enough changes to be told."""
@@ -188,26 +201,31 @@ class CacheFollower:
             case _Stored():
                 yield from self._store(event)
             case _Removed():
-                if event.group_idx in (None, GROUP) and event.medium in (None, MEDIUM_DEVICE):
-                    yield from self._remove(event)
+                if event.group_idx in (None, GROUP) and (tier := self._tier(event.medium)) is not None:
+                    yield from self._remove(event, tier)
             case _:
                 self._clear()
 
     def _store(self, event: _Stored) -> Iterator[None]:
-        size, hashes = event.block_size, event.block_hashes
+        size, hashes, tier = event.block_size, event.block_hashes, self._tier(event.medium)
         has_adapter = event.lora_id is not None or event.lora_name is not None
-        if has_adapter or event.group_idx not in (None, GROUP) or event.medium not in (None, MEDIUM_DEVICE):
+        if has_adapter or event.group_idx not in (None, GROUP) or tier is None:
             return
+        if tier is self._on_host:
+            if not event.token_ids:
+                self._copy(hashes)
+                return
+            if self._block_size not in (None, size) or len(event.token_ids) != size * len(hashes):
+                return  # vLLM's blocks on the host may be larger than those of its prompts
         if not 0 < size <= MAX_BLOCK_SIZE or len(event.token_ids) != size * len(hashes):
             raise OverflowError
         if size != self._block_size:
             self._clear()
             self._block_size = size
-        parent = chain_root(size) if event.parent_block_hash is None else self._keys.get(event.parent_block_hash)
+        parent = chain_root(size) if event.parent_block_hash is None else self._find(event.parent_block_hash)
         if parent is None:
             return  # stored before we listened
-        if len(self._keys) + len(hashes) > self._max_blocks:
-            self._clear()
+        if not self._has_room(len(hashes)):
             return
         # a call that hashes holds the interpreter lock
         step = max(1, min(NEWS_BLOCKS, HASHED_TOKENS // size))
@@ -215,15 +233,29 @@ class CacheFollower:
             keys = chain_keys(parent, event.token_ids[at * size : (at + step) * size], size)
             parent = keys[-1]
             for name, key in zip(hashes[at : at + step], keys, strict=True):
-                self._keys.add(name, key)
+                tier.add(name, key)
                 self._changes.stored[key] = None
             if self._changes.is_full:
                 yield
 
-    def _remove(self, event: _Removed) -> Iterator[None]:
+    def _copy(self, names: list[Hash]) -> None:
+        """Note that blocks which are on the device are on the host, too. Of others it is not told what they are."""
+        if self._has_room(len(names)):
+            for name in names:
+                if (key := self._on_device.get(name)) is not None:
+                    self._on_host.add(name, key)
+
+    def _has_room(self, num_blocks: int) -> bool:
+        """Return whether so many more may be known; if not, all are forgotten."""
+        if len(self._on_device) + len(self._on_host) + num_blocks <= self._max_blocks:
+            return True
+        self._clear()
+        return False
+
+    def _remove(self, event: _Removed, tier: _KnownBlocks) -> Iterator[None]:
         changes = self._changes
         for name in event.block_hashes:
-            if (key := self._keys.pop(name)) is not None:
+            if (key := tier.pop(name)) is not None and self._find(name) is None:
                 changes.stored.pop(key, None)
                 changes.removed.append(key)
                 if changes.is_full:
@@ -232,4 +264,5 @@ class CacheFollower:
 
     def _clear(self) -> None:
         self._changes = _Changes(is_cleared=True)
-        self._keys.clear()
+        self._on_device.clear()
+        self._on_host.clear()

@@ -127,6 +127,8 @@ class Dispatch:
             routing.on_removed(engine.slot, _cut(report.removed_keys))
         if report.stored_keys:
             routing.on_stored(engine.slot, _cut(report.stored_keys))
+        if report.lowered_keys or report.raised_keys:
+            routing.on_moved(engine.slot, _cut(report.lowered_keys), _cut(report.raised_keys))
         engine.num_reports = report.number
         if store.prefilling:
             self._note_prefills(report)

@@ -18,6 +18,7 @@ import numpy as np
 
 from .key_index import KeyIndex, Match
 from .loads import Column, EngineLoads
+from .lowered_blocks import LoweredBlocks
 from .policies import POLICIES, Choice
 from .sent_prompts import SentPrompt, SentPrompts
 
@@ -64,6 +65,7 @@ class Routing:
         self._affinities: OrderedDict[bytes, int] = OrderedDict()
         self._num_routed = 0
         self.index = KeyIndex()
+        self.lowered = LoweredBlocks()
         self.loads = EngineLoads()
         self.sent = SentPrompts()
 
@@ -78,6 +80,7 @@ class Routing:
     def remove_engine(self, slot: int) -> None:
         """Send nothing more to an engine, and forget what it holds. The routes to it have to be dropped."""
         self.index.release_slot(slot)
+        self.lowered.forget(slot)
         self.loads.end(slot)
 
     def close_engine(self, slot: int) -> None:
@@ -87,6 +90,7 @@ class Routing:
     def empty_engine(self, slot: int, routes: Iterable[Route]) -> int:
         """Forget what an engine holds, whose `routes` these are. Returns its slot from now on."""
         self.index.release_slot(slot)
+        self.lowered.forget(slot)
         new = self.index.take_slot()
         self.loads.move(slot, new)
         for route in routes:
@@ -107,14 +111,20 @@ class Routing:
         return [int(slot) for slot in np.flatnonzero(self.loads.in_use)]
 
     def on_stored(self, slot: int, keys: Sequence[bytes]) -> None:
-        """Note what an engine has cached."""
+        """Note what an engine has cached, in whichever tier."""
         self.index.store(slot, keys)
         self.index.sweep()
 
     def on_removed(self, slot: int, keys: Sequence[bytes]) -> None:
-        """Note what an engine has evicted."""
+        """Note what an engine has evicted from all of its tiers."""
         self.index.remove(slot, keys)
         self.index.sweep()
+        self.lowered.discard(slot, keys)
+
+    def on_moved(self, slot: int, lowered: Sequence[bytes], raised: Sequence[bytes]) -> None:
+        """Note what lies on an engine's host tier alone from now on, and what does so no more."""
+        self.lowered.add(slot, lowered)
+        self.lowered.discard(slot, raised)
 
     # ------------------------------------------------------------ prompts
 

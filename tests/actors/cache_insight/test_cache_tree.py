@@ -42,7 +42,7 @@ async def test_prompts_and_their_outputs(autojump_clock: trio.abc.Clock) -> None
         top, *below = nodes_of(client)
         client.assert_at_rest()
     assert (top.start, top.num_tokens, top.num_requests, top.num_children) == (0, 3 * BLOCK, 3, 2)
-    assert top.parent_id is None and max(top.engines.values()) == top.num_tokens
+    assert top.parent_id is None and max(held.num for held in top.engines.values()) == top.num_tokens
     assert sorted((node.start, node.num_tokens, node.num_requests) for node in below if node.start == 3 * BLOCK) == [
         (3 * BLOCK, 2 * BLOCK, 2),
         (3 * BLOCK, 3 * BLOCK, 1),
@@ -73,7 +73,7 @@ async def test_tree_is_what_the_pool_holds(autojump_clock: trio.abc.Clock) -> No
     for text in texts:
         chain = [key[:8].hex() for key in chain_keys(root_key, text, BLOCK)]
         found |= set(itertools.takewhile(held.__contains__, chain))
-    assert sum(max(node.engines.values()) for node in nodes) == len(found) * BLOCK
+    assert sum(max(held.num for held in node.engines.values()) for node in nodes) == len(found) * BLOCK
     assert {node.branch_id for node in nodes} <= found
     order = eviction_order(nodes)
     assert len(order) == len(nodes) > 5

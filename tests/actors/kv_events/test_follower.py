@@ -21,11 +21,13 @@ from quipu.actors.kv_events.follower import (
     CacheNews,
     chain_root,
 )
+from quipu.actors.messages.tiers import Tier
 from quipu.actors.shared.block_keys import chain_keys
 
 SIZE = 4
 TOKENS = list(range(100, 112))
 KEYS = chain_keys(chain_root(SIZE), TOKENS, SIZE)
+MEDIA = st.sampled_from(["GPU", "CPU"])
 ORDER = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name")
 
 
@@ -86,10 +88,10 @@ def test_blocks_without_their_parent_are_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"lora_id": 1}, {"lora_name": "l"}, {"medium": "CPU"}, {"group_idx": 1}], ids=lambda fields: str(fields)
+    "fields", [{"lora_id": 1}, {"lora_name": "l"}, {"medium": "FS"}, {"group_idx": 1}], ids=lambda fields: str(fields)
 )
 def test_blocks_of_another_kind_are_passed_over(fields: dict[str, Any]) -> None:
-    """Blocks of adapters, lower tiers and other groups are no blocks of the prompts that we know."""
+    """Blocks of adapters, tiers below the host and other groups are no blocks of the prompts that we know."""
     assert Feed()(stored([1], None, TOKENS[:4], **fields)).stored == []
 
 
@@ -111,6 +113,52 @@ def removed(*hashes: int) -> dict[str, Any]:
     return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU"}
 
 
+def test_block_on_the_host_is_still_held() -> None:
+    """A block that leaves the device is not told of as removed while it is on the host, and the other way round."""
+    feed = Feed()
+    feed(stored([1, 2], None, TOKENS[:8]))
+    assert feed(stored([1, 2], None, [], medium="CPU")).removed == []
+    assert feed(removed(1)).removed == [], "vLLM tells of copies by name alone"
+    assert feed(removed(1) | {"medium": "CPU"}).removed == KEYS[:1]
+    assert feed(removed(2) | {"medium": "CPU"}).removed == []
+    assert feed(removed(2)).removed == KEYS[1:2]
+    assert feed().num_blocks == 0
+
+
+def test_block_that_comes_to_the_host_late() -> None:
+    """A copy that comes after the block has left the device is known by its tokens, and what follows it, too."""
+    feed = Feed()
+    feed(stored([1], None, TOKENS[:4]))
+    assert feed(removed(1)).removed == KEYS[:1]
+    assert feed(stored([1], None, TOKENS[:4], medium="CPU")).stored == KEYS[:1]
+    assert feed(stored([2], 1, TOKENS[4:8])).stored == KEYS[1:2]
+    assert feed(stored([7], None, [], medium="CPU")).stored == [], "which block that is was not told"
+
+
+def test_own_host_tier_is_understood() -> None:
+    """What this server publishes of its host tier can be followed, in whichever order a block moves."""
+    log, follower = EventLog(SIZE, has_host_tier=True), CacheFollower()
+
+    def news(number: int) -> CacheNews:
+        payload = msgspec.msgpack.encode(EventBatch(1.0, log.take(), 0))
+        (changed,) = follower.take(number.to_bytes(8, "big"), payload)
+        return changed
+
+    names = [b"x" * 32, b"y" * 32]
+    log.on_stored(names, b"", TOKENS[:8], 0, 0)
+    assert news(0).stored == KEYS[:2]
+    log.on_removed(names[::-1])
+    assert news(1).removed == KEYS[:2][::-1]
+    log.on_stored(names[:1], b"", [], 0, 0, tier=Tier.HOST)
+    log.on_stored(names[1:], b"", [], 0, 0, tier=Tier.HOST)
+    assert news(2).stored == KEYS[:2]
+    log.on_stored(names, b"", TOKENS[:8], 0, 0)
+    log.on_removed(names)
+    assert news(3).removed == []
+    log.on_removed(names, Tier.HOST)
+    assert news(4).removed == KEYS[:2]
+
+
 def test_large_batches_are_told_in_slices() -> None:
     """However many blocks a batch stores and removes, they are told of a bounded number at a time, in order."""
     feed, count = Feed(), 3 * NEWS_BLOCKS + 5
@@ -127,30 +175,36 @@ def test_large_batches_are_told_in_slices() -> None:
 @given(
     st.lists(
         st.one_of(
-            st.builds(lambda at, count: ("store", at, count), st.integers(0, 7), st.integers(1, 8)),
-            st.builds(lambda at: ("remove", at, 1), st.integers(0, 15)),
-            st.just(("clear", 0, 0)),
+            st.builds(
+                lambda at, count, medium: ("store", at, count, medium), st.integers(0, 7), st.integers(1, 8), MEDIA
+            ),
+            st.builds(lambda at, count: ("copy", at, count, "CPU"), st.integers(0, 7), st.integers(1, 8)),
+            st.builds(lambda at, medium: ("remove", at, 1, medium), st.integers(0, 15), MEDIA),
+            st.just(("clear", 0, 0, "")),
         ),
         max_size=20,
     )
 )
-def test_slices_say_what_is_known(changes: list[tuple[str, int, int]]) -> None:
-    """Whatever a batch does, its slices, applied in order, tell what is cached after it."""
+def test_slices_say_what_is_known(changes: list[tuple[str, int, int, str]]) -> None:
+    """Whatever a batch does in either tier, its slices, applied in order, tell what is cached after it in any."""
     all_keys = chain_keys(chain_root(SIZE), list(range(16 * SIZE)), SIZE)
     events: list[Any] = []
-    expected: set[int] = set()
-    for what, at, count in changes:
+    held: dict[str, set[int]] = {"GPU": set(), "CPU": set()}
+    for what, at, count, medium in changes:
         numbers = range(at, at + count)
         if what == "store":
             tokens = list(range(SIZE * at, SIZE * (at + count)))
-            events.append(stored(list(numbers), at - 1 if at else None, tokens))
-            expected |= set(numbers) if not at or at - 1 in expected else set()
+            events.append(stored(list(numbers), at - 1 if at else None, tokens, medium=medium))
+            held[medium] |= set(numbers) if not at or at - 1 in held["GPU"] | held["CPU"] else set()
+        elif what == "copy":
+            events.append(stored(list(numbers), None, [], medium="CPU"))
+            held["CPU"] |= held["GPU"].intersection(numbers)
         elif what == "remove":
-            events.append(removed(at))
-            expected.discard(at)
+            events.append(removed(at) | {"medium": medium})
+            held[medium].discard(at)
         else:
             events.append({"type": "AllBlocksCleared"})
-            expected.clear()
+            held = {"GPU": set(), "CPU": set()}
     feed, known = Feed(), set[bytes]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follower_module, "NEWS_BLOCKS", 2)
@@ -158,7 +212,8 @@ def test_slices_say_what_is_known(changes: list[tuple[str, int, int]]) -> None:
             known = set() if news.is_cleared else known
             known -= set(news.removed)
             known |= set(news.stored)
-    assert known == {all_keys[number] for number in expected} and news.num_blocks == len(known)
+    assert known == {all_keys[number] for number in held["GPU"] | held["CPU"]}
+    assert news.num_blocks == len(held["GPU"]) + len(held["CPU"])
 
 
 def test_one_event_is_bounded() -> None:
@@ -178,7 +233,7 @@ def test_one_batch_is_bounded() -> None:
     feed = Feed()
     feed(stored([1], None, TOKENS[:4]))
     count = MAX_EVENT_BYTES // SIZE // 10
-    events = [stored([number], None, [70_000] * SIZE * count, medium="CPU") for number in range(10)]
+    events = [stored([number], None, [70_000] * SIZE * count, medium="FS") for number in range(10)]
     assert feed(*events).num_blocks == 1, "much smaller ones are read"
     with pytest.raises(ValueError, match="a batch of"):
         feed.slices(*events * (MAX_BATCH_BYTES // (5 * SIZE * count) // 10 + 1))

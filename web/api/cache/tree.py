@@ -22,7 +22,8 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.cache_insight.cache_figures import Divergence, TreeNode, UnknownBranch, UnknownRequest
+from quipu.actors.cache_insight.cache_figures import Divergence, HeldBlocks, TreeNode, UnknownBranch, UnknownRequest
+from quipu.actors.messages.tiers import Tier
 from quipu.actors.request_desk.interface import Desk
 
 from ...http.turns import FairTurns
@@ -119,16 +120,19 @@ def eviction_order(nodes: Sequence[TreeNode]) -> list[str]:
 
 
 def describe(node: TreeNode) -> dict[str, Any]:
-    """Return a node."""
+    """Return a node. What it says of tiers is of the engine that has most of it."""
+    most = max(node.engines.values(), key=lambda held: held.num, default=HeldBlocks(0))
+    num_on_device = most.num - most.num_on_host
     return {
         "id": node.branch_id,
         "parent": node.parent_id,
         "tenant": node.tenant,
         "start": node.start,
         "tokens": node.num_tokens,
-        "cached_tokens": max(node.engines.values(), default=0),
-        "engines": {str(engine_id): tokens for engine_id, tokens in node.engines.items()},
-        "tier": "device",
+        "cached_tokens": most.num,
+        "cached_tokens_by_tier": {Tier.DEVICE.value: num_on_device, Tier.HOST.value: most.num_on_host},
+        "engines": {str(engine_id): held.num for engine_id, held in node.engines.items()},
+        "tier": (Tier.HOST if most.num_on_host > num_on_device else Tier.DEVICE).value,
         "requests": node.num_requests,
         "children": node.num_children,
         "created_at": round(node.made_s, 3),

@@ -13,7 +13,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quipu.actors.cache_insight.cache_figures import TreeNode
+from quipu.actors.cache_insight.cache_figures import HeldBlocks, TreeNode
 from quipu.actors.cache_insight.cache_watch import CacheWatch, WatchedPrompt
 from quipu.actors.cache_insight.prefix_tree import Passage
 from quipu.web.api.cache.tree import MAX_BYTES, MAX_NODES, NODES_AT_A_TIME
@@ -33,13 +33,18 @@ class Cache:
 
     def __init__(self, num_engines: int = 1) -> None:
         self.evicted: set[bytes] = set()
+        self.lowered: set[bytes] = set()
+        """Blocks that lie on the host alone."""
         self.watch = CacheWatch(3600.0, 16, clock=lambda: 100.0, unix_time=lambda: UNIX_S)
-        self.watch.held_by = lambda keys: dict.fromkeys(range(num_engines), n) if (n := self._held(keys)) else {}
+        self.watch.held_by = lambda keys: (
+            dict.fromkeys(range(num_engines), held) if (held := self._held(keys)).num else {}
+        )
         self._num_sequences = 0
         self._now = 40.0
 
-    def _held(self, keys: Sequence[bytes]) -> int:
-        return next((i for i, key in enumerate(keys) if key in self.evicted), len(keys))
+    def _held(self, keys: Sequence[bytes]) -> HeldBlocks:
+        num = next((i for i, key in enumerate(keys) if key in self.evicted), len(keys))
+        return HeldBlocks(num, len(self.lowered.intersection(keys[:num])))
 
     def prompt(
         self, tenant: str, *numbers: int, ends: bool = True, advances: bool = True, named: str = "", **fields: Any
@@ -94,6 +99,7 @@ async def test_branches() -> None:
         "start": 0,
         "tokens": 32,
         "cached_tokens": 32,
+        "cached_tokens_by_tier": {"device": 32, "host": 0},
         "engines": {"0": 32, "1": 32},
         "tier": "device",
         "requests": 2,
@@ -110,6 +116,20 @@ async def test_branches() -> None:
     ids = [keys[2][:8].hex() for keys in (first, second)]
     assert {node["id"]: node["in_use"] for node in below} == {ids[0]: False, ids[1]: True}
     assert shown["eviction_order"] == ids[:1]
+
+
+async def test_tiers() -> None:
+    """Of a branch it is told how much lies on the host alone, and where most of it is."""
+    cache = Cache()
+    keys = cache.prompt("acme", 1, 2, 3, 4)
+    tiers = []
+    for lowered in ([], keys[3:], keys[1:], keys):
+        cache.lowered = set(lowered)
+        _, shown = await get(cache.client(), "acme")
+        (node,) = shown["nodes"]
+        assert node["cached_tokens"] == node["engines"]["0"] == 64
+        tiers.append((node["tier"], node["cached_tokens_by_tier"]["device"], node["cached_tokens_by_tier"]["host"]))
+    assert tiers == [("device", 64, 0), ("device", 48, 16), ("host", 16, 48), ("host", 0, 64)]
 
 
 async def test_what_is_evicted_is_not_shown() -> None:

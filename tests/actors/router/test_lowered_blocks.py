@@ -1,0 +1,113 @@
+"""Blocks that lie on the host tier of an engine alone: routed to as any other, and told apart in the prefix tree."""
+
+from __future__ import annotations
+
+import hashlib
+
+from quipu.actors.cache_insight.cache_figures import HeldBlocks
+from quipu.actors.channel import Channel
+from quipu.actors.messages.accountant import Refused, Routed
+from quipu.actors.messages.router import EngineDown, EngineUp
+from quipu.actors.request_desk.engine_lane import EngineLane
+from quipu.actors.request_desk.engine_pool import EnginePool
+from quipu.actors.router.dispatch import Dispatch
+from quipu.actors.router.held_blocks import held_blocks
+from quipu.actors.router.key_index import NUM_SHARDS
+from quipu.actors.router.lowered_blocks import LoweredBlocks
+from quipu.actors.router.route_store import RouterMessage, RouteStore
+from quipu.actors.router.routing import Routing
+from tests.step_reports import report
+
+BLOCK = 4
+KEYS = [hashlib.sha256(b"%d" % number).digest() for number in range(8)]
+
+
+def prefixes(*keys: bytes) -> bytes:
+    return b"".join(key[:8] for key in keys)
+
+
+class Engines:
+    """A router that is told by hand what two engines hold."""
+
+    def __init__(self) -> None:
+        self.store = RouteStore(Routing(block_size=BLOCK, prefill_budget=64, seed=1))
+        pool = EnginePool()
+        lane = EngineLane(Channel[RouterMessage](1), 10)
+        self.dispatch = Dispatch(self.store, pool, lane, Channel[Routed | Refused](1), resume_on="any")
+        for engine_id in range(2):
+            pool.add()
+            self.dispatch.handle_news(EngineUp(engine_id, engine_id, 100, "same"))
+        self._num_reports = 0
+
+    def tell(self, engine_id: int, **columns: object) -> None:
+        """Have an engine report these columns."""
+        self.tell_as(engine_id, engine_id, **columns)
+
+    def tell_as(self, engine_id: int, incarnation: int, **columns: object) -> None:
+        self._num_reports += 1
+        told = report(number=self._num_reports, engine_id=engine_id, incarnation=incarnation, **columns)
+        assert not self.store.may_skip(told)
+        self.dispatch.handle_news(told)
+
+    def held(self) -> dict[int, HeldBlocks]:
+        return held_blocks(self.store, KEYS)
+
+    def best(self) -> int:
+        """Return the engine that a prompt with these keys is sent to."""
+        slot = self.store.routing.preview(KEYS, BLOCK * len(KEYS) + 1)
+        return self.store.by_slot[slot].engine_id
+
+
+def test_prompt_goes_where_its_blocks_are_on_the_host() -> None:
+    """An engine that holds a prompt on its host tier is chosen before one that has less of it on the device."""
+    engines = Engines()
+    engines.tell(0, stored_keys=prefixes(*KEYS[:2]))
+    engines.tell(1, stored_keys=prefixes(*KEYS))
+    engines.tell(1, lowered_keys=prefixes(*KEYS))
+    assert engines.best() == 1
+    assert engines.held() == {0: HeldBlocks(2), 1: HeldBlocks(8, 8)}
+    engines.tell(1, removed_keys=prefixes(*KEYS[1:]))
+    assert engines.best() == 0
+    assert engines.held() == {0: HeldBlocks(2), 1: HeldBlocks(1, 1)}
+
+
+def test_blocks_that_move() -> None:
+    """A branch is told by tier, whatever has moved, and however often."""
+    engines = Engines()
+    engines.tell(0, stored_keys=prefixes(*KEYS))
+    for num_on_device in (5, 1, 0):
+        engines.tell(0, lowered_keys=prefixes(*KEYS[num_on_device:]))
+        assert engines.held() == {0: HeldBlocks(8, 8 - num_on_device)}
+    engines.tell(0, raised_keys=prefixes(*KEYS[:3]))
+    assert engines.held() == {0: HeldBlocks(8, 5)}
+    engines.tell(0, removed_keys=prefixes(*KEYS[6:]))
+    assert engines.held() == {0: HeldBlocks(6, 3)}
+
+
+def test_engine_that_has_cleared_its_cache() -> None:
+    """Nothing of a cleared cache is in any tier; what is stored after that is on the device."""
+    engines = Engines()
+    engines.tell(0, stored_keys=prefixes(*KEYS), lowered_keys=prefixes(*KEYS[2:]))
+    engines.tell(0, is_cleared=True, stored_keys=prefixes(*KEYS[:4]))
+    assert engines.held() == {0: HeldBlocks(4)}
+
+
+def test_engine_that_is_gone() -> None:
+    """Nothing is kept of an engine that has died, and its successor has everything on the device."""
+    engines = Engines()
+    engines.tell(0, stored_keys=prefixes(*KEYS), lowered_keys=prefixes(*KEYS))
+    engines.dispatch.handle_news(EngineDown(0, 0))
+    assert engines.held() == {}
+    engines.dispatch.handle_news(EngineUp(0, 7, 100, "same"))
+    engines.tell_as(0, 7, stored_keys=prefixes(*KEYS))
+    assert engines.held() == {0: HeldBlocks(8)}
+
+
+def test_nothing_is_left_of_gone_engines() -> None:
+    """The keys of engines that are gone are swept while others go on."""
+    lowered = LoweredBlocks()
+    lowered.add(3, KEYS)
+    lowered.forget(3)
+    for _ in range(NUM_SHARDS):
+        lowered.add(4, KEYS[:1])
+    assert len(lowered) == 1 and lowered.num_on_device(3, KEYS) == len(KEYS)
