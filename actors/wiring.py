@@ -139,7 +139,8 @@ async def open_runtime(
     chat_template = read_template(folder)
     template_text = None if chat_template is None else chat_template.text
     chosen = choose_format(folder, library, template_text, config.tool_call_parser, config.reasoning_parser)
-    metrics = Metrics(config.model_names[0], config.num_engines)
+    has_host_tier = config.engine.kv_host_memory is not None
+    metrics = Metrics(config.model_names[0], config.num_engines, has_host_tier=has_host_tier)
     desk = RequestDesk(
         attrs.evolve(info, output=chosen.output),
         encoder=encodes,

@@ -41,6 +41,8 @@ class Admit:
     number: int = 1
     step_s: float = 0.0
     """How long its step took."""
+    host_spans: tuple[int, ...] = ()
+    """Where the tokens of the tier `host` are: start, end, start, end."""
 
 
 @attrs.frozen
@@ -145,6 +147,7 @@ class ScriptedHost:
                 reused = sum((entry.tiers or {}).values()) if entry.reused is None else entry.reused
                 add(admitted_ids=sequence_id, admitted_number=entry.number, admitted_reused=reused)
                 add(admitted_read=entry.read, admitted_miss_reasons="none", admitted_miss_tokens=0)
+                add(admitted_host_spans=entry.host_spans)
                 add(admitted_tiers=entry.tiers, admitted_sides=entry.side.value, admitted_step_s=entry.step_s)
             case Compute():
                 add(span_ids=sequence_id, span_starts=entry.start, span_ends=entry.end)

@@ -24,6 +24,9 @@ class Admission:
     """Tokens that the block manager granted from its cache. None: the engine does not count them."""
     tiers: Mapping[str, int] | None = None
     """`reused` by tier. None: all of it was on the device."""
+    host_spans: tuple[int, ...] = ()
+    """Where those from the host tier are: start, end, start, end, in ascending order. Empty: there are none, or the
+    engine does not say where."""
     read: int
     """Tokens whose cached KV the executor confirms it used."""
     copyable: int = 0

@@ -21,6 +21,7 @@ from ..messages.counts import Count, Estimate, Known, billable, estimated, kind_
 from ..messages.handler import Closed, Outlet, Started
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import CacheTtl
+from ..messages.tiers import Tier
 from ..messages.usage_record import UsageRecord
 from ..request_desk.desk import RequestDesk
 from .account import Account
@@ -156,6 +157,7 @@ class SideEffects:
         self._count_prompt(engine_id, prompt.num_prompt_tokens, prompt.cached)
         if cached:
             metrics.count_cached(prompt.by_tier, engine_id)
+            stats.total_host_tokens += prompt.by_tier[Tier.HOST]
         if prompt.estimated is not None and isinstance(prompt.cached, Known):
             error = abs(prompt.estimated - prompt.cached.n)
             metrics.router_overlap_error.observe(error, engine_id=prompt.engine_id)

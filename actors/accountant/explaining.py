@@ -5,12 +5,12 @@ Used by the explanation store. Pure. What must always hold: every number is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
 from ..messages.block_manager import CacheMiss, MissReason
-from ..messages.counts import billable
+from ..messages.counts import Known, billable
 from ..messages.explanations import (
     Advice,
     AdviceCode,
@@ -24,6 +24,7 @@ from ..messages.explanations import (
     PromptNotes,
     PromptOutline,
 )
+from ..messages.tiers import Tier
 from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Admission, Entry, Span
@@ -47,6 +48,7 @@ def explanation_of(record: UsageRecord, prompts: Iterable[ExplainedPrompt], *, i
         restored_tokens=record.restored_tokens,
         recomputed_tokens=record.recomputed_tokens,
         prompts=tuple(prompts),
+        cached_by_tier=record.cached_by_tier,
         has_reasoning=record.reasoning_tokens > 0,
     )
 
@@ -84,7 +86,7 @@ def explain_record(record: UsageRecord) -> Explanation:
     else:
         ended = PromptEnd(misses[0]) if misses else None
         numbers = (record.prompt_tokens, record.cached_tokens, record.restored_tokens, record.recomputed_tokens)
-        prompts = [ExplainedPrompt(*numbers, ended=ended)]
+        prompts = [ExplainedPrompt(*numbers, cached_by_tier=record.cached_by_tier, ended=ended)]
     return explanation_of(record, prompts, is_open=False)
 
 
@@ -112,6 +114,7 @@ def explain_prompts(
                 cached_tokens=billable(prompt.cached) if prompt.is_admitted else None,
                 restored_tokens=sum(sequence.restored_first for sequence in own),
                 recomputed_tokens=sum(sequence.recomputed for sequence in own),
+                cached_by_tier=prompt.by_tier if prompt.is_admitted and isinstance(prompt.cached, Known) else None,
                 blocks=block_spans(entries, prompt.num_prompt_tokens),
                 outline=noted.outline,
                 ended=ended,
@@ -126,23 +129,43 @@ def block_spans(entries: Sequence[Entry], num_prompt_tokens: int) -> tuple[Block
     spans: list[BlockSpan] = []
     covered = 0
 
-    def cover(start: int, end: int, source: BlockSource) -> None:
+    def cover(start: int, end: int, source: BlockSource, tier: Tier | None = None) -> None:
         nonlocal covered
         start, end = max(start, covered), min(end, num_prompt_tokens)
         if start >= end:
             return
         covered = end
-        if spans and spans[-1].source is source and spans[-1].end == start:
+        if spans and (spans[-1].source, spans[-1].tier, spans[-1].end) == (source, tier, start):
             start = spans.pop().start
-        spans.append(BlockSpan(start, end, source))
+        spans.append(BlockSpan(start, end, source, tier))
 
     for entry in entries:
         if type(entry) is Admission:
-            cover(0, entry.read, BlockSource.REUSED)
+            for end, tier in _reused_runs(entry):
+                cover(covered, end, BlockSource.REUSED, tier)
             cover(entry.read, entry.read + entry.copied, BlockSource.COPIED)
         elif type(entry) is Span:
             cover(entry.start, entry.end, BlockSource.COMPUTED)
     return tuple(spans)
+
+
+def _reused_runs(admission: Admission) -> Iterator[tuple[int, Tier | None]]:
+    """Yield where each run of reused positions ends, in order, and its tier; None where the engine does not say."""
+    if admission.reused is None:
+        yield admission.read, None
+        return
+    tiers = {tier: num for tier, num in (admission.tiers or {}).items() if num}
+    num_on_host = tiers.get(Tier.HOST, 0)
+    starts, ends = admission.host_spans[::2], admission.host_spans[1::2]
+    num_told = sum(ends) - sum(starts)
+    if not tiers.keys() <= {Tier.DEVICE, Tier.HOST} or num_told != num_on_host:
+        only = next(iter(tiers)) if len(tiers) == 1 else None
+        yield admission.read, None if only is None else Tier(only)
+        return
+    for start, end in zip(starts, ends, strict=True):
+        yield min(start, admission.read), Tier.DEVICE
+        yield min(end, admission.read), Tier.HOST
+    yield admission.read, Tier.DEVICE
 
 
 def _end_of(prompt: PromptAccount, name_of: NameOf, unix_offset_s: float) -> PromptEnd | None:

@@ -18,6 +18,7 @@ from ..messages.accountant import StepReport
 from ..messages.outcomes import Outcome
 from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels
 from .prompt_account import TIERS, UNATTRIBUTED
+from .tier_metrics import HostTierMetrics
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -29,7 +30,8 @@ _RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 class Metrics:
     """All metrics of one server, which serves one model. Those of engines are numbered by the engine's id."""
 
-    def __init__(self, model_name: str, num_engines: int = 1) -> None:
+    def __init__(self, model_name: str, num_engines: int = 1, *, has_host_tier: bool = False) -> None:
+        """`has_host_tier`: the engines have one, and it is shown."""
         self.registry = CollectorRegistry()
         self._labels = EngineLabels.of(model_name, num_engines)
         self._model = model_name
@@ -113,6 +115,7 @@ class Metrics:
         self.upstream_ready = gauge("upstream_ready", "1: the upstream answers; 0: it gets no requests.")
         self._kv_blocks = gauge("kv_blocks", "KV blocks.", "state", ("used", "cached", "pinned", "free"))
         self._kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the KV blocks that is in use.")
+        self._host_tier = HostTierMetrics(self._labels, self.registry) if has_host_tier else None
 
     # ------------------------------------------------------------ engines
 
@@ -133,6 +136,8 @@ class Metrics:
         self._num_pinned_blocks.pop(engine_id, None)
         for gauge in (self.num_requests_running, self.num_requests_waiting, self._kv_blocks, self._kv_cache_usage):
             gauge.forget(engine_id)
+        if self._host_tier is not None:
+            self._host_tier.forget_engine(engine_id)
 
     def num_pinned_blocks_of(self, engine_id: int) -> int:
         """Return how many blocks only pins keep, as the engine's last step report says."""
@@ -163,6 +168,8 @@ class Metrics:
                 cached=report.num_cached_blocks,
                 pinned=report.num_pinned_blocks,
             )
+        if report.host_tier is not None and self._host_tier is not None:
+            self._host_tier.set_tier(report.host_tier, engine_id)
         if report.num_preempted:
             self.num_preemptions.inc(report.num_preempted, engine_id)
         if report.num_pins_yielded:
@@ -175,6 +182,8 @@ class Metrics:
             self.num_requests_running.set(0, engine_id)
             self.num_requests_waiting.set(0, engine_id)
             self.set_blocks(engine_id, total=num_usable_blocks, free=num_usable_blocks, cached=0)
+            if self._host_tier is not None:
+                self._host_tier.set_engine_gone(engine_id)
 
     def show_cache(self, cache: CacheView) -> None:
         """Show how the prefix cache was used lately."""

@@ -17,11 +17,12 @@ import attrs
 from ..messages.block_manager import CacheMiss
 from ..messages.counts import UNKNOWN, Count, Estimate, Known
 from ..messages.prompts import Breakpoint, CacheTtl
+from ..messages.tiers import Tier
 from .account_entries import Admission
 from .coverage import Coverage
 
-DEVICE = "device"
-TIERS = (DEVICE, "host", "disk", "remote")
+DEVICE = Tier.DEVICE.value
+TIERS = tuple(tier.value for tier in Tier)
 UNATTRIBUTED = "unattributed"
 
 

@@ -164,7 +164,21 @@ class ReportWriter:
     def _write_admissions(self, report: StepReport, now: float) -> None:
         requests = self._store.by_sequence
         num = len(report.admitted_ids)
-        for sequence_id, number, reused, read, copyable, copied, reason, token, detail, tiers, side, step_s in zip(
+        for (
+            sequence_id,
+            number,
+            reused,
+            read,
+            copyable,
+            copied,
+            reason,
+            token,
+            detail,
+            tiers,
+            spans,
+            side,
+            step_s,
+        ) in zip(
             report.admitted_ids,
             report.admitted_number,
             report.admitted_reused,
@@ -175,6 +189,7 @@ class ReportWriter:
             report.admitted_miss_tokens,
             report.admitted_miss_details or [None] * num,
             report.admitted_tiers or [{"device": reused} for reused in report.admitted_reused],
+            report.admitted_host_spans or [()] * num,
             report.admitted_sides or [Side.PREFILL] * num,
             report.admitted_step_s or [0.0] * num,
             strict=True,
@@ -185,6 +200,7 @@ class ReportWriter:
                     side=Side(side),
                     reused=None if tiers is None else reused,
                     tiers=tiers,
+                    host_spans=tuple(spans),
                     read=read,
                     copyable=copyable,
                     copied=copied,

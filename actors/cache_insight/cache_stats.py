@@ -16,6 +16,8 @@ class CacheStats:
     hit_requests: int = 0
     total_prompt_tokens: int = 0
     total_cached_tokens: int = 0
+    total_host_tokens: int = 0
+    """Those of the cached ones that were loaded from host tiers."""
 
     def fields(self) -> dict[str, int | float]:
         return {
@@ -25,5 +27,6 @@ class CacheStats:
             "hit_rate": self.hit_requests / max(1, self.total_requests),
             "total_prompt_tokens": self.total_prompt_tokens,
             "total_cached_tokens": self.total_cached_tokens,
+            "total_host_tokens": self.total_host_tokens,
             "token_hit_rate": self.total_cached_tokens / max(1, self.total_prompt_tokens),
         }

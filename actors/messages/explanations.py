@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import attrs
 
 from .block_manager import CacheMiss
+from .tiers import Tier
 
 
 class BlockSource(StrEnum):
@@ -32,6 +33,8 @@ class BlockSpan:
     start: int
     end: int
     source: BlockSource
+    tier: Tier | None = None
+    """Where the cached blocks were, if they were reused. None: they were not, or it is not known."""
 
 
 class AdviceCode(StrEnum):
@@ -189,6 +192,8 @@ class ExplainedPrompt:
     ended: PromptEnd | None = None
     """None: it was not admitted, or the engine does not say."""
     advice: tuple[Advice, ...] = ()
+    cached_by_tier: Mapping[str, int] | None = None
+    """`cached_tokens` by tier."""
 
 
 @attrs.frozen
@@ -206,3 +211,4 @@ class Explanation:
     prompts: tuple[ExplainedPrompt, ...]
     has_reasoning: bool = False
     """Whether its answer contains reasoning."""
+    cached_by_tier: Mapping[str, int] | None = None

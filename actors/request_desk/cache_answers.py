@@ -26,6 +26,8 @@ class PromptLookUp:
     """Why it is not more."""
     pinned_for_s: float | None
     """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
+    num_host_tokens: int = 0
+    """Those of the cached ones that would be loaded from the engine's host tier."""
     spans: tuple[PartSpan, ...] = ()
     """The tokens of each part of each message, if the prompt is a chat."""
 

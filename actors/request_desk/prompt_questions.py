@@ -70,6 +70,7 @@ class PromptQuestions:
         return PromptLookUp(
             num_prompt_tokens=len(keyed.token_ids),
             num_cached_tokens=looked_up.num_cached_tokens,
+            num_host_tokens=looked_up.num_host_tokens,
             engine_id=answer.engine_id,
             miss=looked_up.miss,
             pinned_for_s=looked_up.pinned_for_s,

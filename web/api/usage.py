@@ -7,16 +7,16 @@ are absent; a router's estimate has a field of its own, for who asks for details
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.tiers import Tier
 from quipu.actors.messages.usage_record import UsageRecord
 
 from ..request.tally import Tally
-
-_NAMED_TIERS = ("device", "host", "disk", "remote")
 
 
 def tallied_usage(tally: Tally, *, with_tiers: bool) -> dict[str, Any] | None:
@@ -40,12 +40,14 @@ def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
 
 def cached_tokens_by_tier(record: UsageRecord) -> dict[str, int] | None:
     """Return cached tokens by storage tier; they add up to the total. None if the total is unknown."""
-    if record.cached_tokens is None:
-        return None
-    booked = record.cached_by_tier or {}
-    tiers = {tier: booked.get(tier, 0) for tier in _NAMED_TIERS}
+    return None if record.cached_tokens is None else all_tiers(record.cached_tokens, record.cached_by_tier)
+
+
+def all_tiers(num_cached: int, by_tier: Mapping[str, int] | None) -> dict[str, int]:
+    """Return cached tokens by storage tier, those without any included; they add up to the total."""
+    tiers = {tier.value: (by_tier or {}).get(tier, 0) for tier in Tier}
     # Hits of unknown tier are never attributed to the device.
-    tiers["unattributed"] = record.cached_tokens - sum(tiers.values())
+    tiers["unattributed"] = num_cached - sum(tiers.values())
     return tiers
 
 

@@ -38,6 +38,7 @@ def admission(
     side: Side = Side.PREFILL,
     copyable: int = 0,
     copied: int = 0,
+    host_spans: tuple[int, ...] = (),
 ) -> Admission:
     return Admission(
         number=number,
@@ -47,6 +48,7 @@ def admission(
         side=side,
         copyable=copyable,
         copied=copied,
+        host_spans=host_spans,
         miss=MISS,
         incarnation=1,
         at=11.0,

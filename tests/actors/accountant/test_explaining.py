@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from quipu.actors.accountant.account_entries import Entry, Span
+from quipu.actors.accountant.account_entries import Admission, Entry, Span
 from quipu.actors.accountant.explaining import block_spans, explain_record
 from quipu.actors.cache_insight.explanation_store import ExplanationStore
 from quipu.actors.messages.accountant import Prompted
@@ -27,10 +27,16 @@ from quipu.actors.messages.explanations import (
     PromptEnd,
     PromptOutline,
 )
+from quipu.actors.messages.tiers import Tier
 from tests.actors.accountant.accounts import admission
 from tests.actors.ledger.ledgers import record_of
 
 REUSED, COPIED, COMPUTED = BlockSource.REUSED, BlockSource.COPIED, BlockSource.COMPUTED
+
+
+def tiered(read: int, tiers: dict[str, int], *host_spans: int) -> Admission:
+    """Return an admission that read these positions."""
+    return admission(1, sum(tiers.values()), read, tiers=tiers, host_spans=host_spans)
 
 
 @pytest.mark.parametrize(
@@ -38,23 +44,41 @@ REUSED, COPIED, COMPUTED = BlockSource.REUSED, BlockSource.COPIED, BlockSource.C
     [
         ([], []),
         ([admission(1, 0, 0), Span(0, 20), Span(20, 45)], [(0, 40, COMPUTED)]),
-        ([admission(1, 16, 16), Span(16, 40)], [(0, 16, REUSED), (16, 40, COMPUTED)]),
+        ([admission(1, 16, 16), Span(16, 40)], [(0, 16, REUSED, Tier.DEVICE), (16, 40, COMPUTED)]),
         (
             [admission(1, 16, 16, copyable=15, copied=10), Span(26, 41)],
-            [(0, 16, REUSED), (16, 26, COPIED), (26, 40, COMPUTED)],
+            [(0, 16, REUSED, Tier.DEVICE), (16, 26, COPIED), (26, 40, COMPUTED)],
         ),
         # preempted after 8 computed positions, then found more cached than it had computed
         (
             [admission(1, 16, 16), Span(16, 24), admission(2, 32, 32), Span(32, 50)],
-            [(0, 16, REUSED), (16, 24, COMPUTED), (24, 32, REUSED), (32, 40, COMPUTED)],
+            [(0, 16, REUSED, Tier.DEVICE), (16, 24, COMPUTED), (24, 32, REUSED, Tier.DEVICE), (32, 40, COMPUTED)],
+        ),
+        # a load from the host between two blocks of the device, and one of a prompt that is all on the host
+        (
+            [tiered(32, {"device": 16, "host": 16}, 8, 24), Span(32, 40)],
+            [
+                (0, 8, REUSED, Tier.DEVICE),
+                (8, 24, REUSED, Tier.HOST),
+                (24, 32, REUSED, Tier.DEVICE),
+                (32, 40, COMPUTED),
+            ],
+        ),
+        ([tiered(32, {"host": 32}, 0, 32), Span(32, 40)], [(0, 32, REUSED, Tier.HOST), (32, 40, COMPUTED)]),
+        # tiers without places: nothing is said of a place that is not known
+        ([tiered(32, {"device": 16, "host": 16}), Span(32, 40)], [(0, 32, REUSED), (32, 40, COMPUTED)]),
+        ([tiered(32, {"device": 32}), Span(32, 40)], [(0, 32, REUSED, Tier.DEVICE), (32, 40, COMPUTED)]),
+        ([tiered(32, {"disk": 32}), Span(32, 40)], [(0, 32, REUSED, Tier.DISK), (32, 40, COMPUTED)]),
+        # fewer positions were read than the spans say
+        (
+            [tiered(16, {"device": 8, "host": 16}, 8, 24), Span(16, 40)],
+            [(0, 8, REUSED, Tier.DEVICE), (8, 16, REUSED, Tier.HOST), (16, 40, COMPUTED)],
         ),
         # computed again after an engine died: what was covered first counts
         ([admission(1, 0, 0), Span(0, 30), admission(1, 0, 0), Span(0, 40)], [(0, 40, COMPUTED)]),
     ],
 )
-def test_positions_have_the_source_that_covered_them_first(
-    entries: list[Entry], spans: list[tuple[int, int, BlockSource]]
-) -> None:
+def test_positions_have_the_source_that_covered_them_first(entries: list[Entry], spans: list[tuple[Any, ...]]) -> None:
     """Of a prompt of 40 tokens, every covered position is in one span; output positions are in none."""
     assert block_spans(entries, 40) == tuple(BlockSpan(*span) for span in spans)
 

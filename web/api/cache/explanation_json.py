@@ -15,6 +15,7 @@ import orjson
 
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.explanations import (
+    BlockSpan,
     EvictedBlock,
     ExplainedPrompt,
     Explanation,
@@ -23,7 +24,7 @@ from quipu.actors.messages.explanations import (
     PromptOutline,
 )
 
-from ..usage import miss_for_client
+from ..usage import all_tiers, miss_for_client
 from .advice_texts import describe_advice
 
 PIECE_ITEMS = 256
@@ -55,6 +56,7 @@ def explanation_pieces(explanation: Explanation, reader: Reader, block_size: int
             {
                 "prompt_tokens": explanation.prompt_tokens,
                 "cached_tokens": explanation.cached_tokens,
+                "cached_tokens_by_tier": _by_tier(explanation),
                 "restored_tokens": explanation.restored_tokens,
                 "recomputed_tokens": explanation.recomputed_tokens,
             }
@@ -71,18 +73,28 @@ def _prompt_pieces(prompt: ExplainedPrompt, reader: Reader, block_size: int) -> 
     numbers = {
         "prompt_tokens": prompt.prompt_tokens,
         "cached_tokens": prompt.cached_tokens,
+        "cached_tokens_by_tier": _by_tier(prompt),
         "restored_tokens": prompt.restored_tokens,
         "recomputed_tokens": prompt.recomputed_tokens,
         "lost_to_rounding": lost_to_rounding(prompt),
     }
     yield orjson.dumps(numbers)[:-1] + b',"blocks":['
-    spans = ({"start": span.start, "end": span.end, "source": span.source.value} for span in prompt.blocks)
-    yield from _list_pieces(spans)
+    yield from _list_pieces(map(_block, prompt.blocks))
     yield b'],"messages":['
     yield from _list_pieces(_messages(prompt.outline))
     ended = None if prompt.ended is None else _ended(prompt.ended, prompt.outline, reader)
     advice = [describe_advice(one, prompt.outline, block_size) for one in prompt.advice]
     yield b'],"ended":%b,"advice":%b}' % (orjson.dumps(ended), orjson.dumps(advice))
+
+
+def _by_tier(explained: Explanation | ExplainedPrompt) -> dict[str, int] | None:
+    total = explained.cached_tokens
+    return None if total is None else all_tiers(total, explained.cached_by_tier)
+
+
+def _block(span: BlockSpan) -> dict[str, Any]:
+    tier = None if span.tier is None else span.tier.value
+    return {"start": span.start, "end": span.end, "source": span.source.value, "tier": tier}
 
 
 def lost_to_rounding(prompt: ExplainedPrompt) -> int | None:

@@ -21,6 +21,7 @@ from quart_trio import QuartTrio
 
 from quipu.actors.config.declarations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from quipu.actors.messages.block_manager import MissReason
+from quipu.actors.messages.tiers import Tier
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.cache_answers import PromptLookUp
 from quipu.actors.request_desk.interface import (
@@ -43,10 +44,9 @@ from ..ignored_fields import ignored_fields
 from ..json_structure import MAX_CHAT_VALUES, MAX_VALUES
 from ..openai.responses_routes import read as read_response
 from ..openai.routes import read_chat, read_completion
-from ..usage import miss_for_client
+from ..usage import all_tiers, miss_for_client
 
 ENDPOINT = "/v1/cache/lookup"
-NO_TIERS: Mapping[str, int] = dict.fromkeys(("device", "host", "disk", "remote", "unattributed"), 0)
 BATCH_FIELDS = frozenset({"body", "custom_id", "method", "url"})
 """Those of a line of a batch file."""
 _BEGINS_WITH_COMPLETIONS = re.compile(rb'\s*\{\s*"url"\s*:\s*"/v1/completions"\s*,')
@@ -117,10 +117,11 @@ def _pieces(found: Sequence[PromptLookUp], now: float) -> Iterator[bytes]:
 
 
 def _described(found: PromptLookUp, now: float) -> dict[str, Any]:
+    by_tier = {Tier.DEVICE: found.num_cached_tokens - found.num_host_tokens, Tier.HOST: found.num_host_tokens}
     return {
         "prompt_tokens": found.num_prompt_tokens,
         "cached_tokens": found.num_cached_tokens,
-        "cached_tokens_by_tier": {**NO_TIERS, "device": found.num_cached_tokens},
+        "cached_tokens_by_tier": all_tiers(found.num_cached_tokens, by_tier),
         "engine": found.engine_id,
         "pinned_until": None if found.pinned_for_s is None else int(now + found.pinned_for_s),
         "ends_at": _end(found),

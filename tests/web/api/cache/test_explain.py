@@ -30,6 +30,7 @@ from quipu.actors.messages.explanations import (
     PromptEnd,
     PromptOutline,
 )
+from quipu.actors.messages.tiers import Tier
 from quipu.web.api.cache import explain as explain_module
 from quipu.web.api.cache.explanation_json import Reader, explanation_pieces
 from quipu.web.app import make_app
@@ -65,7 +66,7 @@ def outlined(*ends: int) -> PromptOutline:
 
 
 def explanation_of(prompt: ExplainedPrompt) -> Explanation:
-    return Explanation("req-1", "acme", False, 100, 32, 0, 0, (prompt,))
+    return Explanation("req-1", "acme", False, 100, 32, 0, 0, (prompt,), cached_by_tier=prompt.cached_by_tier)
 
 
 EVICTED = ExplainedPrompt(
@@ -73,13 +74,18 @@ EVICTED = ExplainedPrompt(
     32,
     1,
     2,
-    (BlockSpan(0, 32, BlockSource.REUSED), BlockSpan(32, 100, BlockSource.COMPUTED)),
+    (
+        BlockSpan(0, 16, BlockSource.REUSED, Tier.DEVICE),
+        BlockSpan(16, 32, BlockSource.REUSED, Tier.HOST),
+        BlockSpan(32, 100, BlockSource.COMPUTED),
+    ),
     outlined(20, 90, 100),
     PromptEnd(
         CacheMiss(MissReason.EVICTED, 32, MissDetail(9, 1.0, 2.0, 5)),
         evicted=EvictedBlock(1000.0004, NamedRequest("req-0", "acme"), 12.5),
     ),
     (Advice(AdviceCode.POOL_TOO_SMALL, 1, 32, 68), Advice(AdviceCode.VOLATILE_PREFIX, 1)),
+    {Tier.DEVICE: 16, Tier.HOST: 16},
 )
 
 
@@ -87,19 +93,31 @@ def test_form() -> None:
     """The answer has the documented form, with the message of every position, and a text for each advice."""
     answer = shown(explanation_of(EVICTED), "acme")
     (prompt,) = answer.pop("prompts")
+    tiers = {"device": 16, "host": 16, "disk": 0, "remote": 0, "unattributed": 0}
     assert answer == {
         "request_id": "req-1",
         "state": "closed",
-        "usage": {"prompt_tokens": 100, "cached_tokens": 32, "restored_tokens": 0, "recomputed_tokens": 0},
+        "usage": {
+            "prompt_tokens": 100,
+            "cached_tokens": 32,
+            "cached_tokens_by_tier": tiers,
+            "restored_tokens": 0,
+            "recomputed_tokens": 0,
+        },
     }
     pool, volatile = prompt.pop("advice")
     assert prompt == {
         "prompt_tokens": 100,
         "cached_tokens": 32,
+        "cached_tokens_by_tier": tiers,
         "restored_tokens": 1,
         "recomputed_tokens": 2,
         "lost_to_rounding": 0,
-        "blocks": [{"start": 0, "end": 32, "source": "reused"}, {"start": 32, "end": 100, "source": "computed"}],
+        "blocks": [
+            {"start": 0, "end": 16, "source": "reused", "tier": "device"},
+            {"start": 16, "end": 32, "source": "reused", "tier": "host"},
+            {"start": 32, "end": 100, "source": "computed", "tier": None},
+        ],
         "messages": [
             {"index": 0, "role": "user", "start": 0, "end": 20},
             {"index": 1, "role": "assistant", "start": 20, "end": 90},

@@ -76,6 +76,13 @@ async def test_the_answer_says_where_and_why_the_prefix_ends() -> None:
     }
 
 
+async def test_tiers() -> None:
+    """What would be loaded from the host is told apart from what lies on the device."""
+    _, answer = await look_up(FakeDesk(found=attrs.evolve(FOUND, num_host_tokens=16)), CHAT, BODIES[CHAT])
+    tiers = answer["prompts"][0]["cached_tokens_by_tier"]
+    assert tiers == {"device": 16, "host": 16, "disk": 0, "remote": 0, "unattributed": 0}
+
+
 async def test_nothing_ends_where_all_is_cached() -> None:
     """No pin either: both are null."""
     _, answer = await look_up(FakeDesk(), RESPONSES, BODIES[RESPONSES])
