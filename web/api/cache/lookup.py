@@ -117,7 +117,8 @@ def _pieces(found: Sequence[PromptLookUp], now: float) -> Iterator[bytes]:
 
 
 def _described(found: PromptLookUp, now: float) -> dict[str, Any]:
-    by_tier = {Tier.DEVICE: found.num_cached_tokens - found.num_host_tokens, Tier.HOST: found.num_host_tokens}
+    on_host = found.num_host_tokens
+    by_tier = {Tier.DEVICE.value: found.num_cached_tokens - on_host, Tier.HOST.value: on_host}
     return {
         "prompt_tokens": found.num_prompt_tokens,
         "cached_tokens": found.num_cached_tokens,
