@@ -23,7 +23,7 @@ from quipu.actors.messages.detokenizer import Tokens
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
-from tests.runtimes import Client, small_runtime
+from tests.runtimes import Client, most_tokens, small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 POINTS = ["unwritten", "written", "between effects", "at the send", "after the send", "done"]
@@ -191,12 +191,12 @@ async def scenario(client: Client, dials: Dials, responses: dict[str, Any]) -> N
             responses[name] = without_ids(await exchange.chunks())
 
     chat = {"model": "demo", "messages": [{"role": "user", "content": "why"}], "max_tokens": 3, "temperature": 0}
-    prompt = prompt_of(40, seed=1)
+    prompt, num_busy = prompt_of(40, seed=1), 12 + 4 * most_tokens.get()
     await stream("streamed", CHAT, chat)
     await whole("plain", COMPLETIONS, body(prompt, max_tokens=3))
     async with trio.open_nursery() as nursery:
         # the sequences of a request are planned together only if a step is running when they arrive
-        nursery.start_soon(whole, "busy", COMPLETIONS, body(prompt_of(9, seed=3), max_tokens=16))
+        nursery.start_soon(whole, "busy", COMPLETIONS, body(prompt_of(9, seed=3), max_tokens=num_busy))
         await trio.sleep(0.0253)
         await whole("choices", COMPLETIONS, body(prompt, max_tokens=3, n=2))
         await trio.sleep(0.0053)

@@ -5,7 +5,7 @@ What they count must not differ.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,16 +13,17 @@ from tests.runtimes import most_tokens, num_engines
 
 SEVERAL = 4
 """Tokens that a sequence may yield in a step."""
+OPENERS = {"small_runtime", "open_billed_runtime", "open_deadly", "faulty_runtime", "run_scenario"}
+"""Functions that open a runtime on the fake executor."""
 
 
-def parametrize(metafunc: pytest.Metafunc, one_engine: Container[str], *, several_tokens: bool = False) -> None:
-    """Run a test of a module that opens runtimes a second time with two engines, unless it is in `one_engine`.
+def parametrize(metafunc: pytest.Metafunc, *, two_engines: bool = False, several_tokens: bool = False) -> None:
+    """Run a test of a module that opens runtimes again with two engines.
 
     With `several_tokens`, also with one engine whose steps yield up to four tokens a sequence.
     """
-    if {"small_runtime", "open_billed_runtime"} & vars(metafunc.module).keys():
-        several = [] if metafunc.function.__name__ in one_engine else [2]
-        variants = [(number, 1) for number in (1, *several)] + [(1, SEVERAL)] * several_tokens
+    if OPENERS & vars(metafunc.module).keys():
+        variants = [(1, 1)] + [(2, 1)] * two_engines + [(1, SEVERAL)] * several_tokens
         ids = [f"engines={number}" if tokens == 1 else f"tokens={tokens}" for number, tokens in variants]
         metafunc.parametrize("engines", variants, ids=ids, indirect=True)
 

@@ -23,7 +23,7 @@ __all__ = ["engines"]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # what prompts of one step compute beside each other depends on where they are
-    parametrize(metafunc, {"test_same_step_siblings"})
+    parametrize(metafunc, two_engines=metafunc.function.__name__ != "test_same_step_siblings")
 
 
 def full_blocks(num_tokens: int) -> int:

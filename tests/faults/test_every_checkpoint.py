@@ -23,7 +23,7 @@ from quipu.actors.messages.handler import Delta
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.request_desk.mailbox import Mailbox
 from tests.journals import KeptJournal
-from tests.runtimes import Client, small_runtime
+from tests.runtimes import Client, most_tokens, small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
@@ -90,7 +90,7 @@ Request = Callable[[Client], Awaitable[None]]
 
 async def ticket(client: Client, *, stream: bool) -> None:
     """Act as a handler without HTTP: wait for the end only, or take every event."""
-    opened = client.open(PROMPT, n=2, max_tokens=4)
+    opened = client.open(PROMPT, n=2, max_tokens=4 * most_tokens.get())
     try:
         await opened.start()
         while opened.mailbox.closed is None:

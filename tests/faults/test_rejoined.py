@@ -9,10 +9,13 @@ from quipu.actors.router.key_index import DIGEST_BYTES
 from quipu.kernels.fake import continuation
 from tests.prompts import prompt_of
 from tests.rejoining_host import RejoiningHost
-from tests.runtimes import BLOCK, Answer, Client, small_runtime, text_of
+from tests.runtimes import BLOCK, Answer, Client, most_tokens, small_runtime, text_of
 from tests.traps.wire import settle
 
-MAX_TOKENS = 40
+
+def num_tokens() -> int:
+    """Return the length of an answer that takes about forty steps."""
+    return 20 * (most_tokens.get() + 1)
 
 
 def host_of(client: Client, index: int = 0) -> RejoiningHost:
@@ -36,7 +39,7 @@ async def ask_all(client: Client, cuts: list[float]) -> list[Answer]:
     answers: dict[int, Answer] = {}
 
     async def ask(index: int) -> None:
-        answers[index] = await client.ask(prompt_of(70, index), max_tokens=MAX_TOKENS, n=1 + index % 2)
+        answers[index] = await client.ask(prompt_of(70, index), max_tokens=num_tokens(), n=1 + index % 2)
 
     async def cut(at: float) -> None:
         await trio.sleep(at)
@@ -58,14 +61,15 @@ async def test_requests_go_on(
     autojump_clock: trio.abc.Clock, cuts: list[float], num_blocks: int, num_engines: int
 ) -> None:
     """The answers are the same, each token comes once, and the books add up, wherever the connection was cut."""
+    num_blocks = num_blocks * num_tokens() // 40
     changes = {"num_blocks": num_blocks, "max_model_len": 320, "num_engines": num_engines}
     async with small_runtime(make_host=RejoiningHost, **changes) as client:
         engines = client.engines
         for index, answer in enumerate(await ask_all(client, cuts)):
-            expected = text_of(continuation(prompt_of(70, index), MAX_TOKENS))
+            expected = text_of(continuation(prompt_of(70, index), num_tokens()))
             assert answer.error is None and set(answer.texts.values()) == {expected}
             assert not answer.record.disputed and answer.record.prompt_tokens == 70
-            assert answer.record.completion_tokens == MAX_TOKENS * (1 + index % 2)
+            assert answer.record.completion_tokens == num_tokens() * (1 + index % 2)
         assert client.engines == engines, "none was loaded again"
         assert client.runtime.desk.engines()[0].deaths == len(cuts)
         assert client.runtime.desk.health().incarnation == num_engines + len(cuts)

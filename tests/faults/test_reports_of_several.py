@@ -18,6 +18,8 @@ from tests.traps.wire import samples, settle
 
 LOST = 5
 """Number of the report of engine 0 that is lost."""
+NUM_TOKENS = 40
+"""So many that an engine needs blocks in the middle of an answer, whatever a step yields."""
 
 
 class LosingHost(LoopHost):
@@ -37,7 +39,7 @@ async def ask_both(client: Client) -> list[Answer]:
     answers: list[Answer] = []
 
     async def ask(seed: int) -> None:
-        answers.append(await client.ask(prompt_of(70, seed), max_tokens=20))
+        answers.append(await client.ask(prompt_of(70, seed), max_tokens=NUM_TOKENS))
 
     async with trio.open_nursery() as nursery:
         for seed in range(2):
@@ -81,14 +83,16 @@ async def test_report_after_a_death(autojump_clock: trio.abc.Clock) -> None:
                     answers.append(await ask_both(client))
 
                 nursery.start_soon(ask)
-                await trio.sleep(0.1)
+                await trio.sleep(0.05)
                 kill_engine(client, 0)
-                await trio.sleep(0.02)
+                with trio.fail_after(1):  # until it needs another block
+                    while client.runtime.desk.engines()[0].deaths == 0:
+                        await trio.sleep(0.001)
                 last = seen[-1]
                 assert last.token_ids
                 accounts.post(msgspec.structs.replace(last, number=last.number + 1))
         assert [line["incarnation"] for line in lines if line["event"] == "report.of_dead_engine"] == [last.incarnation]
         await settle(client)
         (both,) = answers
-        assert all(answer.record.completion_tokens == 20 and not answer.record.disputed for answer in both)
+        assert all(answer.record.completion_tokens == NUM_TOKENS and not answer.record.disputed for answer in both)
         assert samples(client)["usage_disputed_total"] == 0

@@ -21,7 +21,7 @@ from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
 from tests.grammars import PERSON, schema
 from tests.kept_forks import kept_forks
 from tests.prompts import prompt_of
-from tests.runtimes import kill_engine, small_runtime, text_of, value_of
+from tests.runtimes import kill_engine, most_tokens, small_runtime, text_of, value_of
 from tests.traps.wire import over_http
 
 PROMPT = prompt_of(40, seed=5)
@@ -93,7 +93,7 @@ async def test_same_events(case: str) -> None:
         deaths = Deaths([step])
         assert await send(deaths) == undisturbed
         num_deaths += deaths.num_deaths
-    assert num_deaths == 12
+    assert num_deaths == 12 if most_tokens.get() == 1 else 12 / most_tokens.get() < num_deaths <= 12
 
 
 async def test_stop_string_across_deaths() -> None:
@@ -196,11 +196,12 @@ async def test_one_request_kills_every_engine(num_requests: int) -> None:
 async def test_waiting_requests_are_no_suspects() -> None:
     """Deaths in steps of others count little against requests that wait in the engine: they are not tried."""
     deaths = Deaths([4] * 3)
+    num_tokens = 12 * most_tokens.get()  # so that the first still runs when the third engine dies
     searched: list[bool] = []
     async with open_deadly(deaths, max_num_seqs=1) as client, trio.open_nursery() as nursery:
 
         async def one(seed: int) -> None:
-            answer = await ask(client, prompt_of(20, seed=seed), on_delta=note)
+            answer = await ask(client, prompt_of(20, seed=seed), on_delta=note, max_tokens=num_tokens)
             assert answer.error is None
 
         def note(delta: object) -> None:

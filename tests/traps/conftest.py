@@ -27,4 +27,4 @@ ONE_ENGINE = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, ONE_ENGINE, several_tokens=True)
+    parametrize(metafunc, two_engines=metafunc.function.__name__ not in ONE_ENGINE, several_tokens=True)

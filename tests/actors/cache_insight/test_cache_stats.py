@@ -20,7 +20,7 @@ __all__ = ["engines"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, set())
+    parametrize(metafunc, two_engines=True)
 
 
 def figures_of(client: Client) -> CacheFigures:

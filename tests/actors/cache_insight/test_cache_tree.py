@@ -23,7 +23,7 @@ __all__ = ["engines"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, set())
+    parametrize(metafunc, two_engines=True)
 
 
 def nodes_of(client: Client) -> list[TreeNode]:
