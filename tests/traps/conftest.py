@@ -22,6 +22,12 @@ ONE_ENGINE = {
     "test_ledger_keeps_the_true_numbers": "kills the engine that served",
     "test_reset_while_blocks_are_held": "looks at the blocks of the engine that served",
     "test_equal_prompts_at_once": "counts what prompts of one step compute beside each other",
+    "test_counted_when_it_has_come": "looks at the host tier of the engine that served",
+    "test_client_leaves_during_the_load": "looks at the host tier of the engine that served",
+    "test_failed_load_is_computed": "looks at the host tier of the engine that served",
+    "test_messages": "looks at the host tier of the engine that served",
+    "test_flipped_bits": "looks at the host tier of the engine that served",
+    "test_header_of_another_block": "looks at the host tier of the engine that served",
 }
 """Tests that need to know which engine serves, and why."""
 

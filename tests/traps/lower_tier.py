@@ -1,0 +1,60 @@
+"""Helpers of the traps about tiers: a small cache with a host tier, and what can go wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio.testing
+
+from quipu.actors.engine.mover.host_store import HostStore
+from tests.runtimes import BLOCK, Client
+from tests.traps.wire import prompt_of
+
+ASKED = {"return_cached_tokens_details": True}
+BLOCK_BYTES = 8 * BLOCK
+"""Of the fake executor's KV."""
+TIER = {"num_blocks": 32, "max_model_len": 28 * BLOCK, "kv_host_memory": 200 * BLOCK_BYTES, "watermark": 0.0}
+"""A runtime with 31 usable blocks on the device and 200 on the host."""
+
+
+def host_store_of(client: Client) -> HostStore:
+    store = client.engine.host_store
+    assert store is not None
+    return store
+
+
+async def push_out(client: Client, seed: int = 50) -> None:
+    """Ask other prompts until nothing that is on the device now is there any more."""
+    for other in range(3):
+        await client.ask(prompt_of(24 * BLOCK, seed=seed + other), max_tokens=1)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+def flip_bits(client: Client) -> None:
+    """Flip a bit of every block that lies on the host."""
+    store = host_store_of(client)
+    for slot, header in enumerate(store.headers):
+        if header is not None:
+            store.bytes[slot * BLOCK_BYTES + slot % BLOCK_BYTES] ^= 1 << slot % 8
+
+
+def break_loads(client: Client) -> Callable[[], None]:
+    """Let every load raise. Returns what ends that."""
+    backend: Any = client.engine.executor.backend
+    whole = backend.write_blocks
+
+    def fail(blocks: Sequence[int], source: memoryview) -> None:
+        raise OSError("the copy was interrupted")
+
+    backend.write_blocks = fail
+
+    def mend() -> None:
+        backend.write_blocks = whole
+
+    return mend
+
+
+def tiers_of(**tokens: int) -> dict[str, int]:
+    """Return cached tokens by tier, as clients are told."""
+    return {"device": 0, "host": 0, "disk": 0, "remote": 0, "unattributed": 0, **tokens}
