@@ -32,35 +32,49 @@ class Mirror:
 
     block_size: int
     blocks: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = attrs.field(factory=dict)
-    """(parent key or None, tokens), by key."""
+    """(parent key or None, tokens), by key, of what is on the device."""
+    on_host: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = attrs.field(factory=dict)
+    """The same of what is on the host."""
 
     def apply(self, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
             match event["type"]:
                 case "BlockStored":
                     assert set(event) == STORED and event["block_size"] == self.block_size
-                    self._store(event["block_hashes"], event["parent_block_hash"], event["token_ids"])
+                    tier = self._tier(event["medium"])
+                    self._store(tier, event["block_hashes"], event["parent_block_hash"], event["token_ids"])
                 case "BlockRemoved":
                     assert set(event) == REMOVED and event["block_hashes"]
+                    tier = self._tier(event["medium"])
                     for key in event["block_hashes"]:
-                        del self.blocks[key]
+                        del tier[key]
                 case "AllBlocksCleared":
                     assert set(event) == {"type"}
                     self.blocks.clear()
+                    self.on_host.clear()
                 case unknown:
                     raise AssertionError(f"unknown event: {unknown}")
 
-    def _store(self, keys: list[bytes], parent: bytes | None, tokens: list[int]) -> None:
+    def _tier(self, medium: str) -> dict[bytes, tuple[bytes | None, tuple[int, ...]]]:
+        return {"GPU": self.blocks, "CPU": self.on_host}[medium]
+
+    def _store(
+        self,
+        tier: dict[bytes, tuple[bytes | None, tuple[int, ...]]],
+        keys: list[bytes],
+        parent: bytes | None,
+        tokens: list[int],
+    ) -> None:
         size = self.block_size
         assert keys and len(tokens) == len(keys) * size
         for index, key in enumerate(keys):
-            assert key not in self.blocks, "stored twice"
-            self.blocks[key] = (parent, tuple(tokens[index * size : (index + 1) * size]))
+            assert key not in tier, "stored twice"
+            tier[key] = (parent, tuple(tokens[index * size : (index + 1) * size]))
             parent = key
 
     def check(self, roots: Collection[bytes] | None) -> None:
         """Assert that every key is the hash of its parent and tokens, and that chains start at `roots`, if given."""
-        for key, (parent, tokens) in self.blocks.items():
+        for key, (parent, tokens) in [*self.blocks.items(), *self.on_host.items()]:
             assert roots is None or parent not in roots
             parents = roots if parent is None else [parent]
             assert parents is None or key in [chain_keys(p, tokens, self.block_size)[0] for p in parents]
@@ -68,7 +82,8 @@ class Mirror:
     def prefix_of(self, tokens: list[int]) -> int:
         """Return how many leading tokens would be found, starting from any chain's root."""
         found, parent = 0, None
-        children = {(parent, block): key for key, (parent, block) in self.blocks.items()}
+        anywhere = self.on_host | self.blocks
+        children = {(parent, block): key for key, (parent, block) in anywhere.items()}
         while key := children.get((parent, tuple(tokens[found : found + self.block_size]))):
             parent, found = key, found + self.block_size
         return found
@@ -150,6 +165,7 @@ class Subscriber:
             self.next_number = 0
             self._taken.clear()
             self.mirror.blocks.clear()
+            self.mirror.on_host.clear()
             kept = self.replay(0)
         elif number > self.next_number:
             self.gaps.append((self.next_number, number))

@@ -55,6 +55,7 @@ COMMANDS_HERE = {
     "bench.routing": (),
     "bench.sampling": (),
     "bench.structured": (),
+    "bench.tiers": (),
 }
 """Commands that import torch or the web layer: they run in this process, which has imported both."""
 TESTED_ELSEWHERE = {"bench.engine_core", "bench.sharing", "bench.stalls"}

@@ -153,11 +153,16 @@ def test_reasoning_calls_and_explanation(keyed: Server, browser: Browser) -> Non
     calls = [{"index": 0, "id": "call-1", "function": {"name": "weather", "arguments": '{"to'}}]
     rest = [{"index": 0, "function": {"arguments": 'wn": "Ashford"}'}}]
     usage = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 64}}
-    blocks = [("reused", 0, 16), ("reused", 16, 48), ("copied", 48, 64), ("computed", 64, 100)]
+    blocks = [
+        ("reused", "device", 0, 16),
+        ("reused", "host", 16, 48),
+        ("copied", None, 48, 64),
+        ("computed", None, 64, 100),
+    ]
     explained = {
         "prompt_tokens": 100,
         "cached_tokens": 64,
-        "blocks": [{"start": start, "end": end, "source": source} for source, start, end in blocks],
+        "blocks": [{"start": start, "end": end, "source": source, "tier": tier} for source, tier, start, end in blocks],
         "messages": [
             {"index": 0, "role": "system", "start": 0, "end": 60},
             {"index": 1, "role": "user", "start": 60, "end": 95},
@@ -178,7 +183,8 @@ def test_reasoning_calls_and_explanation(keyed: Server, browser: Browser) -> Non
     browser.wait_text(".call", '"town": "Ashford"')
     reasoning = browser.find("details.reasoning")
     assert reasoning.get_attribute("open") is None and "Think" not in reasoning.text
-    browser.wait_text(".facts", "48 from cache (48.0 %)")
+    browser.wait_text(".facts", "16 from cache (16.0 %)")
+    browser.wait_text(".facts", "32 from cache on the host (32.0 %)")
     browser.wait_text(".facts", "16 copied (16.0 %)")
     roles = browser.until(lambda: browser.all(".strip.messages span"), "the messages")
     assert [role.text for role in roles] == ["system", "user", ""]

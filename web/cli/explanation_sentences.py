@@ -28,6 +28,9 @@ REASONS = {
 }
 SOURCES = {
     "reused": "reused",
+    "host": "loaded from the host",
+    "disk": "loaded from disk",
+    "remote": "loaded from a remote cache",
     "copied": "copied from a part of a cached block",
     "computed": "computed",
 }
@@ -125,7 +128,8 @@ def _sources(message: dict[str, Any], spans: list[dict[str, Any]]) -> str:
         return ""
     for span in spans:
         if _is_count(first := span.get("start")) and _is_count(last := span.get("end")):
-            source = _text(span.get("source"))
+            is_loaded = span.get("source") == "reused" and span.get("tier") not in (None, "device")
+            source = _text(span.get("tier" if is_loaded else "source"))
             found[source] = found.get(source, 0) + max(0, min(end, last) - max(start, first))
     told = [f"{_tokens(number)} {SOURCES.get(source, source)}" for source, number in found.items() if number]
     return ", ".join(told)

@@ -14,7 +14,11 @@ PROMPT = {
     "prompt_tokens": 1357,
     "cached_tokens": 1104,
     "lost_to_rounding": 13,
-    "blocks": [{"start": 0, "end": 1104, "source": "reused"}, {"start": 1104, "end": 1357, "source": "computed"}],
+    "blocks": [
+        {"start": 0, "end": 80, "source": "reused", "tier": "device"},
+        {"start": 80, "end": 1104, "source": "reused", "tier": "host"},
+        {"start": 1104, "end": 1357, "source": "computed", "tier": None},
+    ],
     "messages": [
         {"index": 0, "role": "system", "start": 0, "end": 1205},
         {"index": None, "role": "assistant", "start": 1205, "end": 1357},
@@ -37,7 +41,7 @@ def test_sentences() -> None:
         "Request req-b took its place.",
         "It had not been used for 12 s.",
         "13 tokens more were the same, but did not fill a block.",
-        "  message 1, system: 1,104 tokens reused, 101 tokens computed",
+        "  message 1, system: 80 tokens reused, 1,024 tokens loaded from the host, 101 tokens computed",
         "  assistant, no message of its own: 152 tokens computed",
         "Advice: Give the cache 64 blocks.",
     ]

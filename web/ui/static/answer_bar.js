@@ -5,7 +5,14 @@ import { count, duration, rate, share } from "./format.js";
 import { html, useLayoutEffect, useRef, useState } from "./html.js";
 
 const SHORTEST_S = 0.02; // a shorter answer arrives in one piece, which has no speed
-const NAMES = { reused: "from cache", copied: "copied", computed: "computed" };
+const NAMES = {
+  reused: "from cache",
+  host: "from cache on the host",
+  disk: "from cache on disk",
+  remote: "from a remote cache",
+  copied: "copied",
+  computed: "computed",
+};
 
 export function AnswerBar({ node, seesCache }) {
   const [isOpen, setOpen] = useState(false);

@@ -35,7 +35,7 @@ export function Details({ cord, now, on }) {
         ${chosen.request && html`<div><dt>on the path</dt><dd>${node.path_tokens ? `${count(node.path_tokens)} tokens` : "no"}</dd></div>`}
         <div><dt>last used</dt><dd title=${clock(node.last_used_at)}>${ago(now - node.last_used_at)}</dd></div>
         <div><dt>made</dt><dd title=${clock(node.created_at)}>${ago(now - node.created_at)}</dd></div>
-        <div><dt>tier</dt><dd>${node.cached_tokens ? node.tier : "–"}</dd></div>
+        <div><dt>tier</dt><dd>${node.cached_tokens ? tiersOf(node) : "–"}</dd></div>
         <div><dt>eviction order</dt><dd title="of the branches shown">${evictionOf(cord)}</dd></div>
         ${node.pinned_until && html`<div><dt>pinned until</dt><dd>${clock(node.pinned_until, false)}, unless used</dd></div>`}
         <div><dt>tenant</dt><dd class="wraps">${node.tenant}</dd></div>
@@ -54,6 +54,11 @@ export function Details({ cord, now, on }) {
         ${branches.length > SHOWN && html`<li><small>and ${count(branches.length - SHOWN)} more</small></li>`}</ul>`}
     </section>
   `;
+}
+
+function tiersOf({ tier, cached_tokens_by_tier: byTier }) {
+  const held = Object.entries(byTier ?? {}).filter(([, tokens]) => tokens > 0);
+  return held.length > 1 ? held.map(([name, tokens]) => `${count(tokens)} on the ${name}`).join(", ") : tier;
 }
 
 function evictionOf({ node, order }) {

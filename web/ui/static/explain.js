@@ -56,18 +56,22 @@ export const nameOf = ({ index, role }) => (isNumber(index) ? `message ${numberO
 
 const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
-/** Return the parts of a prompt, in order, as {start, end, source}: from its blocks, or else from its usage. */
+/** Return the parts of a prompt, in order, as {start, end, source}: from its blocks, or else from its usage.
+ *
+ * The source of what was reused from another tier than the device is that tier. */
 export function partsOf(usage, prompt) {
   const all = usage.prompt_tokens ?? 0;
   const parts = [];
   if (prompt?.blocks?.length) {
-    for (const { start, end, source } of prompt.blocks) append(parts, start, Math.min(end, all), source);
+    for (const block of prompt.blocks) append(parts, block.start, Math.min(block.end, all), sourceOf(block));
   } else {
     append(parts, 0, usage.prompt_tokens_details?.cached_tokens ?? 0, "reused");
   }
   append(parts, parts.at(-1)?.end ?? 0, all, "computed");
   return parts;
 }
+
+const sourceOf = ({ source, tier }) => (source === "reused" && typeof tier === "string" && tier !== "device" ? tier : source);
 
 function append(parts, start, end, source) {
   if (end <= start) return;

@@ -21,6 +21,7 @@ const GRAPHS = [
   { name: "lag", title: "Event-loop lag", show: duration },
 ];
 const STATES = { used: "in use", pinned: "pinned", cached: "cached", free: "free" };
+const HOST_STATES = { cached: "cached", free: "free" };
 const OUTCOMES = ["finished", "cancelled", "failed", "rejected"];
 const seen = { last: null, points: [] }; // outlives a look at another page
 
@@ -67,6 +68,9 @@ export function Live() {
       <section class="card">
         <h2>Pool of KV blocks</h2>
         <${Shares} label="Blocks of the pool by state" parts=${Object.entries(STATES).map(([kind, name]) => ({ kind, name, value: now.pool[kind], text: count(now.pool[kind]) }))} />
+        ${now.host && html`<h2>Host tier</h2>
+        <${Shares} label="Blocks of the host tier by state" parts=${Object.entries(HOST_STATES).map(([kind, name]) => ({ kind, name, value: now.host[kind], text: count(now.host[kind]) }))} />
+        <p class="note">${count(sumOf(samples, "kv_host_loaded_blocks_total"))} blocks loaded, ${count(sumOf(samples, "kv_host_failed_load_blocks_total"))} that could not be</p>`}
       </section>
       <section class="card">
         <h2>Since the start</h2>

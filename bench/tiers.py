@@ -1,0 +1,301 @@
+"""Measure what the host tier costs a step, and how soon a prompt answers whose KV lies there.
+
+    python -m bench.tiers [--json] [--quick] [--rounds 7] [--layers 28] [--tokens 4096] [--executor cpu]
+
+Engines run in this process, with dummy weights in the shape of Qwen3-0.6B: scheduler, block manager, executor and
+mover, without the web side. All numbers are of one run.
+
+`store_prefill` and `store_decode_8`: how much longer a step takes, as a fraction, in an engine that stores what it
+evicts than in one that has no host tier. Both are given the same prompts by turns, none of which they have seen, with
+caches that are full: each block that is computed evicts one, which the first has stored. A row is the median of the
+ratios of the pairs.
+
+`first_token_host`: one prompt lies on the device, on the host or nowhere (`computed_ms`, for comparison), and is asked
+for one token. `value` is the time to that token from the host minus that from the device, divided by the time of a
+plain copy: `write_blocks` of as many blocks, right after it, by the thread that runs everything else. The median of the
+rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+# the same setting as in the server's engine process; torch reads it once, when it loads
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+
+import attrs
+import trio
+
+from bench.shapes import QWEN3_06B as SHAPE
+from bench.shapes import TINY
+from quipu.actors.channel import Channel
+from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.engine.engine import Engine, EngineNews
+from quipu.actors.engine.executor.loading import load_executor
+from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.scheduler import Submit
+from quipu.actors.shared.block_keys import chain_keys
+
+BLOCK_SIZE = 16
+ROOT_KEY = bytes(32)
+NUM_DECODING = 8
+LIMITS = {"store_prefill": 0.02, f"store_decode_{NUM_DECODING}": 0.02, "first_token_host": 1.3}
+
+
+@attrs.frozen
+class Sizes:
+    """What is measured, in tokens."""
+
+    prompt: int
+    """Of the prompt that lies on the host."""
+    prefill: int
+    """Of each prompt of a pair."""
+    decode: int
+    """Of each output."""
+    rounds: int
+
+
+@attrs.define
+class Served:
+    """What a reports of one request say."""
+
+    first_token_s: float
+    end_s: float
+    """Both from its submission."""
+    num_steps: int
+    by_tier: dict[str, int]
+
+
+class DrivenEngine:
+    """An engine, and the place of the web side beside it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.engine = Engine(config, load_executor(config))
+        self.reports: Channel[EngineNews] = Channel(8)
+        self._next_id = 1
+
+    async def ask(self, *prompts: list[int], max_tokens: int = 1) -> list[Served]:
+        """Serve prompts beside each other, to their ends."""
+        started = time.perf_counter()
+        served: dict[int, Served] = {}
+        open_ids: set[int] = set()
+        for prompt in prompts:
+            keys = chain_keys(ROOT_KEY, prompt, BLOCK_SIZE)
+            sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+            served[self._next_id] = Served(0.0, 0.0, 0, {})
+            open_ids.add(self._next_id)
+            await self.engine.receive(Submit(self._next_id, prompt, ROOT_KEY, keys, sampling))
+            self._next_id += 1
+        num_steps = 0
+        while open_ids:
+            for report in await self.reports.receive_all():
+                if not isinstance(report, StepReport):
+                    continue
+                now = time.perf_counter() - started
+                num_steps += bool(report.span_ids)
+                for index, sequence_id in enumerate(report.admitted_ids):
+                    tiers = report.admitted_tiers[index] if report.admitted_tiers else None
+                    served[sequence_id].by_tier = tiers or {"device": report.admitted_reused[index]}
+                for sequence_id in report.token_sequence_ids:
+                    served[sequence_id].first_token_s = served[sequence_id].first_token_s or now
+                for sequence_id in report.terminal_ids:
+                    open_ids.discard(sequence_id)
+                    served[sequence_id].end_s, served[sequence_id].num_steps = now, num_steps
+        return list(served.values())
+
+
+@asynccontextmanager
+async def running(config: EngineConfig) -> AsyncIterator[DrivenEngine]:
+    """Load an engine and run it until the block is left."""
+    driven = DrivenEngine(config)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(driven.engine.run, driven.reports)
+        yield driven
+        nursery.cancel_scope.cancel()
+    driven.engine.executor.backend.close()
+
+
+class Prompts:
+    """Prompts that no engine has seen."""
+
+    def __init__(self) -> None:
+        self._draw = random.Random(0)
+
+    def next(self, num_tokens: int) -> list[int]:
+        return self._draw.choices(range(1000, SHAPE["vocab_size"]), k=num_tokens)
+
+
+def config_of(folder: Path, executor: str, num_blocks: int, host_bytes: int | None) -> EngineConfig:
+    return EngineConfig(
+        model_path=str(folder),
+        load_format="dummy",
+        executor=executor,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        kv_host_memory=host_bytes,
+        max_model_len=(num_blocks - 1) * BLOCK_SIZE,
+        eos_token_ids=(),
+    )
+
+
+def block_bytes() -> int:
+    return 2 * 2 * int(SHAPE["num_hidden_layers"] * SHAPE["num_key_value_heads"] * SHAPE["head_dim"]) * BLOCK_SIZE
+
+
+# ---------------------------------------------------------------- what storing costs
+
+
+async def measure_stores(folder: Path, sizes: Sizes, executor: str) -> list[dict[str, Any]]:
+    """Return the rows about steps."""
+    num_blocks = 2 * max(sizes.prefill, NUM_DECODING * (sizes.decode + BLOCK_SIZE)) // BLOCK_SIZE + 8
+    host_bytes = 2 * num_blocks * block_bytes()
+    async with (
+        running(config_of(folder, executor, num_blocks, None)) as without,
+        running(config_of(folder, executor, num_blocks, host_bytes)) as storing,
+    ):
+        engines, prompts = (without, storing), Prompts()
+        for _ in range(4):  # until the caches are full, and every page was touched
+            prompt = prompts.next(sizes.prefill)
+            for engine in engines:
+                await engine.ask(prompt)
+        prefill, decode = [], []
+        for index in range(sizes.rounds):
+            order = engines if index % 2 else engines[::-1]
+            prompt = prompts.next(sizes.prefill)
+            prefill.append({engine: _step_s(await engine.ask(prompt)) for engine in order})
+            several = [prompts.next(BLOCK_SIZE) for _ in range(NUM_DECODING)]
+            decode.append({engine: _step_s(await engine.ask(*several, max_tokens=sizes.decode)) for engine in order})
+        num_stored = storing.engine.host_store
+        assert num_stored is not None and sum(header is not None for header in num_stored.headers) > num_blocks // 2
+    rows = []
+    for name, pairs in (("store_prefill", prefill), (f"store_decode_{NUM_DECODING}", decode)):
+        rows.append(
+            {
+                "name": name,
+                "value": statistics.median(pair[storing] / pair[without] for pair in pairs) - 1,
+                "unit": "of a step",
+                "limit": LIMITS[name],
+                "step_ms": statistics.median(pair[without] for pair in pairs) * 1000,
+                "storing_step_ms": statistics.median(pair[storing] for pair in pairs) * 1000,
+            }
+        )
+    return rows
+
+
+def _step_s(served: list[Served]) -> float:
+    """Return the mean time of a step of requests that were served beside each other."""
+    last = max(served, key=lambda one: one.end_s)
+    return last.end_s / last.num_steps
+
+
+# ---------------------------------------------------------------- what loading costs
+
+
+async def measure_first_token(folder: Path, sizes: Sizes, executor: str) -> dict[str, Any]:
+    """Return the row about a prompt that lies on the host."""
+    prompt_blocks = sizes.prompt // BLOCK_SIZE
+    num_blocks = prompt_blocks + 2  # room for one prompt and nothing else, beside the null block
+    host_bytes = 4 * num_blocks * block_bytes()
+    seen: dict[str, list[float]] = {"device": [], "host": [], "copy": [], "computed": []}
+    ratios = []
+    async with running(config_of(folder, executor, num_blocks, host_bytes)) as engine:
+        prompts = Prompts()
+        pair = [prompts.next(sizes.prompt + 1) for _ in range(2)]
+        for number, prompt in enumerate(pair, 1):
+            (cold,) = await engine.ask(prompt)
+            seen["computed"].append(cold.first_token_s)
+            await _settle(engine, number * prompt_blocks)
+        for index in range(sizes.rounds):
+            prompt = pair[index % 2]
+            (host,) = await engine.ask(prompt)
+            (device,) = await engine.ask(prompt)
+            if host.by_tier.get("host") != sizes.prompt or device.by_tier.get("host"):
+                raise RuntimeError(f"found {host.by_tier} and then {device.by_tier}")
+            copy_s = _copy_s(engine.engine, prompt_blocks)
+            for name, seconds in (("host", host.first_token_s), ("device", device.first_token_s), ("copy", copy_s)):
+                seen[name].append(seconds)
+            ratios.append((host.first_token_s - device.first_token_s) / copy_s)
+    return {
+        "name": "first_token_host",
+        "value": statistics.median(ratios),
+        "unit": "plain copies beyond the device",
+        "limit": LIMITS["first_token_host"],
+        "tokens": sizes.prompt,
+        "mib": prompt_blocks * block_bytes() / 2**20,
+        **{f"{name}_ms": statistics.median(values) * 1000 for name, values in seen.items()},
+    }
+
+
+async def _settle(engine: DrivenEngine, num_stored: int) -> None:
+    """Run steps that evict nothing until so many blocks have been stored: of all prompts that were served."""
+    store = engine.engine.host_store
+    assert store is not None
+    with trio.fail_after(60):
+        while sum(header is not None for header in store.headers) < num_stored:
+            await engine.ask([1])
+
+
+def _copy_s(engine: Engine, num_blocks: int) -> float:
+    """Return the time to copy the host tier's first blocks to the device, to blocks that contain what they are given.
+
+    The bytes that the blocks had are put back.
+    """
+    backend = engine.executor.backend
+    store = engine.host_store
+    assert store is not None
+    blocks = list(range(1, num_blocks + 1))
+    kept = backend.allocate_on_host(num_blocks)
+    backend.read_blocks(blocks, kept)
+    started = time.perf_counter()
+    backend.write_blocks(blocks, store.bytes[: num_blocks * backend.memory_plan.block_bytes])
+    seconds = time.perf_counter() - started
+    backend.write_blocks(blocks, kept)
+    return seconds
+
+
+async def measure(sizes: Sizes, executor: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(SHAPE))
+        rows = [await measure_first_token(folder, sizes, executor), *await measure_stores(folder, sizes, executor)]
+    return {"rows": rows, "layers": SHAPE["num_hidden_layers"], "rounds": sizes.rounds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.tiers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a tiny model, two rounds")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--layers", type=int, default=28, help="fewer take less time to compute, and less memory")
+    parser.add_argument("--tokens", type=int, default=4096, help="of the prompt that lies on the host")
+    parser.add_argument("--executor", choices=["auto", "cpu", "reference"], default="auto")
+    arguments = parser.parse_args()
+    SHAPE["num_hidden_layers"] = arguments.layers
+    sizes = Sizes(prompt=arguments.tokens, prefill=1024, decode=64, rounds=arguments.rounds)
+    if arguments.quick:
+        SHAPE.update(TINY)
+        sizes = Sizes(prompt=256, prefill=128, decode=16, rounds=2)
+    report = trio.run(measure, sizes, arguments.executor)
+    if arguments.json:
+        print(json.dumps(report))
+        return
+    print(f"{report['layers']} layers, {report['rounds']} rounds")
+    for row in report["rows"]:
+        parts = ", ".join(f"{name[:-3]} {value:.2f} ms" for name, value in row.items() if name.endswith("_ms"))
+        print(f"{row['name']:20} {row['value']:8.3f} {row['unit']} (at most {row['limit']}): {parts}")
+
+
+if __name__ == "__main__":
+    main()
