@@ -21,9 +21,9 @@ from ..grammars.grammar_gate import GrammarGate, WebMessage
 from ..kv_events.event_log import EventLog
 from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp, Reserve
-from ..messages.executor import StepPlan
+from ..messages.executor import ExecutorMessage
 from ..messages.handler import LookedUp
-from ..messages.mover import Move, MoveResult
+from ..messages.mover import MoveResult, MoverMessage
 from ..messages.scheduler import AnnounceKeys, Granted
 from ..messages.supervisor import EngineReady, Heartbeat
 from .block_manager.actor import answer_look_ups, end_moves, run_block_manager
@@ -133,18 +133,18 @@ class Engine:
         """Run the actors until cancelled or one of them raises."""
         reserve: Channel[Reserve] = Channel(PLAN_SLOTS)
         granted: Channel[Granted] = Channel(PLAN_SLOTS)
-        plans: Channel[StepPlan] = Channel(PLAN_SLOTS)
+        plans: Channel[ExecutorMessage] = Channel(PLAN_SLOTS)
         async with trio.open_nursery() as nursery:
             flush_events = self.events.flush if self.events is not None else None
-            moves: Channel[Move] | None = None
+            moves: Channel[MoverMessage] | None = None
             if self.host_store is not None and self.block_manager.host is not None:
                 moves, moved = Channel(PLAN_SLOTS), Channel[MoveResult](PLAN_SLOTS)
                 nursery.start_soon(end_moves, self.block_manager.host, moved, self.inbox, flush_events)
-                nursery.start_soon(run_mover, self.host_store, moves, moved, delay_of_moves(self.executor))
+                nursery.start_soon(run_mover, self.host_store, moves, plans, moved, delay_of_moves(self.executor))
             nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events, moves)
             nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports)
             nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
-            nursery.start_soon(run_executor, self.executor, plans, self.inbox)
+            nursery.start_soon(run_executor, self.executor, plans, self.inbox, moves)
 
     def close_events(self) -> None:
         """Close the sockets for KV events, if there are any. To be called once the actors have ended."""

@@ -1,4 +1,4 @@
-"""What the executor receives: one plan per step.
+"""What the executor receives: one plan per step, and barriers.
 
 A sequence stands with the executor from its `Admit` until it is released: its tokens, its block table and how far it is
 are the executor's to know. A plan says what changes, and which sequences run: some go on from where they stand, the
@@ -58,6 +58,19 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     new_blocks: dict[int, list[int]]
     """Blocks to append to the tables of sequences, by id."""
     to_score: ToScore | None = None
+
+
+class Barrier(msgspec.Struct, frozen=True, gc=False):
+    """Answer with `BarrierPassed` once every plan that was sent before is done.
+
+    Comes from the mover. A plan may still write to blocks that its sequences have lost since it was sent; what a load
+    writes there must come after.
+    """
+
+    number: int
+
+
+ExecutorMessage = StepPlan | Barrier
 
 
 class ToScore(msgspec.Struct, frozen=True, gc=False):

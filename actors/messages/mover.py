@@ -44,4 +44,11 @@ class MoveFailed(msgspec.Struct, frozen=True, gc=False):
     """What was raised, if anything was."""
 
 
+class BarrierPassed(msgspec.Struct, frozen=True, gc=False):
+    """The executor has done what it was sent before a `Barrier`."""
+
+    number: int
+
+
+MoverMessage = Move | BarrierPassed
 MoveResult = Moved | MoveFailed

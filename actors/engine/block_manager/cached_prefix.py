@@ -10,8 +10,10 @@ import attrs
 
 from ...messages.block_manager import CacheMiss, LookUp, MissReason
 from ...messages.handler import LookedUp
+from .host_loads import HostLoads
 from .misses import MissTracker
 from .pins import Pins
+from .pool_checks import NULL_BLOCK
 from .pools import Pool
 
 
@@ -60,14 +62,19 @@ class CacheReader:
             return CacheMiss(MissReason.NONE, 0)
         return self._misses.explain(root_key, keys, token_ids, len(prefix.blocks), prefix.limit)
 
-    def look_up(self, question: LookUp, pins: Pins, now: float) -> LookedUp:
-        """Return what a sequence would find that was admitted now. `now` is in seconds, as for `Pins`."""
+    def look_up(self, question: LookUp, pins: Pins, now: float, loads: HostLoads | None = None) -> LookedUp:
+        """Return what a sequence would find that was admitted now, after its `loads`. `now` is as for `Pins`."""
         token_ids, keys, may_read = question.prompt_token_ids, question.block_keys, question.reads_cache
         prefix = self.find(keys, len(token_ids), may_read=may_read)
         num_blocks = len(prefix.blocks)
+        pinned_for_s = pins.time_left(keys[:num_blocks], now)
+        num_on_host = 0 if loads is None else loads.num_on_host(keys, num_blocks, prefix.limit)
+        if num_on_host:
+            prefix = CachedPrefix([*prefix.blocks, *[NULL_BLOCK] * num_on_host], [], prefix.limit)
         return LookedUp(
             number=question.number,
-            num_cached_tokens=num_blocks * self._block_size,
+            num_cached_tokens=(num_blocks + num_on_host) * self._block_size,
             miss=self.explain(prefix, question.root_key, keys, token_ids, may_read=may_read),
-            pinned_for_s=pins.time_left(keys[:num_blocks], now),
+            pinned_for_s=pinned_for_s,
+            num_host_tokens=num_on_host * self._block_size,
         )

@@ -83,11 +83,16 @@ class HostLoads:
         return any(load.sequence_id == sequence_id and load.is_wanted for load in self._under_way.values())
 
     def num_found(self, sequence_id: int, keys: list[bytes], first: int, limit: int) -> int:
-        """Return how many blocks from index `first` on are on the host; 0 if the sequence has had a load already."""
+        """Return how many blocks from index `first` on a sequence may load; 0 if it has had a load already."""
         if sequence_id in self._loaded:
             return 0
+        end = first + self.num_on_host(keys, first, limit)
+        return next((at for at in range(first, end) if keys[at] in self._by_key), end) - first
+
+    def num_on_host(self, keys: list[bytes], first: int, limit: int) -> int:
+        """Return how many blocks from index `first` on, and before `limit`, are on the host."""
         end = first
-        while end < limit and self._index.holds(keys[end]) and keys[end] not in self._by_key:
+        while end < limit and self._index.holds(keys[end]):
             end += 1
         return end - first
 

@@ -170,7 +170,7 @@ class BlockManager:
 
     def look_up(self, question: LookUp, now: float = 0.0) -> LookedUp:
         """Return what a sequence would find that was admitted now. Changes nothing. `now` is as for `grant`."""
-        return self._reader.look_up(question, self.pins, now)
+        return self._reader.look_up(question, self.pins, now, None if self.host is None else self.host.loads)
 
     def drop_sequences(self) -> None:
         """Release the blocks of every sequence, and withdraw what their steps have not committed.

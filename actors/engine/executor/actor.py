@@ -1,7 +1,7 @@
 """The executor: runs one forward pass at a time, in a thread of its own.
 
 Receives `StepPlan` from the scheduler and answers each with `StepDone`, `StepFailed` or `StepDropped`, in order. What a
-pass does is in `step_runner.py`.
+pass does is in `step_runner.py`. A `Barrier` of the mover is answered in its turn.
 
 What must always hold: only one thread runs passes; the loop never waits for one.
 """
@@ -17,21 +17,37 @@ import trio
 from quipu.kernels.fake import FakeBackend
 
 from ...channel import Poster, Receiver
-from ...messages.executor import StepPlan
+from ...messages.executor import Barrier, ExecutorMessage
+from ...messages.mover import BarrierPassed
 from ...messages.scheduler import StepResult
 from ...threads import run_in_thread
 from .step_runner import Executor
+
+PassBarrier = Callable[[Barrier], None]
 
 THREAD_GRACE_S = 1.0
 """How long the shutdown of an engine waits for a pass that is still running."""
 
 
-async def run_executor(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:
-    """Answer plans until cancelled: in a thread, or in the loop if the backend does no work."""
+async def run_executor(
+    executor: Executor,
+    inbox: Receiver[ExecutorMessage],
+    results: Poster[StepResult],
+    mover: Poster[BarrierPassed] | None = None,
+) -> None:
+    """Answer plans until cancelled: in a thread, or in the loop if the backend does no work.
+
+    `mover` sends the barriers, if there are any.
+    """
+
+    def pass_barrier(barrier: Barrier) -> None:
+        if mover is not None:
+            mover.post(BarrierPassed(barrier.number))
+
     if isinstance(executor.backend, FakeBackend):
-        await _run_in_loop(executor, executor.backend, plans, results)
+        await _run_in_loop(executor, executor.backend, inbox, results, pass_barrier)
     else:
-        await _run_in_thread(executor, plans, results)
+        await _run_in_thread(executor, inbox, results, pass_barrier)
 
 
 def delay_of_moves(executor: Executor) -> Callable[[], float] | None:
@@ -47,11 +63,18 @@ async def wait_until_idle(executor: Executor) -> None:
 
 
 async def _run_in_loop(
-    executor: Executor, backend: FakeBackend, plans: Receiver[StepPlan], results: Poster[StepResult]
+    executor: Executor,
+    backend: FakeBackend,
+    inbox: Receiver[ExecutorMessage],
+    results: Poster[StepResult],
+    pass_barrier: PassBarrier,
 ) -> None:
     """Run plans without a thread, so that the clock may be a mock."""
     while True:
-        for plan in await plans.receive_all():
+        for plan in await inbox.receive_all():
+            if isinstance(plan, Barrier):
+                pass_barrier(plan)
+                continue
             executor.begin(plan)
             result = executor.run(plan)
             await trio.sleep(backend.dials.step_seconds)
@@ -59,14 +82,16 @@ async def _run_in_loop(
             results.post(result)
 
 
-async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:
+async def _run_in_thread(
+    executor: Executor, inbox: Receiver[ExecutorMessage], results: Poster[StepResult], pass_barrier: PassBarrier
+) -> None:
     """Run plans in a thread, which starts the next one as soon as it has finished one."""
-    work: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+    work: queue.SimpleQueue[ExecutorMessage | None] = queue.SimpleQueue()
     token = trio.lowlevel.current_trio_token()
     crashed: list[BaseException] = []
     crash_seen = trio.Event()
 
-    def next_plan() -> StepPlan | None:
+    def next_plan() -> ExecutorMessage | None:
         while work.empty() and executor.while_idle():
             pass
         return work.get()
@@ -74,6 +99,9 @@ async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results:
     def serve() -> None:
         try:
             while (plan := next_plan()) is not None:
+                if isinstance(plan, Barrier):
+                    token.run_sync_soon(pass_barrier, plan)
+                    continue
                 executor.begin(plan)
                 result = executor.run(plan)
                 executor.end()
@@ -94,7 +122,7 @@ async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             while True:
-                for plan in await plans.receive_all():
+                for plan in await inbox.receive_all():
                     work.put(plan)
     finally:
         work.put(None)

@@ -3,8 +3,9 @@
 Receives `Move` from the KV-block manager and answers each with `Moved` or `MoveFailed`. What a move does is in
 `host_store.py`. Loads, for which sequences wait, and stores, for which nobody does, are carried side by side.
 
-What must always hold: moves of one direction are carried one at a time, in order; the loop never waits for one; when
-this actor has ended, no copy is under way. An exception here ends the engine.
+What must always hold: moves of one direction are carried one at a time, in order; a load begins when the executor has
+done every plan that may write to its blocks, that is, all that it was sent before; the loop never waits for a copy;
+when this actor has ended, no copy is under way. An exception here ends the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable
 import trio
 
 from ...channel import Channel, Poster, Receiver
-from ...messages.mover import Move, MoveResult
+from ...messages.executor import Barrier
+from ...messages.mover import BarrierPassed, Move, MoveResult, MoverMessage
 from ...messages.tiers import Tier
 from ...threads import run_in_thread
 from .host_store import HostStore
@@ -23,7 +25,11 @@ Delay = Callable[[], float]
 
 
 async def run_mover(
-    store: HostStore, moves: Receiver[Move], results: Poster[MoveResult], delay_in_loop: Delay | None = None
+    store: HostStore,
+    inbox: Receiver[MoverMessage],
+    executor: Poster[Barrier],
+    results: Poster[MoveResult],
+    delay_in_loop: Delay | None = None,
 ) -> None:
     """Carry moves until cancelled: in threads, or in the loop if there is a `delay_in_loop`, so that the clock may be a
     mock. That is how many seconds each move takes.
@@ -33,9 +39,16 @@ async def run_mover(
     async with trio.open_nursery() as nursery:
         for lane in (loads, stores):
             nursery.start_soon(_carry_in_order, store, lane, results, delay_in_loop)
+        waiting: dict[int, Move] = {}
         while True:
-            for move in await moves.receive_all():
-                (loads if move.target is Tier.DEVICE else stores).post(move)
+            for message in await inbox.receive_all():
+                if isinstance(message, BarrierPassed):
+                    loads.post(waiting.pop(message.number))
+                elif message.target is Tier.DEVICE:
+                    waiting[message.number] = message
+                    executor.post(Barrier(message.number))
+                else:
+                    stores.post(message)
 
 
 async def _carry_in_order(

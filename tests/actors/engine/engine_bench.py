@@ -30,7 +30,6 @@ from quipu.actors.messages.prompts import Breakpoint
 from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, StepFailed, StepResult, Submit
 from quipu.actors.request_desk.mailbox import Mailbox
-from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES
 from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
@@ -100,6 +99,8 @@ class EngineBench:
             step_overhead_tokens=step_overhead_tokens,
             watermark_blocks=watermark,
             max_pinned_share=max_pinned_share,
+            num_host_blocks=self.num_host_blocks(limits),
+            num_stored_ahead=limits.num_blocks // 2,
         )
         self.now = 0.0
         """The clock that pins, and a lowered token budget, expire by."""
@@ -141,6 +142,10 @@ class EngineBench:
         self._suspects: set[int] = set()  # in a step that failed
         self._failing: set[int] = set()  # alone in a step that failed, and suspected before
         self._expected_tokens: dict[int, list[int]] = {}
+
+    def num_host_blocks(self, limits: SchedulerConfig) -> int:
+        """Return how many blocks the host tier has; 0 for none."""
+        return 0
 
     # ------------------------------------------------------------ actions of tests
 
@@ -222,7 +227,7 @@ class EngineBench:
         if self.limits.enable_prefix_caching:
             (report,) = self.reports[num_reports:]
             assert report.number == 1 and report.is_cleared and not report.removed_keys
-            assert {*split(report.stored_keys)} == {key[:KEY_PREFIX_BYTES] for key in committed}
+            assert {*split(report.stored_keys)} == self.findable_keys()
         pool = self.manager.pool
         assert pool.num_free + pool.num_pinned_only + 1 == self.limits.num_blocks
 
@@ -342,7 +347,11 @@ class EngineBench:
         if report is not None and (report.stored_keys or report.removed_keys or report.is_cleared):
             assert self.limits.enable_prefix_caching
             self._reader.apply(report)
-            assert self._reader.keys == committed_in(self.manager.pool), "the reports and the cache differ"
+            assert self._reader.keys == self.findable_keys(), "the reports and the cache differ"
+
+    def findable_keys(self) -> set[bytes]:
+        """Return the prefixes of all keys that can be found, in any tier."""
+        return committed_in(self.manager.pool)
 
     def _deny(self, proposal: Reserve) -> Reserve:
         """Remove the denied sequences from a Reserve, as if the block manager had granted them nothing."""
