@@ -24,6 +24,7 @@ from quart import Response
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.messages.upstream import Forward
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.forwarding import Placement
 from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo, Ticket
@@ -59,6 +60,8 @@ class Reply(ABC):
 
     def __init__(self, wanted: GenerationRequest) -> None:
         self.wanted = wanted
+        self.ignored = IgnoredNames()
+        """Fields of its body without an effect."""
 
     @property
     @abstractmethod
@@ -137,58 +140,51 @@ async def answer(
             context.scope.on_close(placement.on_routed)
             if placement.is_passed_on:
                 return await pass_on(received, placement)
-    prepared = await _prepare(endpoint, read, desk, context, options, received)
-    del data, share, received
-    reply, caller = prepared.reply, prepared.caller
-    try:
-        ticket = desk.open(prepared.encode, endpoint, caller)
-    except DeskClosed as closed:
-        raise unavailable(str(closed) or "The server is not accepting requests.") from None
-    context.scope.on_close(ticket.leave)
-    ticket.when_encoded(prepared.share.release)
-    ignored = prepared.ignored
-    context.ignored_fields = lambda: ignored.header(ticket.dropped)
+    reply = await read_reply(endpoint, read, received.body, desk, options)
+    caller = await caller_of(context, data, str(received.body.get("model") or desk.info.model_names[0]))
+    encode = reply.wanted.encode(context.request_id, caller.tenant)
+    reply.wanted = reply.wanted.without_prompts()
+    del data, received
+    ticket = open_request(encode, endpoint, caller, desk, options, _traced(context, reply))
+    del encode  # only its prompts are kept, once and until they are encoded
+    ticket.when_encoded(share.release)
+    context.ignored_fields = lambda: reply.ignored.header(ticket.dropped)
     if placement is not None:
         ticket.when_encoded(placement.on_routed)
-    del prepared  # and the prompts with it
-    mailbox = context.mailbox = ticket.mailbox
-    mailbox.when_closed(partial(context.account_closed, traced_request(context, reply)))
-    if options.request_timeout_s is not None:
-        context.scope.start_soon(expire, ticket, options.request_timeout_s)
     if reply.wanted.delivery.stream:
         return await _answer_streamed(reply, ticket, context, options)
     await ticket.start()
-    return await _answer_whole(reply, mailbox, context)
+    return await _answer_whole(reply, ticket.mailbox, context)
 
 
-@attrs.frozen
-class _Prepared:
-    """A request that is ready to be opened."""
-
-    reply: Reply
-    encode: Encode
-    caller: Caller
-    share: BodyShare
-    """Its share of the memory for bodies, released when the prompts are encoded."""
-    ignored: IgnoredNames
-
-
-async def _prepare(
-    endpoint: str, read: Reader, desk: Desk, context: RequestContext, options: AppOptions, received: ReceivedBody
-) -> _Prepared:
-    """Read the body of the current request. Only its prompts are kept, and only once."""
-    data, body, share = received.data, received.body, received.share
+async def read_reply(endpoint: str, read: Reader, body: dict[str, Any], desk: Desk, options: AppOptions) -> Reply:
+    """Read the body of the current request as an endpoint does. Raises APIError."""
+    context = current_request_context()
     reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
-    ignored = await ignored_fields(body, SHAPES[endpoint], reply.wanted.unused_fields)
-    context.ignored_fields = ignored.header
+    reply.ignored = await ignored_fields(body, SHAPES[endpoint], reply.wanted.unused_fields)
+    context.ignored_fields = reply.ignored.header
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
-    caller = await caller_of(context, data, str(body.get("model") or desk.info.model_names[0]))
-    encode = reply.wanted.encode(context.request_id, caller.tenant)
-    reply.wanted = reply.wanted.without_prompts()
-    return _Prepared(reply, encode, caller, share, ignored)
+    return reply
 
 
-def traced_request(context: RequestContext, reply: Reply) -> TracedRequest:
+def open_request(
+    request: Encode | Forward, endpoint: str, caller: Caller, desk: Desk, options: AppOptions, traced: TracedRequest
+) -> Ticket:
+    """Open the current request, which its scope leaves, and which ends at its deadline. Raises APIError."""
+    context = current_request_context()
+    try:
+        ticket = desk.open(request, endpoint, caller)
+    except DeskClosed as closed:
+        raise unavailable(str(closed) or "The server is not accepting requests.") from None
+    context.scope.on_close(ticket.leave)
+    context.mailbox = ticket.mailbox
+    ticket.mailbox.when_closed(partial(context.account_closed, traced))
+    if options.request_timeout_s is not None:
+        context.scope.start_soon(_expire, ticket, options.request_timeout_s)
+    return ticket
+
+
+def _traced(context: RequestContext, reply: Reply) -> TracedRequest:
     """Return what a span shows of a request: numbers and names that were checked, and no text."""
     wanted = reply.wanted
     return attrs.evolve(
@@ -203,7 +199,7 @@ def traced_request(context: RequestContext, reply: Reply) -> TracedRequest:
     )
 
 
-async def expire(ticket: Ticket, after_s: float) -> None:
+async def _expire(ticket: Ticket, after_s: float) -> None:
     """End a request at its deadline. Its scope cancels this task when the request ends before."""
     await trio.sleep(after_s)
     ticket.expire(after_s)

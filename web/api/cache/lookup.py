@@ -24,23 +24,16 @@ from quipu.actors.messages.block_manager import MissReason
 from quipu.actors.messages.tiers import Tier
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.cache_answers import PromptLookUp
-from quipu.actors.request_desk.interface import (
-    Desk,
-    DeskClosed,
-    PromptRefused,
-)
+from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptRefused
 from quipu.actors.tokenizer.message_spans import span_at
 
 from ...options import AppOptions
 from ...request.errors import bad_value, from_request_error, unavailable, unknown_parameter
 from ...request.request_context import current_request_context
-from ..answer import ParsedRequest, Reader, whole_response
+from ..answer import Reader, read_reply, whole_response
 from ..anthropic.routes import read_message
 from ..bodies import take_body
-from ..body_table import SHAPES
 from ..fields import Fields, missing, parse_object, wrong_type
-from ..generation import check_priority
-from ..ignored_fields import ignored_fields
 from ..json_structure import MAX_CHAT_VALUES, MAX_VALUES
 from ..openai.responses_routes import read as read_response
 from ..openai.routes import read_chat, read_completion
@@ -100,12 +93,8 @@ async def _read(desk: Desk, options: AppOptions) -> Encode:
     if type(body) is not dict:
         raise wrong_type("body", "an object")
     del parsed, fields
-    context = current_request_context()
-    reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
-    wanted = reply.wanted
-    context.ignored_fields = (await ignored_fields(body, SHAPES[url], wanted.unused_fields)).header
-    check_priority(wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
-    return wanted.encode(context.request_id, context.principal.tenant)
+    reply, context = await read_reply(url, read, body, desk, options), current_request_context()
+    return reply.wanted.encode(context.request_id, context.principal.tenant)
 
 
 def _pieces(found: Sequence[PromptLookUp], now: float) -> Iterator[bytes]:

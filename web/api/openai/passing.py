@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import attrs
@@ -23,16 +22,16 @@ from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.upstream import Forward, UpstreamRefusal
 from quipu.actors.request_desk.forwarding import Placement
-from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo
+from quipu.actors.request_desk.interface import Desk, ServingInfo
 
 from ...auth.caller import caller_of
 from ...http.sse import DONE, PING, Sink
 from ...options import AppOptions
-from ...request.errors import APIError, error_of, raise_error_of, unavailable
+from ...request.errors import APIError, error_of, raise_error_of
 from ...request.request_context import current_request_context, note_error
 from ...request.tally import Tally
 from ..affinity import affinity_of, read_affinity_key
-from ..answer import ReceivedBody, expire, open_sink, stream_response
+from ..answer import ReceivedBody, open_request, open_sink, stream_response
 from ..body_table import PORTABLE
 from ..declared_body import Body
 from ..generation import GenerationRequest
@@ -65,49 +64,30 @@ class ForwardedRoute:
         return isinstance(options, dict) and options.keys() <= _PORTABLE_OPTIONS
 
     async def __call__(self, received: ReceivedBody, placement: Placement | None = None, /) -> Response:
-        return await pass_on(self.endpoint, self.desk, self.options, self.read_prompt, received, placement)
-
-
-async def pass_on(
-    endpoint: str,
-    desk: Desk,
-    options: AppOptions,
-    read_prompt: ReadPrompt,
-    received: ReceivedBody,
-    placement: Placement | None,
-) -> Response:
-    """Serve the current request with an upstream's answer. Raises APIError."""
-    context = current_request_context()
-    body, data = received.body, bytes(received.data)
-    caller = await caller_of(context, data, str(body["model"]))
-    forward = read_forward(context.request_id, endpoint, body, data, caller.tenant, options)
-    if desk.info.reads_forwards:
-        forward = attrs.evolve(forward, prompts=await _prompts_of(body, desk.info, read_prompt, options.max_sequences))
-    try:
-        ticket = desk.open(forward, endpoint, caller)
-    except DeskClosed as closed:
-        raise unavailable(str(closed) or "The server is not accepting requests.") from None
-    context.scope.on_close(ticket.leave)
-    mailbox = context.mailbox = ticket.mailbox
-    traced = attrs.evolve(context.traced, model=forward.model, is_streamed=forward.is_stream)
-    mailbox.when_closed(partial(context.account_closed, traced))
-    if options.request_timeout_s is not None:
-        context.scope.start_soon(expire, ticket, options.request_timeout_s)
-    outlet = PassedOn(open_sink(context, options), context.tally, context.log, placement)
-    mailbox.attach(outlet.consume)
-    context.scope.start_soon(ticket.pass_on, outlet)
-    is_stream = forward.is_stream
-    del forward, received, body, data
-    with trio.move_on_after(options.heartbeat_s if is_stream else math.inf):
-        await outlet.begun.wait()
-    if not outlet.begun.is_set():
-        outlet.begin_early()
-    if (closed_at_once := outlet.closed) is None:
-        return stream_response(outlet.sink, PING, context, options)
-    if outlet.refusal is not None:
-        return refused(outlet.refusal)
-    raise_error_of(closed_at_once)
-    return Response(outlet.last, content_type="application/json")
+        desk, options, context = self.desk, self.options, current_request_context()
+        body, data = received.body, bytes(received.data)
+        caller = await caller_of(context, data, str(body["model"]))
+        forward = read_forward(context.request_id, self.endpoint, body, data, caller.tenant, options)
+        if desk.info.reads_forwards:
+            prompts = await _prompts_of(body, desk.info, self.read_prompt, options.max_sequences)
+            forward = attrs.evolve(forward, prompts=prompts)
+        is_stream = forward.is_stream
+        traced = attrs.evolve(context.traced, model=forward.model, is_streamed=is_stream)
+        ticket = open_request(forward, self.endpoint, caller, desk, options, traced)
+        outlet = PassedOn(open_sink(context, options), context.tally, context.log, placement)
+        ticket.mailbox.attach(outlet.consume)
+        context.scope.start_soon(ticket.pass_on, outlet)
+        del forward, received, body, data
+        with trio.move_on_after(options.heartbeat_s if is_stream else math.inf):
+            await outlet.begun.wait()
+        if not outlet.begun.is_set():
+            outlet.begin_early()
+        if (closed_at_once := outlet.closed) is None:
+            return stream_response(outlet.sink, PING, context, options)
+        if outlet.refusal is not None:
+            return refused(outlet.refusal)
+        raise_error_of(closed_at_once)
+        return Response(outlet.last, content_type="application/json")
 
 
 async def _prompts_of(
