@@ -20,12 +20,12 @@ import trio
 from .config.runtime_config import RuntimeConfig
 from .detokenizer.decoder import Decoder
 from .detokenizer.output_format import choose_format
-from .fleet.upstreams.seats import UpstreamSeats
 from .kv_events.follower import chain_root
 from .messages.outcomes import RequestError
 from .messages.output import OutputFormat
 from .messages.prompts import Prompt, TextPrompt
 from .messages.upstream import Forward
+from .request_desk.upstream_pool import UpstreamPool
 from .router.upstream_routing import PromptKeys
 from .shared.block_keys import chain_keys
 from .shared.tokenizers_library import load_library
@@ -62,7 +62,7 @@ class UpstreamPrompts:
 
     tokenizers: Mapping[str, ForeignTokenizer]
     """By folder."""
-    seats: UpstreamSeats
+    pool: UpstreamPool
     block_sizes: dict[int, int] = attrs.field(factory=dict)
     """By upstream, as its events say."""
 
@@ -74,8 +74,8 @@ class UpstreamPrompts:
         with trio.move_on_after(MAX_ENCODING_S):
             tokens: dict[str, Sequence[int]] = {}
             keys: dict[tuple[str, int], PromptKeys] = {}
-            for seat in self.seats:
-                folder, size = seat.config.tokenizer, self.block_sizes.get(seat.engine_id)
+            for upstream in self.pool:
+                folder, size = upstream.config.tokenizer, self.block_sizes.get(upstream.engine_id)
                 if folder is None or size is None:
                     continue
                 if folder not in tokens:
@@ -83,7 +83,7 @@ class UpstreamPrompts:
                 if (folder, size) not in keys:
                     keys[folder, size] = await _keys_of(tokens[folder], size)
                 if tokens[folder]:
-                    found[seat.engine_id] = keys[folder, size]
+                    found[upstream.engine_id] = keys[folder, size]
         return found
 
     async def _encode(self, tokenizer: ForeignTokenizer, prompt: Prompt, forward: Forward) -> Sequence[int]:
@@ -113,11 +113,11 @@ async def _keys_of(token_ids: Sequence[int], block_size: int) -> PromptKeys:
 
 
 @asynccontextmanager
-async def open_prompts(config: RuntimeConfig, seats: UpstreamSeats) -> AsyncIterator[UpstreamPrompts]:
+async def open_prompts(config: RuntimeConfig, pool: UpstreamPool) -> AsyncIterator[UpstreamPrompts]:
     """Run the tokenizers of the upstreams until the block is left. Raises CheckpointError."""
     tokenizers: dict[str, ForeignTokenizer] = {}
     async with trio.open_nursery() as nursery:
-        for folder in {seat.config.tokenizer for seat in seats if seat.config.kv_events} - {None}:
+        for folder in {upstream.config.tokenizer for upstream in pool if upstream.config.kv_events} - {None}:
             assert folder is not None
             path = Path(folder)
             library, template = load_library(path), read_template(path)
@@ -130,5 +130,5 @@ async def open_prompts(config: RuntimeConfig, seats: UpstreamSeats) -> AsyncIter
             text = None if template is None else template.text
             output = choose_format(path, library, text, config.tool_call_parser, config.reasoning_parser).output
             tokenizers[folder] = ForeignTokenizer(pooled, output)
-        yield UpstreamPrompts(tokenizers, seats)
+        yield UpstreamPrompts(tokenizers, pool)
         nursery.cancel_scope.cancel()

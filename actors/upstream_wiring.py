@@ -29,13 +29,14 @@ from .config.runtime_config import RuntimeConfig
 from .fleet.upstream_http.upstream_client import UpstreamClient
 from .fleet.upstream_probes import UpstreamProbes
 from .fleet.upstreams.actor import Upstreams
-from .fleet.upstreams.seats import UpstreamSeat, UpstreamSeats
 from .kv_events.follower import CacheNews
 from .kv_events.subscriber import EventSubscriber
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane
 from .request_desk.engine_pool import EnginePool
-from .request_desk.interface import DrainMode, ServingInfo, UnknownEngine
+from .request_desk.health import DrainMode, UnknownEngine
+from .request_desk.interface import ServingInfo
+from .request_desk.upstream_pool import Upstream, UpstreamPool
 from .restarts import Deaths, keep_running
 from .router.balance import Balance
 from .router.routing import Routing
@@ -50,7 +51,7 @@ class UpstreamRuntime:
     desk: RequestDesk
     metrics: Metrics
     entry_store: EntryStore
-    seats: UpstreamSeats
+    pool: UpstreamPool
 
 
 class NoEngines:
@@ -85,12 +86,11 @@ class NoControl:
 @asynccontextmanager
 async def open_upstreams(
     config: RuntimeConfig, desk: RequestDesk, accountant: Channel[Any], metrics: Metrics, own: Routing | None = None
-) -> AsyncIterator[UpstreamSeats]:
+) -> AsyncIterator[UpstreamPool]:
     """Pass requests on to the upstreams of `config` until the block is left. `own`: of this server's engines."""
     own_names = config.model_names if config.num_engines else ()
-    configs = [(desk.pool.new_id(), upstream) for upstream in config.upstreams]
-    seats = UpstreamSeats(
-        [UpstreamSeat(engine_id, upstream) for engine_id, upstream in configs],
+    pool = UpstreamPool(
+        [Upstream(engine_id=desk.pool.new_id(), config=upstream) for upstream in config.upstreams],
         () if config.num_engines else config.model_names,
     )
     prefill_budget = config.engine.max_num_batched_tokens
@@ -99,50 +99,50 @@ async def open_upstreams(
         prefill_budget=prefill_budget,
         affinity_tokens=config.affinity_tokens,
     )
-    for seat in seats:
-        routing.add(seat.engine_id)
-        metrics.add_upstream(seat.engine_id)
+    for upstream in pool:
+        routing.add(upstream.engine_id)
+        metrics.add_upstream(upstream.engine_id)
 
-    def show(seat: UpstreamSeat) -> None:
-        metrics.set_upstream(seat.engine_id, is_ready=seat.is_ready, num_running=len(seat.exchanges))
+    def show(upstream: Upstream) -> None:
+        metrics.set_upstream(upstream.engine_id, is_ready=upstream.is_ready, num_running=len(upstream.exchanges))
 
-    def show_probed(seat: UpstreamSeat) -> None:
-        show(seat)
-        models = seats.models()
+    def show_probed(upstream: Upstream) -> None:
+        show(upstream)
+        models = pool.models()
         passed_on = {name: length for name, length in models.items() if name not in own_names}
         shared = frozenset(own_names) & models.keys()
         if (passed_on, shared) != (desk.info.passed_on, desk.info.shared):
             names = (*own_names, *passed_on)
             desk.info = attrs.evolve(desk.info, model_names=names, passed_on=passed_on, shared=shared)
 
-    async with UpstreamClient() as http, open_prompts(config, seats) as prompts, trio.open_nursery() as nursery:
+    async with UpstreamClient() as http, open_prompts(config, pool) as prompts, trio.open_nursery() as nursery:
         balance = None if own is None else Balance(config.routing, own, routing, prefill_budget=prefill_budget)
-        desk.upstreams = Upstreams(seats, http, desk, accountant, routing, show, prompts.find, balance)
+        desk.upstreams = Upstreams(pool, http, desk, accountant, routing, show, prompts.find, balance)
         if prompts.tokenizers:
             output = next(iter(prompts.tokenizers.values())).output
             chosen = desk.info.output if config.num_engines else output
             desk.info = attrs.evolve(desk.info, reads_forwards=True, output=chosen)
         with ExitStack() as subscribers:
-            for seat in seats:
-                if (endpoint := seat.config.kv_events) is not None and seat.config.tokenizer is not None:
-                    take = partial(_take_news, seat, routing, prompts)
+            for upstream in pool:
+                if (endpoint := upstream.config.kv_events) is not None and upstream.config.tokenizer is not None:
+                    take = partial(_take_news, upstream, routing, prompts)
                     subscriber = EventSubscriber(endpoint, take)
                     subscribers.callback(subscriber.close)
                     await subscriber.start()
-            await nursery.start(UpstreamProbes(seats, http, show_probed).run)
-            yield seats
+            await nursery.start(UpstreamProbes(pool, http, show_probed).run)
+            yield pool
             nursery.cancel_scope.cancel()
 
 
-def _take_news(seat: UpstreamSeat, routing: UpstreamRouting, prompts: UpstreamPrompts, news: CacheNews) -> None:
+def _take_news(upstream: Upstream, routing: UpstreamRouting, prompts: UpstreamPrompts, news: CacheNews) -> None:
     """Note what has changed in an upstream's cache."""
     if news.is_cleared:
-        routing.on_cleared(seat.engine_id)
-    routing.on_removed(seat.engine_id, news.removed)
-    routing.on_stored(seat.engine_id, news.stored)
-    seat.num_blocks_known = news.num_blocks
+        routing.on_cleared(upstream.engine_id)
+    routing.on_removed(upstream.engine_id, news.removed)
+    routing.on_stored(upstream.engine_id, news.stored)
+    upstream.num_blocks_known = news.num_blocks
     if news.block_size is not None:
-        prompts.block_sizes[seat.engine_id] = news.block_size
+        prompts.block_sizes[upstream.engine_id] = news.block_size
 
 
 @asynccontextmanager
@@ -181,7 +181,7 @@ async def open_upstream_runtime(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_running, run_accountant, deaths, store.record_crash)
-        async with open_upstreams(config, desk, accounts, metrics) as seats:
-            desk.health_of_engines = seats.health
-            yield UpstreamRuntime(desk, metrics, store, seats)
+        async with open_upstreams(config, desk, accounts, metrics) as served:
+            desk.health_of_engines = served.health
+            yield UpstreamRuntime(desk, metrics, store, served)
         nursery.cancel_scope.cancel()

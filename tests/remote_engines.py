@@ -18,7 +18,7 @@ from quipu.actors.fleet.cluster.remote_host import RemoteHost, open_cluster, rem
 from quipu.actors.fleet.cluster.remote_process import Nodes, RemoteProcess
 from quipu.actors.fleet.processes.link_tls import tls_of
 from quipu.actors.fleet.processes.tcp_way import SCHEME
-from quipu.actors.request_desk.interface import EngineState
+from quipu.actors.request_desk.health import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials
 from tests.cut_links import Cable

@@ -17,7 +17,8 @@ import trio
 
 from ..config.runtime_config import RuntimeConfig
 from ..request_desk.engine_pool import EnginePool, EngineSeat
-from ..request_desk.interface import DrainMode, EngineControl, State
+from ..request_desk.health import DrainMode, State
+from ..request_desk.interface import EngineControl
 from .engine_loads import EngineLoad, Phase
 from .scaling import Add, Remove, ScalingLimits, ScalingPolicy
 

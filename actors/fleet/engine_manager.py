@@ -21,7 +21,7 @@ from ..messages.accountant import EngineDied, StepReport
 from ..messages.router import EngineClosing, EngineDown
 from ..request_desk.desk import RequestDesk
 from ..request_desk.engine_pool import EngineSeat
-from ..request_desk.interface import DrainMode, LastEngine
+from ..request_desk.health import DrainMode, LastEngine
 from ..router.route_store import RouterMessage
 from .supervisor import EngineHost, Supervisor
 

@@ -31,7 +31,8 @@ from ..messages.router import EngineDown, EngineUp
 from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from ..request_desk.desk import RequestDesk
 from ..request_desk.engine_pool import EngineMessage, EngineSeat
-from ..request_desk.interface import Health, State, describe_pool
+from ..request_desk.health import Health, State
+from ..request_desk.interface import describe_pool
 from ..router.route_store import RouterMessage
 from .frames import Unreadable
 

@@ -15,11 +15,11 @@ from functools import partial
 import structlog
 import trio
 
+from ..request_desk.upstream_pool import Upstream, UpstreamPool
 from ..threads import outlive_shortages
 from .upstream_http.upstream_client import UpstreamClient
 from .upstream_http.upstream_errors import OwnShortage, UpstreamError
 from .upstreams.attempts import FORBIDDEN, OK, UNAUTHORIZED, headers_for
-from .upstreams.seats import UpstreamSeat, UpstreamSeats
 
 log = structlog.get_logger()
 
@@ -39,12 +39,12 @@ MAX_SILENCE_S = 600.0
 class UpstreamProbes:
     def __init__(
         self,
-        seats: UpstreamSeats,
+        pool: UpstreamPool,
         http: UpstreamClient,
-        show: Callable[[UpstreamSeat], object],
+        show: Callable[[Upstream], object],
     ) -> None:
-        """`show(seat)` is called after each probe."""
-        self._seats = seats
+        """`show(upstream)` is called after each probe."""
+        self._pool = pool
         self._http = http
         self._show = show
 
@@ -53,59 +53,59 @@ class UpstreamProbes:
         async with trio.open_nursery() as nursery:
             with trio.move_on_after(FIRST_PROBES_S):
                 async with trio.open_nursery() as first:
-                    for seat in self._seats:
-                        first.start_soon(self._probe, seat)
-            for seat in self._seats:
-                nursery.start_soon(outlive_shortages, partial(self._keep_probing, seat), "upstream probes")
+                    for upstream in self._pool:
+                        first.start_soon(self._probe, upstream)
+            for upstream in self._pool:
+                nursery.start_soon(outlive_shortages, partial(self._keep_probing, upstream), "upstream probes")
             task_status.started()
 
-    async def _keep_probing(self, seat: UpstreamSeat) -> None:
+    async def _keep_probing(self, upstream: Upstream) -> None:
         while True:
             woken = trio.Event()
-            seat.wake = woken.set
-            with trio.move_on_after(seat.probe_in_s()):
+            upstream.wake = woken.set
+            with trio.move_on_after(upstream.probe_in_s()):
                 await woken.wait()
-                await trio.sleep(seat.probe_in_s())
-            await self._probe(seat)
+                await trio.sleep(upstream.probe_in_s())
+            await self._probe(upstream)
 
-    async def _probe(self, seat: UpstreamSeat) -> None:
+    async def _probe(self, upstream: Upstream) -> None:
         """Find out whether an upstream answers, and which models it has."""
         why: str | None = "it does not answer"
         with trio.move_on_after(PROBE_TIMEOUT_S):
             try:
-                why = await self._ask(seat)
+                why = await self._ask(upstream)
             except UpstreamError as error:
                 why = str(error)
             except OwnShortage as shortage:
-                log.warning("upstream.not_probed", engine_id=seat.engine_id, reason=str(shortage))
+                log.warning("upstream.not_probed", engine_id=upstream.engine_id, reason=str(shortage))
                 return
             except Exception:
-                log.exception("upstream.probe_crashed", engine_id=seat.engine_id)
+                log.exception("upstream.probe_crashed", engine_id=upstream.engine_id)
                 why = "it answers probes with what cannot be read"
         if why is None:
-            if seat.note_alive():
-                log.info("upstream.ready", engine_id=seat.engine_id, url=seat.url, models=list(seat.models))
+            if upstream.note_alive():
+                log.info("upstream.ready", engine_id=upstream.engine_id, url=upstream.url, models=list(upstream.models))
         else:
-            if seat.note_failed(why) or seat.num_probes_failed == 1:
-                log.warning("upstream.down", engine_id=seat.engine_id, url=seat.url, reason=why)
-            for exchange in seat.silent_since(trio.current_time() - SILENCE_S):
+            if upstream.note_failed(why) or upstream.num_probes_failed == 1:
+                log.warning("upstream.down", engine_id=upstream.engine_id, url=upstream.url, reason=why)
+            for exchange in upstream.silent_since(trio.current_time() - SILENCE_S):
                 exchange.give_up("it has gone silent")
-        for exchange in seat.silent_since(trio.current_time() - MAX_SILENCE_S):
+        for exchange in upstream.silent_since(trio.current_time() - MAX_SILENCE_S):
             if not exchange.is_timed:
                 exchange.give_up("it has sent nothing for too long")
-        self._show(seat)
+        self._show(upstream)
 
-    async def _ask(self, seat: UpstreamSeat) -> str | None:
+    async def _ask(self, upstream: Upstream) -> str | None:
         """Probe an upstream; return what is wrong with it."""
-        headers = headers_for(seat.config.key, "probe")
-        async with self._http.ask("GET", f"{seat.url}/health", headers) as response:
+        headers = headers_for(upstream.config.key, "probe")
+        async with self._http.ask("GET", f"{upstream.url}/health", headers) as response:
             if response.status >= 500:
                 return f"it says that it is not healthy (status {response.status})"
             with suppress(UpstreamError), trio.move_on_after(HEALTH_BODY_S):
                 await response.read_up_to(MAX_HEALTH_BYTES)
-        async with self._http.ask("GET", f"{seat.url}/v1/models", headers) as response:
+        async with self._http.ask("GET", f"{upstream.url}/v1/models", headers) as response:
             if response.status in (UNAUTHORIZED, FORBIDDEN):
                 return "it does not accept this server's key"
             if response.status == OK:
-                seat.read_models(await response.read_up_to(MAX_PROBE_BYTES))
+                upstream.read_models(await response.read_up_to(MAX_PROBE_BYTES))
         return None

@@ -24,20 +24,10 @@ from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.tokenizer import Encode, PromptQuestion
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
-from .cache_answers import Explain, PromptLookUp
 from .engine_lane import EngineLane
 from .engine_pool import EnginePool
-from .forwarding import Forwarding
-from .interface import (
-    DeskClosed,
-    DrainMode,
-    EngineControl,
-    EngineStatus,
-    Health,
-    ServingInfo,
-    State,
-    Withheld,
-)
+from .health import DrainMode, EngineStatus, Health, State, Withheld
+from .interface import DeskClosed, EngineControl, Explain, Forwarding, PromptLookUp, ServingInfo
 from .mailbox import Mailbox
 from .open_requests import OpenRequest
 from .prompt_questions import PromptQuestions
@@ -158,7 +148,7 @@ class RequestDesk:
     def health(self) -> Health:
         health = attrs.evolve(self.health_of_engines(), actor_restarts=self.actor_restarts())
         upstreams, starting = self.upstreams, (State.STARTING, State.RESTARTING)
-        if health.state in starting and upstreams is not None and upstreams.stands_in(self.info.shared):
+        if health.state in starting and upstreams is not None and upstreams.pool.stands_in(self.info.shared):
             detail = f"upstreams serve while no engine is ready: {health.detail}"
             health = attrs.evolve(health, state=State.READY, detail=detail)
         if health.state is not State.READY:

@@ -19,35 +19,44 @@ from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.supervisor import EngineReady
-from .interface import EngineState, EngineStatus, Health, State, UnknownEngine
+from .health import EngineState, EngineStatus, Health, State, UnknownEngine
 
 EngineMessage = Submit | Abort | ResetPrefixCache | LookUp
 
 
-@attrs.define(eq=False)
-class EngineSeat:
-    """One engine, whichever process it is at present."""
+@attrs.define(eq=False, kw_only=True)
+class PoolMember:
+    """Who answers requests, an engine of this server or another server, whichever process it is at present."""
 
     engine_id: int
+    """Given once to an engine or an upstream."""
+    health: Health
+    """Of this one alone."""
+    num_deaths: int = 0
+    """How often it died, or went down."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.health.is_ready
+
+
+@attrs.define(eq=False, kw_only=True)
+class EngineSeat(PoolMember):
+    """One engine."""
+
     queue: Channel[EngineMessage] = attrs.field(factory=lambda: Channel[EngineMessage](1))
     """What the router has sent it and it has not taken. Filled with `post` alone."""
     health: Health = attrs.field(factory=lambda: Health(State.STARTING, 0, "the engine is loading"))
-    """Of this engine alone."""
     ready: EngineReady | None = None
     """What it found out when it last became ready."""
     is_closing: bool = False
     """It is to end."""
-    num_deaths: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_used_blocks: int = 0
     """As its last report says."""
     num_computed_tokens: int = 0
     """Over all its incarnations."""
-
-    @property
-    def is_ready(self) -> bool:
-        return self.health.is_ready
 
     @property
     def is_given_up(self) -> bool:
@@ -126,7 +135,7 @@ class EnginePool:
         """Return the seat of a new engine."""
         engine_id = self.new_id()
         self._num_added += 1
-        seat = self._seats[engine_id] = EngineSeat(engine_id)
+        seat = self._seats[engine_id] = EngineSeat(engine_id=engine_id)
         return seat
 
     def new_id(self) -> int:

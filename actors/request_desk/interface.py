@@ -10,22 +10,23 @@ Submit of the request is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from typing import Protocol
 
 import attrs
 
 from ..cache_insight.cache_figures import CacheView
 from ..messages.accountant import Caller
+from ..messages.block_manager import CacheMiss
+from ..messages.explanations import Explanation
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
-from ..messages.prompts import Prompt
+from ..messages.prompts import PartSpan, Prompt
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
-from .cache_answers import Explain, PromptLookUp
-from .forwarding import Forwarding
+from .health import DrainMode, EngineStatus, Health
 from .mailbox import Mailbox
+from .upstream_pool import UpstreamPool
 
 
 class DeskClosed(Exception):
@@ -38,93 +39,6 @@ class PromptRefused(Exception):
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)
         self.error = error
-
-
-class State(StrEnum):
-    """What the supervisor knows about the engine."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    DRAINING = "draining"
-    REFUSING = "refusing"  # no usage record can be written, so no request is admitted
-    FAILED = "failed"
-
-
-class EngineState(StrEnum):
-    """What is known of one of several engines."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"  # it gets no more prompts, and ends when it has served what it holds
-    DEAD = "dead"  # a successor is about to be started, unless it died too often
-
-
-@attrs.frozen
-class EngineStatus:
-    """One engine, for operators."""
-
-    engine_id: int
-    """Counted from 0, and never given again."""
-    incarnation: int
-    """The last process started for it; counted over all engines of the server."""
-    state: EngineState
-    detail: str = ""
-    """Why it is not ready."""
-    ready: EngineReady | None = None
-    """What it found out when it last became ready."""
-    num_running: int = 0
-    num_waiting: int = 0
-    """Sequences, the ones on their way to it included."""
-    blocks_used: int = 0
-    blocks_total: int = 0
-    """KV blocks without the null block; 0 until it is ready."""
-    deaths: int = 0
-
-
-class DrainMode(StrEnum):
-    """What becomes of the sequences that a draining engine holds."""
-
-    FINISH = "finish"  # it ends them itself; when the time is up, the rest is handed over
-    HAND_OVER = "hand_over"  # other engines go on with them
-
-
-class UnknownEngine(Exception):
-    """There is no engine of that id. Answer 404."""
-
-
-class LastEngine(Exception):
-    """Without this engine nothing could be served any more. Answer 409."""
-
-
-@attrs.frozen
-class Health:
-    state: State
-    incarnation: int
-    """Engines started so far."""
-    detail: str
-    """Why it is not ready."""
-    actor_restarts: Mapping[str, int] = attrs.field(factory=dict)
-    """How often each actor of the web process died and was restarted, by name."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a token can be produced."""
-        return self.state is State.READY
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether nothing is broken; also true while the first engine loads or the server drains."""
-        return self.state in (State.STARTING, State.READY, State.DRAINING)
-
-
-@attrs.frozen
-class Withheld:
-    """Why a server whose engine is ready does not say so: it has not shown yet that clients are answered."""
-
-    state: State
-    """What it says instead."""
-    detail: str
 
 
 @attrs.frozen
@@ -165,6 +79,64 @@ def describe_pool(engine: EngineReady) -> dict[str, float]:
     if not engine.max_model_len:
         return {"num_tokens": num_tokens}
     return {"num_tokens": num_tokens, "max_concurrency": round(num_tokens / engine.max_model_len, 2)}
+
+
+class Placement(Protocol):
+    """Where a request is to go that both this server's engines and an upstream can serve."""
+
+    @property
+    def is_passed_on(self) -> bool: ...
+
+    def on_routed(self) -> None:
+        """Note that it was sent there, or is over. May be called any number of times."""
+        ...
+
+
+class Forwarding(Protocol):
+    """Passes requests on to other servers."""
+
+    @property
+    def pool(self) -> UpstreamPool: ...
+
+    def place(self, model: str, body: bytes | bytearray, tenant: str) -> Placement:
+        """Choose where a request for a model goes that engines of this server serve, too.
+
+        `on_routed` has to be called, however the request ends.
+        """
+        ...
+
+    async def pass_on(self, forward: Forward, outlet: ForwardOutlet) -> None:
+        """Have an upstream answer an open request, whose account is told of it. Returns when nothing more comes.
+
+        To be cancelled when the client leaves.
+        """
+        ...
+
+
+@attrs.frozen
+class PromptLookUp:
+    """What a prompt would find in the cache now."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    engine_id: int
+    """The engine that it would be sent to."""
+    miss: CacheMiss
+    """Why it is not more."""
+    pinned_for_s: float | None
+    """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
+    num_host_tokens: int = 0
+    """Those of the cached ones that would be loaded from the engine's host tier."""
+    spans: tuple[PartSpan, ...] = ()
+    """The tokens of each part of each message, if the prompt is a chat."""
+
+
+class Explain(Protocol):
+    """Explains what became of a request's prompts in the cache."""
+
+    def __call__(self, request_id: str, tenant: str | None, /) -> Explanation | None:
+        """Return what is known of a request of this tenant, None: of any; None if that is nothing, or not any more."""
+        ...
 
 
 class Ticket(Protocol):

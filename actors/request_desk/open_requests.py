@@ -17,7 +17,7 @@ from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.scheduler import Submit
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
-from .forwarding import Forwarding
+from .interface import Forwarding
 from .mailbox import Mailbox
 
 

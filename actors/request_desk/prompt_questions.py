@@ -17,8 +17,8 @@ from ..messages.handler import Counted, Keyed
 from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, Prompt
 from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
-from .cache_answers import PromptLookUp
 from .interface import (
+    PromptLookUp,
     PromptRefused,
 )
 from .lookups import Lookups

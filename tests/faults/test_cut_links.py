@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from quipu.actors.fleet.processes.process_host import LocalProcess
-from quipu.actors.request_desk.interface import EngineState
+from quipu.actors.request_desk.health import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials
 from tests.cut_links import CableHost

@@ -17,7 +17,7 @@ import trio.testing
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.outcomes import Fault, Outcome
-from quipu.actors.request_desk.interface import DrainMode, EngineState, LastEngine, UnknownEngine
+from quipu.actors.request_desk.health import DrainMode, EngineState, LastEngine, UnknownEngine
 from quipu.kernels.fake import continuation
 from tests.journals import KeptJournal
 from tests.prompts import prompt_of

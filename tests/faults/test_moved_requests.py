@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from quipu.actors.request_desk.interface import DrainMode
+from quipu.actors.request_desk.health import DrainMode
 from quipu.kernels.fake import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, kill_engine, small_runtime, text_of

@@ -15,7 +15,7 @@ from quipu.actors.fleet.supervisor import EngineGivenUp
 from quipu.actors.messages.outcomes import ErrorKind, Fault, FinishReason, Outcome
 from quipu.actors.messages.prompts import TokenPrompt
 from quipu.actors.messages.sampling import LogitRules
-from quipu.actors.request_desk.interface import State
+from quipu.actors.request_desk.health import State
 from quipu.kernels.fake import continuation
 from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
 from tests.grammars import PERSON, schema

@@ -14,7 +14,7 @@ from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.scheduler import StepResult
-from quipu.actors.request_desk.interface import State
+from quipu.actors.request_desk.health import State
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import Dials, continuation
 from tests.prompts import prompt_of

@@ -26,19 +26,16 @@ from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.cache_answers import Explain, PromptLookUp
-from quipu.actors.request_desk.forwarding import Forwarding
-from quipu.actors.request_desk.interface import (
-    DeskClosed,
+from quipu.actors.request_desk.health import (
     DrainMode,
     EngineState,
     EngineStatus,
     Health,
     LastEngine,
-    ServingInfo,
     State,
     UnknownEngine,
 )
+from quipu.actors.request_desk.interface import DeskClosed, Explain, Forwarding, PromptLookUp, ServingInfo
 from quipu.actors.request_desk.mailbox import Mailbox
 from quipu.actors.shared.scored_tokens import ScoredColumns
 from quipu.actors.shared.token_decoding import TokenText

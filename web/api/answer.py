@@ -26,8 +26,7 @@ from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.upstream import Forward
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.forwarding import Placement
-from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo, Ticket
+from quipu.actors.request_desk.interface import Desk, DeskClosed, Placement, ServingInfo, Ticket
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of

@@ -13,7 +13,7 @@ import trio
 
 from quipu.actors.fleet.processes.log_format import is_for_people
 from quipu.actors.fleet.processes.log_writer import LogWriter
-from quipu.actors.request_desk.interface import Health
+from quipu.actors.request_desk.health import Health
 
 from ..http.server import Address
 from .service_manager import POLL_S

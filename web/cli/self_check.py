@@ -22,7 +22,7 @@ from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallabl
 from quart import Response
 
 from quipu.actors.request_desk.desk import RequestDesk
-from quipu.actors.request_desk.interface import State, Withheld
+from quipu.actors.request_desk.health import State, Withheld
 
 from ..app import make_app
 from ..request.request_context import current_request_context

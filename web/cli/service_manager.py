@@ -19,7 +19,7 @@ from contextlib import suppress
 import attrs
 import trio
 
-from quipu.actors.request_desk.interface import Health
+from quipu.actors.request_desk.health import Health
 
 POLL_S = 0.1
 """How often it looks at the server's health."""

@@ -21,14 +21,13 @@ from quipu.actors.messages.prompts import Prompt, TextPrompt
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.upstream import Forward, ForwardOutlet
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.cache_answers import Explain, PromptLookUp
-from quipu.actors.request_desk.forwarding import Forwarding
+from quipu.actors.request_desk.health import DrainMode, EngineStatus, Health
 from quipu.actors.request_desk.interface import (
     Desk,
     DeskClosed,
-    DrainMode,
-    EngineStatus,
-    Health,
+    Explain,
+    Forwarding,
+    PromptLookUp,
     PromptRefused,
     ServingInfo,
 )

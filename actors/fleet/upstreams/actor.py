@@ -12,7 +12,7 @@ read holds up nobody but its own upstream's connection; no key is logged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import attrs
@@ -24,7 +24,8 @@ from ...messages.accountant import Answered, Answering, Forwarded, Refused
 from ...messages.outcomes import ErrorKind, Fault, RequestError
 from ...messages.upstream import ForeignUsage, Forward, ForwardOutlet
 from ...request_desk.desk import RequestDesk
-from ...request_desk.forwarding import Placement, UpstreamStatus
+from ...request_desk.interface import Placement
+from ...request_desk.upstream_pool import Upstream, UpstreamPool
 from ..upstream_http.upstream_client import Response, UpstreamClient
 from ..upstream_http.upstream_errors import OwnShortage, UpstreamError
 from .attempts import (
@@ -41,7 +42,6 @@ from .attempts import (
 from .choosing import Balancer, Chooser, Chosen, FindPrompts, Prompts
 from .event_stream import UpstreamGarbage
 from .relay import Relay, UpstreamFailure, body_for, reading
-from .seats import UpstreamSeat, UpstreamSeats
 
 log = structlog.get_logger()
 
@@ -91,20 +91,20 @@ class Upstreams:
 
     def __init__(
         self,
-        seats: UpstreamSeats,
+        pool: UpstreamPool,
         http: UpstreamClient,
         desk: RequestDesk,
         accountant: Poster[Forwarded | Answering | Answered | Refused],
         chooser: Chooser,
-        show: Callable[[UpstreamSeat], object],
+        show: Callable[[Upstream], object],
         find_prompts: FindPrompts = no_prompts,
         balancer: Balancer | None = None,
     ) -> None:
-        """`show(seat)` is called whenever what an upstream is doing has changed.
+        """`show(upstream)` is called whenever what an upstream is doing has changed.
 
         `balancer`: where there are engines that may serve the same models.
         """
-        self._seats = seats
+        self.pool = pool
         self._http = http
         self._desk = desk
         self._accountant = accountant
@@ -113,18 +113,9 @@ class Upstreams:
         self._find_prompts = find_prompts
         self._balancer = balancer
 
-    def serves(self, model: str) -> bool:
-        return self._seats.serves(model)
-
     def place(self, model: str, body: bytes | bytearray, tenant: str) -> Placement:
         assert self._balancer is not None, "there is no engine that serves it"
-        return self._balancer.place(self._seats.candidates(model, ()), body, tenant)
-
-    def stands_in(self, models: Collection[str]) -> bool:
-        return any(self._seats.candidates(model, ()) for model in models)
-
-    def statuses(self) -> Sequence[UpstreamStatus]:
-        return self._seats.statuses()
+        return self._balancer.place(self.pool.candidates(model, ()), body, tenant)
 
     # ------------------------------------------------------------ requests
 
@@ -148,12 +139,12 @@ class Upstreams:
         prompts = await self._find_prompts(forward)
         tried: set[int] = set()
         failed: Failed | None = None
-        while len(tried) < MAX_ATTEMPTS and (candidates := self._seats.candidates(forward.model, tried)):
+        while len(tried) < MAX_ATTEMPTS and (candidates := self.pool.candidates(forward.model, tried)):
             route = self._chooser.route(candidates, len(forward.body), prompts, forward.affinity or None)
             tried.add(route.engine_id)
             passing.outlet.on_routed()
             try:
-                failed = await self._attempt(passing, self._seats[route.engine_id], route)
+                failed = await self._attempt(passing, self.pool[route.engine_id], route)
             finally:
                 self._chooser.drop(route)
             if failed is None:
@@ -170,17 +161,19 @@ class Upstreams:
         fault = Fault.ENGINE_DIED if passing.has_begun else None
         self._accountant.post(Refused(passing.forward.request_id, error, fault))
 
-    async def _attempt(self, passing: _Passing, seat: UpstreamSeat, route: Chosen) -> Failed | None:
+    async def _attempt(self, passing: _Passing, upstream: Upstream, route: Chosen) -> Failed | None:
         """Send the request to one upstream; return why it has failed."""
         forward = passing.forward
-        passing.relay = relay_for(forward, route.estimate, is_continuous=seat.config.continuous_usage)
-        self._accountant.post(Forwarded(forward.request_id, seat.engine_id, seat.incarnation, route.estimate))
+        passing.relay = relay_for(forward, route.estimate, is_continuous=upstream.config.continuous_usage)
+        self._accountant.post(
+            Forwarded(forward.request_id, upstream.engine_id, upstream.health.incarnation, route.estimate)
+        )
         with trio.CancelScope() as scope:
             exchange = _Exchange(scope, trio.current_time(), forward.is_timed)
-            seat.exchanges[exchange] = None
-            self._show(seat)
+            upstream.exchanges[exchange] = None
+            self._show(upstream)
             try:
-                failed = await self._exchange(passing, seat, route, exchange)
+                failed = await self._exchange(passing, upstream, route, exchange)
             except UpstreamError as error:
                 failed = Failed(str(error), is_unreachable=error.is_unreachable)
             except OwnShortage as shortage:
@@ -190,24 +183,28 @@ class Upstreams:
             except UpstreamFailure as failure:
                 failed = Failed(f"it sent {failure}", event=failure.event)
             finally:
-                del seat.exchanges[exchange]
-                self._show(seat)
+                del upstream.exchanges[exchange]
+                self._show(upstream)
         if scope.cancelled_caught:
             failed = Failed(exchange.given_up or "it was given up")
         if failed is not None:
-            log.warning("upstream.failed", request_id=forward.request_id, engine_id=seat.engine_id, reason=failed.why)
-            if failed.is_unreachable and seat.suspect(failed.why):
-                log.warning("upstream.down", engine_id=seat.engine_id, url=seat.url, reason=seat.detail)
+            log.warning(
+                "upstream.failed", request_id=forward.request_id, engine_id=upstream.engine_id, reason=failed.why
+            )
+            if failed.is_unreachable and upstream.suspect(failed.why):
+                log.warning(
+                    "upstream.down", engine_id=upstream.engine_id, url=upstream.url, reason=upstream.health.detail
+                )
         return failed
 
     async def _exchange(
-        self, passing: _Passing, seat: UpstreamSeat, route: Chosen, exchange: _Exchange
+        self, passing: _Passing, upstream: Upstream, route: Chosen, exchange: _Exchange
     ) -> Failed | None:
         forward, relay = passing.forward, passing.relay
         assert relay is not None
-        body = body_for(forward, seat.model_for(forward.model), is_continuous=seat.config.continuous_usage)
-        headers = headers_for(seat.config.key, forward.request_id)
-        async with self._http.ask("POST", seat.url + forward.path, headers, body) as response:
+        body = body_for(forward, upstream.model_for(forward.model), is_continuous=upstream.config.continuous_usage)
+        headers = headers_for(upstream.config.key, forward.request_id)
+        async with self._http.ask("POST", upstream.url + forward.path, headers, body) as response:
             exchange.heard_at = trio.current_time()
             if (failed := failure_of_status(response.status)) is not None:
                 return failed
@@ -229,7 +226,7 @@ class Upstreams:
         self._begin(passing, route)
         if relay.usage.problems:
             problems = list(relay.usage.problems)
-            log.warning("upstream.impossible_usage", engine_id=seat.engine_id, problems=problems)
+            log.warning("upstream.impossible_usage", engine_id=upstream.engine_id, problems=problems)
         passing.is_complete = True
         passing.outlet.finish(last)
         return None

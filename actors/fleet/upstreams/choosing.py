@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...messages.upstream import Forward
-from ...request_desk.forwarding import Placement
+from ...request_desk.interface import Placement
 
 
 class Chosen(Protocol):

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.fleet.supervisor import Death, EngineLink
-from quipu.actors.request_desk.interface import DrainMode, EngineState
+from quipu.actors.request_desk.health import DrainMode, EngineState
 from quipu.kernels.fake import Dials, continuation
 from tests.prompts import prompt_of
 from tests.runtimes import Client, small_runtime, text_of

@@ -21,7 +21,7 @@ from quipu.actors.fleet.processes.greeting import greeting
 from quipu.actors.fleet.processes.log_writer import LogWriter
 from quipu.actors.fleet.processes.process_host import ProcessHost
 from quipu.actors.fleet.supervisor import MAX_BACKOFF_S, Death, EngineGivenUp, EngineLink, EngineRefusal
-from quipu.actors.request_desk.interface import State
+from quipu.actors.request_desk.health import State
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import open_runtime
 from tests.links import make_link

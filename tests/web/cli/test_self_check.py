@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from quipu.actors.request_desk.desk import RequestDesk
-from quipu.actors.request_desk.interface import State
+from quipu.actors.request_desk.health import State
 from quipu.web.api.bodies import MeteredBody
 from quipu.web.app import make_app
 from quipu.web.cli import self_check

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from quipu.actors.request_desk.interface import Health, State
+from quipu.actors.request_desk.health import Health, State
 from quipu.web.cli.service_manager import POLL_S, Manager, find_manager, notify
 
 UNIT = Path(__file__).parents[3] / "deploy" / "quipu.service"

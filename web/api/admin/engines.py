@@ -24,14 +24,8 @@ from quart_trio import QuartTrio
 
 from quipu.actors.config.declarations import Bounds
 from quipu.actors.config.runtime_config import MAX_ENGINES
-from quipu.actors.request_desk.interface import (
-    Desk,
-    DrainMode,
-    EngineState,
-    EngineStatus,
-    LastEngine,
-    UnknownEngine,
-)
+from quipu.actors.request_desk.health import DrainMode, EngineState, EngineStatus, LastEngine, UnknownEngine
+from quipu.actors.request_desk.interface import Desk
 
 from ...request.errors import APIError, bad_value, no_engines, not_found
 from ...request.request_context import current_request_context

@@ -16,7 +16,8 @@ from quart_trio import QuartTrio
 import quipu
 from quipu.actors.messages.output import OutputFormat
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.interface import Desk, EngineState, EngineStatus, Health, describe_pool
+from quipu.actors.request_desk.health import EngineState, EngineStatus, Health, State
+from quipu.actors.request_desk.interface import Desk, describe_pool
 
 from ...auth.keys import KeyStore
 from ...request.errors import RETRY_AFTER_S, no_engines
@@ -83,19 +84,19 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
 
 def describe_upstreams(desk: Desk) -> list[dict[str, Any]]:
     """Return the servers that requests are passed on to. Their keys are nowhere in it."""
-    statuses = () if desk.upstreams is None else desk.upstreams.statuses()
+    upstreams = () if desk.upstreams is None else desk.upstreams.pool
     return [
         {
-            "id": status.engine_id,
-            "url": status.url,
-            "state": status.state,
-            "detail": status.detail,
-            "models": status.models,
-            "num_running": status.num_running,
-            "blocks_known": status.num_blocks_known,
-            "failures": status.failures,
+            "id": upstream.engine_id,
+            "url": upstream.url,
+            "state": "down" if upstream.health.state is State.RESTARTING else upstream.health.state,
+            "detail": upstream.health.detail,
+            "models": tuple(upstream.models),
+            "num_running": len(upstream.exchanges),
+            "blocks_known": upstream.num_blocks_known,
+            "failures": upstream.num_deaths,
         }
-        for status in statuses
+        for upstream in upstreams
     ]
 
 

@@ -23,8 +23,7 @@ from quipu.actors.config.declarations import CHAT, COMPLETIONS, MESSAGES, RESPON
 from quipu.actors.messages.block_manager import MissReason
 from quipu.actors.messages.tiers import Tier
 from quipu.actors.messages.tokenizer import Encode
-from quipu.actors.request_desk.cache_answers import PromptLookUp
-from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptRefused
+from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptLookUp, PromptRefused
 from quipu.actors.tokenizer.message_spans import span_at
 
 from ...options import AppOptions

@@ -21,8 +21,7 @@ from quart import Response
 from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.upstream import Forward, UpstreamRefusal
-from quipu.actors.request_desk.forwarding import Placement
-from quipu.actors.request_desk.interface import Desk, ServingInfo
+from quipu.actors.request_desk.interface import Desk, Placement, ServingInfo
 
 from ...auth.caller import caller_of
 from ...http.sse import DONE, PING, Sink

@@ -22,7 +22,7 @@ from quipu.actors.fleet.cluster.ray_nodes import check_ray, open_ray
 from quipu.actors.fleet.cluster.remote_process import RemoteProcess
 from quipu.actors.fleet.supervisor import EngineRefusal
 from quipu.actors.ledger.reconciling import parse_metrics
-from quipu.actors.request_desk.interface import DrainMode, EngineState
+from quipu.actors.request_desk.health import DrainMode, EngineState
 from quipu.actors.shared.checkpoint import CheckpointError
 from tests.actors.fleet.cluster.ray_nodes import RayNodes
 from tests.e2e.servers import Server, serve_command, start_quipu

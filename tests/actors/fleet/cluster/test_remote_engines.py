@@ -21,7 +21,7 @@ from quipu.actors.fleet.processes.connected_host import NotStarted
 from quipu.actors.fleet.processes.greeting import OtherVersion
 from quipu.actors.fleet.supervisor import EngineRefusal, Mismatch
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.interface import EngineState
+from quipu.actors.request_desk.health import EngineState
 from tests.links import make_link
 from tests.processes import has_ended
 from tests.prompts import prompt_of

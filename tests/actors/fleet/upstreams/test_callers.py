@@ -12,8 +12,8 @@ import trustme
 
 from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.fleet import upstream_probes
-from quipu.actors.fleet.upstreams import seats
 from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.actors.request_desk import upstream_pool
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
 from tests.upstreams import (
@@ -103,7 +103,7 @@ async def test_https_upstream(is_trusted: bool, tmp_path: Path, monkeypatch: pyt
 @pytest.fixture
 def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (seats, "PROBE_S", 0.02),
+        (upstream_pool, "PROBE_S", 0.02),
         (upstream_probes, "SILENCE_S", 0.1),
     ):
         monkeypatch.setattr(module, name, value)

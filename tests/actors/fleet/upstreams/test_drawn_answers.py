@@ -12,9 +12,10 @@ import structlog.testing
 import trio
 
 from bench.stalls.drawn_answers import drawn_answer
-from quipu.actors.fleet.upstreams import actor, seats
+from quipu.actors.fleet.upstreams import actor
 from quipu.actors.messages.counts import MAX_COUNT, Known
 from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.request_desk import upstream_pool
 from tests.upstreams import Answering, Asked, hello, open_fake, whole
 
 NUM_ANSWERS = 250
@@ -61,9 +62,9 @@ async def test_answers(monkeypatch: pytest.MonkeyPatch, streams: bool) -> None:
 
 async def test_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever probes are answered with, they go on, and the other upstream serves."""
-    monkeypatch.setattr(seats, "PROBE_S", 0.002)
-    monkeypatch.setattr(seats, "FIRST_BACKOFF_S", 0.002)
-    monkeypatch.setattr(seats, "MAX_BACKOFF_S", 0.002)
+    monkeypatch.setattr(upstream_pool, "PROBE_S", 0.002)
+    monkeypatch.setattr(upstream_pool, "FIRST_BACKOFF_S", 0.002)
+    monkeypatch.setattr(upstream_pool, "MAX_BACKOFF_S", 0.002)
     numbers = iter(range(10**6))
 
     async def probe(asked: Asked, answering: Answering) -> None:

@@ -14,11 +14,11 @@ import trio
 
 from quipu.actors.fleet import upstream_probes
 from quipu.actors.fleet.upstream_http import upstream_client
-from quipu.actors.fleet.upstreams import seats
 from quipu.actors.fleet.upstreams.answers import MAX_CHOICES, Choice
 from quipu.actors.fleet.upstreams.relay import Ends
 from quipu.actors.messages.counts import UNKNOWN
 from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.request_desk import upstream_pool
 from quipu.web.options import AppOptions
 from tests.upstreams import ASK, CHAT, USAGE, Answering, Asked, Script, chunk, hello, open_fake, whole
 
@@ -53,15 +53,15 @@ def with_head(status: str, headers: str, body: bytes = b"{}") -> Script:
 @pytest.mark.parametrize("status", ["200 OK", "302 Found", "400 Bad", "101 Switching", "2xx No", "700 \u00ff"])
 async def test_heads(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
     """Whatever head an upstream sends, to a request or to a probe: the server and its other upstream serve on."""
-    monkeypatch.setattr(seats, "PROBE_S", 0.005)
-    monkeypatch.setattr(seats, "FIRST_BACKOFF_S", 0.005)
-    monkeypatch.setattr(seats, "MAX_BACKOFF_S", 0.005)
+    monkeypatch.setattr(upstream_pool, "PROBE_S", 0.005)
+    monkeypatch.setattr(upstream_pool, "FIRST_BACKOFF_S", 0.005)
+    monkeypatch.setattr(upstream_pool, "MAX_BACKOFF_S", 0.005)
     with structlog.testing.capture_logs() as lines:
         async with open_fake(hello, hello) as (served, (hostile, well)):
             for headers in HEADERS.values():
                 hostile.script = with_head(status, headers)
                 hostile.probe = None
-                while not all(seat.is_ready for seat in served.front.seats):
+                while not all(upstream.is_ready for upstream in served.front.pool):
                     await trio.sleep(0.001)
                 num_asked = len(hostile.asked)
                 answers = [await served.ask() for _ in range(2)]
@@ -272,10 +272,10 @@ async def test_own_shortage_is_not_the_upstreams_fault(monkeypatch: pytest.Monke
     connect = trio.open_tcp_stream
 
     async with open_fake() as (served, _):
-        (seat,) = served.front.seats
+        (upstream,) = served.front.pool
 
         async def open_no_other(host: str, port: int, **options: Any) -> trio.SocketStream:
-            if str(port) in seat.url:
+            if str(port) in upstream.url:
                 raise OSError("all attempts to connect failed") from ExceptionGroup("", [OSError(24, "Too many files")])
             return await connect(host, port, **options)
 
@@ -283,16 +283,16 @@ async def test_own_shortage_is_not_the_upstreams_fault(monkeypatch: pytest.Monke
             short.setattr(trio, "open_tcp_stream", open_no_other)
             answer = await served.ask()
             assert answer.status_code == 503 and "retry-after" in answer.headers
-            seat.wake()
+            upstream.wake()
             await trio.sleep(0.05)
-            assert seat.is_ready and not seat.num_failures
+            assert upstream.is_ready and not upstream.num_deaths
         assert (await served.ask()).status_code == 200
 
 
 @pytest.mark.parametrize("timeout_s", [None, 100.0])
 async def test_answers_probes_only(monkeypatch: pytest.MonkeyPatch, timeout_s: float | None) -> None:
     """An upstream that answers probes and never a request is given up, unless the request has a deadline."""
-    monkeypatch.setattr(seats, "PROBE_S", 0.01)
+    monkeypatch.setattr(upstream_pool, "PROBE_S", 0.01)
     monkeypatch.setattr(upstream_probes, "MAX_SILENCE_S", 0.05)
 
     async def silent(asked: Asked, answering: Answering) -> None:
@@ -310,7 +310,7 @@ async def test_answers_probes_only(monkeypatch: pytest.MonkeyPatch, timeout_s: f
 
 async def test_health_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strangers are not told where upstreams are; operators are."""
-    monkeypatch.setattr(seats, "PROBE_S", 0.01)
+    monkeypatch.setattr(upstream_pool, "PROBE_S", 0.01)
     async with open_fake() as (served, (fake,)):
         fake.is_healthy = False
         await _until_down(served.client)
@@ -326,7 +326,7 @@ async def _until_down(client: httpx2.AsyncClient) -> None:
 
 async def test_lists_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that cannot be read changes nothing, and a length that cannot be is not said."""
-    monkeypatch.setattr(seats, "PROBE_S", 0.01)
+    monkeypatch.setattr(upstream_pool, "PROBE_S", 0.01)
     lists = [b'{"data":[{"id":"\xff"}]}', b'{"data":[{"id":"far","max_model_len":%d}]}' % 10**30, b"[" * 9000, b"\xff"]
 
     async with open_fake() as (served, (fake,)):

@@ -15,8 +15,8 @@ import trio
 from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.fleet.supervisor import Death, EngineLink
-from quipu.actors.fleet.upstreams import seats
-from quipu.actors.request_desk.interface import State
+from quipu.actors.request_desk import upstream_pool
+from quipu.actors.request_desk.health import State
 from quipu.web.app import make_app
 from quipu.web.http.server import ServerConfig, serve
 from tests.journals import KeptJournal
@@ -161,12 +161,12 @@ async def test_what_only_engines_can_do_stays_here(path: str, fields: dict[str, 
 
 async def test_engine_serves_alone_when_the_upstream_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upstream that answers no probes gets nothing, however busy the engine is."""
-    monkeypatch.setattr(seats, "PROBE_S", 0.02)
+    monkeypatch.setattr(upstream_pool, "PROBE_S", 0.02)
     async with open_shared() as shared:
         desk = shared.client.runtime.desk
         assert desk.upstreams is not None
         shared.fake.is_healthy = False
-        while desk.upstreams.stands_in(["far"]):
+        while desk.upstreams.pool.stands_in(["far"]):
             await trio.sleep(0.02)
         async with trio.open_nursery() as nursery:
             for _ in range(6):

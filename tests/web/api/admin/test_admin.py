@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from openai.types import Model
 
-from quipu.actors.request_desk.interface import State
+from quipu.actors.request_desk.health import State
 from quipu.web.app import make_app
 from tests.web.fakes import INFO, Client, FakeDesk
 

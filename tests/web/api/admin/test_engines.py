@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench.body_parts import JUNK, mostly
 from quipu.actors.config.runtime_config import MAX_ENGINES
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.interface import DrainMode, EngineState, EngineStatus
+from quipu.actors.request_desk.health import DrainMode, EngineState, EngineStatus
 from quipu.web.app import make_app
 from tests.web.fakes import INFO, Client, FakeDesk
 

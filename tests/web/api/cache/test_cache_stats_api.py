@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quipu.actors.cache_insight.cache_watch import CacheWatch, WatchedPrompt
-from quipu.actors.request_desk.interface import EngineState, EngineStatus
+from quipu.actors.request_desk.health import EngineState, EngineStatus
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore

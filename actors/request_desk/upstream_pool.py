@@ -12,9 +12,9 @@ from typing import Protocol
 import attrs
 import msgspec
 
-from ...config.upstream_config import UpstreamConfig
-from ...request_desk.forwarding import UpstreamState, UpstreamStatus
-from ...request_desk.interface import Health, State
+from ..config.upstream_config import UpstreamConfig
+from .engine_pool import PoolMember
+from .health import Health, State
 
 PROBE_S = 5.0
 """Between two probes of an upstream that is ready."""
@@ -58,22 +58,19 @@ class Exchange(Protocol):
         ...
 
 
-@attrs.define(eq=False)
-class UpstreamSeat:
-    """One upstream."""
+@attrs.define(eq=False, kw_only=True)
+class Upstream(PoolMember):
+    """One upstream: what an engine is to the pool of engines, but for blocks, of which it grants none."""
 
-    engine_id: int
     config: UpstreamConfig
-    incarnation: int = 0
-    """Counted up whenever it becomes ready."""
-    state: UpstreamState = UpstreamState.STARTING
-    detail: str = "it has not answered yet"
+    health: Health = attrs.field(factory=lambda: Health(State.STARTING, 0, "it has not answered yet"))
+    """Its incarnation is counted up whenever it becomes ready; while it is down, it is restarting."""
     models: dict[str, int | None] = attrs.field(factory=dict)
     """The names that it lists, in its order, and the context length that it says."""
-    num_failures: int = 0
     num_probes_failed: int = 0
     """Since it was ready."""
     num_blocks_known: int | None = None
+    """Blocks of its cache, as far as its events say. None: it publishes none, or its tokenizer is not known."""
     wake: Callable[[], object] = lambda: None
     """Have it probed at once."""
     exchanges: dict[Exchange, None] = attrs.field(factory=dict)
@@ -83,24 +80,19 @@ class UpstreamSeat:
     def url(self) -> str:
         return self.config.url
 
-    @property
-    def is_ready(self) -> bool:
-        return self.state is UpstreamState.READY
-
     def note_alive(self) -> bool:
         """Note that it has answered a probe; return whether it was not ready before."""
         if self.is_ready:
             return False
-        self.incarnation += 1
-        self.state, self.detail, self.num_probes_failed = UpstreamState.READY, "", 0
+        self.health, self.num_probes_failed = Health(State.READY, self.health.incarnation + 1, ""), 0
         return True
 
     def note_failed(self, why: str) -> bool:
         """Note that it cannot be reached; return whether it was ready before."""
         was_ready = self.is_ready
-        self.num_failures += was_ready
+        self.num_deaths += was_ready
         self.num_probes_failed += 1
-        self.state, self.detail = UpstreamState.DOWN, why
+        self.health = Health(State.RESTARTING, self.health.incarnation, why)
         return was_ready
 
     def suspect(self, why: str) -> bool:
@@ -137,69 +129,56 @@ class UpstreamSeat:
         has_changed, self.models = models != self.models, models
         return has_changed
 
-    def status(self) -> UpstreamStatus:
-        return UpstreamStatus(
-            engine_id=self.engine_id,
-            url=self.url,
-            state=self.state,
-            detail=self.detail,
-            models=tuple(self.models),
-            num_running=len(self.exchanges),
-            num_blocks_known=self.num_blocks_known,
-            failures=self.num_failures,
-        )
 
-
-class UpstreamSeats:
+class UpstreamPool:
     """All upstreams, by id."""
 
-    def __init__(self, seats: Sequence[UpstreamSeat], names: Sequence[str] = ()) -> None:
+    def __init__(self, upstreams: Sequence[Upstream], names: Sequence[str] = ()) -> None:
         """`names`: what every upstream serves, whatever it lists; empty: what each lists."""
-        self._seats = {seat.engine_id: seat for seat in seats}
+        self._upstreams = {upstream.engine_id: upstream for upstream in upstreams}
         self._names = tuple(names)
 
-    def __iter__(self) -> Iterator[UpstreamSeat]:
-        return iter(self._seats.values())
+    def __iter__(self) -> Iterator[Upstream]:
+        return iter(self._upstreams.values())
 
-    def __getitem__(self, engine_id: int) -> UpstreamSeat:
-        return self._seats[engine_id]
-
-    def serves(self, model: str) -> bool:
-        """Whether an upstream serves a model, or did when it last answered."""
-        return model in self._names or (not self._names and any(model in seat.models for seat in self))
+    def __getitem__(self, engine_id: int) -> Upstream:
+        return self._upstreams[engine_id]
 
     def candidates(self, model: str, tried: Collection[int]) -> list[int]:
         """Return the upstreams that may be sent a request."""
         return [
-            seat.engine_id
-            for seat in self
-            if seat.is_ready and seat.engine_id not in tried and (model in self._names or model in seat.models)
+            upstream.engine_id
+            for upstream in self
+            if upstream.is_ready
+            and upstream.engine_id not in tried
+            and (model in self._names or model in upstream.models)
         ]
 
     def models(self) -> Mapping[str, int | None]:
         """Return the models that are served, and their context lengths as far as they are known."""
         listed: dict[str, int | None] = {}
-        for seat in self:
-            for name, length in seat.models.items():
+        for upstream in self:
+            for name, length in upstream.models.items():
                 listed.setdefault(name, length)
         if not self._names:
             return listed
         return {name: listed.get(name, next(iter(listed.values()), None)) for name in self._names}
 
-    def statuses(self) -> tuple[UpstreamStatus, ...]:
-        return tuple(seat.status() for seat in self)
+    def stands_in(self, models: Collection[str]) -> bool:
+        """Whether an upstream is ready that serves one of these models."""
+        return any(self.candidates(model, ()) for model in models)
 
     def health(self) -> Health:
         """Return the health of a server that has nothing but upstreams: as good as its best one's.
 
         Everybody may see it, so it has no address.
         """
-        num_started = sum(seat.incarnation for seat in self)
-        missing = [seat for seat in self if not seat.is_ready]
-        if len(missing) < len(self._seats):
-            first = missing[0].detail if missing else ""
-            detail = f"{len(missing)} of {len(self._seats)} upstreams are not ready: {first}" if missing else ""
+        num_started = sum(upstream.health.incarnation for upstream in self)
+        missing = [upstream for upstream in self if not upstream.is_ready]
+        if len(missing) < len(self._upstreams):
+            first = missing[0].health.detail if missing else ""
+            detail = f"{len(missing)} of {len(self._upstreams)} upstreams are not ready: {first}" if missing else ""
             return Health(State.READY, num_started, detail)
-        is_starting = all(seat.state is UpstreamState.STARTING for seat in missing)
-        detail = f"no upstream is ready: {missing[0].detail if missing else 'there is none'}"
+        is_starting = all(upstream.health.state is State.STARTING for upstream in missing)
+        detail = f"no upstream is ready: {missing[0].health.detail if missing else 'there is none'}"
         return Health(State.STARTING if is_starting else State.RESTARTING, num_started, detail)
