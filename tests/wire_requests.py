@@ -117,9 +117,10 @@ async def _known(client: Client, place: Place, words: list[str]) -> list[str]:
         if rejected is None:
             assert len(batch) > 1, answer
             batches += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
-        else:
+        elif len(batch) == 1:
             known.append(f"{rejected}: {answer['error'].get('code', answer['error']['type'])}")
-            batches.append([word for word in batch if word != rejected])
+        else:  # alone, for some fields have an effect only beside others, which chance puts into one batch
+            batches += [[rejected], [word for word in batch if word != rejected]]
     return sorted(known)
 
 
