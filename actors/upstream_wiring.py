@@ -34,7 +34,6 @@ from .kv_events.subscriber import EventSubscriber
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane
 from .request_desk.engine_pool import EnginePool
-from .request_desk.health import DrainMode, UnknownEngine
 from .request_desk.interface import ServingInfo
 from .request_desk.upstream_pool import Upstream, UpstreamPool
 from .restarts import Deaths, keep_running
@@ -52,35 +51,6 @@ class UpstreamRuntime:
     metrics: Metrics
     entry_store: EntryStore
     pool: UpstreamPool
-
-
-class NoEngines:
-    """In place of what sends to engines, where there are none."""
-
-    def post(self, item: object, /) -> None:
-        pass
-
-    def post_first(self, items: object, /) -> None:
-        pass
-
-    def deliver_now(self, item: object, /) -> bool:
-        return True
-
-    def send_nowait(self, item: object, /) -> bool:
-        return True
-
-    async def send(self, item: object, /) -> None:
-        await trio.lowlevel.checkpoint()
-
-
-class NoControl:
-    """Starts no engines. The web layer refuses what would ask it to."""
-
-    def add(self, count: int) -> tuple[int, ...]:
-        raise RuntimeError("this server has no engines")
-
-    def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None, *, force: bool = False) -> None:
-        raise UnknownEngine(f"There is no engine {engine_id}.")
 
 
 @asynccontextmanager
@@ -152,20 +122,19 @@ async def open_upstream_runtime(
     """Run a server without engines until the block is left. Usage records go to `journal`; else they are not kept."""
     journal = NoJournal() if journal is None else journal
     accounts: Channel[Any] = Channel(config.report_slots)
-    nobody, pool = NoEngines(), EnginePool()
+    nobody: Channel[Any] = Channel(1)  # nothing is sent there where there are no engines
     metrics = Metrics(config.model_names[0] if config.model_names else "upstream", 0)
     desk = RequestDesk(
         info,
         encoder=nobody,
         lane=EngineLane(nobody, config.submit_slots),
-        engines=pool,
+        engines=EnginePool(),
         accountant=accounts,
         detokenizer=nobody,
         metrics=metrics.render,
         trouble=lambda: journal.trouble,
         max_open_requests=config.max_open_requests,
     )
-    desk.control = NoControl()
     store = make_entry_store(config, desk, metrics, trio.current_time)
     deaths = Deaths(
         "accountant",

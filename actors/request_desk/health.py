@@ -33,6 +33,14 @@ class EngineState(StrEnum):
     DEAD = "dead"  # a successor is about to be started, unless it died too often
 
 
+class UpstreamState(StrEnum):
+    """What probes know of an upstream."""
+
+    STARTING = "starting"  # it has not answered yet
+    READY = "ready"
+    DOWN = "down"  # it gets no request until it answers a probe
+
+
 @attrs.frozen
 class EngineStatus:
     """One engine, for operators."""

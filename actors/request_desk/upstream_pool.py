@@ -14,7 +14,7 @@ import msgspec
 
 from ..config.upstream_config import UpstreamConfig
 from .engine_pool import PoolMember
-from .health import Health, State
+from .health import Health, State, UpstreamState
 
 PROBE_S = 5.0
 """Between two probes of an upstream that is ready."""
@@ -79,6 +79,11 @@ class Upstream(PoolMember):
     @property
     def url(self) -> str:
         return self.config.url
+
+    @property
+    def state(self) -> UpstreamState:
+        is_down = self.health.state is State.RESTARTING
+        return UpstreamState.DOWN if is_down else UpstreamState(self.health.state.value)
 
     def note_alive(self) -> bool:
         """Note that it has answered a probe; return whether it was not ready before."""

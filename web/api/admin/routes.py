@@ -16,7 +16,7 @@ from quart_trio import QuartTrio
 import quipu
 from quipu.actors.messages.output import OutputFormat
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.health import EngineState, EngineStatus, Health, State
+from quipu.actors.request_desk.health import EngineState, EngineStatus, Health
 from quipu.actors.request_desk.interface import Desk, describe_pool
 
 from ...auth.keys import KeyStore
@@ -89,7 +89,7 @@ def describe_upstreams(desk: Desk) -> list[dict[str, Any]]:
         {
             "id": upstream.engine_id,
             "url": upstream.url,
-            "state": "down" if upstream.health.state is State.RESTARTING else upstream.health.state,
+            "state": upstream.state,
             "detail": upstream.health.detail,
             "models": tuple(upstream.models),
             "num_running": len(upstream.exchanges),
