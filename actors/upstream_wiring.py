@@ -32,9 +32,9 @@ from .fleet.upstreams.actor import Upstreams
 from .kv_events.follower import CacheNews
 from .kv_events.subscriber import EventSubscriber
 from .request_desk.desk import RequestDesk
-from .request_desk.engine_lane import EngineLane
 from .request_desk.engine_pool import EnginePool
 from .request_desk.interface import ServingInfo
+from .request_desk.live_sequences import LiveSequences
 from .request_desk.upstream_pool import Upstream, UpstreamPool
 from .restarts import Deaths, keep_running
 from .router.balance import Balance
@@ -127,7 +127,7 @@ async def open_upstream_runtime(
     desk = RequestDesk(
         info,
         encoder=nobody,
-        lane=EngineLane(nobody, config.submit_slots),
+        sequences=LiveSequences(nobody, config.submit_slots),
         engines=EnginePool(),
         accountant=accounts,
         detokenizer=nobody,

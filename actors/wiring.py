@@ -1,7 +1,7 @@
 """READ FIRST: every channel, every actor, every restart group, on one page.
 
     handler ──Encode──▶ tokenizer ──Submit, Abort──▶ router ──queue──▶ ENGINE: scheduler ⇄ KV-block manager
-       ▲                    │             (lane)    │   ▲              (each)    │  │ ▲
+       ▲                    │             (queue)   │   ▲              (each)    │  │ ▲
        │                 Prompted            Routed │   │StepReport              │  │ │
        │                    ▼                       ▼   │                        │  │ │
     mailbox ◀──Started── accountant ◀────────────────StepReport──────────────────┘  │ │
@@ -52,9 +52,9 @@ from .fleet.processes.process_host import local_hosts
 from .fleet.supervisor import EngineHost
 from .messages.accountant import Unsent
 from .request_desk.desk import RequestDesk
-from .request_desk.engine_lane import EngineLane
 from .request_desk.engine_pool import EnginePool, EngineSeat
 from .request_desk.interface import ServingInfo
+from .request_desk.live_sequences import LiveSequences
 from .restarts import Deaths, keep_running
 from .router.actor import Router
 from .router.dispatch import Dispatch
@@ -130,7 +130,7 @@ async def open_runtime(
     routes: Channel[RouterMessage] = Channel(1)
     accounts: Channel[Any] = Channel(config.report_slots)  # of AccountantMessage
     texts: Channel[DetokenizerMessage] = Channel(config.report_slots)
-    lane = EngineLane(routes, config.submit_slots, resumes=config.on_engine_death == "resume")
+    sequences = LiveSequences(routes, config.submit_slots, resumes=config.on_engine_death == "resume")
     engines = EnginePool()
 
     folder = Path(config.engine.model_path)
@@ -144,7 +144,7 @@ async def open_runtime(
     desk = RequestDesk(
         attrs.evolve(info, output=chosen.output),
         encoder=encodes,
-        lane=lane,
+        sequences=sequences,
         engines=engines,
         accountant=accounts,
         detokenizer=texts,
@@ -152,8 +152,8 @@ async def open_runtime(
         trouble=lambda: journal.trouble,
         max_open_requests=config.max_open_requests,
     )
-    lane.on_unsent = lambda sequence_id: accounts.post(Unsent(sequence_id))
-    lane.on_resumed = metrics.count_resumed
+    sequences.on_unsent = lambda sequence_id: accounts.post(Unsent(sequence_id))
+    sequences.on_resumed = metrics.count_resumed
     engines.on_stale_frames = metrics.count_stale_frames
     renderer = make_renderer(chat_template, config.chat_template_timeout_s)
     processes = EncodeProcesses(encoder, library.source) if encode_apart else None
@@ -202,15 +202,15 @@ async def open_runtime(
         await tokenizer.run(encodes)
 
     async def run_router() -> None:
-        dispatch = Dispatch(route_store, engines, lane, accounts, resume_on=config.resume_on)
+        dispatch = Dispatch(route_store, engines, sequences, accounts, resume_on=config.resume_on)
         await Router(route_store, dispatch).run(routes)
 
     def record_router_death() -> str | None:
         sequence_id = route_store.record_death()
-        return None if sequence_id is None else lane.request_of(sequence_id)
+        return None if sequence_id is None else sequences.request_of(sequence_id)
 
     async def run_detokenizer() -> None:
-        detokenizer = make_detokenizer(text_store, decoder, accounts, lane.abort, chosen.template)
+        detokenizer = make_detokenizer(text_store, decoder, accounts, sequences.abort, chosen.template)
         await detokenizer.run(texts)
 
     async def run_accountant() -> None:

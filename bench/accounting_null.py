@@ -80,7 +80,7 @@ class NullAccountant:
             columns = (report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons)
             await self._detokenizer.send(Tokens(*columns, report.scores))
         for sequence_id in report.terminal_ids:
-            self._desk.lane.mark_ended(sequence_id)
+            self._desk.sequences.mark_ended(sequence_id)
             self._ended(self._by_sequence.get(sequence_id, ""))
 
     def _ended(self, request_id: str) -> None:

@@ -9,9 +9,9 @@ import attrs
 from quipu.actors.channel import Channel
 from quipu.actors.fleet.supervisor import EngineLink
 from quipu.actors.messages.accountant import EngineDied, StepReport
-from quipu.actors.request_desk.engine_lane import EngineLane
 from quipu.actors.request_desk.engine_pool import EnginePool
 from quipu.actors.request_desk.interface import ServingInfo
+from quipu.actors.request_desk.live_sequences import LiveSequences
 from quipu.actors.router.route_store import RouterMessage
 from tests.runtimes import runtime_config, serving_info
 
@@ -20,7 +20,7 @@ from tests.runtimes import runtime_config, serving_info
 class LinkDesk:
     """What a link needs of the request desk."""
 
-    lane: EngineLane
+    sequences: LiveSequences
     pool: EnginePool
     info: ServingInfo
 
@@ -28,6 +28,6 @@ class LinkDesk:
 def make_link(reports: Channel[StepReport | EngineDied] | None = None, incarnation: int = 1) -> EngineLink:
     """Return the link of the only engine, whose reports go to `reports`."""
     router, pool = Channel[RouterMessage](1), EnginePool()
-    desk = LinkDesk(EngineLane(router, 1), pool, serving_info(runtime_config()))
+    desk = LinkDesk(LiveSequences(router, 1), pool, serving_info(runtime_config()))
     accountant = Channel[StepReport | EngineDied](8) if reports is None else reports
     return EngineLink(pool.add(), incarnation, desk, accountant, router, mock.Mock())

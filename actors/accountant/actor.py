@@ -77,7 +77,7 @@ class Accountant:
         self._journal = journal
         self._detokenizer = detokenizer
         self._unix_time = unix_time
-        self._writer = ReportWriter(store, desk.lane)
+        self._writer = ReportWriter(store, desk.sequences)
         self._effects = SideEffects(store, metrics, desk, journal, log)
         self._slice_end = 0.0
 

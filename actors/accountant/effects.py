@@ -231,7 +231,7 @@ class SideEffects:
             request.applied.is_filed = True
         if request.has_gap:
             for sequence_id in request.entries:
-                self._desk.lane.mark_ended(sequence_id)  # its own Terminal may be lost
+                self._desk.sequences.mark_ended(sequence_id)  # its own Terminal may be lost
         self._store.cache.on_end(request.entries, now)
         self._store.close(request)
         self._metrics.open_accounts.set(self._store.num_open_accounts)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from ..messages.accountant import EngineDied, Routed, Side, StepReport
 from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.outcomes import ErrorKind, Fault, RequestError
-from ..request_desk.engine_lane import EngineLane
-from ..request_desk.live_sequences import TakenBack
+from ..request_desk.live_sequence import TakenBack
+from ..request_desk.live_sequences import LiveSequences
 from ..shared.scored_tokens import num_packed
 from .account_entries import (
     Admission,
@@ -30,9 +30,9 @@ from .entry_store import EntryStore
 
 
 class ReportWriter:
-    def __init__(self, store: EntryStore, lane: EngineLane) -> None:
+    def __init__(self, store: EntryStore, sequences: LiveSequences) -> None:
         self._store = store
-        self._lane = lane
+        self._sequences = sequences
 
     def write_report(self, report: StepReport, first_ids: Sequence[int], now: float) -> None:
         """Write every entry of a report into its request's entries. Raises ValueError for a malformed report.
@@ -40,7 +40,7 @@ class ReportWriter:
         `first_ids` are its sequences that had no token before. Columns that most reports leave empty are skipped
         together: a report is written for every step of every engine.
         """
-        requests, lane = self._store.by_sequence, self._lane
+        requests, sequences = self._store.by_sequence, self._sequences
         if report.admitted_ids or report.admitted_number:
             self._write_admissions(report, now)
         if report.estimated_ids or report.estimated_tokens or report.revised_ids or report.revised_tokens:
@@ -56,14 +56,14 @@ class ReportWriter:
             or report.pinned_ends
         ):
             self._write_commits(report)
-        lane.note_tokens(report.token_sequence_ids, report.token_ids)
-        lane.note_last_tokens(report.ended_ids)
+        sequences.note_tokens(report.token_sequence_ids, report.token_ids)
+        sequences.note_last_tokens(report.ended_ids)
         for scores in report.scores:
             for sequence_id, start, packed in zip(
                 scores.prompt_ids, scores.prompt_positions, scores.prompts, strict=True
             ):
-                lane.note_prompt_scores(sequence_id, start + num_packed(packed))
-        lane.note_progress(report.span_ids, report.span_ends)
+                sequences.note_prompt_scores(sequence_id, start + num_packed(packed))
+        sequences.note_progress(report.span_ids, report.span_ends)
         for sequence_id in dict.fromkeys(first_ids):
             if (request := requests.get(sequence_id)) is not None:
                 request.add(sequence_id, FirstToken(now))
@@ -101,7 +101,7 @@ class ReportWriter:
     def write_gap(self, incarnation: int) -> None:
         """Mark every sequence that an engine holds: a report of it was lost, and may have concerned any of them."""
         requests = self._store.by_sequence
-        for sequence_id in self._lane.held_by(incarnation):
+        for sequence_id in self._sequences.held_by(incarnation):
             if (request := requests.get(sequence_id)) is not None:
                 request.add(sequence_id, Gap())
 
@@ -113,7 +113,7 @@ class ReportWriter:
         requests = store.by_sequence
         lost = {i for i in message.held_ids if i not in requests or requests[i].has_gap}
         held = {i: 0 if i not in requests else requests[i].num_computed(i) for i in message.held_ids}
-        taken = self._lane.take_back(incarnation, held, lost, message.step_ids, is_last=message.is_last)
+        taken = self._sequences.take_back(incarnation, held, lost, message.step_ids, is_last=message.is_last)
         for sequence_id in taken.resumed:
             requests[sequence_id].add(sequence_id, EngineLost(incarnation))
         for sequence_id in taken.ended:
@@ -129,7 +129,7 @@ class ReportWriter:
     def _resume_elsewhere(self, sequence_id: int) -> bool:
         """Have another engine go on with a sequence if this one has ended it for that."""
         request = self._store.by_sequence.get(sequence_id)
-        if request is None or request.has_gap or not self._lane.resume_elsewhere(sequence_id):
+        if request is None or request.has_gap or not self._sequences.resume_elsewhere(sequence_id):
             return False
         request.add(sequence_id, HandedOver())
         return True
@@ -158,7 +158,7 @@ class ReportWriter:
         is_idle = report.num_running == report.num_waiting == 0
         if not (is_idle or report.terminal_ids):
             return []
-        candidates = self._lane.held_by(report.incarnation) if is_idle else report.terminal_ids
+        candidates = self._sequences.held_by(report.incarnation) if is_idle else report.terminal_ids
         return [i for i in candidates if i in requests and requests[i].has_gap]
 
     def _write_admissions(self, report: StepReport, now: float) -> None:
@@ -212,7 +212,7 @@ class ReportWriter:
                 request.add(sequence_id, admission)
 
     def _write_terminal(self, sequence_id: int, error: str | None, kind: str | None, fault: Fault | None) -> None:
-        self._lane.mark_ended(sequence_id)
+        self._sequences.mark_ended(sequence_id)
         request = self._store.by_sequence.get(sequence_id)
         if request is not None:
             request.add(sequence_id, Ended())

@@ -120,16 +120,16 @@ class EngineManager:
 
     async def _drain(self, seat: EngineSeat) -> None:
         """End an engine when it holds nothing; make it so when the time is up."""
-        lane, engine_id = self._desk.lane, seat.engine_id
+        sequences, engine_id = self._desk.sequences, seat.engine_id
         with self._drains[engine_id]:
-            await lane.until_idle(seat)
+            await sequences.until_idle(seat)
         if not self._desk.pool.serves_without(engine_id):
             self._desk.fail_requests("The last engine was removed before this request was complete.")
         elif self._config.on_engine_death == "resume":
-            lane.hand_over(seat)
+            sequences.hand_over(seat)
         else:
-            self._desk.fail_requests("The engine of this request was removed.", lane.requests_on(seat))
-        await lane.until_idle(seat)
+            self._desk.fail_requests("The engine of this request was removed.", sequences.requests_on(seat))
+        await sequences.until_idle(seat)
         if seat.is_given_up:
             self._remove(seat)
         else:
@@ -139,7 +139,7 @@ class EngineManager:
         engine_id = seat.engine_id
         log.info("engine.removed", engine_id=engine_id)
         self._router.post(EngineDown(engine_id, seat.health.incarnation))
-        self._desk.lane.lookups.on_engine_gone(engine_id)
+        self._desk.sequences.lookups.on_engine_gone(engine_id)
         self._desk.pool.remove(engine_id)
         for by_engine in (self.hosts, self._scopes, self._drains):
             by_engine.pop(engine_id, None)

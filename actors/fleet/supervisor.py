@@ -108,7 +108,7 @@ class EngineLink:
         Until it is ready the engine holds nothing, so waiting messages survive an engine that dies while it loads.
         """
         await self._ready.wait()
-        return await self._desk.lane.take_for(self._seat, self.incarnation)
+        return await self._desk.sequences.take_for(self._seat, self.incarnation)
 
     async def deliver(self, messages: Iterable[object]) -> None:
         """Handle messages from the engine, in order. Raises Unreadable at one that no engine sends, and Mismatch."""
@@ -119,7 +119,7 @@ class EngineLink:
                     await self._report(message, may_deliver_now=is_first)
                     is_first = False
                 case LookedUp():
-                    self._desk.lane.lookups.answer(message, self.engine_id)
+                    self._desk.sequences.lookups.answer(message, self.engine_id)
                 case EngineReady():
                     self._on_ready(message)
                 case EngineRefused(reason):
@@ -260,7 +260,7 @@ class Supervisor:
             num_shortages = 0
             now = trio.current_time()
             # an engine that did some work, or was to find out which request is the cause, says nothing about the next
-            if not link.has_progressed and not (link.is_ready and desk.lane.is_searching):
+            if not link.has_progressed and not (link.is_ready and desk.sequences.is_searching):
                 deaths.append(now)
             while deaths and deaths[0] < now - config.restart_window_s:
                 deaths.popleft()
@@ -272,13 +272,13 @@ class Supervisor:
                     return
                 raise (EngineRefusal if is_refused else EngineGivenUp)(death.reason)
             await trio.sleep(config.restart_backoff_s * 2 ** max(0, len(deaths) - 1))
-            await desk.lane.until_taken_back(incarnation)
+            await desk.sequences.until_taken_back(incarnation)
 
     def _note_death(self, incarnation: int, death: Death, *, giving_up: bool) -> None:
         """Have the accountant take back what a dead engine held."""
-        seat, lane = self._seat, self._desk.lane
-        held = lane.held_by(incarnation)
-        lane.lookups.on_engine_gone(seat.engine_id)
+        seat, sequences = self._seat, self._desk.sequences
+        held = sequences.held_by(incarnation)
+        sequences.lookups.on_engine_gone(seat.engine_id)
         seat.num_deaths += 1
         seat.note_gone()
         seat.health = Health(State.FAILED if giving_up else State.RESTARTING, incarnation, death.reason)

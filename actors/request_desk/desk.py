@@ -24,10 +24,10 @@ from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.tokenizer import Encode, PromptQuestion
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
-from .engine_lane import EngineLane
 from .engine_pool import EnginePool
 from .health import DrainMode, EngineStatus, Health, State, Withheld
 from .interface import DeskClosed, EngineControl, Explain, Forwarding, PromptLookUp, ServingInfo
+from .live_sequences import LiveSequences
 from .mailbox import Mailbox
 from .open_requests import OpenRequest
 from .prompt_questions import PromptQuestions
@@ -45,7 +45,7 @@ class RequestDesk:
         info: ServingInfo,
         *,
         encoder: Sender[Encode | PromptQuestion],
-        lane: EngineLane,
+        sequences: LiveSequences,
         engines: EnginePool,
         accountant: Poster[OpenAccount | Left | Refused],
         detokenizer: Poster[Track | Forget],
@@ -54,7 +54,7 @@ class RequestDesk:
         max_open_requests: int,
     ) -> None:
         self.info = info
-        self.lane = lane
+        self.sequences = sequences
         self.pool = engines
         self.control: EngineControl
         """What starts and ends engines; set when it runs."""
@@ -77,7 +77,7 @@ class RequestDesk:
         self._encoder = encoder
         self._encoding: dict[str, OpenRequest] = {}
         """Requests that the tokenizer holds; also such that have left, since a thread may be reading their texts."""
-        self._questions = PromptQuestions(encoder, lane.lookups, self._check_room)
+        self._questions = PromptQuestions(encoder, sequences.lookups, self._check_room)
         self.is_draining = False
         self._idle = trio.Event()
         self._idle.set()
@@ -143,7 +143,7 @@ class RequestDesk:
             self._idle.set()
 
     def reset_prefix_cache(self) -> None:
-        self.lane.post(ResetPrefixCache())
+        self.sequences.post(ResetPrefixCache())
 
     def health(self) -> Health:
         health = attrs.evolve(self.health_of_engines(), actor_restarts=self.actor_restarts())
@@ -170,7 +170,7 @@ class RequestDesk:
 
     @property
     def num_live_sequences(self) -> int:
-        return self.lane.num_live_sequences
+        return self.sequences.num_live_sequences
 
     def num_usable_blocks_of(self, engine_id: int) -> int:
         """Return the blocks of an engine's KV cache without the null block; 0 until configured or reported."""
@@ -223,7 +223,7 @@ class RequestDesk:
     async def submit(self, submit: Submit, track: Track) -> bool:
         """Send one sequence to the engine; return False if its request has left or failed."""
         request = self._open.get(track.request_id)
-        if request is None or not await self.lane.submit(submit, request):
+        if request is None or not await self.sequences.submit(submit, request):
             return False
         self._detokenizer.post(track)
         return True
@@ -243,17 +243,17 @@ class RequestDesk:
     def _stop(self, request: OpenRequest) -> None:
         request.mark_stopped()
         for sequence_id in request.submitted_ids:
-            self.lane.abort(sequence_id)
+            self.sequences.abort(sequence_id)
         if request.num_to_come:
             request.num_to_come = request.tokens_to_come = 0
-            self.lane.post(Abort(request.group_id, ends_group=True))
+            self.sequences.post(Abort(request.group_id, ends_group=True))
         if request.submitted_ids:
             self._detokenizer.post(Forget(tuple(request.submitted_ids)))
 
     def abandon(self, sequence_ids: Sequence[int]) -> None:
         """Stop waiting for sequences whose reports were lost; tokens that have not arrived are lost too."""
         for sequence_id in sequence_ids:
-            self.lane.abort(sequence_id)
+            self.sequences.abort(sequence_id)
         self._detokenizer.post(Forget(tuple(sequence_ids)))
 
     # ------------------------------------------------------------ the end

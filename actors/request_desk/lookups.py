@@ -1,7 +1,7 @@
 """Look-ups in the engines' caches that have no answer yet.
 
-Part of the engine lane: the desk asks here (`prompt_questions.py`), the router chooses the engine, its link takes the
-question and delivers the answer.
+Part of the live sequences, whose way to the engines they share: the desk asks here (`prompt_questions.py`), the router
+chooses the engine, its link takes the question and delivers the answer.
 
     asked ──(a slot)──▶ router ──▶ an engine's queue ──▶ taken (the slot is free) ──▶ answered
                           └─ there is no engine              └─ its engine has gone, in either case: unanswered

@@ -1,8 +1,8 @@
 """Which of the requests that an engine held when it died may have killed it, and which of them may run meanwhile.
 
-Used by the engine's lane. Pure. A death counts against the requests of the step that the engine was running, or against
-all that it held if that is not known; half as much against the others that it held, for it may have died of something
-else. It is forgotten when the request makes progress on an engine.
+Used by `live_sequences.py`. Pure. A death counts against the requests of the step that the engine was running, or
+against all that it held if that is not known; half as much against the others that it held, for it may have died of
+something else. It is forgotten when the request makes progress on an engine.
 
     first death         everything is resumed
     second in a row     if it counts against the same requests, they are tried in halves, one half at a time, and then

@@ -1,9 +1,9 @@
 """The router: sends each sequence to one of the engines, and keeps what it knows of them up to date.
 
-Receives sequences and aborts from the request desk's lane, reports from the engines' links, and from the supervisors
-which engines there are. Puts what it sends into the engines' queues (`request_desk/engine_pool.py`), and tells the
-accountant how much of a prompt it expects its engine to have cached (`Routed`); what the client is told is what the
-engine reports.
+Receives sequences and aborts from the request desk, reports from the engines' links, and from the supervisors which
+engines there are. Puts what it sends into the engines' queues (`request_desk/engine_pool.py`), and tells the accountant
+how much of a prompt it expects its engine to have cached (`Routed`); what the client is told is what the engine
+reports.
 
 It keeps no state of its own: everything is in the route store, which outlives it. A message that kills it twice is
 handled in the simplest way: a prompt goes to the next engine in turn, a report is passed over.

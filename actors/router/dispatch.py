@@ -19,8 +19,8 @@ from ..messages.block_manager import LookUp
 from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
-from ..request_desk.engine_lane import EngineLane
 from ..request_desk.engine_pool import EngineMessage, EnginePool
+from ..request_desk.live_sequences import LiveSequences
 from .key_index import DIGEST_BYTES
 from .route_store import EngineNews, Group, ReadyEngine, RoutedSequence, RouteStore
 from .routing import Route
@@ -31,7 +31,7 @@ class Dispatch:
         self,
         store: RouteStore,
         pool: EnginePool,
-        lane: EngineLane,
+        sequences: LiveSequences,
         accountant: Poster[Routed | Refused],
         *,
         resume_on: str,
@@ -40,7 +40,7 @@ class Dispatch:
         self._store = store
         self._routing = store.routing
         self._pool = pool
-        self._lane = lane
+        self._sequences = sequences
         self._accountant = accountant
         self._only_same = resume_on == "same"
 
@@ -109,7 +109,7 @@ class Dispatch:
         for group_id in [i for i, group in store.groups.items() if group.engine_id == engine_id]:
             if store.groups.pop(group_id).num_to_come and engine_id in store.engines:
                 queue.post(Abort(group_id, ends_group=True))
-        self._lane.wake_idle()
+        self._sequences.wake_idle()
         for message in again:
             self.handle_prompt(message)
 
@@ -178,7 +178,7 @@ class Dispatch:
         """Ask the engine that a sequence with this prompt would be sent to. Nothing is noted."""
         store, keys = self._store, question.block_keys if question.reads_cache else []
         if not self._routing.has_engines or store.is_to_be_careful:
-            self._lane.lookups.refuse(question)
+            self._sequences.lookups.refuse(question)
             return
         slot = self._routing.preview(keys, len(question.prompt_token_ids), question.affinity or None)
         store.by_slot[slot].queue.post(question)
@@ -196,7 +196,7 @@ class Dispatch:
             for waiting in (store.unrouted_resumed, store.unrouted):
                 if (submit := waiting.pop(sequence_id, None)) is not None:
                     _announce_less(waiting, submit)
-                    self._lane.on_unsent(sequence_id)
+                    self._sequences.on_unsent(sequence_id)
 
     def dispatch_waiting(self) -> None:
         """Send what has waited for an engine."""
@@ -244,14 +244,14 @@ class Dispatch:
 
     def _slots_to_resume_on(self, submit: Submit) -> list[int] | None:
         """Return the engines that a sequence may be resumed on; None: any that prompts may be sent to."""
-        numerics = self._lane.numerics_of(submit.sequence_id)
+        numerics = self._sequences.numerics_of(submit.sequence_id)
         if numerics is None:
             return None
         engines = self._store.engines.values()
         same = [engine.slot for engine in engines if engine.numerics == numerics and not engine.is_closing]
         if self._only_same and not same and not self._may_come(numerics):
             error = RequestError(ErrorKind.INTERNAL, "Its engine died, and no other computes the same bits.")
-            if (request_id := self._lane.request_of(submit.sequence_id)) is not None:
+            if (request_id := self._sequences.request_of(submit.sequence_id)) is not None:
                 self._accountant.post(Refused(request_id, error, Fault.ENGINE_DIED))
         return same if same or self._only_same else None
 

@@ -260,7 +260,7 @@ class TokenizerActor:
 
     async def _submit(self, job: Job, sampling: SamplingParams) -> None:
         """Submit the sequences of a request that were not submitted yet, until its client leaves."""
-        request, config, lane = job.request, self._config, self._desk.lane
+        request, config, sequences = job.request, self._config, self._desk.sequences
         if job.submission is None:
             root = root_key_of(request, config)
             num_hashed = 0
@@ -273,7 +273,7 @@ class TokenizerActor:
             special = self._lengths.special_token_ids
             apart = self._desk.pool.was_ever_several
             made = Submission(request, job.encoded, job.budgets, sampling, root, job.block_keys, config, special, apart)
-            job.sequence_ids = lane.new_sequence_ids(made.num_sequences)
+            job.sequence_ids = sequences.new_sequence_ids(made.num_sequences)
             job.submission = made
         if not self._desk.may_submit(request.request_id):
             return

@@ -77,8 +77,8 @@ async def test_full_inbox_does_not_delay_the_timeout(autojump_clock: trio.abc.Cl
     """A request that still waits for a place in the tokenizer's inbox does not wait beyond its deadline."""
     journal = KeptJournal()
     async with small_runtime(submit_slots=1, encode_slots=1, journal=journal) as client:
-        lane = client.runtime.desk.lane
-        await lane.slots.acquire()  # nothing more can be sent to the engine
+        sequences = client.runtime.desk.sequences
+        await sequences.slots.acquire()  # nothing more can be sent to the engine
         tickets = [client.open(PROMPT) for _ in range(4)]
         async with trio.open_nursery() as nursery:
             for ticket in tickets:
@@ -91,6 +91,6 @@ async def test_full_inbox_does_not_delay_the_timeout(autojump_clock: trio.abc.Cl
             assert not nursery.child_tasks, "no task may still wait for the inbox"
         for ticket in tickets:
             ticket.leave()
-        lane.slots.release()
+        sequences.slots.release()
         await settle(client)
         assert [record.outcome for record in journal.closed] == [Outcome.REJECTED] * 4

@@ -39,13 +39,13 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
     """A request that leaves while its Submit waits for a slot is never submitted."""
     async with small_runtime(submit_slots=1) as client:
         desk = client.runtime.desk
-        await desk.lane.slots.acquire()  # the lane is full
+        await desk.sequences.slots.acquire()  # the queue is full
         ticket = client.open(PROMPT)
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
         ticket.leave()
         assert not client.runtime.route_store.prompts, "nothing was submitted, so nothing must be aborted"
-        desk.lane.slots.release()
+        desk.sequences.slots.release()
         await settle(client)
         assert ticket.mailbox.closed is not None
         assert ticket.mailbox.closed.record.outcome is Outcome.CANCELLED
@@ -58,7 +58,7 @@ async def test_submit_then_abort_before_the_engine_reads(autojump_clock: trio.ab
     async with small_runtime(restart_backoff_s=5.0, on_engine_death="fail") as client:
         kill_engine(client)
         await client.ask(PROMPT)
-        assert not client.runtime.desk.health().is_ready, "no engine reads from the lane now"
+        assert not client.runtime.desk.health().is_ready, "no engine takes anything now"
         ticket = client.open(PROMPT)
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()

@@ -205,7 +205,7 @@ async def test_waiting_requests_are_no_suspects() -> None:
             assert answer.error is None
 
         def note(delta: object) -> None:
-            searched.append(client.runtime.desk.lane.is_searching)
+            searched.append(client.runtime.desk.sequences.is_searching)
 
         for seed in range(5):
             nursery.start_soon(one, seed)
@@ -246,7 +246,7 @@ async def test_newcomer_after_the_last_culprit() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one, [*prompt_of(20, seed=1), 299])
             nursery.start_soon(one, [*prompt_of(20, seed=2), 299])
-            while not client.runtime.desk.lane.is_searching:
+            while not client.runtime.desk.sequences.is_searching:
                 await trio.lowlevel.checkpoint()
             nursery.start_soon(one, prompt_of(20, seed=3))
         await settle(client)
@@ -269,7 +269,7 @@ async def test_engines_that_never_work_end_the_server(autojump_clock: trio.abc.C
 
 
 async def test_sequences_still_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request of more sequences than the lane holds goes on where it was; the rest is not refused."""
+    """A request of more sequences than the queue holds goes on where it was; the rest is not refused."""
     prompts = [TokenPrompt(tuple(prompt_of(20, seed=seed))) for seed in range(30)]
     async with small_runtime(submit_slots=4, max_num_seqs=4, max_waiting_requests=30) as client:
         ticket = client.open(*prompts, max_tokens=20)

@@ -10,8 +10,8 @@ from quipu.actors.messages.block_manager import CacheMiss, LookUp, MissReason
 from quipu.actors.messages.handler import Keyed, LookedUp
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.router import EngineClosing, EngineUp
-from quipu.actors.request_desk.engine_lane import EngineLane
 from quipu.actors.request_desk.engine_pool import EngineMessage, EnginePool
+from quipu.actors.request_desk.live_sequences import LiveSequences
 from quipu.actors.request_desk.lookups import ENGINE_GONE, MAX_QUEUED, NO_ENGINE, EngineAnswer, Lookups
 from quipu.actors.router.dispatch import Dispatch
 from quipu.actors.router.route_store import RouterMessage, RouteStore
@@ -74,8 +74,8 @@ async def test_the_router_asks_an_engine_that_is_in_use() -> None:
     """Without one it refuses; what an engine has not taken when it is closed goes to another."""
     pool, channel = EnginePool(), Channel[RouterMessage](1)
     seats = [pool.add() for _ in range(2)]
-    lane = EngineLane(channel, 10)
-    dispatch = Dispatch(RouteStore(Routing(block_size=4, prefill_budget=64)), pool, lane, Posts(), resume_on="any")
+    sequences = LiveSequences(channel, 10)
+    dispatch = Dispatch(RouteStore(Routing(block_size=4, prefill_budget=64)), pool, sequences, Posts(), resume_on="any")
     answers = list[EngineAnswer | RequestError]()
 
     async def route_all() -> None:
@@ -85,33 +85,33 @@ async def test_the_router_asks_an_engine_that_is_in_use() -> None:
             dispatch.handle_prompt(message)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, lane.lookups, answers)
+        nursery.start_soon(ask, sequences.lookups, answers)
         await route_all()
     assert answers == [NO_ENGINE]
     for seat in seats:
         dispatch.handle_news(EngineUp(seat.engine_id, 1 + seat.engine_id, 100, ""))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, lane.lookups, answers)
+        nursery.start_soon(ask, sequences.lookups, answers)
         await route_all()
         (first,) = [seat for seat in seats if len(seat.queue)]
         dispatch.handle_news(EngineClosing(first.engine_id))
         (second,) = [seat for seat in seats if len(seat.queue)]
         assert second is not first
-        messages: list[EngineMessage] = await lane.take_for(second, 1)
+        messages: list[EngineMessage] = await sequences.take_for(second, 1)
         assert isinstance(messages[0], LookUp) and messages[0].block_keys == KEYED.block_keys
-        lane.lookups.answer(found(messages[0].number), second.engine_id)
+        sequences.lookups.answer(found(messages[0].number), second.engine_id)
     assert answers[1] == EngineAnswer(second.engine_id, found(messages[0].number))
 
 
 async def test_a_question_that_was_given_up_goes_to_no_engine() -> None:
     pool, channel = EnginePool(), Channel[RouterMessage](1)
-    seat, lane = pool.add(), EngineLane(channel, 10)
+    seat, sequences = pool.add(), LiveSequences(channel, 10)
     async with trio.open_nursery() as nursery:
         for _ in range(2):
-            nursery.start_soon(ask, lane.lookups, [])
+            nursery.start_soon(ask, sequences.lookups, [])
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     for message in channel.take_nowait():
         assert isinstance(message, LookUp)
         seat.queue.post(message)
-    assert await lane.take_for(seat, 1) == []
+    assert await sequences.take_for(seat, 1) == []

@@ -15,9 +15,9 @@ from quipu.actors.messages.accountant import Routed
 from quipu.actors.messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Abort, ResetPrefixCache, Submit
-from quipu.actors.request_desk.engine_lane import EngineLane
 from quipu.actors.request_desk.engine_pool import EnginePool
-from quipu.actors.request_desk.live_sequences import submit_again
+from quipu.actors.request_desk.live_sequence import submit_again
+from quipu.actors.request_desk.live_sequences import LiveSequences
 from quipu.actors.request_desk.open_requests import OpenRequest
 from quipu.actors.router.dispatch import Dispatch
 from quipu.actors.router.route_store import RouterMessage, RouteStore
@@ -65,11 +65,11 @@ class Engines(RuleBasedStateMachine):
         for _ in range(NUM_ENGINES):
             self.pool.add()
         self.channel = Channel[RouterMessage](1)
-        self.lane = EngineLane(self.channel, 1000)
-        self.lane.on_unsent = self.end_unsent
+        self.sequences = LiveSequences(self.channel, 1000)
+        self.sequences.on_unsent = self.end_unsent
         self.store = RouteStore(Routing(block_size=BLOCK, prefill_budget=64, seed=1))
         self.posts = Posts()
-        self.dispatch = Dispatch(self.store, self.pool, self.lane, self.posts, resume_on="any")
+        self.dispatch = Dispatch(self.store, self.pool, self.sequences, self.posts, resume_on="any")
         self.up: dict[int, int] = {}
         """Ready engines, and their incarnations."""
         self.closing: set[int] = set()
@@ -99,7 +99,7 @@ class Engines(RuleBasedStateMachine):
         request = OpenRequest(f"r{self.next_id}", NO_DESK, None)
         for index in range(num_choices):
             message = submit(self.next_id, prompt, group_id=group_id, num_to_come=num_choices - index - 1)
-            self.lane.put(message, request)
+            self.sequences.put(message, request)
             self.open[self.next_id] = message
             self.next_id += 1
         self.send(*self.channel.take_nowait())
@@ -108,7 +108,7 @@ class Engines(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         sequence_id = data.draw(st.sampled_from(sorted(self.open)))
-        self.lane.abort(sequence_id)
+        self.sequences.abort(sequence_id)
         self.send(*self.channel.take_nowait())
 
     @rule(engine_id=st.integers(0, NUM_ENGINES - 1))
@@ -131,7 +131,7 @@ class Engines(RuleBasedStateMachine):
             if its.is_aborted:
                 self.end(sequence_id)
             else:
-                again.append(self.lane._live[sequence_id])  # noqa: SLF001 - the lane would need an accountant
+                again.append(self.sequences._live[sequence_id])  # noqa: SLF001 - taking back would need an accountant
         self.send(*submit_again(again))
 
     @rule(engine_id=st.integers(0, NUM_ENGINES - 1))
@@ -193,11 +193,11 @@ class Engines(RuleBasedStateMachine):
     def end_unsent(self, sequence_id: int) -> None:
         assert not self.up.keys() - self.closing, "an engine could have had it"
         del self.open[sequence_id]
-        self.lane.mark_ended(sequence_id)
+        self.sequences.mark_ended(sequence_id)
 
     def end(self, sequence_id: int) -> None:
         del self.open[sequence_id]
-        self.lane.mark_ended(sequence_id)
+        self.sequences.mark_ended(sequence_id)
         ended = self.channel.take_nowait()
         assert ended == [SequenceEnded(sequence_id)]
         self.send(*ended)

@@ -8,8 +8,8 @@ from quipu.actors.cache_insight.cache_figures import HeldBlocks
 from quipu.actors.channel import Channel
 from quipu.actors.messages.accountant import Refused, Routed
 from quipu.actors.messages.router import EngineDown, EngineUp
-from quipu.actors.request_desk.engine_lane import EngineLane
 from quipu.actors.request_desk.engine_pool import EnginePool
+from quipu.actors.request_desk.live_sequences import LiveSequences
 from quipu.actors.router.dispatch import Dispatch
 from quipu.actors.router.held_blocks import held_blocks
 from quipu.actors.router.key_index import NUM_SHARDS
@@ -32,8 +32,8 @@ class Engines:
     def __init__(self) -> None:
         self.store = RouteStore(Routing(block_size=BLOCK, prefill_budget=64, seed=1))
         pool = EnginePool()
-        lane = EngineLane(Channel[RouterMessage](1), 10)
-        self.dispatch = Dispatch(self.store, pool, lane, Channel[Routed | Refused](1), resume_on="any")
+        sequences = LiveSequences(Channel[RouterMessage](1), 10)
+        self.dispatch = Dispatch(self.store, pool, sequences, Channel[Routed | Refused](1), resume_on="any")
         for engine_id in range(2):
             pool.add()
             self.dispatch.handle_news(EngineUp(engine_id, engine_id, 100, "same"))

@@ -412,13 +412,13 @@ async def test_block_keys_computed_in_slices(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("quipu.actors.tokenizer.actor.HASHED_BLOCKS", 2)
     submitted: list[Any] = []
     async with small_runtime() as client:
-        put = client.runtime.desk.lane.put
+        put = client.runtime.desk.sequences.put
 
         def keep(item: Any, request: Any) -> None:
             submitted.append(item)
             put(item, request)
 
-        monkeypatch.setattr(client.runtime.desk.lane, "put", keep)
+        monkeypatch.setattr(client.runtime.desk.sequences, "put", keep)
         for length in (1, 16, 31, 32, 33, 64, 65, 200):
             ids = list(range(300, 300 + length))
             assert (await client.ask(ids, max_tokens=1)).error is None

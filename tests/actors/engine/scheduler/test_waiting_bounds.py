@@ -69,7 +69,7 @@ async def test_waiting_tokens_are_bounded_per_request(autojump_clock: trio.abc.C
 
 
 async def test_request_with_many_sequences_is_not_split(autojump_clock: trio.abc.Clock) -> None:
-    """A request with more sequences than the lane to the engine holds is accepted while others arrive in between."""
+    """A request with more sequences than the queue to the engines holds is accepted while others arrive in between."""
     async with small_runtime(max_num_seqs=4, max_waiting_requests=MANY - 4, submit_slots=8) as client:
         answers = await ask_all(client, [(MANY, "a"), (1, "a")])
         client.assert_at_rest()

@@ -243,7 +243,7 @@ async def test_refused_as_the_request_would_be(autojump_clock: trio.abc.Clock) -
 async def test_an_engine_that_dies_leaves_no_question_open(autojump_clock: trio.abc.Clock) -> None:
     """What it has taken is answered with 503, and so is what is asked while there is no engine; then all is well."""
     async with small_runtime() as client:
-        http, lookups = over_http(client), client.runtime.desk.lane.lookups
+        http, lookups = over_http(client), client.runtime.desk.sequences.lookups
         question = {"url": COMPLETIONS, "body": body(prompt_of(2 * BLOCK, seed=1))}
 
         def die(*_: object) -> None:
@@ -262,7 +262,7 @@ async def test_an_engine_that_dies_leaves_no_question_open(autojump_clock: trio.
 async def test_an_asker_that_leaves_takes_its_question_along(autojump_clock: trio.abc.Clock) -> None:
     """Nothing is kept of it, in the tokenizer or on its way to an engine."""
     async with small_runtime() as client:
-        lookups = client.runtime.desk.lane.lookups
+        lookups = client.runtime.desk.sequences.lookups
         request: Encode = client.encode(prompt_of(2 * BLOCK, seed=1))
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
