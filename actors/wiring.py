@@ -52,7 +52,7 @@ from .fleet.processes.process_host import local_hosts
 from .fleet.supervisor import EngineHost
 from .messages.accountant import Unsent
 from .request_desk.desk import RequestDesk
-from .request_desk.engine_pool import EnginePool, EngineSeat
+from .request_desk.engine_pool import EnginePool, PooledEngine
 from .request_desk.interface import ServingInfo
 from .request_desk.live_sequences import LiveSequences
 from .restarts import Deaths, keep_running
@@ -217,9 +217,9 @@ async def open_runtime(
         accountant = make_accountant(entry_store, metrics, desk, journal, texts)
         await accountant.run(accounts)
 
-    def show_ready(seat: EngineSeat) -> None:
-        metrics.add_engine(seat.engine_id)
-        metrics.set_blocks(seat.engine_id, total=seat.num_blocks, free=seat.num_blocks, cached=0)
+    def show_ready(engine: PooledEngine) -> None:
+        metrics.add_engine(engine.engine_id)
+        metrics.set_blocks(engine.engine_id, total=engine.num_blocks, free=engine.num_blocks, cached=0)
 
     def show_removed(engine_id: int) -> None:
         metrics.forget_engine(engine_id)

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from ..config.runtime_config import RuntimeConfig
-from ..request_desk.engine_pool import EnginePool, EngineSeat
+from ..request_desk.engine_pool import EnginePool, PooledEngine
 from ..request_desk.health import DrainMode, State
 from ..request_desk.interface import EngineControl
 from .engine_loads import EngineLoad, Phase
@@ -51,14 +51,14 @@ class Autoscaler:
                 up_after_s=config.scale_up_after_s,
                 down_after_s=config.scale_down_after_s,
             ),
-            [seat.engine_id for seat in engines],
+            [engine.engine_id for engine in engines],
         )
         self._added: list[int] = []
 
     async def run(self) -> None:
         """Look after the number of engines until cancelled."""
         while not self._is_stopping():
-            match self._policy.decide(trio.current_time(), [load_of(seat) for seat in self._engines]):
+            match self._policy.decide(trio.current_time(), [load_of(engine) for engine in self._engines]):
                 case Add() as decision:
                     self._add(decision)
                 case Remove() as decision:
@@ -87,23 +87,23 @@ class Autoscaler:
         self._count_change("down")
 
 
-def load_of(seat: EngineSeat) -> EngineLoad:
+def load_of(engine: PooledEngine) -> EngineLoad:
     """Return what an engine has to do, as far as its last report and its queue tell."""
     return EngineLoad(
-        seat.engine_id,
-        _phase_of(seat),
-        has_died=seat.health.state is State.RESTARTING,
-        num_running=seat.num_running,
-        num_waiting=seat.num_waiting + len(seat.queue),
-        blocks_used=seat.num_used_blocks,
-        blocks_total=seat.num_blocks,
-        num_computed_tokens=seat.num_computed_tokens,
+        engine.engine_id,
+        _phase_of(engine),
+        has_died=engine.health.state is State.RESTARTING,
+        num_running=engine.num_running,
+        num_waiting=engine.num_waiting + len(engine.queue),
+        blocks_used=engine.num_used_blocks,
+        blocks_total=engine.num_blocks,
+        num_computed_tokens=engine.num_computed_tokens,
     )
 
 
-def _phase_of(seat: EngineSeat) -> Phase:
-    if seat.is_closing:
+def _phase_of(engine: PooledEngine) -> Phase:
+    if engine.is_closing:
         return Phase.LEAVING
-    if seat.is_given_up:
+    if engine.is_given_up:
         return Phase.LOST
-    return Phase.SERVING if seat.is_ready else Phase.COMING
+    return Phase.SERVING if engine.is_ready else Phase.COMING

@@ -1,6 +1,6 @@
 """What `scaling.py` is shown of the engines: how far each is, and what it has to do.
 
-`autoscaler.py` makes these of the engines' seats, a simulation in the tests of its own engines.
+`autoscaler.py` makes these of the pool's engines, a simulation in the tests of its own engines.
 """
 
 from __future__ import annotations

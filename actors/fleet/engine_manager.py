@@ -20,7 +20,7 @@ from ..config.runtime_config import MAX_ENGINES, RuntimeConfig
 from ..messages.accountant import EngineDied, StepReport
 from ..messages.router import EngineClosing, EngineDown
 from ..request_desk.desk import RequestDesk
-from ..request_desk.engine_pool import EngineSeat
+from ..request_desk.engine_pool import PooledEngine
 from ..request_desk.health import DrainMode, LastEngine
 from ..router.route_store import RouterMessage
 from .supervisor import EngineHost, Supervisor
@@ -42,10 +42,10 @@ class EngineManager:
         accountant: Channel[StepReport | EngineDied],
         router: Poster[RouterMessage],
         *,
-        show_ready: Callable[[EngineSeat], object],
+        show_ready: Callable[[PooledEngine], object],
         show_removed: Callable[[int], object],
     ) -> None:
-        """`show_ready(seat)` and `show_removed(engine_id)` are called when an engine is ready, and when it has gone."""
+        """`show_ready(engine)` and `show_removed(engine_id)` are called when one is ready, and when it has gone."""
         self._config = config
         self._make_host = make_host
         self._desk = desk
@@ -74,8 +74,8 @@ class EngineManager:
         return tuple(self._start(may_fail_alone=True) for _ in range(count))
 
     def _start(self, *, may_fail_alone: bool) -> int:
-        seat = self._desk.pool.add()
-        engine_id = seat.engine_id
+        engine = self._desk.pool.add()
+        engine_id = engine.engine_id
         try:
             self.hosts[engine_id] = self._make_host(engine_id)
         except OSError:
@@ -84,7 +84,7 @@ class EngineManager:
         self._scopes[engine_id] = trio.CancelScope()
         supervisor = Supervisor(
             self._config,
-            seat,
+            engine,
             self.hosts[engine_id],
             self._desk,
             self._accountant,
@@ -92,53 +92,53 @@ class EngineManager:
             self._show_ready,
             may_fail_alone=may_fail_alone,
         )
-        self._tasks.start_soon(self._supervise, seat, supervisor)
+        self._tasks.start_soon(self._supervise, engine, supervisor)
         return engine_id
 
-    async def _supervise(self, seat: EngineSeat, supervisor: Supervisor) -> None:
-        with self._scopes[seat.engine_id]:
+    async def _supervise(self, engine: PooledEngine, supervisor: Supervisor) -> None:
+        with self._scopes[engine.engine_id]:
             await supervisor.run()
-        if seat.is_closing:
-            self._remove(seat)
+        if engine.is_closing:
+            self._remove(engine)
 
     # ------------------------------------------------------------ ending engines
 
     def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None, *, force: bool = False) -> None:
         pool = self._desk.pool
-        seat = pool[engine_id]
+        engine = pool[engine_id]
         if not force and not pool.may_end(engine_id):
             raise LastEngine(f"Engine {engine_id} is the only one that serves.")
-        if not seat.is_closing:
-            seat.is_closing = True
+        if not engine.is_closing:
+            engine.is_closing = True
             log.info("engine.draining", engine_id=engine_id, mode=str(mode), timeout_s=timeout_s)
             self._router.post(EngineClosing(engine_id))
             self._drains[engine_id] = trio.CancelScope()
-            self._tasks.start_soon(self._drain, seat)
+            self._tasks.start_soon(self._drain, engine)
         seconds = 0.0 if mode is DrainMode.HAND_OVER else math.inf if timeout_s is None else timeout_s
         patience = self._drains[engine_id]
         patience.deadline = min(patience.deadline, trio.current_time() + seconds)
 
-    async def _drain(self, seat: EngineSeat) -> None:
+    async def _drain(self, engine: PooledEngine) -> None:
         """End an engine when it holds nothing; make it so when the time is up."""
-        sequences, engine_id = self._desk.sequences, seat.engine_id
+        sequences, engine_id = self._desk.sequences, engine.engine_id
         with self._drains[engine_id]:
-            await sequences.until_idle(seat)
+            await sequences.until_idle(engine)
         if not self._desk.pool.serves_without(engine_id):
             self._desk.fail_requests("The last engine was removed before this request was complete.")
         elif self._config.on_engine_death == "resume":
-            sequences.hand_over(seat)
+            sequences.hand_over(engine)
         else:
-            self._desk.fail_requests("The engine of this request was removed.", sequences.requests_on(seat))
-        await sequences.until_idle(seat)
-        if seat.is_given_up:
-            self._remove(seat)
+            self._desk.fail_requests("The engine of this request was removed.", sequences.requests_on(engine))
+        await sequences.until_idle(engine)
+        if engine.is_given_up:
+            self._remove(engine)
         else:
             self._scopes[engine_id].cancel()
 
-    def _remove(self, seat: EngineSeat) -> None:
-        engine_id = seat.engine_id
+    def _remove(self, engine: PooledEngine) -> None:
+        engine_id = engine.engine_id
         log.info("engine.removed", engine_id=engine_id)
-        self._router.post(EngineDown(engine_id, seat.health.incarnation))
+        self._router.post(EngineDown(engine_id, engine.health.incarnation))
         self._desk.sequences.lookups.on_engine_gone(engine_id)
         self._desk.pool.remove(engine_id)
         for by_engine in (self.hosts, self._scopes, self._drains):

@@ -30,7 +30,7 @@ from ..messages.handler import LookedUp
 from ..messages.router import EngineDown, EngineUp
 from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from ..request_desk.desk import RequestDesk
-from ..request_desk.engine_pool import EngineMessage, EngineSeat
+from ..request_desk.engine_pool import EngineMessage, PooledEngine
 from ..request_desk.health import Health, State
 from ..request_desk.interface import describe_pool
 from ..router.route_store import RouterMessage
@@ -75,22 +75,22 @@ class EngineLink:
 
     def __init__(
         self,
-        seat: EngineSeat,
+        engine: PooledEngine,
         incarnation: int,
         desk: RequestDesk,
         accountant: EagerSender[StepReport],
         router: Poster[RouterMessage],
-        show_ready: Callable[[EngineSeat], object],
+        show_ready: Callable[[PooledEngine], object],
         *,
         must_agree: bool = False,
     ) -> None:
-        """`show_ready(seat)` is called when the engine is ready.
+        """`show_ready(engine)` is called when the engine is ready.
 
         `must_agree`: refuse an engine whose results would differ from the others'.
         """
         self.incarnation = incarnation
-        self.engine_id = seat.engine_id
-        self._seat = seat
+        self.engine_id = engine.engine_id
+        self._engine = engine
         self._desk = desk
         self._accountant = accountant
         self._router = router
@@ -108,7 +108,7 @@ class EngineLink:
         Until it is ready the engine holds nothing, so waiting messages survive an engine that dies while it loads.
         """
         await self._ready.wait()
-        return await self._desk.sequences.take_for(self._seat, self.incarnation)
+        return await self._desk.sequences.take_for(self._engine, self.incarnation)
 
     async def deliver(self, messages: Iterable[object]) -> None:
         """Handle messages from the engine, in order. Raises Unreadable at one that no engine sends, and Mismatch."""
@@ -130,10 +130,10 @@ class EngineLink:
                     raise Unreadable(f"{type(message).__name__}, which only engines receive")
 
     async def _report(self, message: StepReport, *, may_deliver_now: bool) -> None:
-        seat = self._seat
-        report = msgspec.structs.replace(message, engine_id=seat.engine_id, incarnation=self.incarnation)
+        engine = self._engine
+        report = msgspec.structs.replace(message, engine_id=engine.engine_id, incarnation=self.incarnation)
         self.has_progressed |= bool(report.span_ids)
-        seat.note(report)
+        engine.note(report)
         self._router.post(report)
         if may_deliver_now and self._accountant.deliver_now(report):
             return
@@ -141,27 +141,27 @@ class EngineLink:
             await self._accountant.send(report)
 
     def _on_ready(self, ready: EngineReady) -> None:
-        seat, desk = self._seat, self._desk
+        engine, desk = self._engine, self._desk
         if self._must_agree:
             self._check_numerics(ready)
-        seat.ready = ready
-        seat.health = Health(State.READY, self.incarnation, "")
-        seat.note_gone()
-        log.info("engine.ready", engine_id=seat.engine_id, **attrs.asdict(ready), **describe_pool(ready))
+        engine.ready = ready
+        engine.health = Health(State.READY, self.incarnation, "")
+        engine.note_gone()
+        log.info("engine.ready", engine_id=engine.engine_id, **attrs.asdict(ready), **describe_pool(ready))
         lengths = [its.max_model_len for other in desk.pool if (its := other.ready) is not None and its.max_model_len]
         longest = min(lengths, default=desk.info.max_model_len)
         desk.info = attrs.evolve(desk.info, num_blocks=ready.num_blocks, max_model_len=longest, engine=ready)
-        self._show_ready(seat)
-        self._router.post(EngineUp(seat.engine_id, self.incarnation, seat.num_blocks, ready.numerics))
+        self._show_ready(engine)
+        self._router.post(EngineUp(engine.engine_id, self.incarnation, engine.num_blocks, ready.numerics))
         self._ready.set()
 
     def _check_numerics(self, ready: EngineReady) -> None:
         for other in self._desk.pool:
             its = other.ready
-            if its is None or other is self._seat or other.is_given_up:
+            if its is None or other is self._engine or other.is_given_up:
                 continue
             if its.numerics != ready.numerics:
-                ours, theirs = _arithmetic(self._seat, ready), _arithmetic(other, its)
+                ours, theirs = _arithmetic(self._engine, ready), _arithmetic(other, its)
                 raise Mismatch(f"engines would compute different bits: {ours}, and {theirs}")
 
     @property
@@ -171,19 +171,19 @@ class EngineLink:
 
     def refuse(self, num_frames: int) -> None:
         """Count frames that came from an older incarnation. Nothing else becomes of them."""
-        self._desk.pool.on_stale_frames(num_frames, self._seat.engine_id)
+        self._desk.pool.on_stale_frames(num_frames, self._engine.engine_id)
 
     def lost(self, reason: str) -> None:
         """Note that the engine cannot be reached any more. How it ended is determined next."""
-        self._seat.health = Health(State.RESTARTING, self.incarnation, reason)
-        self._router.post(EngineDown(self._seat.engine_id, self.incarnation))
+        self._engine.health = Health(State.RESTARTING, self.incarnation, reason)
+        self._router.post(EngineDown(self._engine.engine_id, self.incarnation))
 
 
-def _arithmetic(seat: EngineSeat, ready: EngineReady) -> str:
+def _arithmetic(engine: PooledEngine, ready: EngineReady) -> str:
     weights = ready.weights and f"weights {ready.weights}"
     kv = None if ready.kv_cache_dtype in (None, ready.dtype) else f"{ready.kv_cache_dtype} KV"
     parts = (ready.backend, ready.dtype, weights, kv, ready.instruction_set, ready.determinism)
-    return f"engine {seat.engine_id} has numerics {ready.numerics} ({', '.join(part for part in parts if part)})"
+    return f"engine {engine.engine_id} has numerics {ready.numerics} ({', '.join(part for part in parts if part)})"
 
 
 class EngineHost(Protocol):
@@ -205,18 +205,18 @@ class Supervisor:
     def __init__(
         self,
         config: RuntimeConfig,
-        seat: EngineSeat,
+        engine: PooledEngine,
         host: EngineHost,
         desk: RequestDesk,
         accountant: Channel[StepReport | EngineDied],
         router: Poster[RouterMessage],
-        show_ready: Callable[[EngineSeat], object],
+        show_ready: Callable[[PooledEngine], object],
         *,
         may_fail_alone: bool,
     ) -> None:
         """`may_fail_alone`: whether the server goes on if this engine can never serve, as long as others do."""
         self._config = config
-        self._seat = seat
+        self._engine = engine
         self._host = host
         self._desk = desk
         self._accountant = accountant
@@ -234,14 +234,14 @@ class Supervisor:
                 await self._host.close()
 
     async def _run(self) -> None:
-        config, desk, seat = self._config, self._desk, self._seat
+        config, desk, engine = self._config, self._desk, self._engine
         deaths: deque[float] = deque()
         num_shortages = 0
         was_ready = False
         while True:
             incarnation = self._incarnation
             link = EngineLink(
-                seat,
+                engine,
                 incarnation,
                 desk,
                 self._accountant,
@@ -268,7 +268,7 @@ class Supervisor:
             giving_up = is_refused or len(deaths) > config.max_restarts
             self._note_death(incarnation, death, giving_up=giving_up)
             if giving_up:
-                if desk.pool.serves_without(seat.engine_id) and (was_ready or self._may_fail_alone):
+                if desk.pool.serves_without(engine.engine_id) and (was_ready or self._may_fail_alone):
                     return
                 raise (EngineRefusal if is_refused else EngineGivenUp)(death.reason)
             await trio.sleep(config.restart_backoff_s * 2 ** max(0, len(deaths) - 1))
@@ -276,25 +276,25 @@ class Supervisor:
 
     def _note_death(self, incarnation: int, death: Death, *, giving_up: bool) -> None:
         """Have the accountant take back what a dead engine held."""
-        seat, sequences = self._seat, self._desk.sequences
+        engine, sequences = self._engine, self._desk.sequences
         held = sequences.held_by(incarnation)
-        sequences.lookups.on_engine_gone(seat.engine_id)
-        seat.num_deaths += 1
-        seat.note_gone()
-        seat.health = Health(State.FAILED if giving_up else State.RESTARTING, incarnation, death.reason)
-        self._router.post(EngineDown(seat.engine_id, incarnation))
+        sequences.lookups.on_engine_gone(engine.engine_id)
+        engine.num_deaths += 1
+        engine.note_gone()
+        engine.health = Health(State.FAILED if giving_up else State.RESTARTING, incarnation, death.reason)
+        self._router.post(EngineDown(engine.engine_id, incarnation))
         log.error(
             "engine.died",
-            engine_id=seat.engine_id,
+            engine_id=engine.engine_id,
             incarnation=incarnation,
             reason=death.reason,
             num_held=len(held),
         )
-        is_last = giving_up and not self._desk.pool.serves_without(seat.engine_id)
-        died = EngineDied(incarnation, death.reason, held, death.step_ids, is_last=is_last, engine_id=seat.engine_id)
+        is_last = giving_up and not self._desk.pool.serves_without(engine.engine_id)
+        died = EngineDied(incarnation, death.reason, held, death.step_ids, is_last=is_last, engine_id=engine.engine_id)
         self._accountant.post(died)
 
     def _note_shortage(self, incarnation: int, death: Death) -> None:
         """Note that a restart has to wait. This engine held nothing, so it does not count as a death."""
-        self._seat.health = Health(State.RESTARTING, incarnation, death.reason)
+        self._engine.health = Health(State.RESTARTING, incarnation, death.reason)
         log.error("engine.not_started", incarnation=incarnation, reason=death.reason)

@@ -179,7 +179,7 @@ class RequestDesk:
     # ------------------------------------------------------------ for operators
 
     def engines(self) -> tuple[EngineStatus, ...]:
-        return tuple(seat.status() for seat in self.pool)
+        return tuple(engine.status() for engine in self.pool)
 
     def add_engines(self, count: int) -> tuple[int, ...]:
         return self.control.add(count)

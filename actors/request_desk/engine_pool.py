@@ -1,7 +1,7 @@
 """The engines of this server: what is known of each, and the queue of messages to it.
 
 Shared by the web process's actors, like the rest of the request desk. The router fills the queues, each engine's link
-empties its own; supervisors set what is known, and the web layer reads it. An engine keeps its seat when its process
+empties its own; supervisors set what is known, and the web layer reads it. An engine stays in the pool when its process
 dies and is started again.
 
 What must always hold: an engine's state is never reported better than it is; ids and incarnations are never given
@@ -41,7 +41,7 @@ class PoolMember:
 
 
 @attrs.define(eq=False, kw_only=True)
-class EngineSeat(PoolMember):
+class PooledEngine(PoolMember):
     """One engine."""
 
     queue: Channel[EngineMessage] = attrs.field(factory=lambda: Channel[EngineMessage](1))
@@ -107,7 +107,7 @@ class EnginePool:
     """The engines, in the order of their ids."""
 
     def __init__(self) -> None:
-        self._seats: dict[int, EngineSeat] = {}
+        self._engines: dict[int, PooledEngine] = {}
         self._next_id = 0
         self._num_added = 0
         self.num_started = 0
@@ -115,28 +115,28 @@ class EnginePool:
         self.on_stale_frames: Callable[[int, int], object] = lambda num_frames, engine_id: None
         """Called with a number of frames that came from dead incarnations of an engine."""
 
-    def __iter__(self) -> Iterator[EngineSeat]:
-        return iter(self._seats.values())
+    def __iter__(self) -> Iterator[PooledEngine]:
+        return iter(self._engines.values())
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._engines)
 
     def __contains__(self, engine_id: int) -> bool:
-        return engine_id in self._seats
+        return engine_id in self._engines
 
-    def __getitem__(self, engine_id: int) -> EngineSeat:
+    def __getitem__(self, engine_id: int) -> PooledEngine:
         """Return an engine. Raises UnknownEngine."""
         try:
-            return self._seats[engine_id]
+            return self._engines[engine_id]
         except KeyError:
             raise UnknownEngine(f"There is no engine {engine_id}.") from None
 
-    def add(self) -> EngineSeat:
-        """Return the seat of a new engine."""
+    def add(self) -> PooledEngine:
+        """Return a new engine."""
         engine_id = self.new_id()
         self._num_added += 1
-        seat = self._seats[engine_id] = EngineSeat(engine_id=engine_id)
-        return seat
+        engine = self._engines[engine_id] = PooledEngine(engine_id=engine_id)
+        return engine
 
     def new_id(self) -> int:
         """Return an id that no engine has, or will have."""
@@ -144,7 +144,7 @@ class EnginePool:
         return self._next_id - 1
 
     def remove(self, engine_id: int) -> None:
-        del self._seats[engine_id]
+        del self._engines[engine_id]
 
     @property
     def was_ever_several(self) -> bool:
@@ -154,12 +154,12 @@ class EnginePool:
     @property
     def num_desired(self) -> int:
         """Engines that serve or are to serve."""
-        return sum(not seat.is_closing and not seat.is_given_up for seat in self._seats.values())
+        return sum(not engine.is_closing and not engine.is_given_up for engine in self._engines.values())
 
     @property
     def num_ready(self) -> int:
         """Engines that prompts can be sent to."""
-        return sum(seat.is_ready and not seat.is_closing for seat in self._seats.values())
+        return sum(engine.is_ready and not engine.is_closing for engine in self._engines.values())
 
     def next_incarnation(self) -> int:
         self.num_started += 1
@@ -168,28 +168,28 @@ class EnginePool:
     def serves_without(self, engine_id: int) -> bool:
         """Whether another engine serves, or is about to."""
         return any(
-            seat.engine_id != engine_id and not seat.is_closing and not seat.is_given_up
-            for seat in self._seats.values()
+            engine.engine_id != engine_id and not engine.is_closing and not engine.is_given_up
+            for engine in self._engines.values()
         )
 
     def may_end(self, engine_id: int) -> bool:
         """Whether requests are served without an engine: one that serves is needed until another does."""
-        seat = self[engine_id]
-        if seat.is_closing or not seat.is_ready:
+        engine = self[engine_id]
+        if engine.is_closing or not engine.is_ready:
             return self.serves_without(engine_id)
-        return any(other is not seat and other.is_ready and not other.is_closing for other in self)
+        return any(other is not engine and other.is_ready and not other.is_closing for other in self)
 
     def health(self) -> Health:
         """Return the server's health: as good as its best engine's."""
-        seats = [seat for seat in self._seats.values() if not seat.is_closing] or list(self._seats.values())
-        best = min(seats, key=lambda seat: _RANKS[seat.health.state], default=None)
+        engines = [engine for engine in self._engines.values() if not engine.is_closing] or list(self._engines.values())
+        best = min(engines, key=lambda engine: _RANKS[engine.health.state], default=None)
         if best is None:
             return Health(State.FAILED, self.num_started, "every engine was removed")
-        incarnation = max(seat.health.incarnation for seat in seats)
+        incarnation = max(engine.health.incarnation for engine in engines)
         detail = best.health.detail
-        if best.is_ready and (missing := [seat for seat in seats if not seat.is_ready]):
+        if best.is_ready and (missing := [engine for engine in engines if not engine.is_ready]):
             first = missing[0]
-            others = f"{len(missing)} of {len(seats)} engines are not ready: engine {first.engine_id}"
+            others = f"{len(missing)} of {len(engines)} engines are not ready: engine {first.engine_id}"
             detail = f"{others}: {first.health.detail}"
         return Health(best.health.state, incarnation, detail)
 

@@ -24,7 +24,7 @@ import trio
 from ..messages.block_manager import LookUp
 from ..messages.router import SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
-from .engine_pool import EngineMessage, EngineSeat
+from .engine_pool import EngineMessage, PooledEngine
 from .live_sequence import LiveSequence, TakenBack, submit_again
 from .lookups import Lookups
 from .open_requests import OpenRequest
@@ -209,21 +209,21 @@ class LiveSequences:
         """Whether the cause of several deaths is being searched for, and may be a single request."""
         return self._suspects.is_searching and self._suspects.num_culprits < 2
 
-    async def take_for(self, seat: EngineSeat, incarnation: int) -> list[EngineMessage]:
+    async def take_for(self, engine: PooledEngine, incarnation: int) -> list[EngineMessage]:
         """Wait for messages and take all that are queued for an engine, which from then on holds their sequences."""
-        messages = await seat.queue.receive_all()
-        numerics = "" if seat.ready is None else seat.ready.numerics
+        messages = await engine.queue.receive_all()
+        numerics = "" if engine.ready is None else engine.ready.numerics
         resumed: dict[str, bool] = {}
         wanted: list[EngineMessage] = []
         for message in messages:
-            if isinstance(message, LookUp) and not self.lookups.take(message, seat.engine_id):
+            if isinstance(message, LookUp) and not self.lookups.take(message, engine.engine_id):
                 continue
             wanted.append(message)
             if isinstance(message, Submit) and (live := self._live.get(message.sequence_id)) is not None:
                 self._free_slot(live)
                 if message.is_resumed:
                     resumed[live.request_id] = live.numerics in (None, numerics)
-                live.incarnation, live.engine_id, live.numerics = incarnation, seat.engine_id, numerics
+                live.incarnation, live.engine_id, live.numerics = incarnation, engine.engine_id, numerics
         for is_same in resumed.values():
             self.on_resumed(1, is_same)
         return wanted
@@ -250,9 +250,9 @@ class LiveSequences:
 
     # ------------------------------------------------------------ engines that are to end
 
-    async def until_idle(self, seat: EngineSeat) -> None:
+    async def until_idle(self, engine: PooledEngine) -> None:
         """Wait until an engine holds nothing, and nothing is queued for it."""
-        while len(seat.queue) or any(live.engine_id == seat.engine_id for live in self._live.values()):
+        while len(engine.queue) or any(live.engine_id == engine.engine_id for live in self._live.values()):
             self._released = trio.Event()
             await self._released.wait()
 
@@ -260,18 +260,18 @@ class LiveSequences:
         """Have `until_idle` look again: a queue was emptied."""
         self._released.set()
 
-    def requests_on(self, seat: EngineSeat) -> set[str]:
+    def requests_on(self, engine: PooledEngine) -> set[str]:
         """Return the requests that have sequences on an engine."""
-        return {live.request_id for live in self._live.values() if live.engine_id == seat.engine_id}
+        return {live.request_id for live in self._live.values() if live.engine_id == engine.engine_id}
 
-    def hand_over(self, seat: EngineSeat) -> int:
+    def hand_over(self, engine: PooledEngine) -> int:
         """Have an engine end what it holds, so that others go on with it. Returns how many sequences that are."""
         num_handed_over = 0
         for sequence_id, live in self._live.items():
-            if live.engine_id == seat.engine_id and not (live.aborted or live.has_ended or live.is_handed_over):
+            if live.engine_id == engine.engine_id and not (live.aborted or live.has_ended or live.is_handed_over):
                 live.is_handed_over = True
                 num_handed_over += 1
-                seat.queue.post(Abort(sequence_id))
+                engine.queue.post(Abort(sequence_id))
         return num_handed_over
 
     def resume_elsewhere(self, sequence_id: int) -> bool:

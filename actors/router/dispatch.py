@@ -163,8 +163,8 @@ class Dispatch:
         """Send a message to the engine that it is for, or keep it until one is ready."""
         match message:
             case ResetPrefixCache():
-                for seat in self._pool:
-                    seat.queue.post(message)
+                for engine in self._pool:
+                    engine.queue.post(message)
             case LookUp():
                 self._look_up(message)
             case Abort():
@@ -258,8 +258,11 @@ class Dispatch:
     def _may_come(self, numerics: str) -> bool:
         """Whether an engine that computed these bits may be ready again."""
         return any(
-            seat.ready is not None and seat.ready.numerics == numerics and not seat.is_closing and not seat.is_given_up
-            for seat in self._pool
+            engine.ready is not None
+            and engine.ready.numerics == numerics
+            and not engine.is_closing
+            and not engine.is_given_up
+            for engine in self._pool
         )
 
     def _drop(self, sequence_id: int) -> None:

@@ -63,7 +63,7 @@ class ReadyEngine:
     slot: int
     numerics: str
     queue: Channel[EngineMessage]
-    """Its seat's, which may be gone before the router hears of it."""
+    """The pool's, of which the engine may be gone before the router hears of it."""
     num_reports: int = 0
     """Number of its last report."""
     is_closing: bool = False

@@ -84,8 +84,8 @@ async def serve(client: Client, num_others: int = 0) -> None:
             nursery.start_soon(converse, index)
     await settle(client)
     routes = client.runtime.route_store
-    for seat, engine in zip(client.runtime.desk.engines(), client.engines, strict=True):
-        slot = routes.engines[seat.engine_id].slot
+    for status, engine in zip(client.runtime.desk.engines(), client.engines, strict=True):
+        slot = routes.engines[status.engine_id].slot
         assert routes.routing.index.keys_of(slot) == committed_in(engine.block_manager.pool)
     found = samples(client)
     assert found['requests_total{outcome="finished"}'] == NUM_REQUESTS * TURNS + num_others

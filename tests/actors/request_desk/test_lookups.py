@@ -73,7 +73,7 @@ async def test_few_are_on_their_way() -> None:
 async def test_the_router_asks_an_engine_that_is_in_use() -> None:
     """Without one it refuses; what an engine has not taken when it is closed goes to another."""
     pool, channel = EnginePool(), Channel[RouterMessage](1)
-    seats = [pool.add() for _ in range(2)]
+    engines = [pool.add() for _ in range(2)]
     sequences = LiveSequences(channel, 10)
     dispatch = Dispatch(RouteStore(Routing(block_size=4, prefill_budget=64)), pool, sequences, Posts(), resume_on="any")
     answers = list[EngineAnswer | RequestError]()
@@ -88,14 +88,14 @@ async def test_the_router_asks_an_engine_that_is_in_use() -> None:
         nursery.start_soon(ask, sequences.lookups, answers)
         await route_all()
     assert answers == [NO_ENGINE]
-    for seat in seats:
-        dispatch.handle_news(EngineUp(seat.engine_id, 1 + seat.engine_id, 100, ""))
+    for engine in engines:
+        dispatch.handle_news(EngineUp(engine.engine_id, 1 + engine.engine_id, 100, ""))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, sequences.lookups, answers)
         await route_all()
-        (first,) = [seat for seat in seats if len(seat.queue)]
+        (first,) = [engine for engine in engines if len(engine.queue)]
         dispatch.handle_news(EngineClosing(first.engine_id))
-        (second,) = [seat for seat in seats if len(seat.queue)]
+        (second,) = [engine for engine in engines if len(engine.queue)]
         assert second is not first
         messages: list[EngineMessage] = await sequences.take_for(second, 1)
         assert isinstance(messages[0], LookUp) and messages[0].block_keys == KEYED.block_keys
@@ -105,7 +105,7 @@ async def test_the_router_asks_an_engine_that_is_in_use() -> None:
 
 async def test_a_question_that_was_given_up_goes_to_no_engine() -> None:
     pool, channel = EnginePool(), Channel[RouterMessage](1)
-    seat, sequences = pool.add(), LiveSequences(channel, 10)
+    engine, sequences = pool.add(), LiveSequences(channel, 10)
     async with trio.open_nursery() as nursery:
         for _ in range(2):
             nursery.start_soon(ask, sequences.lookups, [])
@@ -113,5 +113,5 @@ async def test_a_question_that_was_given_up_goes_to_no_engine() -> None:
         nursery.cancel_scope.cancel()
     for message in channel.take_nowait():
         assert isinstance(message, LookUp)
-        seat.queue.post(message)
-    assert await sequences.take_for(seat, 1) == []
+        engine.queue.post(message)
+    assert await sequences.take_for(engine, 1) == []

@@ -206,9 +206,9 @@ class Engines(RuleBasedStateMachine):
 
     def queued(self) -> list[tuple[int, Submit]]:
         return [
-            (seat.engine_id, message)
-            for seat in self.pool
-            for message in seat.queue._items  # noqa: SLF001 - to look without taking
+            (engine.engine_id, message)
+            for engine in self.pool
+            for message in engine.queue._items  # noqa: SLF001 - to look without taking
             if isinstance(message, Submit)
         ]
 
@@ -257,9 +257,9 @@ def test_resets_reach_every_engine() -> None:
     machine = Engines()
     machine.come(0)
     machine.send(ResetPrefixCache())
-    assert [len(seat.queue) for seat in machine.pool] == [1] * NUM_ENGINES
+    assert [len(engine.queue) for engine in machine.pool] == [1] * NUM_ENGINES
     machine.die(0)
-    assert [len(seat.queue) for seat in machine.pool] == [1] * NUM_ENGINES
+    assert [len(engine.queue) for engine in machine.pool] == [1] * NUM_ENGINES
 
 
 def test_resumed_first() -> None:
@@ -299,7 +299,7 @@ def test_handed_over() -> None:
 
 
 def test_removed() -> None:
-    """An engine's seat is gone before the router hears of its end: what was queued for it goes to another."""
+    """An engine is gone from the pool before the router hears of its end: what was queued for it goes to another."""
     machine = Engines()
     machine.come(0)
     machine.submit_prompt(1, 2)
