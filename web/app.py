@@ -42,8 +42,7 @@ from .request.errors import respond, unavailable
 from .request.request_context import current_request_context, install_request_contexts
 from .telemetry.logs import frames_of
 from .telemetry.tracing import NoTracer, Tracer
-from .ui.root import install_root
-from .ui.routes import install_ui
+from .ui.routes import install_root, install_ui
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Routes that are served even on connections beyond the limit."""

@@ -1,6 +1,7 @@
 """Choose at start how the model's output is read, from the server's flags and the checkpoint's files.
 
-Called by `wiring.py`: the detokenizer gets the template, the web layer what requests may ask for.
+Called by `wiring.py`: the detokenizer gets the template, the web layer what requests may ask for. Nothing that parses
+outputs opens a file but this.
 """
 
 from __future__ import annotations
@@ -8,23 +9,52 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import jinja2
 
 from ..messages.call_syntax import CallForm
 from ..messages.output import OutputFormat
-from ..shared.checkpoint import CheckpointError
+from ..shared.checkpoint import CheckpointError, read_json
 from ..shared.template_names import TemplateNames, names_in
 from ..shared.tokenizers_library import Library
 from .response_parsing.call_syntaxes import own_form, shipped_form
 from .response_parsing.parser_choice import OWN, Chosen, UnknownParser, choose
-from .response_parsing.parser_files import read_parser_files
 from .response_parsing.response_template import ResponseTemplate
 
 _SWITCHES = ("developer", "documents", "enable_thinking", "reasoning_effort", "thinking")
 _SHORT_IDS = re.compile(r"tool_call\.id\s*\|\s*length\s*!=\s*9|length 9")
 """How templates of Mistral's models refuse other ids."""
+
+
+KEY = "response_template"
+
+
+@attrs.frozen
+class ParserFiles:
+    own_template: dict[str, Any] | None
+    """The `response_template`, if it is an object."""
+    special_ids: dict[str, int]
+    """The ids of special tokens, by text."""
+    added_ids: dict[str, int]
+    """The ids of all tokens that are recognized in text as a whole, by text."""
+
+
+def read_parser_files(path: Path, library: Library) -> ParserFiles:
+    """Read tokenizer_config.json of the checkpoint in `path`; a file that is missing says nothing.
+
+    `library` is the checkpoint's tokenizer, which has the tokens of all its files. Raises CheckpointError.
+    """
+    config = path / "tokenizer_config.json"
+    template = read_json(config).get(KEY) if config.exists() else None
+    special_ids, added_ids = {}, {}
+    for token_id, token in library.tokenizer.get_added_tokens_decoder().items():
+        if token.content:
+            added_ids[token.content] = token_id
+            if token.special:
+                special_ids[token.content] = token_id
+    return ParserFiles(template if isinstance(template, dict) else None, special_ids, added_ids)
 
 
 @attrs.frozen

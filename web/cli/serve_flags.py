@@ -1,12 +1,16 @@
 """The flags of `quipu serve`, by vLLM's names where it has them. Used by `cli.py`.
 
-Those of the engine are made from its settings (`setting_flags.py`); those of the web layer are written here.
+Those of the engine are made from its settings (`setting_flags.py`); those of the web layer are written here. The model
+is an argument or, as for other servers, a flag.
+
+What must always hold: a model that is given once counts, wherever it is given; two different ones are refused.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from quipu.actors.config.declarations import Bounds
 
@@ -15,12 +19,32 @@ from ..options import AppOptions
 from .generation_config import AUTO
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
-from .model_flag import DEFAULT_MODEL, ModelAction
 from .setting_flags import add_settings, integer, number, parse_size
 from .upstream_flags import add_upstream_flags
 
 OPTIONS = AppOptions()
 """The defaults of the web layer."""
+
+
+class _Default(str):
+    """A model that nobody has named."""
+
+    __slots__ = ()
+
+
+DEFAULT_MODEL = _Default("demo")
+
+
+class ModelAction(argparse.Action):
+    """Takes the model, unless that is the default and another one is known."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        known = getattr(namespace, self.dest, DEFAULT_MODEL)
+        if isinstance(values, _Default):
+            return
+        if not isinstance(known, _Default) and known != values:
+            parser.error(f"two models are named: {known} and {values}")
+        setattr(namespace, self.dest, values)
 
 
 def add_serve_flags(command: argparse.ArgumentParser) -> None:

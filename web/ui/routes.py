@@ -1,5 +1,6 @@
-"""The routes of the pages: `/ui/` itself, its files, and who is looking.
+"""The routes of the pages: `/ui/` itself, its files, and who is looking; and `/`, for who only knows the address.
 
+    GET /                    sends a browser to the pages, or says that there are none; others get a few URLs as JSON
     GET /ui                  redirects to /ui/
     GET /ui/                 the one page; what it shows is chosen after `#`
     GET /ui/static/{name}    scripts, styles, licences
@@ -7,14 +8,16 @@
     GET /ui/key-names?id=…   the names of keys, of those that the asker may see
     GET /ui/usage            (`usage_table.py`)
 
-What must always hold: the page and its files need no key and tell nothing; everything else is authenticated like the
-API (`web/auth/auth.py`).
+What must always hold: `/`, the page and its files need no key and tell everybody the same; everything else is
+authenticated like the API (`web/auth/auth.py`).
 """
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
+import orjson
 from quart import Response, request
 from quart_trio import QuartTrio
 
@@ -77,3 +80,31 @@ def install_ui(
 
     if usage is not None:
         install_usage_table(app, usage, prices)
+
+
+_URLS = {"models": "/v1/models", "chat": "/v1/chat/completions", "messages": "/v1/messages", "health": "/health"}
+_NO_PAGES = (
+    "This is quipu, an LLM inference server. It was started with --no-ui and has no pages.\n"
+    "Its APIs are those of OpenAI (base URL: this address with /v1) and Anthropic (base URL: this address).\n"
+)
+
+
+def install_root(app: QuartTrio, *, serves_ui: bool) -> None:
+    """Register the route."""
+
+    @app.get("/")
+    async def show_way() -> Response:
+        if not _is_browser():
+            urls = _URLS | ({"ui": "/ui"} if serves_ui else {})
+            response = Response(orjson.dumps({"server": "quipu", "urls": urls}), content_type="application/json")
+        elif serves_ui:
+            # relative, so that a proxy may serve this server below a path of its own
+            response = Response(b"", status=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": "ui/"})
+        else:
+            response = Response(_NO_PAGES, content_type="text/plain; charset=utf-8")
+        response.headers["Vary"] = "Accept"
+        return response
+
+
+def _is_browser() -> bool:
+    return any(kind.lower() == "text/html" and quality > 0 for kind, quality in request.accept_mimetypes)

@@ -15,8 +15,7 @@ from .call_styles import make_reader
 from .delimiter_programs import Meaning
 from .delimiter_scanner import DelimiterScanner, Found, Hold, Scan
 from .output_regions import SEPARATORS, Region, Skip
-from .prompt_reasoning import PromptEnd, read_prompt
-from .reasoning_count import ReasoningCount
+from .reasoning import PromptEnd, ReasoningCount, read_prompt
 from .response_template import ResponseTemplate
 from .special_tokens import is_special
 

@@ -1,6 +1,6 @@
 """What a checkpoint consists of: its files, and the digest of each of their pieces, which is checked on arrival.
 
-Made once by the node that ships (`local_pieces.py`), and used by those that fetch (`shipping.py`). The digest of it all
+Made once by the node that ships (`ray_pieces.py`), and used by those that fetch (`shipping.py`). The digest of it all
 names the checkpoint.
 
 What must always hold: computing one takes memory for a few slices, however large the files; hashing and reading release

@@ -5,20 +5,22 @@ Ray moves a piece between the nodes' object stores, where it is read in place: t
 shared memory. Nothing else holds it, so Ray frees it on both nodes when that view is dropped, after the piece is
 written.
 
-What must always hold: Ray is imported only when this is used; it is an extra (`pip install './quipu_llm-….whl[ray]'`).
+What must always hold: only files that the manifest lists are read, and a piece of a file that has changed since is
+never handed out; Ray is imported only when this is used; it is an extra (`pip install './quipu_llm-….whl[ray]'`).
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from ...shared.checkpoint import CheckpointError
-from .local_pieces import LocalPieces
-from .manifest import PIECE_BYTES, Manifest
+from .manifest import PIECE_BYTES, ListedFolder, Manifest, make_manifest
+from .served_files import open_unchanged, read_into
 
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 """What Ray reads when it is imported: it reports nothing to anyone."""
@@ -26,6 +28,38 @@ PIECES_AT_ONCE = 4
 """Pieces that are read from disk at a time, for all nodes that fetch."""
 PIECE_TIMEOUT_S = 120.0
 """How long a piece may take, on its way and waiting for others."""
+
+
+class LocalPieces:
+    """A `PieceSource` of a folder. Several threads may use it."""
+
+    def __init__(self, folder: Path, *, piece_bytes: int = PIECE_BYTES) -> None:
+        self._folder = folder
+        self._piece_bytes = piece_bytes
+        self._lock = threading.Lock()
+        self._listed: ListedFolder | None = None
+
+    def manifest(self) -> Manifest:
+        """Return what the folder consists of; the first call hashes it, and others wait. Raises CheckpointError."""
+        return self._list().manifest
+
+    def read(self, file: str, piece: int) -> memoryview:
+        """Return a piece. Raises CheckpointError if there is no such piece, or if the file has changed."""
+        listed = self._list()
+        entry = next((entry for entry in listed.manifest.files if entry.name == file), None)
+        if entry is None or not 0 <= piece < len(entry.digests):
+            raise CheckpointError(f"the checkpoint in {self._folder} has no piece {piece} of {file[:80]!r}")
+        start, end = listed.manifest.span(entry, piece)
+        buffer = memoryview(bytearray(end - start))
+        with open_unchanged(self._folder / file, listed.states[file]) as (descriptor, _):
+            read_into(descriptor, start, buffer)
+        return buffer
+
+    def _list(self) -> ListedFolder:
+        with self._lock:
+            if self._listed is None:
+                self._listed = make_manifest(self._folder, piece_bytes=self._piece_bytes)
+            return self._listed
 
 
 def import_ray() -> Any:

@@ -1,7 +1,7 @@
 """Fetches a checkpoint, a piece at a time, from the node that has it; once per node, however many engines want it.
 
 `checkpoint_finder.py` calls `fetch_checkpoint` where nothing else was found. Where pieces come from is a `PieceSource`:
-Ray's object store (`ray_pieces.py`), or a folder (`local_pieces.py`).
+Ray's object store (`ray_pieces.py`), or a folder (`ray_pieces.py`).
 
 What must always hold: a piece is written only if it has its digest; memory is bounded by `PIECES_IN_FLIGHT` pieces; the
 folder that is returned is complete. Everything here blocks, and is called off the event loop.

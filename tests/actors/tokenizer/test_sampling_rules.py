@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quipu.actors.messages.sampling import LogitRules, SamplingParams
-from quipu.actors.tokenizer.sampling_rules import complete_rules, contradiction
+from quipu.actors.tokenizer.sampling_completion import complete_rules, contradiction
 
 
 def sampling(**fields: Any) -> SamplingParams:

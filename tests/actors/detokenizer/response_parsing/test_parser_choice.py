@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.detokenizer.output_format import choose_format
+from quipu.actors.detokenizer.output_format import choose_format, read_parser_files
 from quipu.actors.detokenizer.response_parsing.call_syntaxes import own_form
 from quipu.actors.detokenizer.response_parsing.parser_choice import OWN, UnknownParser, choose
-from quipu.actors.detokenizer.response_parsing.parser_files import read_parser_files
 from quipu.actors.detokenizer.response_parsing.shipped_templates import REASONING, TOOL_CALLS
 from quipu.actors.shared.checkpoint import DEMO, CheckpointError
 from quipu.actors.shared.tokenizers_library import Library, load_library

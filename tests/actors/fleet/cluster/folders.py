@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quipu.actors.fleet.cluster.checkpoint_finder import Wanted, describe_wanted, find_or_fetch
-from quipu.actors.fleet.cluster.local_pieces import LocalPieces
+from quipu.actors.fleet.cluster.ray_pieces import LocalPieces
 
 PIECE_BYTES = 1000
 ELSEWHERE = "/on/the/servers/node"

@@ -15,8 +15,8 @@ import attrs
 import pytest
 
 from quipu.actors.fleet.cluster import manifest as manifest_module
-from quipu.actors.fleet.cluster.local_pieces import LocalPieces
 from quipu.actors.fleet.cluster.manifest import PIECE_BYTES, Manifest, ManifestFile, check_manifest, make_manifest
+from quipu.actors.fleet.cluster.ray_pieces import LocalPieces
 from quipu.actors.fleet.cluster.served_files import GGUF, INDEX, SERVED_FILES, SINGLE, list_served_files, open_unchanged
 from quipu.actors.shared.checkpoint import CheckpointError
 from tests.actors.fleet.cluster.folders import make_folder, make_index
