@@ -46,8 +46,6 @@ class Refusal:
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value has no effect."""
-        if self.why is Why.UNKNOWN:
-            return value in self.neutral
         return any(_is_same(value, neutral) for neutral in self.neutral)
 
 

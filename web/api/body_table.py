@@ -5,7 +5,7 @@ their own and are added to each body here. `declared_body.py` reads and refuses 
 names what an endpoint neither reads nor refuses.
 
 What must always hold: a field that would change an endpoint's answer is read or refused there, never ignored. Of
-several fields that are refused, an OpenAI endpoint names the first in this table, and `/v1/messages` the first by name.
+several fields that are refused, the first in this table is named.
 """
 
 from __future__ import annotations
@@ -196,9 +196,8 @@ _FIELDS = (
 
 def _shape_on(endpoint: str) -> Shape:
     """Return every field that an endpoint knows."""
-    rows = sorted(_FIELDS, key=lambda field: field.name) if endpoint == MESSAGES else _FIELDS
-    read = [field for field in rows if endpoint in field.apis]
-    refused = [attrs.evolve(field, inner=None, items=None) for field in rows if endpoint in field.refusals]
+    read = [field for field in _FIELDS if endpoint in field.apis]
+    refused = [attrs.evolve(field, inner=None, items=None) for field in _FIELDS if endpoint in field.refusals]
     others = [BodyField(name=name) for name in (*FOREIGN, *(field.name for field in SAMPLING_FIELDS))]
     return Shape((*read, *refused, *others), ".{}" if endpoint == MESSAGES else "[{}]")
 
