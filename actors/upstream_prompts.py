@@ -49,7 +49,7 @@ HASHED_TOKENS = 32_768
 
 
 @attrs.define(eq=False)
-class ForeignTokenizer:
+class UpstreamTokenizer:
     """The tokenizer of some upstreams."""
 
     encoder: PooledEncoder
@@ -60,7 +60,7 @@ class ForeignTokenizer:
 class UpstreamPrompts:
     """Finds the block keys of requests, for the upstreams whose blocks are known."""
 
-    tokenizers: Mapping[str, ForeignTokenizer]
+    tokenizers: Mapping[str, UpstreamTokenizer]
     """By folder."""
     pool: UpstreamPool
     block_sizes: dict[int, int] = attrs.field(factory=dict)
@@ -86,7 +86,7 @@ class UpstreamPrompts:
                     found[upstream.engine_id] = keys[folder, size]
         return found
 
-    async def _encode(self, tokenizer: ForeignTokenizer, prompt: Prompt, forward: Forward) -> Sequence[int]:
+    async def _encode(self, tokenizer: UpstreamTokenizer, prompt: Prompt, forward: Forward) -> Sequence[int]:
         """Return a prompt's tokens, none if they cannot be known."""
         options = EncodingOptions(tenant=forward.tenant, prompt_param="messages")
         try:
@@ -115,7 +115,7 @@ async def _keys_of(token_ids: Sequence[int], block_size: int) -> PromptKeys:
 @asynccontextmanager
 async def open_prompts(config: RuntimeConfig, pool: UpstreamPool) -> AsyncIterator[UpstreamPrompts]:
     """Run the tokenizers of the upstreams until the block is left. Raises CheckpointError."""
-    tokenizers: dict[str, ForeignTokenizer] = {}
+    tokenizers: dict[str, UpstreamTokenizer] = {}
     async with trio.open_nursery() as nursery:
         for folder in {upstream.config.tokenizer for upstream in pool if upstream.config.kv_events} - {None}:
             assert folder is not None
@@ -129,6 +129,6 @@ async def open_prompts(config: RuntimeConfig, pool: UpstreamPool) -> AsyncIterat
             pooled = PooledEncoder(encoder, Decoder(library).make_decoder, renderer, lanes, SegmentCache(0))
             text = None if template is None else template.text
             output = choose_format(path, library, text, config.tool_call_parser, config.reasoning_parser).output
-            tokenizers[folder] = ForeignTokenizer(pooled, output)
+            tokenizers[folder] = UpstreamTokenizer(pooled, output)
         yield UpstreamPrompts(tokenizers, pool)
         nursery.cancel_scope.cancel()

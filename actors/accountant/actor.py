@@ -148,7 +148,7 @@ class Accountant:
             case Refused():
                 request.fail(message.error, message.fault)
             case Forwarded() | Answering() | Answered():
-                request.add_foreign(message, now)
+                request.add_from_upstream(message, now)
 
     # ------------------------------------------------------------ one step
 

@@ -28,12 +28,12 @@ from .account import Account
 from .applied_effects import CountedPrompt
 from .entry_store import MAX_CRASHES, EntryStore, RequestEntries
 from .explaining import explain_request
-from .foreign_account import ForeignAccount
 from .journal import Journal
 from .metrics import Metrics
 from .prompt_account import UNATTRIBUTED, PromptAccount
 from .request_account import RequestAccount
-from .watched_prompts import warn_of_no_hits, watch_foreign_prompt, watch_prompt
+from .upstream_account import UpstreamAccount
+from .watched_prompts import warn_of_no_hits, watch_prompt, watch_upstream_prompt
 
 NO_ROOM = "The usage ledger has no room for another record."
 
@@ -67,9 +67,9 @@ class SideEffects:
             self._close_unaccountable(request, now)
         else:
             account: RequestAccount | None = None
-            if request.foreign is not None or request.num_changes != request.num_changes_settled:
+            if request.upstream is not None or request.num_changes != request.num_changes_settled:
                 account = request.account()
-                if isinstance(account, ForeignAccount):
+                if isinstance(account, UpstreamAccount):
                     self._reserve(request, account, now)
                     self._time_first_token(request, account)
                 elif isinstance(account, Account):
@@ -107,7 +107,7 @@ class SideEffects:
             watch_prompt(self._store.cache, request, index, prompt, before)
         warn_of_no_hits(self._store.cache, self._log)
 
-    def _reserve(self, request: RequestEntries, account: ForeignAccount, now: float) -> None:
+    def _reserve(self, request: RequestEntries, account: UpstreamAccount, now: float) -> None:
         """Reserve room for the record of a request that is passed on, and count its prompt once its size is known."""
         applied = request.applied
         if applied.engine_id is None and not applied.is_withdrawn:
@@ -124,7 +124,7 @@ class SideEffects:
                 self._store.stats.total_requests += 1
                 self._store.stats.hit_requests += cached.n > 0
                 self._metrics.count_cached({UNATTRIBUTED: cached.n}, account.engine_id)
-                watch_foreign_prompt(self._store.cache, request, prompt.n, cached.n, now)
+                watch_upstream_prompt(self._store.cache, request, prompt.n, cached.n, now)
                 warn_of_no_hits(self._store.cache, self._log)
 
     def _withdraw(self, request: RequestEntries, account: RequestAccount) -> None:

@@ -39,10 +39,10 @@ from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
 from .applied_effects import AppliedEffects
-from .foreign_account import ForeignAccount, ForeignEntries, ForeignMessage
 from .request_account import RequestAccount
+from .upstream_account import UpstreamAccount, UpstreamEntries, UpstreamMessage
 
-RequestMessage = Refused | Completed | Left | ForeignMessage
+RequestMessage = Refused | Completed | Left | UpstreamMessage
 """What may make side effects of one request due."""
 AccountantMessage = OpenAccount | Prompted | StepReport | EngineDied | Unsent | Routed | RequestMessage
 
@@ -80,7 +80,7 @@ class RequestEntries:
     prompted: Prompted | None = None
     entries: dict[int, list[Entry]] = attrs.field(factory=dict)
     """By sequence."""
-    foreign: ForeignEntries | None = None
+    upstream: UpstreamEntries | None = None
     """Set once it was passed on to an upstream."""
     num_changes: int = 0
     """Entries that may make side effects due before the end."""
@@ -127,13 +127,13 @@ class RequestEntries:
             # a client that has left ended its request before the server failed it
             self.fault = None if self.left else fault
 
-    def add_foreign(self, message: ForeignMessage, at: float) -> None:
+    def add_from_upstream(self, message: UpstreamMessage, at: float) -> None:
         """Add what became of a request that was passed on."""
         if isinstance(message, Forwarded):
-            self.foreign = ForeignEntries(message, at)
+            self.upstream = UpstreamEntries(message, at)
         else:
-            assert self.foreign is not None
-            self.foreign.add(message, at)
+            assert self.upstream is not None
+            self.upstream.add(message, at)
 
     def add_span(self, sequence_id: int, start: int, end: int) -> None:
         """Add computed positions, extending the last entry if they continue it."""
@@ -155,8 +155,8 @@ class RequestEntries:
 
         A sequence whose Terminal may have been lost counts as ended.
         """
-        if self.foreign is not None:
-            return self.foreign.answered is not None
+        if self.upstream is not None:
+            return self.upstream.answered is not None
         if self.error is None and not self.left and self.prompted is None:
             return False
         awaited = self.entries.keys() if self.awaited is None else self.awaited & self.entries.keys()
@@ -166,8 +166,8 @@ class RequestEntries:
 
     def account(self) -> RequestAccount:
         """Make the account from what was received."""
-        opened, unix_s, foreign = self.opened, self.opened_unix_s, self.foreign
-        account = self.own_account() if foreign is None else ForeignAccount(opened, unix_s, foreign)
+        opened, unix_s, upstream = self.opened, self.opened_unix_s, self.upstream
+        account = self.own_account() if upstream is None else UpstreamAccount(opened, unix_s, upstream)
         account.error, account.fault = self.error, self.fault
         if self.applied.is_withdrawn:
             account.withdraw()

@@ -1,6 +1,6 @@
 """What is booked of a request whoever answers it: who asked, when, by which engine it was served, and how it ended.
 
-`account.py` adds what an engine of this server reports, `foreign_account.py` what an upstream says. Pure.
+`account.py` adds what an engine of this server reports, `upstream_account.py` what an upstream says. Pure.
 
 What must always hold: a record shows what the account says and nothing else; a withdrawn request shows no engine.
 """

@@ -52,7 +52,7 @@ def watch_prompt(
     watch.on_prompt(watched, admission.at)
 
 
-def watch_foreign_prompt(watch: CacheWatch, request: RequestEntries, num_tokens: int, cached: int, now: float) -> None:
+def watch_upstream_prompt(watch: CacheWatch, request: RequestEntries, num_tokens: int, cached: int, now: float) -> None:
     """Have a prompt watched that an upstream has computed: nothing is known of its blocks."""
     caller = request.opened.caller
     watch.on_prompt(WatchedPrompt(caller.tenant, caller.model, num_tokens, cached, is_first_hit=cached > 0), now)

@@ -14,7 +14,7 @@ from .outcomes import Fault, FinishReason, RequestError
 from .prompts import Breakpoint
 from .scores import StepScores
 from .tiers import HostTierReport
-from .upstream import ForeignUsage
+from .upstream import UpstreamUsage
 
 
 class StepReport(msgspec.Struct, array_like=True, frozen=True):
@@ -252,7 +252,7 @@ class Answered:
     """Nothing more comes from the upstream of a request."""
 
     request_id: str
-    usage: ForeignUsage
+    usage: UpstreamUsage
     finish_reason: FinishReason | None
     """The first choice's."""
     num_choices: int

@@ -75,7 +75,7 @@ class ForwardOutlet(Protocol):
 
 
 @attrs.frozen
-class ForeignUsage:
+class UpstreamUsage:
     """What an upstream says that a request used. What it does not say, or cannot be, is unknown."""
 
     prompt: Count = UNKNOWN

@@ -22,7 +22,7 @@ import trio
 from ...channel import Poster
 from ...messages.accountant import Answered, Answering, Forwarded, Refused
 from ...messages.outcomes import ErrorKind, Fault, RequestError
-from ...messages.upstream import ForeignUsage, Forward, ForwardOutlet
+from ...messages.upstream import Forward, ForwardOutlet, UpstreamUsage
 from ...request_desk.desk import RequestDesk
 from ...request_desk.interface import Placement
 from ...request_desk.upstream_pool import Upstream, UpstreamPool
@@ -268,5 +268,5 @@ NOBODY = RequestError(ErrorKind.OVERLOADED, "No upstream server that serves this
 
 
 def _answered(forward: Forward, relay: Relay, *, is_complete: bool) -> Answered:
-    usage: ForeignUsage = relay.usage
+    usage: UpstreamUsage = relay.usage
     return Answered(forward.request_id, usage, relay.ends.finish_reason, relay.ends.num_choices, is_complete)

@@ -19,11 +19,11 @@ import msgspec
 
 from ...messages.counts import UNKNOWN
 from ...messages.outcomes import FinishReason
-from ...messages.upstream import ForeignUsage, Forward
+from ...messages.upstream import Forward, UpstreamUsage
 from .answers import MAX_CHOICES, Answer, Choice, parse_answer, with_usage, without_usage
 from .event_stream import Comment, EventSplitter, UpstreamGarbage
-from .foreign_usage import read_usage, told_usage
 from .json_members import CannotReplace, Member
+from .upstream_usage import read_usage, told_usage
 
 MAX_WHOLE_BYTES = 8 << 20
 """A response in one piece. It is read at once, which takes 2 to 30 ms; a longer one has to be streamed."""
@@ -49,7 +49,7 @@ class Relay(Protocol):
     def ends(self) -> Ends: ...
 
     @property
-    def usage(self) -> ForeignUsage:
+    def usage(self) -> UpstreamUsage:
         """What was said last."""
         ...
 
@@ -109,7 +109,7 @@ class StreamRelay:
     def __init__(self, forward: Forward, estimate: int | None, *, hides_chunk_usage: bool = False) -> None:
         """`hides_chunk_usage`: usage in chunks with choices was asked for by this server, not by its client."""
         self.ends = Ends()
-        self.usage = ForeignUsage()
+        self.usage = UpstreamUsage()
         self.is_done = False
         self.has_begun = False
         self._hides_chunk_usage = hides_chunk_usage
@@ -173,7 +173,7 @@ class WholeRelay:
 
     def __init__(self, forward: Forward, estimate: int | None) -> None:
         self.ends = Ends()
-        self.usage = ForeignUsage()
+        self.usage = UpstreamUsage()
         self._estimate = estimate if forward.asks_details else None
         self._body = bytearray()
 
@@ -217,7 +217,7 @@ class UpstreamFailure(Exception):
         self.event = event
 
 
-def _with_told(data: bytes, said: object, usage: ForeignUsage, estimate: int | None) -> bytes:
+def _with_told(data: bytes, said: object, usage: UpstreamUsage, estimate: int | None) -> bytes:
     """Return a response with its usage as the client is told it."""
     if not isinstance(said, dict):
         return data if said is None else with_usage(data, None)

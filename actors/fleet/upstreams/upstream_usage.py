@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from ...messages.counts import MAX_COUNT, UNKNOWN, Count, Known
-from ...messages.upstream import ForeignUsage
+from ...messages.upstream import UpstreamUsage
 
 MAX_SAID_CHARS = 1024
 """What is kept of what was said."""
@@ -71,10 +71,10 @@ class _Reading:
         return UNKNOWN if UNKNOWN in counts or not counts else counts[0]
 
 
-def read_usage(said: object) -> ForeignUsage:
+def read_usage(said: object) -> UpstreamUsage:
     """Return what a usage object, as it was parsed, says."""
     if not isinstance(said, dict):
-        return ForeignUsage(problems=() if said is None else ("usage is no object",))
+        return UpstreamUsage(problems=() if said is None else ("usage is no object",))
     reading = _Reading(said)
     prompt = reading.count(said.get("prompt_tokens"), "prompt_tokens")
     completion = reading.count(said.get("completion_tokens"), "completion_tokens")
@@ -88,7 +88,7 @@ def read_usage(said: object) -> ForeignUsage:
         _details(said, COMPLETION_DETAILS).get("reasoning_tokens"), "reasoning_tokens", completion, "completion tokens"
     )
     text = msgspec.json.encode(said).decode()
-    return ForeignUsage(
+    return UpstreamUsage(
         prompt=prompt,
         cached=cached,
         cache_write=written,
@@ -99,7 +99,7 @@ def read_usage(said: object) -> ForeignUsage:
     )
 
 
-def told_usage(said: dict[str, Any], usage: ForeignUsage, estimate: int | None) -> dict[str, Any] | None:
+def told_usage(said: dict[str, Any], usage: UpstreamUsage, estimate: int | None) -> dict[str, Any] | None:
     """Return a usage object as a client is told it, None if it is told nothing.
 
     What was said under another name is told under OpenAI's as well. `estimate`: what a router expected to be cached,

@@ -15,16 +15,16 @@ import attrs
 from ..messages.accountant import Answered, Answering, Forwarded, OpenAccount
 from ..messages.counts import Count, Estimate, Known, Unknown
 from ..messages.outcomes import ErrorKind, Outcome
-from ..messages.upstream import ForeignUsage
+from ..messages.upstream import UpstreamUsage
 from ..messages.usage_record import UsageRecord
 from .prompt_account import UNATTRIBUTED
 from .request_account import RequestAccount
 
-ForeignMessage = Forwarded | Answering | Answered
+UpstreamMessage = Forwarded | Answering | Answered
 
 
 @attrs.define(eq=False)
-class ForeignEntries:
+class UpstreamEntries:
     """What was received of a request that was passed on."""
 
     forwarded: Forwarded
@@ -43,24 +43,24 @@ class ForeignEntries:
                 self.answered = message
 
 
-class ForeignAccount(RequestAccount):
+class UpstreamAccount(RequestAccount):
     """Everything booked for one request that was passed on."""
 
-    def __init__(self, opened: OpenAccount, received_unix_s: float, entries: ForeignEntries) -> None:
+    def __init__(self, opened: OpenAccount, received_unix_s: float, entries: UpstreamEntries) -> None:
         super().__init__(opened, received_unix_s)
         forwarded, answered = entries.forwarded, entries.answered
         self.engine_id, self.incarnation = forwarded.engine_id, forwarded.incarnation
         if entries.answering_at is not None:
             # the time when its answer began is not a token's exactly
             self.admitted_at, self.first_token_at = entries.forwarded_at, entries.answering_at
-        self.usage = ForeignUsage() if answered is None else answered.usage
+        self.usage = UpstreamUsage() if answered is None else answered.usage
         """What the upstream has said."""
         self._estimate = forwarded.estimate
         self._entries = entries
 
     def withdraw(self) -> None:
         super().withdraw()
-        self.usage, self._estimate = ForeignUsage(), None
+        self.usage, self._estimate = UpstreamUsage(), None
 
     @property
     def is_answering(self) -> bool:
