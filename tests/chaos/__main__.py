@@ -9,7 +9,8 @@
              servers (one on the fake executor, one on a tiny model) while engines are killed, stopped or paused 3 to
              15 seconds apart (any of several; they are also drained, removed and added), memory and descriptors are
              lowered, the ledger's database is stopped and started, and the disk with the ledger's files and the log
-             fills. Every answer is compared with the undisturbed one, and every record with the answer.
+             fills. Both have a host tier, and far less room on the device. Every answer is compared with the
+             undisturbed one, and every record with the answer.
     clients  clients that connect, ask and vanish at drawn moments; the server must then hold what it held before
     tokens   an engine is killed at every token of a streamed, a plain, a constrained, a scored and an n = 4 request
 

@@ -34,10 +34,14 @@ from tests.processes import eventually, free_ports, has_ended
 
 FAKE = [
     *("--executor", "fake", "--fake-step-seconds", "0.005", "--max-num-seqs", "24", "--max-num-batched-tokens", "512"),
-    *("--num-blocks", "700", "--max-model-len", "2048", "--ledger-segment-bytes", str(256 * 1024)),
+    *("--num-blocks", "250", "--max-model-len", "2048", "--ledger-segment-bytes", str(256 * 1024)),
+    *("--kv-host-memory", "128KiB"),  # 1,024 blocks: the device has a quarter of them, so that many come from there
     *("--fake-most-tokens", "4"),  # a sequence yields one to four tokens in a step
 ]
-TINY_MODEL = ["--num-blocks", "600", "--max-num-seqs", "8", "--ledger-segment-bytes", str(256 * 1024)]
+TINY_MODEL = [
+    *("--num-blocks", "120", "--max-num-seqs", "8", "--ledger-segment-bytes", str(256 * 1024)),
+    *("--kv-host-memory", "64MiB"),
+]
 NUM_CLIENTS, NUM_TINY_CLIENTS, NUM_QUICK = 16, 4, 3
 LONG, LONG_QUICK = 90, 12
 """Most tokens of an answer, about."""
@@ -126,6 +130,7 @@ MUST_BE_ZERO = (
     *("records_wrong", "failed_for_others"),
 )
 TOTALS = (
+    "blocks_loaded",
     *("streams_finished", "plain_finished", "left", "refused", "failed_of_shortage", "records", "resumed"),
     *MUST_BE_ZERO,
 )
@@ -200,6 +205,8 @@ def _faults_of(server: Server, metrics: dict[str, float]) -> list[str]:
     faults = [f"in the log: {each[:3000]}" for each in tracebacks(server.log_text)]
     if metrics["usage_disputed_total"]:
         faults.append(f"{metrics['usage_disputed_total']:g} accounts are disputed")
+    if corrupt := metrics['kv_host_failed_load_blocks_total{reason="corrupt"}']:
+        faults.append(f"{corrupt:g} blocks on the host were not what they should be")
     return faults
 
 
@@ -213,4 +220,11 @@ def _report(scene: Scene, books: Books, metrics: dict[str, float]) -> dict[str, 
     }
     resumed = sum(value for name, value in metrics.items() if name.startswith("requests_resumed_total"))
     about_books = {name: value for name, value in attrs.asdict(books).items() if name != "problems"}
-    return {**counted, **about_books, "resumed": resumed, "by_question": dict(tally.by_question)}
+    loaded = metrics["kv_host_loaded_blocks_total"]
+    return {
+        **counted,
+        **about_books,
+        "resumed": resumed,
+        "blocks_loaded": loaded,
+        "by_question": dict(tally.by_question),
+    }
