@@ -16,8 +16,8 @@ from .batch import Drawn
 from .logit_edits import Edit
 from .logit_processors import NONE_LEFT, LogitProcessor, Processing
 
-VOCABULARY = 256
-"""Of made-up logits."""
+VOCABULARY = 4096
+"""Of made-up logits: that of the tests' tiny models."""
 _LIKELIEST = np.float32(8.0)
 
 

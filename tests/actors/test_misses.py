@@ -10,7 +10,7 @@ from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.kernels.fake import continuation
 from tests.prompts import prompt_of
-from tests.runtimes import Answer, kill_engine, small_runtime, text_of
+from tests.runtimes import Answer, kill_engine, most_tokens, small_runtime, text_of
 
 
 def miss_of(answer: Answer) -> CacheMiss:
@@ -96,12 +96,12 @@ async def test_reset(autojump_clock: trio.abc.Clock) -> None:
 @pytest.mark.parametrize("moment", [0.005, 0.015, 0.035, 0.1])
 async def test_reset_while_held(autojump_clock: trio.abc.Clock, moment: float) -> None:
     """Running requests continue; those hashed before the reset and admitted after it miss; blocks are freed."""
-    prompt = prompt_of(120, 1)
+    prompt, num_tokens = prompt_of(120, 1), 20 * most_tokens.get()
     answers: list[Answer] = []
     async with small_runtime(max_num_seqs=2, max_num_batched_tokens=64) as client:
 
         async def ask() -> None:
-            answers.append(await client.ask(prompt, max_tokens=20))
+            answers.append(await client.ask(prompt, max_tokens=num_tokens))
 
         await client.ask(prompt, max_tokens=1)
         async with trio.open_nursery() as nursery:
@@ -113,7 +113,7 @@ async def test_reset_while_held(autojump_clock: trio.abc.Clock, moment: float) -
         after = await client.ask(prompt)
         client.assert_at_rest()
     for answer in answers:
-        assert answer.texts[0] == text_of(continuation(prompt, 20))
+        assert answer.texts[0] == text_of(continuation(prompt, num_tokens))
         assert not answer.record.disputed
     assert answers[0].record.cached_tokens == 112, "admitted before"
     assert 0 in [answer.record.cached_tokens for answer in answers], "hashed before, admitted after"

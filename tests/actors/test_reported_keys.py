@@ -17,7 +17,9 @@ from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted
-from quipu.kernels.fake import Dials
+from quipu.actors.shared.block_keys import chain_keys
+from quipu.actors.tokenizer.submission import root_key_of
+from quipu.kernels.fake import Dials, continuation
 from tests.actors.key_reader import KeyReader, committed_in
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Client, small_runtime
@@ -98,8 +100,17 @@ RESETS = st.lists(st.floats(0, 0.5), max_size=2)
 """When the cache is reset, in seconds."""
 
 
-async def reports_follow_the_cache(asks: list[Ask], resets: list[float], num_blocks: int) -> None:
-    dials = Dials(step_seconds=0.01, poison_token_id=POISON)
+def keys_of(client: Client, asks: list[Ask]) -> set[bytes]:
+    """Return the keys of all blocks that the prompts and the whole outputs fill."""
+    keys: set[bytes] = set()
+    for ask in asks:
+        whole = ask.prompt + continuation(ask.prompt, ask.max_tokens)
+        keys.update(chain_keys(root_key_of(client.encode(ask.prompt), client.config), whole, BLOCK))
+    return keys
+
+
+async def reports_follow_the_cache(asks: list[Ask], resets: list[float], num_blocks: int, most_tokens: int) -> None:
+    dials = Dials(step_seconds=0.01, poison_token_id=POISON, most_tokens=most_tokens)
     async with small_runtime(dials, make_host=WatchedHost, num_blocks=num_blocks, max_model_len=200) as client:
         host = client.runtime.host
         assert isinstance(host, WatchedHost)
@@ -112,6 +123,7 @@ async def reports_follow_the_cache(asks: list[Ask], resets: list[float], num_blo
             while host.expected or client.runtime.desk.num_live_sequences:
                 await trio.sleep(0.01)
         assert host.reader.keys == committed_in(client.engine.block_manager.pool)
+        assert keys_of(client, asks).issuperset(client.engine.block_manager.pool.committed_keys())
         client.assert_at_rest()
 
 
@@ -127,13 +139,13 @@ async def one_reset(client: Client, delay: float) -> None:
 
 def test_reports_follow_the_cache() -> None:
     """After each report its reader has the keys that were committed at the time of its grant, and at rest all of
-    them."""
+    them; none is of tokens that were not kept."""
 
     @settings(max_examples=max(25, settings.default.max_examples // 4))
-    @given(st.lists(ASKS, min_size=1, max_size=8), RESETS, st.sampled_from([14, 24, 64]))
-    def try_asks(asks: list[Ask], resets: list[float], num_blocks: int) -> None:
+    @given(st.lists(ASKS, min_size=1, max_size=8), RESETS, st.sampled_from([14, 24, 64]), st.sampled_from([1, 4]))
+    def try_asks(asks: list[Ask], resets: list[float], num_blocks: int, most_tokens: int) -> None:
         clock = trio.testing.MockClock(autojump_threshold=0)
-        trio.run(reports_follow_the_cache, asks, resets, num_blocks, clock=clock)
+        trio.run(reports_follow_the_cache, asks, resets, num_blocks, most_tokens, clock=clock)
 
     try_asks()
 

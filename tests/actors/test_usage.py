@@ -23,7 +23,8 @@ __all__ = ["engines"]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # what prompts of one step compute beside each other depends on where they are
-    parametrize(metafunc, two_engines=metafunc.function.__name__ != "test_same_step_siblings")
+    two_engines = metafunc.function.__name__ != "test_same_step_siblings"
+    parametrize(metafunc, two_engines=two_engines, several_tokens=True)
 
 
 def full_blocks(num_tokens: int) -> int:

@@ -12,7 +12,8 @@
              fills. Both have a host tier, and far less room on the device. Every answer is compared with the
              undisturbed one, and every record with the answer.
     clients  clients that connect, ask and vanish at drawn moments; the server must then hold what it held before
-    tokens   an engine is killed at every token of a streamed, a plain, a constrained, a scored and an n = 4 request
+    tokens   an engine is killed at every token of a streamed, a plain, a constrained, a scored and an n = 4 request,
+             and in every step of such requests whose steps yield up to four tokens
 
 The report names what this machine cannot do (`left_out`). The exit code is 1 if anything was lost, doubled, disputed,
 wrong, or failed for another's fault.

@@ -26,6 +26,8 @@ MAX_TRIES = 5
 """How often to ask until an engine is killed before it has answered."""
 WARM: dict[str, Any] = {"temperature": 0.9, "seed": 5, "prompt": token_prompt("every token", 40)}
 FLAGS = ["--executor", "fake", "--fake-step-seconds", str(STEP_S)]
+SEVERAL = 4
+"""Tokens that a step of the second server may yield."""
 
 
 def questions(num_tokens: int) -> list[Question]:
@@ -44,12 +46,22 @@ def questions(num_tokens: int) -> list[Question]:
 
 
 def run_every_token(folder: Path, num_engines: int, num_tokens: int, num_kinds: int) -> dict[str, Any]:
-    """Kill engines at each of the first `num_tokens` tokens of `num_kinds` kinds of requests. Returns a report."""
+    """Kill engines at each of the first `num_tokens` tokens of `num_kinds` kinds of requests. Returns a report.
+
+    Then the same in each of as many steps, of which each yields up to `SEVERAL` tokens.
+    """
+    single = _run(folder / "server", num_engines, num_tokens, num_kinds, 1)
+    several = _run(folder / "several", num_engines, num_tokens, num_kinds, SEVERAL)
+    added = {name: single[name] + several[name] for name in ("kills", "resumed", "problems")}
+    return {"kinds": num_kinds, "tokens": num_tokens, **added}
+
+
+def _run(folder: Path, num_engines: int, num_tokens: int, num_kinds: int, most_tokens: int) -> dict[str, Any]:
     problems: list[str] = []
     num_kills = 0
-    with serving(folder / "server", *FLAGS, "--engines", str(num_engines)) as server:
+    with serving(folder, *FLAGS, "--engines", str(num_engines), "--fake-most-tokens", str(most_tokens)) as server:
         clients = Clients(server)
-        for question in questions(num_tokens + NUM_MORE)[:num_kinds]:
+        for question in questions((num_tokens + NUM_MORE) * most_tokens)[:num_kinds]:
             expected = ask(question, clients, Manner()).content
             for at in range(num_tokens):
                 for _ in range(MAX_TRIES):
@@ -66,7 +78,7 @@ def run_every_token(folder: Path, num_engines: int, num_tokens: int, num_kinds: 
         resumed = metrics['requests_resumed_total{same_numerics="true"}']
     if num_kills < num_kinds * num_tokens:
         problems.append(f"{num_kills} kills instead of {num_kinds * num_tokens}: the machine is too slow")
-    return {"kinds": num_kinds, "tokens": num_tokens, "kills": num_kills, "resumed": resumed, "problems": problems}
+    return {"kills": num_kills, "resumed": resumed, "problems": problems}
 
 
 def _ask_and_kill(

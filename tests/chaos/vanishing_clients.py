@@ -28,7 +28,7 @@ NUM_PER_ROUND = 500
 EVENTS_PER_CLIENT = 2
 ROUND_S = 120.0
 FLAGS = ["--executor", "fake", "--max-num-seqs", "16", "--max-num-batched-tokens", "128", "--num-blocks", "400"]
-FLAGS += ["--max-model-len", "6000"]
+FLAGS += ["--max-model-len", "6000", "--fake-most-tokens", "4"]
 MAY_BE_FEWER = ("tasks", "files", "engine_files", "threads", "processes")
 """Of what a server holds: more of it than before is a leak, less is none."""
 

@@ -22,7 +22,7 @@ from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scheduler import StepResult
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.kernels.fake import Dials
+from quipu.kernels.fake import Dials, FakeBackend
 from tests.grammars import EOS
 from tests.runtimes import Client, open_with_kept_vocabulary, runtime_config, serving_info
 
@@ -45,11 +45,15 @@ class Deaths:
     """An engine that is to compute one of these dies."""
     after_step: bool = False
     """Whether the step is done, and its result lost."""
+    applies_rules: bool = False
+    """Whether a fake executor draws as a sequence's rules want."""
     num_deaths: int = 0
     num_engines: int = 0
 
     def load(self, config: EngineConfig) -> Executor:
         executor = load_executor(config)
+        if isinstance(executor.backend, FakeBackend):
+            executor.backend.dials.applies_rules = self.applies_rules
         run, limit = executor.run, self.at_steps[self.num_engines] if self.num_engines < len(self.at_steps) else None
         self.num_engines += 1
         num_steps = 0

@@ -20,7 +20,7 @@ __all__ = ["engines"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, two_engines=True)
+    parametrize(metafunc, two_engines=True, several_tokens=True)
 
 
 def figures_of(client: Client) -> CacheFigures:

@@ -57,24 +57,27 @@ def passes_of_the_search(bench: EngineBench) -> int:
     return num_passes
 
 
+@pytest.mark.parametrize("most_tokens", [1, 4])
 @pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 32])
-def test_one_culprit_is_found(count: int, decoding: bool) -> None:
+def test_one_culprit_is_found(count: int, decoding: bool, most_tokens: int) -> None:
     """Wherever it stands, in at most 2 log2(n) + 2 passes; all others get their usual tokens, and cost nothing more."""
     for culprit in range(count):
-        bench = EngineBench(LIMITS, dials=Dials(poison_token_id=None if decoding else POISON))
+        bench = EngineBench(LIMITS, dials=Dials(poison_token_id=None if decoding else POISON, most_tokens=most_tokens))
         prompts = prompts_of(count)
         prompts[culprit] = [*prompts[culprit], POISON]
         submissions = admitted_together(bench, prompts)
         if decoding:
-            while len(submissions[culprit].tokens) < 2:
+            at = 2 if most_tokens == 1 else 1  # a run of several may begin with the poisoned token, or go on with it
+            while len(submissions[culprit].tokens) < at:
                 bench.step()
-            bench.dials.poison_token_id = bench.expected_tokens(submissions[culprit])[3]
+            bench.dials.poison_token_id = bench.expected_tokens(submissions[culprit])[at + 1]
             others = [s for s in submissions if bench.dials.poison_token_id in bench.expected_tokens(s)[:-1]]
             if len(others) > 1:
                 continue  # drawn by another as well
         assert passes_of_the_search(bench) <= 2 * math.log2(count) + 2
-        bench.dials.poison_token_id = None
+        if most_tokens == 1:  # otherwise shorter runs may have ended the search before the poisoned token
+            bench.dials.poison_token_id = None
         bench.finish()
         bench.check_at_rest()
         assert [s.id for s in submissions if s.error] == [submissions[culprit].id]
