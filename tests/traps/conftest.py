@@ -28,6 +28,9 @@ ONE_ENGINE = {
     "test_messages": "looks at the host tier of the engine that served",
     "test_flipped_bits": "looks at the host tier of the engine that served",
     "test_header_of_another_block": "looks at the host tier of the engine that served",
+    "test_blocks_in_the_wrong_slots": "looks at the host tier of the engine that served",
+    "test_client_leaves_during_a_load": "looks at the host tier of the engine that served",
+    "test_block_with_a_row_in_flight": "looks at the host tier of the engine that served",
 }
 """Tests that need to know which engine serves, and why."""
 

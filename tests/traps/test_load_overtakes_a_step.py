@@ -16,8 +16,11 @@ PROMPT = [*prompt_of(10 * BLOCK, seed=1), 300]
 
 
 async def test_block_with_a_row_in_flight(autojump_clock: trio.abc.Clock) -> None:
-    """The block that a client's request was filling when it left is the first to be taken for a load."""
-    async with small_runtime(**TIER) as client:
+    """The block that a client's request was filling when it left is the first to be taken for a load.
+
+    Of three steps in flight, the last has not begun when that happens.
+    """
+    async with small_runtime(max_steps_in_flight=3, **TIER) as client:
         await client.ask(PROMPT)
         await push_out(client)
         for offset in range(4):

@@ -10,12 +10,10 @@ class GrantColumns:
 
     __slots__ = (
         "admitted_copy_sources",
-        "admitted_host_spans",
         "admitted_ids",
         "admitted_misses",
         "admitted_reused",
         "counts",
-        "loading_ids",
         "new_blocks",
         "preempted_ids",
         "sequence_ids",
@@ -32,8 +30,6 @@ class GrantColumns:
         self.admitted_copy_sources: list[int] = []
         self.admitted_misses: list[CacheMiss] = []
         self.preempted_ids: list[int] = []
-        self.loading_ids: list[int] = []
-        self.admitted_host_spans: list[tuple[int, ...]] = []
 
     def add(self, sequence_id: int, start: int, count: int, new_blocks: list[int]) -> None:
         self.sequence_ids.append(sequence_id)

@@ -19,9 +19,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 import attrs
+from msgspec.structs import replace
 
 from ...messages.mover import Move, Moved, MoveResult
-from ...messages.scheduler import LoadsOver
+from ...messages.scheduler import Granted, LoadsOver
 from ...messages.tiers import HostTierReport, LoadFailure, Tier
 from .host_index import HostIndex
 from .host_loads import HostLoads, Load
@@ -57,15 +58,28 @@ class HostTier:
         self._happened: Counter[str] = Counter()
         self._failed_loads: Counter[str] = Counter()
         self._num_used_told = -1
+        self.loading_ids: list[int] = []
+        """Candidates of the grant being made that wait for a load."""
+        self.admitted_spans: list[tuple[int, ...]] = []
+        """For each that is admitted by it, which positions its load has brought."""
 
     def take_moves(self) -> list[Move]:
         """Return the moves that have begun since the last call, for the mover."""
         moves, self._moves = self._moves, []
         return moves
 
-    def end_grant(self) -> HostTierReport | None:
-        """Begin what can be stored, and return what has happened since the last call; None if nothing has."""
-        self._store_ahead()
+    def complete(self, granted: Granted) -> Granted:
+        """Return a grant with what the tier has to say: who waits, where blocks came from, and what has happened."""
+        loading_ids, self.loading_ids = self.loading_ids, []
+        spans, self.admitted_spans = self.admitted_spans, []
+        spans = spans if any(spans) else []
+        report = self._take_report()
+        if not (loading_ids or spans or report is not None):
+            return granted
+        return replace(granted, loading_ids=loading_ids, admitted_host_spans=spans, host_tier=report)
+
+    def _take_report(self) -> HostTierReport | None:
+        """Return what has happened since the last call; None if nothing has."""
         num_used = self.index.num_used
         if num_used == self._num_used_told and not self._happened and not self._failed_loads:
             return None
@@ -83,7 +97,7 @@ class HostTier:
 
     # ------------------------------------------------------------ moves
 
-    def _store_ahead(self) -> None:
+    def store_ahead(self) -> None:
         """Begin to store blocks that will be evicted soon, unless a store is under way."""
         pool = self._pool
         if self._store is not None or pool.num_free - pool.num_cached >= self._num_ahead:
@@ -127,6 +141,7 @@ class HostTier:
             epoch=self._publications.epoch,
         )
         self.loads.begin(move.number, load)
+        self.loading_ids.append(sequence_id)
 
     def end_move(self, result: MoveResult) -> LoadsOver | None:
         """Apply what has become of a move. Returns what the scheduler has to be told, if it was a load."""

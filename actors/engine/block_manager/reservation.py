@@ -136,9 +136,10 @@ class BlockManager:
             if pins.is_in_use:
                 pins.plan(reserve.step, grant.sequence_ids, grant.starts, grant.counts)
 
-        host_report = None if self.host is None else self.host.end_grant()
+        if self.host is not None:
+            self.host.store_ahead()
         key_change = NO_CHANGE if self._key_changes is None else self._key_changes.take()
-        return Granted(
+        granted = Granted(
             step=reserve.step,
             sequence_ids=grant.sequence_ids,
             starts=grant.starts,
@@ -163,10 +164,8 @@ class BlockManager:
             is_cleared=key_change.is_cleared,
             lowered_keys=key_change.lowered,
             raised_keys=key_change.raised,
-            loading_ids=grant.loading_ids,
-            admitted_host_spans=grant.admitted_host_spans,
-            host_tier=host_report,
         )
+        return granted if self.host is None else self.host.complete(granted)
 
     def look_up(self, question: LookUp, now: float = 0.0) -> LookedUp:
         """Return what a sequence would find that was admitted now. Changes nothing. `now` is as for `grant`."""
@@ -240,7 +239,7 @@ class BlockManager:
             if pending is not None and pending.is_awaited(reserve, index, len(shared), prefix.limit, budget):
                 continue
             if host is not None and host.loads.is_awaited(sequence_id, keys, len(shared), prefix.limit):
-                grant.loading_ids.append(sequence_id)
+                host.loading_ids.append(sequence_id)
                 continue
             watermark = preemption.watermark(self._watermark_blocks, others_run=bool(self.allocations))
             pool.share(shared)
@@ -256,9 +255,8 @@ class BlockManager:
                 if num_loaded := host.loads.num_found(sequence_id, keys, len(shared), prefix.limit):
                     blocks = self._take(num_loaded, sequence_id)
                     host.begin_load(sequence_id, keys, shared, blocks, root_key, token_ids)
-                    grant.loading_ids.append(sequence_id)
                     continue
-                grant.admitted_host_spans.append(host.loads.spans(sequence_id, shared))
+                host.admitted_spans.append(host.loads.spans(sequence_id, shared))
             # before blocks are taken, which may evict what the prompt has in common with others
             grant.admitted_misses.append(self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read))
             start = len(shared) * size

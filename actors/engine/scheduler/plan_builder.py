@@ -140,7 +140,8 @@ class PlanBuilder:
         admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
         misses = dict(zip(granted.admitted_ids, granted.admitted_misses, strict=True))
         copy_sources = dict(zip(granted.admitted_ids, granted.admitted_copy_sources, strict=True))
-        host_spans = dict(zip(granted.admitted_ids, granted.admitted_host_spans, strict=False))
+        spans = granted.admitted_host_spans
+        host_spans = dict(zip(granted.admitted_ids, spans, strict=True)) if spans else {}
         for sequence_id, start, count, blocks in zip(
             granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True
         ):

@@ -6,6 +6,8 @@ What must always hold: entries are sent in the order in which they were made, ea
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ...messages.accountant import StepReport
 from ...messages.block_manager import CacheMiss, MissDetail
 from ...messages.outcomes import ErrorKind, FinishReason
@@ -21,6 +23,9 @@ class ReportBuilder:
 
     def __init__(self) -> None:
         self._num_reports = 0
+        self._host_spans: dict[int, tuple[int, ...]] = {}
+        """By index among the admitted, for those for which blocks were loaded."""
+        self._host_tier: HostTierReport | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -37,8 +42,6 @@ class ReportBuilder:
         self._admitted_miss_tokens: list[int] = []
         self._admitted_miss_details: list[MissDetail | None] = []
         self._admitted_step_s: list[float] = []
-        self._admitted_host_spans: list[tuple[int, ...]] = []
-        self._host_tier: HostTierReport | None = None
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
@@ -93,7 +96,8 @@ class ReportBuilder:
         self._admitted_miss_tokens.append(miss.token)
         self._admitted_miss_details.append(miss.detail)
         self._admitted_step_s.append(step_s)
-        self._admitted_host_spans.append(host_span)
+        if host_span:
+            self._host_spans[len(self._admitted_ids) - 1] = host_span
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
         self._spans.append((sequence_ids, starts, ends))
@@ -147,7 +151,6 @@ class ReportBuilder:
         token_sequence_ids, token_ids = _join(self._tokens, 2)
         pinned_ids, pinned_ends = _join(self._pinned, 2) if self._pinned else ([], [])
         self._num_reports += 1
-        spans = self._admitted_host_spans if any(self._admitted_host_spans) else []
         report = StepReport(
             number=self._num_reports,
             step=step,
@@ -191,12 +194,21 @@ class ReportBuilder:
             filled_keys=b"".join(self._filled_keys),
             admitted_miss_details=self._admitted_miss_details if any(self._admitted_miss_details) else [],
             admitted_step_s=self._admitted_step_s,
-            admitted_tiers=[_by_tier(*admitted) for admitted in zip(self._admitted_reused, spans, strict=False)],
-            admitted_host_spans=spans,
-            host_tier=self._host_tier,
         )
+        if self._host_spans or self._host_tier is not None:
+            report = self._with_tiers(report)
         self._clear()
         return report
+
+    def _with_tiers(self, report: StepReport) -> StepReport:
+        """Return a report with what the host tier has to do with it, which most have not."""
+        spans: list[tuple[int, ...]] = []
+        if self._host_spans:
+            spans = [self._host_spans.get(index, ()) for index in range(len(report.admitted_ids))]
+        tiers = [_by_tier(*admitted) for admitted in zip(report.admitted_reused, spans, strict=False)]
+        host_tier, self._host_tier = self._host_tier, None
+        self._host_spans = {}
+        return replace(report, admitted_tiers=tiers, admitted_host_spans=spans, host_tier=host_tier)
 
 
 def _by_tier(num_reused: int, host_spans: tuple[int, ...]) -> dict[str, int] | None:
