@@ -241,6 +241,11 @@ class BlockManager:
             if host is not None and host.loads.is_awaited(sequence_id, keys, len(shared), prefix.limit):
                 host.loading_ids.append(sequence_id)
                 continue
+            num_loaded = 0
+            if host is not None:
+                num_loaded = host.loads.num_found(sequence_id, keys, len(shared), prefix.limit)
+                if num_loaded and any(grant.admitted_copy_sources):
+                    continue  # until the next step: it could load into a block that this one has yet to copy
             watermark = preemption.watermark(self._watermark_blocks, others_run=bool(self.allocations))
             pool.share(shared)
             num_wanted = -(-num_tokens // size) - len(shared) + watermark
@@ -252,7 +257,7 @@ class BlockManager:
                 if pool.num_free < num_wanted:
                     self.pins.give_way(num_wanted)
             if host is not None:
-                if num_loaded := host.loads.num_found(sequence_id, keys, len(shared), prefix.limit):
+                if num_loaded:
                     blocks = self._take(num_loaded, sequence_id)
                     host.begin_load(sequence_id, keys, shared, blocks, root_key, token_ids)
                     continue

@@ -1,0 +1,33 @@
+"""What a grant loads from the host tier, one rule at a time. Blocks are of 4 tokens."""
+
+from __future__ import annotations
+
+from quipu.actors.engine.block_manager.reservation import BlockManager
+from tests.actors.engine.block_manager.proposals import Candidate, copy_sources_of, keys_of, reserve
+
+SIZE = 4
+CACHED = [1, 2, 3, 4, 5, 6, 7, 8]
+OTHER = [9] * 5
+ON_HOST = [7] * 5
+
+
+def test_nothing_is_loaded_into_a_block_that_the_same_step_copies() -> None:
+    """The pass would copy what a load has written there meanwhile. The next step may load into it."""
+    manager = BlockManager(5, SIZE, num_host_blocks=2)
+    host = manager.host
+    assert host is not None
+    manager.grant(reserve(1, SIZE, candidates=[Candidate(1, CACHED, 8)]))
+    manager.grant(reserve(2, SIZE, committed=[1], free=[1], candidates=[Candidate(2, OTHER, 5)]))
+    manager.grant(reserve(3, SIZE, committed=[2], free=[2]))
+    (slot,) = host.index.take(1).slots
+    host.index.put(keys_of("a", ON_HOST, SIZE)[0], slot)
+    (copied,) = manager.pool.match(keys_of("a", CACHED, SIZE), 2)[1:]
+    both = reserve(4, SIZE, candidates=[Candidate(3, CACHED, 8), Candidate(4, ON_HOST, 5)])
+    granted = manager.grant(both)
+    assert copy_sources_of(granted) == {3: copied}
+    assert granted.loading_ids == [] and host.take_moves() == []
+    after = manager.grant(reserve(5, SIZE, candidates=[Candidate(4, ON_HOST, 5)]))
+    assert after.loading_ids == [4]
+    (move,) = host.take_moves()
+    assert move.blocks == [copied], "the test has to be about the block that is evicted next"
+    manager.check()
