@@ -215,10 +215,12 @@ class Accountant:
     def _watch_blocks(self, report: StepReport, now: float) -> None:
         """Tell the cache watch what has become of blocks: with most reports nothing."""
         self._store.cache.num_pinned[report.engine_id] = report.num_pinned_blocks
-        if report.terminal_ids:
+        if report.filled_ids or report.pinned_ids or report.removed_keys or report.num_pins_yielded:
+            self._follow_blocks(report, now)
+        if report.terminal_ids:  # after what these sequences have filled in their last step
             self._store.cache.on_end(report.terminal_ids, now)
-        if not (report.filled_ids or report.pinned_ids or report.removed_keys or report.num_pins_yielded):
-            return
+
+    def _follow_blocks(self, report: StepReport, now: float) -> None:
         by_sequence = self._store.by_sequence
         callers = {
             sequence_id: request.opened.caller

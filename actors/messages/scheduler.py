@@ -135,6 +135,13 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """What has changed in the host tier since the last grant, if anything has."""
 
 
+GRAMMAR_LOST = (
+    "The grammar cannot be followed: its process has ended, or cannot be started for lack of memory. "
+    "Please try again later."
+)
+"""The one failure of a row that is not its request's fault."""
+
+
 class StepDone(msgspec.Struct, frozen=True, gc=False):
     """What one pass did, by row of its plan. Every row is booked, whatever has happened to its sequence meanwhile."""
 

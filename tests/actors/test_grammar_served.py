@@ -14,6 +14,7 @@ import trio
 
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.engine.executor.grammar_entry import Entry
+from quipu.actors.engine.executor.grammar_follower import GrammarFollower
 from quipu.actors.grammars.grammar_check import GrammarChecker
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
@@ -361,3 +362,19 @@ async def test_refused_grammar_reaches_no_engine() -> None:
             assert reply.error.kind is ErrorKind.INVALID and reply.error.param == PARAM
             assert reply.record.outcome is Outcome.REJECTED
         client.assert_at_rest()
+
+
+async def test_no_memory_for_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar whose process cannot be started is not its request's fault: it may succeed later, and then does."""
+    start = GrammarFollower.__init__
+
+    def out_of_memory(*_: object) -> None:
+        raise MemoryError
+
+    async with open_client(executor="fake") as client:
+        monkeypatch.setattr(GrammarFollower, "__init__", out_of_memory)
+        short = await ask(client, PROMPT, schema(PERSON), max_tokens=5)
+        monkeypatch.setattr(GrammarFollower, "__init__", start)
+        later = await ask(client, PROMPT, schema(PERSON), max_tokens=5)
+    assert short.error is not None and short.error.kind is ErrorKind.OVERLOADED and "memory" in short.error.message
+    assert later.error is None and accepts(schema(PERSON), later.choices[0].token_ids)

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 import attrs
 
 from ...fleet.forks.fork_server import ForkServer
+from ...messages.scheduler import GRAMMAR_LOST
 from .grammar_follower import GrammarFollower
 from .mask_rows import RowAsk
 from .sequence_grammar import SequenceGrammar
@@ -36,7 +37,6 @@ GetServer = Callable[[], ForkServer]
 """Returns the running process that forks, or starts one. Raises OSError."""
 
 
-LOST = "The grammar cannot be followed: its process has ended, or cannot be started. Please try again later."
 NO_TOKENIZER = "This engine has no tokenizer to follow a grammar with."
 
 
@@ -183,7 +183,7 @@ class Entry:
             process = self._compiled_process()
             left = rows[len(masks) :]
             if process is None or num_losses == MAX_LOSSES:
-                return masks + [self._refusal or LOST] * len(left)
+                return masks + [self._refusal or GRAMMAR_LOST] * len(left)
             if self._asked is not process:
                 self._ask(process, left)
             self._asked = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from ...messages.outcomes import ErrorKind, FinishReason
-from ...messages.scheduler import StepDone, StepDropped, StepFailed
+from ...messages.scheduler import GRAMMAR_LOST, StepDone, StepDropped, StepFailed
 from ...shared.block_keys import chain_keys
 from .in_flight import StepInFlight
 from .prompt_scores import hand_out_scores
@@ -63,9 +63,11 @@ class StepCompletion:
         if step.publishes:
             self._end_prompts([sequences[row] for row in rows if done.row_ends[row] >= sequences[row].max_len])
         for row in failed:
-            broken = row in done.broken_rows
-            reason, kind = (NOT_FINITE, ErrorKind.INTERNAL) if broken else (failures[row], ErrorKind.INVALID)
-            state.end(sequences[row], reason, kind)
+            if row in done.broken_rows:
+                state.end(sequences[row], NOT_FINITE, ErrorKind.INTERNAL)
+            else:
+                is_shortage = failures[row] == GRAMMAR_LOST
+                state.end(sequences[row], failures[row], ErrorKind.OVERLOADED if is_shortage else ErrorKind.INVALID)
         if done.broken_rows:
             state.cache_updates.broken_ids += [plan.row_ids[row] for row in done.broken_rows]
         if self._enable_prefix_caching:
@@ -140,6 +142,7 @@ class StepCompletion:
         parent = sequence.keys[-1] if sequence.keys else sequence.root_key
         new_keys = chain_keys(parent, sequence.tokens[num_keyed * size : end // size * size], size)
         sequence.keys += new_keys
+        self._state.report.fill([sequence.id] * len(new_keys), new_keys)
         for index, key in enumerate(new_keys, num_keyed):
             block_tokens = sequence.tokens[index * size : (index + 1) * size]
             self._state.cache_updates.filled.append((sequence.id, index, key, parent, block_tokens))

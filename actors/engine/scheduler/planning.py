@@ -184,8 +184,6 @@ class Batcher:
         self._decode_rows = DecodeRows(decoding, proposal.most_positions, growing)
         updates = self._state.take_cache_updates()
         filled = updates.filled
-        if filled:
-            self._state.report.fill([f[0] for f in filled], [f[2] for f in filled])
         return Reserve(
             step=self._plans.next_step,
             failed_steps=updates.failed_steps,

@@ -68,14 +68,17 @@ class _Forks:
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        while True:
-            ready, _, _ = select.select([self._link, wakes], [], [])
-            if wakes in ready:
-                with suppress(BlockingIOError):
-                    wakes.recv(4096)
-                self._reap()
-            if self._link in ready and not self._answer((wakes, wake)):
-                return
+        try:
+            while True:
+                ready, _, _ = select.select([self._link, wakes], [], [])
+                if wakes in ready:
+                    with suppress(BlockingIOError):
+                        wakes.recv(4096)
+                    self._reap()
+                if self._link in ready and not self._answer((wakes, wake)):
+                    return
+        finally:
+            signal.set_wakeup_fd(-1)  # a child that ends after this writes to no closed socket
 
     def _answer(self, own: tuple[socket.socket, socket.socket]) -> bool:
         """Answer one request. False: the parent is gone."""

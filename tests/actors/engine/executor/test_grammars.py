@@ -11,13 +11,14 @@ import pytest
 import trio
 
 from quipu.actors.engine.executor import grammar_entry, grammar_follower, grammars
-from quipu.actors.engine.executor.grammar_entry import LOST, MAX_DEATHS, Mask, MaskLimits
+from quipu.actors.engine.executor.grammar_entry import MAX_DEATHS, Mask, MaskLimits
 from quipu.actors.engine.executor.grammar_follower import GrammarFollower
 from quipu.actors.engine.executor.grammars import GrammarMasks
 from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
 from quipu.actors.fleet.forks.fork_server import ForkServer
 from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.sampling import OutputGrammar
+from quipu.actors.messages.scheduler import GRAMMAR_LOST
 from tests.grammars import EOS, PERSON, endless_later, regex, schema
 from tests.processes import eventually, has_ended
 from tests.tiny import TINY
@@ -147,7 +148,7 @@ def test_grammar_whose_processes_are_always_killed(masks: GrammarMasks, monkeypa
         return refusal
 
     monkeypatch.setattr(GrammarFollower, "wait_until_compiled", kill_and_wait)
-    assert masks_of(masks, sequence(DIGITS)) == [LOST]
+    assert masks_of(masks, sequence(DIGITS)) == [GRAMMAR_LOST]
 
 
 def test_process_that_forks_is_killed(masks: GrammarMasks, made: Made) -> None:
@@ -211,7 +212,7 @@ async def test_no_process_can_be_started(masks: GrammarMasks, monkeypatch: pytes
         with trio.fail_after(20):
             while not prepared.done():
                 await trio.sleep(0.01)
-        assert masks_of(masks, sequence(DIGITS)) == [LOST]
+        assert masks_of(masks, sequence(DIGITS)) == [GRAMMAR_LOST]
     assert isinstance(masks_of(masks, sequence(DIGITS))[0], bytes)
 
 

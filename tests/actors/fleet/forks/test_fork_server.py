@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from quipu.actors.engine.executor.grammars import MODULE
 from quipu.actors.fleet.forks import fork_server
+from quipu.actors.fleet.forks.fork_program import ANSWER, FORK, REQUEST
 from quipu.actors.fleet.forks.fork_server import Fork, ForkLink, ForkServer
 from tests.grammars import EOS
 from tests.processes import eventually, has_ended
@@ -136,3 +138,25 @@ def test_request_for_a_process_of_somebody_else(forks: ForkServer) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert forks.end_child(Fork(os.getpid(), ours)) is None
+
+
+PROGRAM = """
+import os, socket, sys, time
+from quipu.actors.fleet.forks.fork_program import serve_forks
+
+link = socket.socket(fileno=os.dup(0))
+serve_forks(link, lambda descriptors: time.sleep(0.3))
+time.sleep(0.6)
+"""
+
+
+def test_child_that_ends_after_its_parent_is_gone() -> None:
+    """The program that forks has closed what a signal would wake it by: nothing is written to stderr."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        program = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=theirs, stderr=subprocess.PIPE)
+        ours.sendall(REQUEST.pack(FORK, 0))
+        assert ANSWER.unpack(ours.recv(ANSWER.size))[0] > 0
+        ours.shutdown(socket.SHUT_WR)
+        assert program.communicate(timeout=30)[1] == b""
+    assert program.returncode == 0
