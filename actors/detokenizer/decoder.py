@@ -77,7 +77,7 @@ class WindowDecoder:
 
     WINDOW = 8
     MAX_PENDING = 32
-    """Tokens held back for an incomplete character. No character has so many, and each push decodes all of them."""
+    """The most tokens held back for an incomplete character: more than any character has. Each push decodes all."""
 
     def __init__(self, library: Library, context: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._library = library

@@ -25,7 +25,7 @@ UNDECODABLE = RequestError(ErrorKind.INTERNAL, "The output tokens could not be d
 
 
 class OutletFailed(Exception):
-    """A client's own handler raised when it was given a delta: nobody knows what it got of it, so its request fails."""
+    """A client's own handler raised while consuming a delta. How much it consumed is unknown, so its request fails."""
 
 
 class Delivery:

@@ -35,11 +35,11 @@ class GrammarTool:
     """The schema's path in the request, for errors."""
     name_param: str
     is_held: bool = True
-    """Its arguments match its schema; otherwise they are any."""
+    """Whether its arguments must match its schema. Otherwise any are allowed."""
     is_strict: bool = True
-    """Its schema is held in full, or the request refused; otherwise what cannot be held is dropped."""
+    """Whether a request is refused if its schema cannot be enforced in full. Otherwise what cannot be is dropped."""
     dropped: list[str] = attrs.field(factory=list, eq=False)
-    """Paths of what was dropped here, since the model's format of calls cannot hold it."""
+    """Paths of keywords that were dropped because the model's format of calls cannot express them."""
 
     @property
     def keywords(self) -> FormatKeywords:

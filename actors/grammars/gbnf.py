@@ -22,7 +22,7 @@ from .text_values import pattern_of
 MAX_CHARS = 1 << 15
 """The library's time is quadratic in the alternatives of one rule."""
 MAX_DEPTH = 24
-"""Of parentheses; the library allows few more."""
+"""Nesting depth of parentheses; the library's limit is slightly higher."""
 MAX_RULES = 4096
 MAX_REPEATS = 4096
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)

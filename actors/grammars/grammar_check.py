@@ -25,7 +25,7 @@ _TOGETHER = {
     "patternProperty regexes": ("patternProperties",),
     "'multipleOf' has too many digits": ("multipleOf",),
 }
-"""Keywords that the library cannot hold with what other schemas say of the same value, by words of its message."""
+"""Keywords that the library cannot combine with other schemas of the same value, by a part of its message."""
 _LINE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 """Begins the library's message about a part of a grammar, with its line and column."""
 _NOT_ALLOWED = "doesn't satisfy the grammar"
@@ -33,9 +33,9 @@ _NO_TOKENIZER = "this model's tokenizer does not support grammars"
 _NO_OUTPUT = "it allows no output"
 _PATTERN, _PATTERN_ERROR = " (in regex): ", "error: "
 _INDENT = 4
-"""Of a pattern in the library's message, over marks at what is wrong."""
+"""Of a pattern in the library's message, above the marks that point to the error."""
 _ADDED_ESCAPES = (r"\/", r"\n")
-"""Which the library may have put into the pattern, so that places behind them are other ones."""
+"""Escapes that the library may have added to the pattern, which shift later positions."""
 _MAX_REASON_CHARS = 400
 
 
@@ -104,7 +104,7 @@ def too_long(spec: GrammarSpec, max_bytes: int) -> RequestError:
 
 
 def _try_token(matcher: Matcher, token_id: int) -> None:
-    """Raise GrammarError if a grammar is too wide to be followed, or forces tokens that are not what they say."""
+    """Raise GrammarError if a grammar has too many alternatives, or the tokenizer adds text to forced tokens."""
     try:
         matcher.consume([token_id])
     except GrammarError as error:

@@ -25,12 +25,12 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint32]
 
 MAX_ITEMS = 20_000
-"""Of one mask, 8 ms in rows of up to 2,000: a row takes the square of its length.
+"""Items of one mask: 8 ms in rows of up to 2,000. Time is quadratic in the length of a row.
 
 An object of 1,990 properties has 18,000.
 """
 _FEWEST_ITEMS, _TOKENS_AN_ITEM = 4_000, 12
-"""Of a grammar without a schema, which takes more the larger the vocabulary is."""
+"""For a grammar without a schema, whose items grow with the vocabulary."""
 
 
 def _limits(max_items: int) -> llguidance.LLParserLimits:
@@ -45,24 +45,24 @@ def _limits(max_items: int) -> llguidance.LLParserLimits:
 
 
 MAX_MASK_S = 0.010
-"""Of processor time for one mask. `_limits` keep below it, but for rows of many thousands of items.
+"""Processor time for one mask. `_limits` keep below it, except for rows of many thousands of items.
 
 llama.cpp's `json.gbnf` takes 10,000 items and 3 ms for a vocabulary of 129,000, and 17,000 and 6 ms for 248,000; no
 schema of the collections in docs/use/structured-output.md takes more than 500 items.
 """
 
 STRING_ESCAPES = 'nrbtf\\"'
-"""What may follow a backslash in JSON. Not `u`: a key written with it would not be known as one of `properties`."""
+"""What may follow a backslash in JSON. Not `u`: keys with it would not be recognized as `properties`."""
 
 
 _SCHEMA_WORDS = ('"json_schema"', "%json")
 """One of them is in the text of each grammar that has a schema."""
 _TOO_MANY = "Too many items"
-"""What the library says of a mask that exceeds `step_max_items`."""
+"""Part of the library's message for a mask that exceeds `step_max_items`."""
 _WIDTH = re.compile(r"Current row has (\d+) items")
-"""What it says of a place at which an output could go on in more than 2,000 ways."""
+"""Part of its message for a place with more than 2,000 alternatives."""
 _MAX_WIDTH = 4_000
-"""From which on such a place is costly already where it comes next, before an output has reached it."""
+"""Number of alternatives from which such a place is costly even before an output reaches it."""
 
 
 class GrammarError(Exception):
@@ -90,7 +90,7 @@ def json_grammar(schema: dict[str, Any]) -> str:
 
 
 def are_disjoint_patterns(patterns: Collection[str]) -> bool:
-    """Return whether no name matches two patterns, which the library has to know of `patternProperties`."""
+    """Return whether no name matches two patterns, as the library requires of `patternProperties`."""
     schema = {"type": "object", "patternProperties": {pattern: {} for pattern in patterns}}
     return not llguidance.LLMatcher.validate_grammar(json_grammar(schema), limits=_limits(MAX_ITEMS))
 

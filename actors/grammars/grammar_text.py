@@ -39,7 +39,7 @@ _MARKS = (LOOSE_SCHEMA_FROM, STRICT_SCHEMA_FROM, SCHEMA_FROM)
 def grammar_text(spec: GrammarSpec) -> str:
     """Return the grammar as text for the library. Raises GrammarError for a source that is not of its kind.
 
-    What was dropped from schemas of tools that are not strict, the text tells (`messages/grammar.py`).
+    The text lists what was dropped from schemas of non-strict tools (`messages/grammar.py`).
     """
     match spec.kind:
         case GrammarKind.JSON_OBJECT:
@@ -60,7 +60,7 @@ def grammar_text(spec: GrammarSpec) -> str:
 
 
 def freer_text(spec: GrammarSpec) -> str | None:
-    """Return a grammar of calls in which only the types of arguments are held for tools that are not strict.
+    """Return a grammar of calls that enforces only the types of arguments for non-strict tools.
 
     None: it has no such tool. Raises GrammarError.
     """
@@ -87,7 +87,7 @@ def _schema_of(source: str) -> dict[str, Any]:
 
 
 def _with_closed_schemas(source: str, *, free: bool) -> str:
-    """Return a grammar whose schemas are held in full. Raises GrammarError."""
+    """Return a grammar that enforces all of its schemas. Raises GrammarError."""
     parts, done, ignored = list[str](), 0, list[str]()
     for found in _SCHEMA_WITHIN.finditer(source):
         start = found.end()

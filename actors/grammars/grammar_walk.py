@@ -17,19 +17,19 @@ from .grammar_library import MAX_MASK_S, GrammarError, GrammarLibrary, GrammarTo
 WALKS = (4, 4, 4, 12)
 """Tokens of each, 24 in all: for a schema of some properties their masks take half a millisecond."""
 MAX_WALKS_S = 0.02
-"""Processor time after which no more tokens are drawn, beside `WALKS_PER_COMPILING`."""
+"""Processor time after which no more tokens are drawn, in addition to `WALKS_PER_COMPILING`."""
 WALKS_PER_COMPILING = 3.0
-"""So many times what compiling took."""
+"""Multiple of the compile time."""
 _ATTEMPTS = 3
 _FEW_WORDS = 8
 """Of a mask, among which every other token is drawn: the low ids are single characters, which end strings and names."""
 
 Clock = Callable[[], float]
-"""Tells seconds of processor time."""
+"""Returns processor time in seconds."""
 
 
 def walk(library: GrammarLibrary, matcher: Matcher, compiling_s: float, clock: Clock) -> None:
-    """Draw tokens, several times from the beginning. Raises GrammarTooComplex.
+    """Draw tokens in several walks from the beginning. Raises GrammarTooComplex.
 
     `matcher` has followed nothing, and is not changed. `compiling_s`: processor time that compiling took.
     """
@@ -65,7 +65,7 @@ def _mask(library: GrammarLibrary, matcher: Matcher, clock: Clock) -> Words:
 
 
 def _draw(words_W: Words, rng: random.Random, num_words: int) -> int | None:
-    """Return a token of a mask, from its first words that have any. None: it has none."""
+    """Return a random token of a mask, from the first words that are not empty; None if all are."""
     (found,) = np.nonzero(words_W)
     if not len(found):
         return None

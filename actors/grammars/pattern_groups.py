@@ -10,11 +10,11 @@ from __future__ import annotations
 import attrs
 
 MAX_GROUPS = 64
-"""One within the other."""
+"""Nesting depth."""
 
 
 class UnsupportedPattern(ValueError):
-    """A pattern is read differently by the library, or is none of ECMA 262's."""
+    """The library interprets a pattern differently, or it is not an ECMA 262 pattern."""
 
 
 @attrs.define
@@ -22,7 +22,7 @@ class _Group:
     begins: bool
     """Nothing comes before it."""
     has_text: bool = False
-    """Something of the current alternative was read."""
+    """The current alternative is not empty."""
     has_ended: bool = False
     """The current alternative has a `$`."""
     may_have_ended: bool = False

@@ -1,8 +1,8 @@
-"""Whether a value can match two of the schemas of a `oneOf`: if not, it is an `anyOf`, which the grammar library holds.
+"""Decides whether the schemas of a `oneOf` are disjoint, so that the grammar library can enforce it as an `anyOf`.
 
-Told apart are schemas of different types, values of `const` and `enum`, ranges of numbers, and objects by a property
-that both require. Used by `schema_keywords.py`. What must always hold: schemas that are called disjoint are; the work
-for one document is bounded, and what is beyond is not called disjoint.
+Schemas are disjoint if their types, `const` and `enum` values or number ranges are, or a property that both require.
+Used by `schema_keywords.py`. What must always hold: schemas that are reported as disjoint are; the work for one
+document is bounded, and schemas beyond that bound are not reported as disjoint.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _ALL = frozenset({"array", "boolean", "integer", "null", "number", "object", "st
 
 
 class _TooLong(Exception):
-    """The work is at its bound."""
+    """The work has reached its bound."""
 
 
 @attrs.frozen
 class _Facts:
-    """What every value that matches one alternative of a schema has."""
+    """Properties of every value that matches one alternative of a schema."""
 
     types: frozenset[str] = _ALL
-    """With `number`, `integer` is meant, too."""
+    """`number` includes `integer`."""
     values: frozenset[str] | None = None
-    """JSON of the only values."""
+    """The only allowed values, as JSON. None: any."""
     low: float = -math.inf
     high: float = math.inf
     is_low_open: bool = False
@@ -43,7 +43,7 @@ class _Facts:
 
 
 class References(Protocol):
-    """What is needed of a document."""
+    """The part of a document that is used here."""
 
     comparisons: Comparisons
 

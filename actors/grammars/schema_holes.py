@@ -1,8 +1,8 @@
-"""Closes the holes through which the grammar library would let values that a JSON schema forbids.
+"""Rewrites JSON schemas whose keywords the grammar library enforces only in part or in another form.
 
-What of a schema cannot be held is refused (`schema_keywords.py`). What the library holds in part, or in other words
-than the schema's, is written anew here. `grammar_text.py` calls this before a schema becomes a grammar. What must
-always hold: a changed schema allows nothing more than before; the work is linear in the length of the schema.
+Keywords that cannot be enforced are refused first (`schema_keywords.py`). `grammar_text.py` calls this before a schema
+becomes a grammar. What must always hold: a rewritten schema allows no value that the original forbids; the work is
+linear in the length of the schema.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OPTIONS = "x-guidance"
 
 
 def close_holes(schema: dict[str, Any]) -> None:
-    """Change a parsed schema, in place, to one that is held in full. Raises UnheldSchema."""
+    """Rewrite a parsed schema, in place, so that the library enforces all of it. Raises UnheldSchema."""
     schema.pop(_OPTIONS, None)  # a client's options could allow text that is no JSON
     document = Document(schema)
     every = []
@@ -35,9 +35,9 @@ def close_holes(schema: dict[str, Any]) -> None:
 
 
 def gather_definitions(document: Document, every: list[Located], *, with_root: bool = False) -> None:
-    """Move what references lead to into `$defs` of the document, and have it there alone.
+    """Move the targets of references into the document's `$defs`, so that each is written only there.
 
-    `every`: the reachable schemas. `with_root`: the document itself is written there, too, if something refers to it.
+    `every`: the reachable schemas. `with_root`: copy the document itself there, too, if something refers to it.
     """
     names: dict[int, str] = {}
     moved: list[Located] = []
@@ -81,7 +81,7 @@ def _close_keywords(schema: dict[str, Any]) -> None:
 
 
 def _write_additional(keyword: str, schema: dict[str, Any]) -> None:
-    """Write `unevaluated…` as what holds the same where no other schema evaluates parts of the value."""
+    """Rewrite `unevaluated…` as `additional…`, which is equivalent where no other schema evaluates the value."""
     if keyword == "unevaluatedProperties":
         schema.setdefault("additionalProperties", schema[keyword])
     elif isinstance(schema.get("items"), list):

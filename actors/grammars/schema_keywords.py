@@ -1,9 +1,9 @@
-"""What of a JSON schema cannot be held: one keyword after the other, with the reason.
+"""Finds the keywords of a JSON schema that cannot be enforced, each with the reason.
 
-The grammar library refuses keywords that it does not know, without saying where they are, and holds some that it knows
-only in part. Both are found here first, so that a refusal names keyword and place, and that schemas of tools that are
-not strict can lose these keywords and no others (`schema_loosening.py`). Keywords mean what they do in draft 2020-12;
-older ones are read, too. What must always hold: what is not named here, the library holds in full, or refuses.
+The grammar library refuses unknown keywords without saying where they are, and enforces some known ones only in part.
+Both are found here first, so that a refusal names keyword and place, and that schemas of non-strict tools lose these
+keywords and no others (`schema_loosening.py`). Keywords have the meaning of draft 2020-12; older drafts are read, too.
+What must always hold: the library either fully enforces a keyword that is not found here, or refuses it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .schema_walk import REFERENCES, Document, Located
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"})
 _MAX_BRANCHES = 1_990
-"""Of the 2,000 ways to go on that the library follows at once, those that the properties of one object may take."""
+"""The most alternatives that one object's properties may use, of the 2,000 that the library follows at once."""
 _MAX_PATTERNS = 32
 """Patterns of one object: each is compared with every other."""
 _NOT_HELD = "outputs cannot be made to match it"
@@ -43,18 +43,18 @@ _REMOVED = dict.fromkeys(UNWRITABLE)
 _IN_PLACE = frozenset(
     {"$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "dependencies", "dependentSchemas"}
 ) | {*("else", "if", "not", "oneOf", "then")}
-"""Keywords that say of the same value what other schemas say."""
+"""Keywords that apply other schemas to the same value."""
 _A_SCHEMA = "it must be a schema"
 _A_LIST = "it must be a list of schemas"
 _A_MAP = "it must be an object of schemas"
 
 
 class SeveralMatch(UnheldSchema):
-    """A value could match several schemas of a `oneOf`, which is held as an `anyOf` is."""
+    """A value could match several schemas of a `oneOf`, which can only be enforced as an `anyOf`."""
 
 
 def is_idle(keyword: str, schema: Mapping[str, Any]) -> bool:
-    """Return whether a keyword that is never held restricts nothing here."""
+    """Return whether a keyword that cannot be enforced has no effect here."""
     value = schema[keyword]
     match keyword:
         case "uniqueItems" | "not":
@@ -77,7 +77,7 @@ def is_idle(keyword: str, schema: Mapping[str, Any]) -> bool:
 
 
 def becomes_additional(keyword: str, schema: Mapping[str, Any]) -> bool:
-    """Return whether no other schema evaluates parts of the value, so that `unevaluated…` is `additional…`."""
+    """Return whether no other schema evaluates parts of the value, so that `unevaluated…` equals `additional…`."""
     in_place = _IN_PLACE | {"contains"} if keyword == "unevaluatedItems" else _IN_PLACE
     return keyword.startswith("unevaluated") and in_place.isdisjoint(schema) and _is_schema(schema[keyword])
 
@@ -191,7 +191,7 @@ def _pattern_properties_problems(patterns: dict[str, Any], place: Place) -> Iter
 
 
 def _too_wide(properties: Mapping[str, Any], needed: set[str]) -> str:
-    """Return why an object has too many properties that could come next: its first token would end the output."""
+    """Return an error if too many properties could come next: the first token would exceed the library's limit."""
     if len(properties) <= _MAX_BRANCHES // 4:
         return ""
     # before the first property, the library follows each with and without others behind it

@@ -1,8 +1,8 @@
-"""Drops what cannot be held from the schemas of tools that are not strict, and says what that was.
+"""Drops keywords that cannot be enforced from the schemas of non-strict tools, and lists them.
 
-Their calls have to match a schema only where a call is forced, and then as far as it can be held: OpenAI and Anthropic
-limit schemas under `strict` alone. `grammar_text.py` calls this. What must always hold: everything that a schema allows
-is still allowed; what is dropped is named with its place.
+Their calls have to match a schema only where a call is forced, and then only as far as it can be enforced: OpenAI and
+Anthropic restrict schemas only under `strict`. `grammar_text.py` calls this. What must always hold: every value that a
+schema allows is still allowed; each dropped keyword is listed with its place.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _COMPANIONS: Mapping[str, tuple[str, ...]] = {
     "properties": _FREE_KEYS,
     "then": ("else", "if"),
 }
-"""Keywords that would say more, or something else, without another one."""
+"""Keywords that would become stricter, or change their meaning, without another one."""
 _TAKEN_WITH = {"maximum": bool, "minimum": bool}
-"""Companions that go only if they are of this type: draft 4's flags."""
+"""Companions that are dropped only if they have this type: the flags of draft 4."""
 
 
 def loosen(schema: dict[str, Any]) -> list[str]:
-    """Drop from a parsed schema, in place, what cannot be held; return the JSON pointers of what was dropped."""
+    """Drop what cannot be enforced from a parsed schema, in place; return the JSON pointers of dropped keywords."""
     document = Document(schema)
     dropped: list[str] = []
     several: list[dict[str, Any]] = []

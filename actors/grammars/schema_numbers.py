@@ -1,4 +1,4 @@
-"""Which numbers in a JSON schema the grammar library keeps to, and how ranges are said so that it does.
+"""Tells which numeric limits of a JSON schema the grammar library enforces, and rewrites ranges so that it does.
 
 The library reads numbers as doubles, and allows an exclusive bound itself where a range is shorter than 1. Used by
 `schema_keywords.py` and `schema_holes.py`. What must always hold: a bound that is changed excludes the same values.
@@ -16,15 +16,15 @@ BOUNDS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"
 COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in ("Items", "Length", "Properties"))
 INEXACT = "numbers beyond 2**53 are not exact"
 MAX_COUNT = 1 << 31
-"""No output is so long: a larger upper limit says nothing."""
+"""Outputs are never this long, so a larger upper limit has no effect."""
 _EXACT = 1 << 53
 """Larger numbers are rounded by the library, and by many readers of JSON."""
 _TINY = 2.0**-40
 """Stands for the smallest positive number, which has 324 digits."""
 _TOO_LARGE = 10**18
-"""For the library, as the bound of a range."""
+"""The library cannot enforce a range with a larger bound."""
 _MAX_MULTIPLE = 20_000
-"""Without its point: compiling larger ones takes seconds, but for powers of ten."""
+"""Ignoring the decimal point. Larger multiples take seconds to compile, except for powers of ten."""
 _MAX_DECIMALS = 9
 
 
@@ -33,7 +33,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def as_count(value: object) -> int | None:
-    """Return a number that counts something; None if it is none."""
+    """Return a limit on a count; None if the value is not a non-negative integer."""
     if not is_number(value) or value < 0 or (isinstance(value, float) and not value.is_integer()):
         return None
     return int(value)
@@ -63,7 +63,7 @@ def is_held_multiple(value: object) -> bool:
 
 
 def is_held_bound(keyword: str, schema: Mapping[str, Any]) -> bool:
-    """Return whether the library keeps to a bound: doubles are held, and the largest integer of 64 bits."""
+    """Return whether the library enforces a bound: it must be a double, or the largest 64-bit integer."""
     bound = schema[keyword]
     if keyword == "maximum" and bound == (1 << 63) - 1 and type(bound) is int:
         kind = schema.get("type")

@@ -1,7 +1,7 @@
-"""Writes the patterns of JSON schemas, which are ECMA 262's, in the dialect of the grammar library.
+"""Translates the patterns of JSON schemas from ECMA 262 to the grammar library's dialect.
 
-The library reads a pattern as Rust's `regex` crate does. Where the two dialects read the same text differently, the
-pattern is written anew, or refused. What must always hold: a string that the result matches is one that ECMA 262's
+The library reads a pattern as Rust's `regex` crate does. Where the two dialects interpret the same text differently,
+the pattern is rewritten or refused. What must always hold: a string that the result matches is one that ECMA 262's
 pattern matches (with its flag `u`, and for classes without it), and Python's `re` agrees about white space.
 """
 
@@ -26,10 +26,10 @@ FORMATS = {
     "date-time": f"{_REAL_DATE}[^:]*{_NO_LEAP_SECOND}",
     "time": f"^{_NO_LEAP_SECOND}",
 }
-"""What the library's own formats miss: most years have no 29th of February, and few minutes have a 61st second."""
+"""Patterns for what the library's own formats do not check: leap days and leap seconds."""
 
 UNWRITABLE = frozenset({*range(0x20), 0x7F} - {*b"\b\f\n\r\t"})
-"""Characters that no output contains: JSON has to write them by their numbers, which outputs do not."""
+"""Characters that no output contains: JSON has to escape them by number, which outputs never do."""
 
 NO_CONTROLS = "outputs have no control characters other than \\b, \\f, \\n, \\r and \\t"
 _SPACE = r"\t\n\v\f\r\x20\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
@@ -49,7 +49,7 @@ _PROPERTY = re.compile(r"\\[pP](\{[^}]*\}|.)")
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(?:([0-9]+)(?:,([0-9]*))?|,[0-9]+)\})\??")
 _GROUP = re.compile(r"\((\?(?::|i:|P?<[A-Za-z_]\w*>|))?", re.ASCII)
 _MAX_PROPERTIES = 16
-"""Different ones of one pattern: it takes the library a millisecond to say whether it knows one."""
+"""Different classes in one pattern: it takes the library a millisecond to tell whether it knows one."""
 _MAX_DIGITS = 9
 """Of a number of repetitions."""
 

@@ -1,4 +1,4 @@
-"""JSON Schema's `pattern` as a pattern that matches a whole text, as the grammar library's lexer wants it.
+"""Converts JSON Schema's `pattern` to one that matches a whole text, as the grammar library's lexer expects.
 
 A JSON Schema's pattern may match anywhere in a string. Used for strings that a model does not write as JSON
 (`text_values.py`); within JSON the library does the same. What must always hold: what is returned can stand between

@@ -1,8 +1,8 @@
-"""Closes the objects of schemas under `strict`, as OpenAI's API wants them: no property that is not declared.
+"""Closes the objects of schemas under `strict`: properties that are not declared are forbidden.
 
-There, `additionalProperties` has to be false in each object; here it is so if nothing is said. Used by
-`grammar_text.py`. What must always hold: an object whose properties several schemas declare stays possible, since a
-schema that is closed alone would forbid those of the others.
+OpenAI's API requires `additionalProperties: false` in each object; here that is the default. Used by `grammar_text.py`.
+What must always hold: an object whose properties are declared by several schemas stays possible. Closing one of these
+schemas alone would forbid the properties of the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the web process must know of a checkpoint, read from its JSON files without torch.
+"""Reads what the web process needs to know about a checkpoint from its JSON files, without torch.
 
 Used by `web/cli/` to resolve the server's sizes, and by whoever loads the checkpoint's other files. What must always
 hold: nothing here opens a weight file.
@@ -27,7 +27,7 @@ _MAX_DEPTH = 100
 """The limit of nesting; three levels are usual."""
 _SHOWN_CHARACTERS = 80
 _MAX_LISTED = 1000
-"""Files of a folder among which a model is looked for whose name was misspelled."""
+"""How many files of a folder are searched for a model whose name was misspelled."""
 
 
 class CheckpointError(ValueError):
@@ -71,7 +71,7 @@ def resolve(model: str, *, only_local: bool = False) -> Path:
 
 
 def _similar(path: Path) -> str:
-    """Return the words of an error that name what is there and has nearly the name of `path`."""
+    """Return a hint for an error message that names an existing file similar to `path`."""
     try:
         there = [each.name for each in islice(path.expanduser().parent.iterdir(), _MAX_LISTED)]
     except OSError:

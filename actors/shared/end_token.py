@@ -4,7 +4,7 @@ Used by `checkpoint.py` at start. Chat models that were made from base models of
 config.json and generation_config.json keep the base model's end, and an answer that is not stopped at this one runs on,
 and is billed.
 
-What must always hold: a name that is no token of the vocabulary is no end.
+What must always hold: a name that is not in the vocabulary never ends a turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which names a chat template may look up, by which it is known what the template supports.
+"""Finds the names that a chat template may look up, which tell what the template supports.
 
 The tokenizer converts what a template does not support to plain text, and the detokenizer has to read a model's calls
 in the form in which the model has seen them, so both ask here. Nothing of the template runs.
@@ -36,7 +36,7 @@ EXTENSIONS = (jinja2.ext.loopcontrols, GenerationBlocks)
 @attrs.frozen
 class TemplateNames:
     variables: frozenset[str] = frozenset()
-    """The template's own variables, and those that the chat is passed in."""
+    """The template's own variables, and those that receive the chat."""
     attributes: frozenset[str] = frozenset()
     """What is looked up in an object by this very name, as in `message.role` and `message['role']`."""
     strings: frozenset[str] = frozenset()

@@ -43,7 +43,7 @@ class Lease:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Kill the process, or prevent the lease from taking one: nobody wants the result. Does not block."""
+        """Kill the process, or prevent the lease from taking one. Does not block."""
         with self._lock:
             self._is_cancelled = True
             if self._process is not None:

@@ -1,7 +1,7 @@
-"""Results of grammars that have been checked, by who had them checked: a tenant, and a cache salt within it.
+"""Keeps the results of grammar checks by their owner: a tenant, and a cache salt within it.
 
 `grammar_pool.py` looks here first. What must always hold: a grammar that its owner has had checked before costs
-nothing; what others have had checked is not told by the time that a request takes; nothing grows without bound.
+nothing; the time that a request takes does not reveal what others have had checked; nothing grows without bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_KNOWN = 256
 """Grammars whose result is kept, each of at most `--max-grammar-bytes`."""
 
 _Key = tuple[str | None, GrammarKind, str]
-"""Who within a tenant had a grammar checked, and the grammar."""
+"""The owner within a tenant, and the grammar."""
 
 
 class KnownGrammars:
@@ -29,7 +29,7 @@ class KnownGrammars:
         self._results: TenantCache[_Key, str | RequestError] = TenantCache(MAX_KNOWN)
 
     def find(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError | None:
-        """Return the result of a grammar, under the name of the field that asks. None: it is to be checked."""
+        """Return a cached result, with the field of its error renamed. None: the grammar has to be checked."""
         # most characters take a byte; the rest are counted where it is checked
         if len(spec.source) > self._max_bytes:
             return too_long(spec, self._max_bytes)

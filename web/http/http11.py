@@ -1,4 +1,4 @@
-"""HTTP/1.1: Hypercorn's protocol class, with everything repaired by which a client can break it.
+"""HTTP/1.1: Hypercorn's protocol class, with fixes for everything by which a client could break it.
 
 `Protocol` turns bytes into one ASGI call at a time, and ASGI messages into bytes. Its only caller is
 `web.http.connection`: only the connection's reader feeds and advances it; the application's task responds through

@@ -34,11 +34,11 @@ CONTENT_TYPE = "text/event-stream; charset=utf-8"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Caches must not store a stream, and nginx must not buffer it."""
 MAX_WRITE_BYTES = 1 << 16
-"""In one write, of chunks that are made while the client reads."""
+"""Bytes per write, for chunks that are encoded while the client reads."""
 MAX_JOINED_BYTES = 1 << 18
-"""In one write, of chunks from the backlog: each layer of the generic path copies them."""
+"""Bytes per write, for chunks from the backlog, which each layer of the generic path copies."""
 _CHECKS_PER_HEARTBEAT = 4
-"""How often a body checks, in one heartbeat interval, whether chunks were written past it."""
+"""How many times per heartbeat interval a body checks whether chunks were written directly."""
 
 
 ROOM_BYTES = 64 * 1024
@@ -203,7 +203,7 @@ class Sink:
         return self.take_nowait()
 
     def take_nowait(self) -> bytes:
-        """Return what is there for one write: the finished chunks at the front, or some that are made now.
+        """Return the bytes for one write: the finished chunks at the front, or some that are encoded now.
 
         Empty if there is nothing. Raises SinkOverflow.
         """

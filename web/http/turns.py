@@ -46,14 +46,14 @@ def _lock_of_run(variable: trio.lowlevel.RunVar[trio.Lock]) -> trio.Lock:
 
 
 class TooManyWaiting(Exception):
-    """One party has as many tasks in the queue as it may have; try again later."""
+    """A party has reached its limit of queued tasks; try again later."""
 
 
 @attrs.define(eq=False)
 class _Party:
     turns: trio.Semaphore
     num_tasks: int = 0
-    """That wait or have a turn."""
+    """Tasks that wait for a turn or hold one."""
 
 
 class FairTurns:

@@ -91,7 +91,7 @@ class JsonReader(ABC):
 
     @abstractmethod
     def _open(self, char: str, events: list[OutputEvent]) -> bool:
-        """Take one character of the opening. Return False, and leave it, if this is no call."""
+        """Take one character of the opening. Return False, and leave it, if this is not a call."""
 
     @abstractmethod
     def _step(self, char: str) -> bool:

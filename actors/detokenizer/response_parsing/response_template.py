@@ -33,7 +33,7 @@ class TagFormat:
     hold: Hold
     """What in front of an argument's end is no part of it."""
     is_json: bool
-    """A value that is JSON is no string."""
+    """A value that is valid JSON is not a string."""
 
 
 @attrs.frozen
@@ -71,7 +71,7 @@ class ReasoningFormat:
     tags: tuple[str, str] | None
     """The texts of both, if each has one."""
     strips: bool = True
-    """White space around reasoning is no content."""
+    """White space around reasoning is not part of it."""
 
 
 class ResponseTemplate:
@@ -89,7 +89,7 @@ class ResponseTemplate:
     ) -> None:
         """Build all automata.
 
-        `text_close` ends a turn. `strips`: white space around the answer's text, next to delimiters, is no content.
+        `text_close` ends a turn. `strips`: white space around the answer's text, next to delimiters, is dropped.
         `specials` are the delimiters that are special tokens, `special_ids` all special tokens of the vocabulary.
         Raises UnsupportedPattern.
         """
