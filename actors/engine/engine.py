@@ -29,7 +29,7 @@ from ..messages.supervisor import EngineReady, Heartbeat
 from .block_manager.actor import answer_look_ups, end_moves, run_block_manager
 from .block_manager.reservation import BlockManager
 from .executor.actor import delay_of_moves, run_executor, wait_until_idle
-from .executor.loading import load_executor, numerics_of
+from .executor.loading import check_host_memory, load_executor, numerics_of
 from .executor.step_runner import Executor
 from .mover.actor import run_mover
 from .mover.block_header import numerics_digest
@@ -59,8 +59,8 @@ class Engine:
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
         """Raises KvEventsError if KV events are configured and their sockets cannot be opened.
 
-        If there is to be a host tier, raises ValueError if it would not hold a block, and MemoryError if there is no
-        memory for it.
+        If there is to be a host tier, raises ValueError if it would not hold a block or there is no memory for it, and
+        MemoryError if none can be had.
         """
         self.executor = executor
         pool = executor.backend.memory_plan
@@ -180,10 +180,13 @@ class Engine:
 
 
 def num_host_blocks_of(num_bytes: int | None, block_bytes: int) -> int:
-    """Return how many blocks a host tier of `num_bytes` holds; None: there is to be none. Raises ValueError for too few
-    bytes."""
+    """Return how many blocks a host tier of `num_bytes` holds; None: there is to be none.
+
+    Raises ValueError for too few bytes, or more than there are.
+    """
     if num_bytes is None:
         return 0
+    check_host_memory(num_bytes)
     if num_bytes < block_bytes:
         raise ValueError(f"kv_host_memory={num_bytes} holds no block: one has {block_bytes} bytes")
     return num_bytes // block_bytes

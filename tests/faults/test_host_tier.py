@@ -8,12 +8,14 @@ import structlog
 import trio
 import trio.testing
 
+from quipu.actors.engine.engine import Engine
+from quipu.actors.engine.executor.loading import load_executor
 from quipu.actors.engine.mover.host_store import HostStore
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
 from quipu.kernels.fake import Dials
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, Answer, Client, assert_served, read_answer, small_runtime
+from tests.runtimes import BLOCK, Answer, Client, assert_served, read_answer, runtime_config, small_runtime
 from tests.traps.wire import samples, settle
 
 BLOCK_BYTES = 8 * BLOCK
@@ -257,3 +259,13 @@ async def test_mover_dies(autojump_clock: trio.abc.Clock) -> None:
         await settle(client)
     assert_served(again, LONG, 8)
     assert again.record.cached_tokens == 0
+
+
+async def test_more_memory_than_there_is(autojump_clock: trio.abc.Clock) -> None:
+    """A host tier that cannot be is refused when the engine starts, with the flag to change."""
+    config = runtime_config(**{**TIER, "kv_host_memory": 1 << 60}).engine
+    with pytest.raises(ValueError, match=r"--kv-host-memory 1073741824\.00GiB is more than is available"):
+        Engine(config, load_executor(config))
+    config = attrs.evolve(config, kv_host_memory=BLOCK_BYTES - 1)
+    with pytest.raises(ValueError, match="holds no block"):
+        Engine(config, load_executor(config))

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from quipu.kernels.backend import BackendConfig, Capabilities, KVMemory
 from quipu.kernels.fake import FakeBackend
+from quipu.kernels.kv_cache_size import show
 from quipu.kernels.load import load_backend
+from quipu.kernels.machine import memory
 
 from ...config.engine_config import EngineConfig
 from ...shared.tokenizers_library import load_library
@@ -48,6 +50,16 @@ def load_executor(config: EngineConfig) -> Executor:
             backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}
             backend.dials.eos_token_id = config.eos_token_ids[0]
     return Executor(backend, max_num_seqs=config.max_num_seqs, masks=_make_masks(config))
+
+
+def check_host_memory(num_bytes: int) -> None:
+    """Raises ValueError if the host has less memory available: the process would be killed once it is in use."""
+    host = memory()
+    if num_bytes > host.available:
+        raise ValueError(
+            f"--kv-host-memory {show(num_bytes)} is more than is available, {show(host.available)} of "
+            f"{show(host.total)}: lower it"
+        )
 
 
 def numerics_of(capabilities: Capabilities) -> str:

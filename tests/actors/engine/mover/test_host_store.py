@@ -1,0 +1,202 @@
+"""Copies between device and host, and the headers that say what may come back."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.engine.executor.block_tags import BlockTags
+from quipu.actors.engine.mover.block_header import checksum_of, numerics_digest
+from quipu.actors.engine.mover.host_store import RUN_BLOCKS, HostStore
+from quipu.actors.messages.mover import Move, Moved, MoveFailed
+from quipu.actors.messages.tiers import Tier
+from quipu.kernels.backend import BackendConfig
+from quipu.kernels.fake import FakeBackend
+
+SIZE = 4
+NUM_BLOCKS = 64
+KEYS = [bytes([index]) * 32 for index in range(NUM_BLOCKS)]
+
+
+class Memory(FakeBackend):
+    """A backend whose blocks hold their own numbers, and that calls `during` while it copies."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            BackendConfig(
+                model_path=Path(),
+                dtype="auto",
+                load_format="auto",
+                block_size=SIZE,
+                num_blocks=NUM_BLOCKS,
+                max_num_seqs=1,
+                max_model_len=SIZE * NUM_BLOCKS,
+                max_num_batched_tokens=16,
+            )
+        )
+        self._slots = [[block] * SIZE for block in range(NUM_BLOCKS)]
+        self.during: Callable[[], object] = bool
+
+    def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
+        super().read_blocks(blocks, to)
+        self.during()
+
+    def write_halves(self, block: int, value: int) -> None:
+        """Write a block in two steps, as a pass would in many."""
+        self._slots[block][: SIZE // 2] = [value] * (SIZE // 2)
+        self._slots[block][SIZE // 2 :] = [value] * (SIZE // 2)
+
+    def contents(self, blocks: list[int]) -> list[int | None]:
+        return [self._slots[block][0] for block in blocks]
+
+
+@attrs.define
+class Bench:
+    memory: Memory
+    tags: BlockTags
+    store: HostStore
+
+    def move(self, target: Tier, blocks: list[int], slots: list[int], keys: list[bytes]) -> Moved | MoveFailed:
+        source = Tier.DEVICE if target is Tier.HOST else Tier.HOST
+        return self.store.carry(Move(1, source, target, blocks, slots, keys))
+
+
+def store_over(memory: Memory, tags: BlockTags, **options: Any) -> HostStore:
+    size = memory.memory_plan.block_bytes
+    return HostStore(memory, tags, 40, block_size=SIZE, block_bytes=size, numerics="here", **options)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    memory, tags = Memory(), BlockTags(NUM_BLOCKS, SIZE)
+    tags.set_loaded(range(1, 40), KEYS[1:40])
+    return Bench(memory, tags, store_over(memory, tags))
+
+
+def test_there_and_back(bench: Bench) -> None:
+    """What was stored comes back to other blocks, which are tagged by then, whatever the order of the slots."""
+    blocks = list(range(1, 31))
+    slots = [*range(3, 3 + RUN_BLOCKS + 2), *range(39, 39 - (30 - RUN_BLOCKS - 2), -1)]
+    assert bench.move(Tier.HOST, blocks, slots, KEYS[1:31]) == Moved(1)
+    targets = list(range(33, 63))
+    assert bench.move(Tier.DEVICE, targets, slots, KEYS[1:31]) == Moved(1)
+    assert bench.memory.contents(targets) == blocks
+    assert all(bench.tags.contains(block, key) for block, key in zip(targets, KEYS[1:31], strict=True))
+
+
+def test_block_that_is_written_while_it_is_stored(bench: Bench) -> None:
+    """Its tag has gone or is another one, with the same key or not: it is not stored, and the others are."""
+
+    def write() -> None:
+        bench.tags.forget([2])
+        bench.tags.set_loaded([3], KEYS[3:4])
+
+    bench.memory.during = write
+    result = bench.move(Tier.HOST, [1, 2, 3, 4], [0, 1, 2, 3], KEYS[1:5])
+    assert result == MoveFailed(1, [0, 3], [])
+    assert [header is not None for header in bench.store.headers[:4]] == [True, False, False, True]
+
+
+def test_block_of_which_the_executor_says_something_else(bench: Bench) -> None:
+    """The header is the executor's word: a block that contains something else, or is not full, is not stored."""
+    bench.tags.forget([2])
+    assert bench.move(Tier.HOST, [1, 2, 3], [0, 1, 2], [KEYS[1], KEYS[2], KEYS[9]]) == MoveFailed(1, [0], [])
+
+
+def test_slot_that_is_overwritten_in_vain(bench: Bench) -> None:
+    """A slot whose store failed has nothing, not what it had before."""
+    assert bench.move(Tier.HOST, [1], [0], KEYS[1:2]) == Moved(1)
+    assert bench.move(Tier.HOST, [2], [0], KEYS[9:10]) == MoveFailed(1, [], [])
+    assert bench.move(Tier.DEVICE, [50], [0], KEYS[1:2]) == MoveFailed(1, [], [0])
+
+
+def test_load_ends_at_the_first_wrong_block(bench: Bench) -> None:
+    """Those before it have come; those after it are not written, and its own block has no tag."""
+    bench.move(Tier.HOST, [1, 2, 3, 4], [0, 1, 2, 3], KEYS[1:5])
+    bench.store.bytes[2 * bench.memory.memory_plan.block_bytes] ^= 1
+    bench.tags.set_loaded([50, 51, 52, 53], KEYS[50:54])
+    assert bench.move(Tier.DEVICE, [50, 51, 52, 53], [0, 1, 2, 3], KEYS[1:5]) == MoveFailed(1, [0, 1], [2])
+    assert bench.memory.contents([50, 51, 52, 53]) == [1, 2, 52, 53]
+    assert bench.tags.contains(51, KEYS[2]) and not bench.tags.contains(52, KEYS[3])
+
+
+@pytest.mark.parametrize("is_fatal", [False, True])
+def test_error_of_a_copy(*, is_fatal: bool) -> None:
+    """It is reported, unless no later move can survive it: then it is raised."""
+    memory, tags = Memory(), BlockTags(NUM_BLOCKS, SIZE)
+    tags.set_loaded([1], KEYS[1:2])
+    store = store_over(memory, tags, is_fatal=lambda error: is_fatal and str(error) == "device lost")
+
+    def fail() -> None:
+        raise RuntimeError("device lost")
+
+    memory.during = fail
+    move = Move(1, Tier.DEVICE, Tier.HOST, [1], [0], KEYS[1:2])
+    if is_fatal:
+        with pytest.raises(RuntimeError, match="device lost"):
+            store.carry(move)
+    else:
+        assert store.carry(move) == MoveFailed(1, [], [], "RuntimeError: device lost")
+
+
+def test_stores_beside_a_writer() -> None:
+    """Whatever a writer does meanwhile that removes a tag before it writes: no header is about torn bytes."""
+    memory, tags = Memory(), BlockTags(NUM_BLOCKS, SIZE)
+    plan, store = memory.memory_plan, store_over(memory, tags)
+    blocks = list(range(1, 9))
+    done = threading.Event()
+
+    def write() -> None:
+        version = 0
+        while not done.is_set():
+            version += 1
+            for block in blocks:
+                tags.forget([block])
+                memory.write_halves(block, version)
+                tags.set_loaded([block], [version.to_bytes(32, "big")])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            tag = tags.tag_of(5)
+            keys = [KEYS[0] if tag is None or tag.key is None else tag.key] * len(blocks)
+            result = store.carry(Move(1, Tier.DEVICE, Tier.HOST, blocks, list(range(8)), keys))
+            for at in range(8) if isinstance(result, Moved) else result.moved:
+                values = memoryview(bytes(store.bytes[at * plan.block_bytes : (at + 1) * plan.block_bytes])).cast("q")
+                assert {*values} == {int.from_bytes(keys[at], "big")}
+    finally:
+        done.set()
+        writer.join()
+
+
+@given(st.integers(0, 40_000), st.integers(0, 2**32))
+def test_any_flipped_bit_changes_the_checksum(num_bytes: int, seed: int) -> None:
+    """Wherever it is, and however many bytes there are."""
+    memory = bytearray((7 * at + at // 256) % 256 for at in range(num_bytes))
+    before = checksum_of(memoryview(memory))
+    assert checksum_of(memoryview(bytearray(memory))) == before
+    if num_bytes:
+        draw = random.Random(seed)
+        memory[draw.randrange(num_bytes)] ^= 1 << draw.randrange(8)
+        assert checksum_of(memoryview(memory)) != before
+
+
+def test_numerics_digest() -> None:
+    """Every part counts."""
+    digests = {
+        numerics_digest("a", "w", 16, 512),
+        numerics_digest("b", "w", 16, 512),
+        numerics_digest("a", "x", 16, 512),
+        numerics_digest("a", "w", 8, 512),
+        numerics_digest("a", "w", 16, 1024),
+    }
+    assert len(digests) == 5
