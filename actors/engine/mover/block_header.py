@@ -15,7 +15,7 @@ import zlib
 import attrs
 import numpy as np
 
-_SUMS = 1024
+_SUMS = 256
 """64-bit words in a row; the rows are summed up."""
 _ROW_BYTES = 8 * _SUMS
 

@@ -14,6 +14,7 @@ the block; a block on the device is tagged only after all its bytes are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import attrs
@@ -22,9 +23,10 @@ from ...messages.mover import Move, Moved, MoveFailed, MoveResult
 from ...messages.tiers import Tier
 from .block_header import BlockHeader, checksum_of
 
-RUN_BLOCKS = 16
-"""The most blocks that are copied at once: few enough for their bytes to stay in the processor's cache between the
-checksum and the copy."""
+RUN_BLOCKS = 8
+"""The most blocks that are copied at once."""
+CHECKED_APART = 4 << 20
+"""Bytes from which a load has its checksums computed in another thread, ahead of the copies: sequences wait for it."""
 
 
 class BlockTag(Protocol):
@@ -86,6 +88,7 @@ class HostStore:
         self._numerics = numerics
         self._is_fatal = is_fatal
         self.bytes = memory.allocate_on_host(num_slots)
+        self._checker = ThreadPoolExecutor(1, "checksums")
         self.headers: list[BlockHeader | None] = [None] * num_slots
 
     def carry(self, move: Move) -> MoveResult:
@@ -93,11 +96,15 @@ class HostStore:
         moved: list[int] = []
         wrong: list[int] = []
         try:
-            for run in _runs_of(move):
-                if move.target is Tier.HOST:
+            if move.target is Tier.HOST:
+                for run in _runs_of(move):
                     self._store(move, run, moved)
-                elif not self._load(move, run, moved, wrong):
-                    break  # what follows cannot be used without it
+            else:
+                for run, end in self._checked(move):
+                    self._load(move, run, end, moved)
+                    if end < run.end:
+                        wrong.append(end)
+                        break  # what follows cannot be used without it
         except Exception as error:
             if self._is_fatal(error):
                 raise
@@ -118,20 +125,34 @@ class HostStore:
             self.headers[slot] = BlockHeader(tag.key, tag.num_filled, self._numerics, checksum)
             moved.append(index)
 
-    def _load(self, move: Move, run: Run, moved: list[int], wrong: list[int]) -> bool:
-        """Load the leading blocks of a run that are right. Return whether all are."""
+    def _checked(self, move: Move) -> Iterator[tuple[Run, int]]:
+        """Yield the runs of a load, each with the index of its first block that is wrong, or its end."""
+        runs = list(_runs_of(move))
+        if len(runs) == 1 or len(move.slots) * self._block_bytes < CHECKED_APART:
+            yield from ((run, self._end_of_right(move, run)) for run in runs)
+            return
+        ends = [self._checker.submit(self._end_of_right, move, run) for run in runs]
+        try:
+            for run, end in zip(runs, ends, strict=True):
+                yield run, end.result()
+        finally:
+            for end in ends:
+                end.cancel()
+
+    def _end_of_right(self, move: Move, run: Run) -> int:
         end = run.first
         while end < run.end and self._is_right(move.slots[end], move.keys[end]):
             end += 1
-        blocks, keys = move.blocks[run.first : end], move.keys[run.first : end]
+        return end
+
+    def _load(self, move: Move, run: Run, end: int, moved: list[int]) -> None:
+        """Load the blocks of a run up to `end`, which are right."""
+        blocks = move.blocks[run.first : end]
         if blocks:
             self._tags.forget(blocks)
             self._memory.write_blocks(blocks, self._bytes_of(run.slot, len(blocks)))
-            self._tags.set_loaded(blocks, keys)
+            self._tags.set_loaded(blocks, move.keys[run.first : end])
             moved += range(run.first, end)
-        if end < run.end:
-            wrong.append(end)
-        return end == run.end
 
     def _is_right(self, slot: int, key: bytes) -> bool:
         """Return whether a slot contains what it should, and as it was stored."""

@@ -200,3 +200,14 @@ def test_numerics_digest() -> None:
         numerics_digest("a", "w", 16, 1024),
     }
     assert len(digests) == 5
+
+
+def test_checked_in_another_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large load ends at the first wrong block as a small one does, whatever thread has found it."""
+    monkeypatch.setattr("quipu.actors.engine.mover.host_store.CHECKED_APART", 1)
+    blocks, targets = list(range(1, 31)), list(range(33, 63))
+    bench.move(Tier.HOST, blocks, blocks, KEYS[1:31])
+    assert bench.move(Tier.DEVICE, targets, blocks, KEYS[1:31]) == Moved(1)
+    bench.store.bytes[21 * bench.memory.memory_plan.block_bytes] ^= 1
+    assert bench.move(Tier.DEVICE, targets, blocks, KEYS[1:31]) == MoveFailed(1, list(range(20)), [20])
+    assert bench.memory.contents(targets) == blocks
