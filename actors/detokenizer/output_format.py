@@ -42,7 +42,7 @@ class ParserFiles:
 
 
 def read_parser_files(path: Path, library: Library) -> ParserFiles:
-    """Read tokenizer_config.json of the checkpoint in `path`; a file that is missing says nothing.
+    """Read tokenizer_config.json of the checkpoint in `path`; a missing file is ignored.
 
     `library` is the checkpoint's tokenizer, which has the tokens of all its files. Raises CheckpointError.
     """
@@ -102,7 +102,7 @@ def _call_form(chosen: Chosen, added_ids: Mapping[str, int]) -> CallForm | None:
 
 
 def _names_in(source: str) -> TemplateNames:
-    """Return the template's names; none if it does not compile, which is for those to report who render it."""
+    """Return the template's names; none if it does not compile, an error that rendering reports."""
     try:
         return names_in(source)
     except (jinja2.TemplateError, RecursionError):

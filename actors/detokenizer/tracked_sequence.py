@@ -1,4 +1,4 @@
-"""What the detokenizer holds of one sequence, and how it is made from its `Track`, at first and after a death."""
+"""The detokenizer's state of one sequence, and how it is made from its `Track`, at first and after a death."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class SequenceMaker:
         return ParsedStream(decoder, parser, matcher, track.output.max_calls)
 
     def logprobs(self, track: Track, num_prompt_characters: int) -> LogprobAssembler | None:
-        """Return what assembles the logprobs of a sequence, which has no output yet."""
+        """Return the assembler of a sequence's logprobs. The sequence has no output yet."""
         if not track.is_scored:
             return None
         return LogprobAssembler(self.token_text, self._make_decoder(track), num_prompt_characters)

@@ -1,7 +1,7 @@
-"""What the reader of one call does, in whatever format the call is written.
+"""The interface of readers of one call, which each format of calls implements.
 
 The parser creates a reader where a call's opening delimiter ends. Until the call has begun, the reader holds back the
-opening; if that turns out to be no call, it is text, whole.
+opening; if that turns out not to be a call, all of it is released as text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Progress(Enum):
     BEGUN = auto()
     ENDED = auto()
     REJECTED = auto()
-    """It is no call of one of the request's tools."""
+    """It does not call one of the request's tools."""
 
 
 class CallReader(Protocol):

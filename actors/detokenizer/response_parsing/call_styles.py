@@ -1,4 +1,4 @@
-"""Which reader reads a call, by the style of its format."""
+"""Chooses the reader of a call by the style of its format."""
 
 from __future__ import annotations
 

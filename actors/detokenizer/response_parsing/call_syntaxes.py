@@ -32,7 +32,7 @@ def _objects(opens: str, closes: str = "", **more: Any) -> CallSyntax:
 class _Written:
     syntaxes: tuple[CallSyntax, ...]
     needs: str = ""
-    """The format is another one if the vocabulary lacks this token."""
+    """Without this token in the vocabulary, calls are written in another way."""
 
 
 _DEEPSEEK_BEGIN, _DEEPSEEK_END = deepseek_token("tool calls begin"), deepseek_token("tool calls end")
@@ -180,7 +180,7 @@ def _from_delimiters(call: Spec) -> CallSyntax:
 
 
 def _quote(arguments: Spec) -> str:
-    """Return what is around strings where keys are bare, nothing if the arguments are otherwise."""
+    """Return the delimiter of strings if keys are bare, else an empty string."""
     match arguments:
         case {"unquoted_keys": True, "string_delims": [[opens, closes]], **rest} if opens == closes and not rest:
             return str(opens)
@@ -188,7 +188,7 @@ def _quote(arguments: Spec) -> str:
 
 
 def _text(call: Spec, side: str) -> str:
-    """Return what a delimiter is at its shortest."""
+    """Return the shortest text of a delimiter."""
     texts, pattern = call.get(side), call.get(f"{side}_pattern")
     if pattern is not None:
         return _shortest(parse_pattern(str(pattern)))

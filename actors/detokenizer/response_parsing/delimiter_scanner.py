@@ -18,7 +18,7 @@ MAX_HELD = 4096
 
 
 class Hold(Enum):
-    """What in front of a delimiter belongs to it."""
+    """The white space before a delimiter that belongs to it."""
 
     NOTHING = auto()
     SPACE = auto()
@@ -35,10 +35,10 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 
 class Scan(msgspec.Struct, frozen=True, gc=False):
     text: str
-    """What is certainly no delimiter."""
+    """Text that cannot be part of a delimiter."""
     found: Found | None
     rest: str
-    """What follows the delimiter, to be scanned by whoever is in charge then."""
+    """Text after the delimiter, to be scanned in the mode that follows it."""
 
 
 class _Thread(msgspec.Struct, frozen=True, gc=False):

@@ -27,7 +27,7 @@ class DialectReader:
         self._word = ""
         """A bare word that may be a key."""
         self._after = ""
-        """The last character outside strings that is no white space."""
+        """The last character outside strings that is not white space."""
         self._has_arguments = False
 
     @property

@@ -16,12 +16,12 @@ from .json_syntax import STRING_END, Expect, JsonSyntax
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 CALL_KEYS = frozenset({"name", "type", "id", "function", *ARGUMENT_KEYS})
-"""What an object begins with that is taken for a call without any delimiter."""
+"""First keys of objects that are read as a call without a delimiter."""
 _SPACE = " \t\n\r"
 
 
 class JsonReader(ABC):
-    """What both forms share: the arguments as runs of characters, and the end."""
+    """Base of both forms: reads the arguments as runs of characters, and the end."""
 
     def __init__(self, opening: Opening, *, has_close: bool) -> None:
         self.progress = Progress.OPENING

@@ -12,7 +12,7 @@ from enum import Enum, auto
 MAX_DEPTH = 500
 
 STRING_END = re.compile('["\\\\\x00-\x1f\ud800-\udfff]')
-"""What does not simply continue a string."""
+"""Characters that end a string, escape in it, or are not allowed in it."""
 
 
 class Expect(Enum):

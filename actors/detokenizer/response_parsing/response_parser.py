@@ -235,7 +235,7 @@ class ResponseParser:
         self._end_call(is_closed=True)
 
     def _reject(self, reader: CallReader) -> None:
-        """Take a call's opening that turned out to be none as text."""
+        """Release the opening of what turned out not to be a call as text."""
         self._begin_text()
         self._say(reader.opening)
 

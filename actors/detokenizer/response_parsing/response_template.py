@@ -31,7 +31,7 @@ class TagFormat:
     """Its capture is the argument's name."""
     close: DelimiterPrograms
     hold: Hold
-    """What in front of an argument's end is no part of it."""
+    """White space before an argument's end that is not part of it."""
     is_json: bool
     """A value that is valid JSON is not a string."""
 
@@ -114,7 +114,7 @@ class ResponseTemplate:
         self.close_programs = [DelimiterPrograms([] if call.close is None else [call.close]) for call in self.calls]
         self.reasoning_programs = DelimiterPrograms([] if reasoning is None else [reasoning.close])
         self.prompt_programs = DelimiterPrograms([] if reasoning is None else [reasoning.open, reasoning.close])
-        """What tells whether a prompt has opened reasoning."""
+        """The delimiters that tell whether a prompt has opened reasoning."""
 
     @property
     def reasoning_tags(self) -> tuple[str, str] | None:
@@ -123,5 +123,5 @@ class ResponseTemplate:
 
 
 def _late(close: Delimiter) -> Delimiter:
-    """Return a closing delimiter in whose front white space is passed over."""
+    """Return a closing delimiter without its leading white space, which is skipped anyway."""
     return attrs.evolve(close, pattern=without_leading_space(close.pattern))

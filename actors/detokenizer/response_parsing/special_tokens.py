@@ -22,7 +22,7 @@ _MAX = (ord(SPECIAL_END) - ord(SPECIAL_START)) // 2
 
 @attrs.frozen
 class Stand:
-    """What represents one special token."""
+    """The characters that represent one special token."""
 
     text: str
     hidden: str

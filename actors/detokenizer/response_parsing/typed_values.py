@@ -1,6 +1,6 @@
 """Arguments that formats without types write as text, as JSON of the types that the tool's schema allows.
 
-What must always hold: what is returned is valid JSON; text that is of no allowed type stays a string.
+What must always hold: results are valid JSON; text without an allowed type stays a string.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 STRING = "string"
 JSON = "json"
-"""Any JSON value; what a template says of values, not a schema."""
+"""Any JSON value, according to a template instead of a schema."""
 
 MAX_SCALAR = 400
 """The longest text that may become a number, a truth value or null."""
