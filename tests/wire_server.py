@@ -68,6 +68,7 @@ def server_names(folder: Path, main: Main) -> Names:
     events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events", "replay_endpoint": replay}
     flags = ["--executor", "fake", "--fake-step-seconds", "0", "--log-level", "debug", "--data-dir", str(ledger)]
     flags += ["--num-blocks", "12", "--max-model-len", str(8 * BLOCK), "--kv-events-config", json.dumps(events)]
+    flags += ["--kv-host-memory", "1MiB"]
     names: Names = {}
     with collecting() as collector, serving(home, *flags, "--otlp-traces-endpoint", collector.url) as server:
         answers = list(_answers(server))
