@@ -27,6 +27,8 @@ ONE_ENGINE = {
     "test_failed_load_is_computed": "looks at the host tier of the engine that served",
     "test_messages": "looks at the host tier of the engine that served",
     "test_flipped_bits": "looks at the host tier of the engine that served",
+    "test_prompts_in_both_tiers": "fills the cache of the engine that serves",
+    "test_load_that_breaks_off": "looks at the host tier of the engine that served",
     "test_header_of_another_block": "looks at the host tier of the engine that served",
     "test_blocks_in_the_wrong_slots": "looks at the host tier of the engine that served",
     "test_client_leaves_during_a_load": "looks at the host tier of the engine that served",

@@ -8,6 +8,8 @@ from typing import Any
 import trio.testing
 
 from quipu.actors.engine.mover.host_store import HostStore
+from quipu.actors.shared.block_keys import chain_keys
+from quipu.actors.tokenizer.submission import root_key_of
 from tests.runtimes import BLOCK, Client
 from tests.traps.wire import prompt_of
 
@@ -37,6 +39,15 @@ def flip_bits(client: Client) -> None:
     for slot, header in enumerate(store.headers):
         if header is not None:
             store.bytes[slot * BLOCK_BYTES + slot % BLOCK_BYTES] ^= 1 << slot % 8
+
+
+def flip_bit(client: Client, prompt: list[int], index: int) -> None:
+    """Flip a bit of the host's copy of one block of a prompt."""
+    root = root_key_of(client.encode(prompt), client.config)
+    key = chain_keys(root, prompt, BLOCK)[index]
+    store = host_store_of(client)
+    (slot,) = [at for at, header in enumerate(store.headers) if header is not None and header.key == key]
+    store.bytes[slot * BLOCK_BYTES + index] ^= 4
 
 
 def break_loads(client: Client) -> Callable[[], None]:

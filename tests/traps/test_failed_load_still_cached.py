@@ -12,6 +12,7 @@ import pytest
 import structlog.testing
 import trio
 
+from tests.runtimes import BLOCK, small_runtime
 from tests.scripted_engine import (
     Admit,
     Compute,
@@ -22,7 +23,8 @@ from tests.scripted_engine import (
     settle_scripted,
     tokens,
 )
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
+from tests.traps.lower_tier import TIER, flip_bit, push_out, tiers_of
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(70)
 TIERS = {"device": 16, "host": 32, "remote": 16}
@@ -67,6 +69,38 @@ async def test_failed_loads(
         tier: 2 * num_tokens for tier, num_tokens in tiers.items()
     }
     assert after["usage_disputed_total"] == 0
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 6, 9])
+async def test_load_that_breaks_off(num_right: int, autojump_clock: trio.abc.Clock) -> None:
+    """Of a prompt on the host of which a block is wrong, what lies before it is cached, and the rest is computed.
+
+    So say each form of the answer, the record, and the counters.
+    """
+    prompt = [*prompt_of(10 * BLOCK, 1), 300]
+    found = []
+    async with small_runtime(**TIER) as client:
+        http = over_http(client)
+        await client.ask(prompt)
+        for index, options in enumerate(({}, STREAMED)):
+            await push_out(client, seed=50 + 10 * index)
+            flip_bit(client, prompt, num_right)
+            before = samples(client)
+            if options:
+                _, chunks = await http.stream(COMPLETIONS, body(prompt, **DETAILS, **options))
+                found.append(chunks[-2]["usage"]["prompt_tokens_details"])
+            else:
+                _, answer = await http.post(COMPLETIONS, body(prompt, **DETAILS))
+                found.append(answer["usage"]["prompt_tokens_details"])
+            await settle(client)
+            after = samples(client)
+            assert after["prefix_cache_hits_total"] - before["prefix_cache_hits_total"] == num_right * BLOCK
+            corrupt = 'kv_host_failed_load_blocks_total{reason="corrupt"}'
+            assert after[corrupt] - before[corrupt] == 1
+        assert samples(client)["usage_disputed_total"] == 0
+    for details in found:
+        assert details["cached_tokens"] == num_right * BLOCK
+        assert details["cached_tokens_by_tier"] == tiers_of(host=num_right * BLOCK)
 
 
 async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) -> None:

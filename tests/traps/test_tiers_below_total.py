@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
-from tests.runtimes import small_runtime
+from tests.runtimes import BLOCK, small_runtime
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
+from tests.traps.lower_tier import ASKED, TIER, tiers_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import FakeDesk, hello, record, scripted
-
-ASKED = {"return_cached_tokens_details": True}
 
 
 async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
@@ -40,6 +40,44 @@ async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
             "remote": 0,
             "unattributed": 0,
         }
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+async def test_prompts_in_both_tiers(num_choices: int, autojump_clock: trio.abc.Clock) -> None:
+    """Of prompts that lie on the host, on the device and in part there, the parts sum to the total, in every form.
+
+    However many choices there are, each prompt's tokens count once, where the first choice found them.
+    """
+    on_host, on_device = [*prompt_of(8 * BLOCK, 1), 300], [*prompt_of(5 * BLOCK, 2), 300]
+    wanted = tiers_of(host=8 * BLOCK, device=2 * 5 * BLOCK)
+    every_chunk = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    found = []
+    async with small_runtime(**(TIER | {"num_blocks": 64})) as client:
+        http = over_http(client)
+        for index, options in enumerate(({}, STREAMED, every_chunk)):
+            await client.ask(on_host)
+            for other in range(3):
+                await client.ask(prompt_of(27 * BLOCK, seed=50 + 10 * index + other), max_tokens=1)
+                await trio.testing.wait_all_tasks_blocked()
+            await client.ask(on_device)
+            before = samples(client)
+            in_part = [*on_device[: 5 * BLOCK], *prompt_of(4 * BLOCK, 200 + index)]
+            request = body([on_host, on_device, in_part], n=num_choices, **ASKED, **options)
+            if options:
+                _, chunks = await http.stream(COMPLETIONS, request)
+                found.append(chunks[-2]["usage"]["prompt_tokens_details"])
+            else:
+                _, answer = await http.post(COMPLETIONS, request)
+                found.append(answer["usage"]["prompt_tokens_details"])
+            await settle(client)
+            after = samples(client)
+            for tier in ("host", "device"):
+                name = f'cached_tokens_total{{tier="{tier}"}}'
+                assert after[name] - before[name] == wanted[tier], (index, tier)
+        assert samples(client)["usage_disputed_total"] == 0
+    for details in found:
+        assert details["cached_tokens_by_tier"] == wanted
+        assert details["cached_tokens"] == sum(wanted.values())
 
 
 @pytest.mark.parametrize("split", [{}, {"device": 16}, {"host": 16, "remote": 16}, {"device": 48}, {"tape": 48}])
