@@ -24,7 +24,13 @@ DETAILS = {"return_cached_tokens_details": True}
 
 
 def push_out(server: Server) -> None:
-    """Send other prompts until nothing of the first one is on the device."""
+    """Send other prompts until nothing of the first one is on the device, once it has been copied."""
+
+    def is_copied() -> bool:
+        server.complete([7], max_tokens=1)  # a step that evicts nothing, whose report says what was stored before
+        return server.metrics()["kv_host_stored_blocks_total"] >= 20
+
+    eventually(is_copied, "the first prompt is on the host")
     for prompt in OTHERS:
         assert server.complete(prompt, max_tokens=1).status_code == 200
 
