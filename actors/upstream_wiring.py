@@ -87,7 +87,7 @@ async def open_upstreams(
 
     async with UpstreamClient() as http, open_prompts(config, pool) as prompts, trio.open_nursery() as nursery:
         balance = None if own is None else Balance(config.routing, own, routing, prefill_budget=prefill_budget)
-        desk.upstreams = Upstreams(pool, http, desk, accountant, routing, show, prompts.find, balance)
+        desk.upstreams = Upstreams(pool, http, accountant, routing, show, prompts.find, balance)
         if prompts.tokenizers:
             output = next(iter(prompts.tokenizers.values())).output
             chosen = desk.info.output if config.num_engines else output

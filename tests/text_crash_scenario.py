@@ -257,10 +257,10 @@ class KilledDesk:
     _desk: Any
     _plan: KillPlan
 
-    async def submit(self, submit: Any, track: Track) -> bool:
+    async def submit(self, submit: Any, track: Track, opened: Any) -> bool:
         if track.index:
             self._plan.kill_if_due("second submit", track.request_id)
-        return bool(await self._desk.submit(submit, track))
+        return bool(await self._desk.submit(submit, track, opened))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._desk, name)

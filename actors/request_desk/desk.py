@@ -28,7 +28,6 @@ from .engine_pool import EnginePool
 from .health import DrainMode, EngineStatus, Health, State, Withheld
 from .interface import DeskClosed, EngineControl, Explain, Forwarding, PromptLookUp, ServingInfo
 from .live_sequences import LiveSequences
-from .mailbox import Mailbox
 from .open_requests import OpenRequest
 from .prompt_questions import PromptQuestions
 
@@ -44,7 +43,7 @@ class RequestDesk:
         self,
         info: ServingInfo,
         *,
-        encoder: Sender[Encode | PromptQuestion],
+        encoder: Sender[OpenRequest | PromptQuestion],
         sequences: LiveSequences,
         engines: EnginePool,
         accountant: Poster[OpenAccount | Left | Refused],
@@ -75,8 +74,6 @@ class RequestDesk:
         self._max_open_requests = max_open_requests
         self._open: dict[str, OpenRequest] = {}
         self._encoder = encoder
-        self._encoding: dict[str, OpenRequest] = {}
-        """Requests that the tokenizer holds; also such that have left, since a thread may be reading their texts."""
         self._questions = PromptQuestions(encoder, sequences.lookups, self._check_room)
         self.is_draining = False
         self._idle = trio.Event()
@@ -112,19 +109,18 @@ class RequestDesk:
 
     # ------------------------------------------------------------ for open requests
 
-    async def encode(self, opened: OpenRequest, request: Encode) -> None:
+    async def encode(self, opened: OpenRequest, /) -> None:
         """Send a request to the tokenizer; return without having sent it if it leaves or fails while it waits."""
-        if opened.request_id not in self._open:
+        if opened.stopped:
             return
         opened.is_encoding = True
-        self._encoding[opened.request_id] = opened
         with trio.CancelScope() as scope:
             opened.when_stopped(scope.cancel)
             try:
-                await self._encoder.send(request)
+                await self._encoder.send(opened)
                 opened.on_stopped = None
             except BaseException:
-                self.encoded(opened.request_id)
+                opened.mark_encoded()
                 raise
 
     def fail(self, request_id: str, error: RequestError) -> None:
@@ -192,38 +188,9 @@ class RequestDesk:
 
     # ------------------------------------------------------------ for the tokenizer
 
-    def may_submit(self, request_id: str) -> bool:
-        """Whether the request may still submit. The Submit must follow with no checkpoint between."""
-        request = self._open.get(request_id)
-        return request is not None and not request.stopped
-
-    def when_stopped(self, request_id: str, call: Callable[[], object]) -> None:
-        """Call `call` when a request leaves or fails; at once if it already has."""
-        if (request := self._open.get(request_id)) is None:
-            call()
-        else:
-            request.when_stopped(call)
-
-    def note_dropped(self, request_id: str, paths: tuple[str, ...]) -> None:
-        """Note what was dropped from the schemas of a request's tools, of which its client is told."""
-        if (request := self._open.get(request_id)) is not None:
-            request.dropped = paths
-
-    def encoded(self, request_id: str) -> None:
-        """Note that the tokenizer is done with a request, whatever the result, and holds none of its prompts."""
-        if (request := self._encoding.pop(request_id, None)) is not None:
-            request.is_encoding = False
-            request.on_stopped = None
-            request.mark_encoded()
-
-    def outlet(self, request_id: str) -> Mailbox:
-        """Return where an open request's events go. Raises KeyError once it has left."""
-        return self._open[request_id].mailbox
-
-    async def submit(self, submit: Submit, track: Track) -> bool:
+    async def submit(self, submit: Submit, track: Track, request: OpenRequest) -> bool:
         """Send one sequence to the engine; return False if its request has left or failed."""
-        request = self._open.get(track.request_id)
-        if request is None or not await self.sequences.submit(submit, request):
+        if not await self.sequences.submit(submit, request):
             return False
         self._detokenizer.post(track)
         return True

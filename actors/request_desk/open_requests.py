@@ -26,7 +26,7 @@ class RequestHolder(Protocol):
 
     upstreams: Forwarding | None
 
-    async def encode(self, opened: OpenRequest, request: Encode) -> None: ...
+    async def encode(self, opened: OpenRequest, /) -> None: ...
 
     def fail(self, request_id: str, error: RequestError) -> None: ...
 
@@ -39,8 +39,8 @@ class OpenRequest:
 
     request_id: str
     _desk: RequestHolder
-    _message: Encode | Forward | None = attrs.field(repr=False)
-    """Dropped once it was sent: this object lives as long as the response, its prompts need not."""
+    message: Encode | Forward | None = attrs.field(repr=False)
+    """Dropped by who serves it: this object lives as long as the response, its prompts need not."""
     mailbox: Mailbox = attrs.field(factory=Mailbox)
     submitted_ids: list[int] = attrs.field(factory=list)
     group_id: int = 0
@@ -51,8 +51,9 @@ class OpenRequest:
     """Their prompt tokens."""
     stopped: bool = False
     """It has left or failed: nothing more of it is submitted."""
+    is_started: bool = False
     is_encoding: bool = False
-    """The tokenizer holds it."""
+    """The tokenizer holds it, also after it has left: a thread may be reading its texts."""
     is_encoded: bool = False
     """Its prompts are no longer needed."""
     dropped: tuple[str, ...] = ()
@@ -63,20 +64,21 @@ class OpenRequest:
     # ------------------------------------------------------------ for its handler
 
     async def start(self) -> None:
-        message = self._take()
-        assert isinstance(message, Encode)
-        await self._desk.encode(self, message)
+        self._mark_started()
+        await self._desk.encode(self)
 
     async def pass_on(self, outlet: ForwardOutlet) -> None:
-        message, upstreams = self._take(), self._desk.upstreams
+        self._mark_started()
+        (message, self.message), upstreams = (self.message, None), self._desk.upstreams
         assert isinstance(message, Forward) and upstreams is not None
-        await upstreams.pass_on(message, outlet)
+        with trio.CancelScope() as scope:
+            self.when_stopped(scope.cancel)
+            await upstreams.pass_on(message, outlet)
 
-    def _take(self) -> Encode | Forward:
-        message, self._message = self._message, None
-        if message is None:
+    def _mark_started(self) -> None:
+        if self.is_started:
             raise RuntimeError("this request was started before")
-        return message
+        self.is_started = True
 
     def when_encoded(self, call: Callable[[], object], /) -> None:
         if self.is_encoded:
@@ -89,10 +91,9 @@ class OpenRequest:
         self._desk.fail(self.request_id, RequestError(ErrorKind.TIMEOUT, message))
 
     def leave(self) -> None:
-        self._message = None
         self._desk.leave(self.request_id)
 
-    # ------------------------------------------------------------ for the desk and the queue
+    # ------------------------------------------------------------ for the desk, the tokenizer and the queue
 
     def note_submitted(self, submit: Submit) -> None:
         """Record one of its sequences."""
@@ -114,7 +115,8 @@ class OpenRequest:
             call()
 
     def mark_encoded(self) -> None:
-        self.is_encoded = True
+        """Note that the tokenizer holds none of its prompts, or never will. Later calls have no effect."""
+        self.is_encoding, self.is_encoded, self.on_stopped, self.message = False, True, None, None
         calls, self._on_encoded = self._on_encoded, []
         for call in calls:
             call()

@@ -22,12 +22,12 @@ from .interface import (
     PromptRefused,
 )
 from .lookups import Lookups
-from .open_requests import PromptSlot
+from .open_requests import OpenRequest, PromptSlot
 
 
 class PromptQuestions:
     def __init__(
-        self, encoder: Sender[Encode | PromptQuestion], lookups: Lookups, check_room: Callable[[], None]
+        self, encoder: Sender[OpenRequest | PromptQuestion], lookups: Lookups, check_room: Callable[[], None]
     ) -> None:
         """`check_room` raises DeskClosed if nothing more may be asked now."""
         self._encoder = encoder

@@ -1,6 +1,6 @@
 """The tokenizer: from prompts to sequences with block keys.
 
-Receives `Encode` from request handlers. For each request it tells the accountant the lengths of the prompts
+Receives open requests, whose `Encode` it takes. For each it tells the accountant the lengths of the prompts
 (`Prompted`), then submits one sequence per (prompt, choice) through the request desk; or it tells the accountant why
 the request cannot be served (`Refused`). It answers `CountTokens` and `KeyPrompt` by itself.
 
@@ -31,16 +31,17 @@ from ..messages.grammar import GrammarSpec, ignored_within
 from ..messages.handler import Counted, Keyed
 from ..messages.outcomes import RequestError
 from ..messages.sampling import SamplingParams
-from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
+from ..messages.tokenizer import CountTokens, KeyPrompt, PromptQuestion
 from ..request_desk.desk import RequestDesk
+from ..request_desk.open_requests import OpenRequest
 from ..shared.block_keys import chain_keys
 from ..shared.tokenizers_library import catching_panics
 from .encoder import TextEncoder
 from .encoding_errors import OVERLOADED, TOKENIZER_FAILED, QueueFull, client_error
 from .job_store import MAX_DEATHS, Job, JobStore, TokenizerMessage
-from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, GrammarChecks, PromptEncoder, options_of
+from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, GrammarChecks, PromptEncoder
 from .prompt_scoring import reads_cache, too_many_scores
-from .prompt_sizes import exceeds_context, is_short, num_bytes_to_encode
+from .prompt_sizes import exceeds_context, num_bytes_to_encode
 from .sampling_completion import SamplingCompleter
 from .submission import Submission, root_key_of
 
@@ -97,14 +98,13 @@ class TokenizerActor:
             self._tasks.start_soon(self._answer, first)
             store.pending[0] = None
         elif first is not None:
-            if isinstance(first, Encode):
-                knows_grammar = not first.grammar or self._grammars.known(first.grammar, options_of(first)) is not None
-                first = store.pending[0] = Job.of(first, is_short=is_short(first) and knows_grammar)
+            if isinstance(first, OpenRequest):
+                first = store.pending[0] = Job.of(first, self._grammars)
             await self._start(first)
 
     async def _start(self, job: Job) -> None:
         """Serve a short request. For any other, enter the queue now, before later requests, and start a task."""
-        if job.has_ended or not self._desk.may_submit(job.request_id):
+        if job.has_ended or job.opened.stopped:
             self._end(job)
             return
         slot = job.slot or self._enter(job)
@@ -173,7 +173,7 @@ class TokenizerActor:
         """Serve a request, once more if that raises; stop when its client leaves."""
         try:
             with trio.CancelScope() as scope:
-                self._desk.when_stopped(job.request_id, scope.cancel)
+                job.opened.when_stopped(scope.cancel)
                 while not job.has_ended:
                     try:
                         await self._serve(job, slot)
@@ -189,7 +189,7 @@ class TokenizerActor:
         """Encode and submit a request, from where it was left. Raises if there is a bug; it may be called again."""
         refusal = None
         try:
-            if self._desk.may_submit(job.request_id):
+            if not job.opened.stopped:
                 with catching_panics():
                     refusal = await self._encode(job, slot)
                     if job.sampling is not None:
@@ -213,16 +213,14 @@ class TokenizerActor:
             return
         log.error("tokenizer.failed", request_id=culprit.request_id)
         self._accountant.post(Refused(culprit.request_id, TOKENIZER_FAILED))
-        if isinstance(culprit, Job):
-            self._end(culprit)
-        self._desk.encoded(culprit.request_id)
+        self._end(culprit) if isinstance(culprit, Job) else culprit.mark_encoded()
 
     def _end(self, job: Job) -> None:
         """Release what a request holds here. Later calls have no effect."""
         if job.slot is not None:
             job.slot.leave()
         job.prompts.clear()
-        self._desk.encoded(job.request_id)
+        job.opened.mark_encoded()
         job.has_ended = True
 
     async def _encode(self, job: Job, slot: EncodingSlot) -> RequestError | None:
@@ -255,7 +253,7 @@ class TokenizerActor:
         if (result := self._grammars.known(spec, job.options)) is None:
             slot.rest()
             result = await self._grammars.check(spec, job.options)
-        self._desk.note_dropped(job.request_id, () if isinstance(result, RequestError) else ignored_within(result))
+        job.opened.dropped = () if isinstance(result, RequestError) else ignored_within(result)
         return result
 
     async def _submit(self, job: Job, sampling: SamplingParams) -> None:
@@ -275,14 +273,14 @@ class TokenizerActor:
             made = Submission(request, job.encoded, job.budgets, sampling, root, job.block_keys, config, special, apart)
             job.sequence_ids = sequences.new_sequence_ids(made.num_sequences)
             job.submission = made
-        if not self._desk.may_submit(request.request_id):
+        if job.opened.stopped:
             return
-        outlet = self._desk.outlet(request.request_id)
+        outlet = job.opened.mailbox
         if not job.is_prompted:
             self._accountant.post(job.submission.prompted(job.sequence_ids))
             job.is_prompted = True
         for submit, track in islice(job.submission.messages(job.sequence_ids, outlet), job.num_submitted, None):
-            if not await self._desk.submit(submit, track):
+            if not await self._desk.submit(submit, track, job.opened):
                 return
             job.num_submitted += 1
 

@@ -20,11 +20,13 @@ from ..messages.outcomes import RequestError
 from ..messages.prompts import Prompt
 from ..messages.sampling import SamplingParams
 from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
+from ..request_desk.open_requests import OpenRequest
 from .context_length import output_budget, too_many_submitted
-from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
+from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, GrammarChecks, options_of
+from .prompt_sizes import is_short
 from .submission import Submission
 
-TokenizerMessage = Encode | PromptQuestion
+TokenizerMessage = OpenRequest | PromptQuestion
 
 MAX_DEATHS = 2
 """A request with which the tokenizer dies this often is refused."""
@@ -34,6 +36,7 @@ MAX_DEATHS = 2
 class Job:
     """A request that is being served, and how far it got. Its prompts are held apart, so that each can be released."""
 
+    opened: OpenRequest
     request: Encode
     """Without its prompts, unless it is short."""
     prompts: deque[Prompt]
@@ -62,9 +65,16 @@ class Job:
     has_ended: bool = False
 
     @classmethod
-    def of(cls, request: Encode, *, is_short: bool) -> Job:
-        kept = request if is_short else attrs.evolve(request, prompts=())
-        return cls(kept, deque(request.prompts), options_of(request), is_short)
+    def of(cls, opened: OpenRequest, grammars: GrammarChecks) -> Job:
+        """Take a request's prompts from it. It is short if its grammar, too, needs no work."""
+        request = opened.message
+        assert isinstance(request, Encode)
+        options = options_of(request)
+        knows_grammar = not request.grammar or grammars.known(request.grammar, options) is not None
+        short = is_short(request) and knows_grammar
+        opened.message = None
+        kept = request if short else attrs.evolve(request, prompts=())
+        return cls(opened, kept, deque(request.prompts), options, short)
 
     @property
     def request_id(self) -> str:

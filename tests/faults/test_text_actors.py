@@ -20,7 +20,7 @@ from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.detokenizer.logprob_assembler import PromptAssembler
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.prompts import TextPrompt
-from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.request_desk.open_requests import OpenRequest
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.text_workers.pooled_encoder import PooledEncoder
 from quipu.actors.text_workers.renderer import InlineRenderer
@@ -160,8 +160,8 @@ class DiesOfLooking(TokenizerActor):
     """Dies before it has made a job of the request."""
 
     async def _handle(self, first: Any) -> None:
-        is_new = isinstance(first, Encode) and not self._store.is_first_culprit
-        if is_new and is_poison(getattr(first.prompts[0], "token_ids", ())):
+        is_new = isinstance(first, OpenRequest) and not self._store.is_first_culprit
+        if is_new and is_poison(getattr(first.message.prompts[0], "token_ids", ())):
             raise PlannedCrash("an Encode")
         await super()._handle(first)
 
@@ -180,10 +180,10 @@ class DyingDesk:
     def __init__(self, desk: Any) -> None:
         self._desk = desk
 
-    async def submit(self, submit: Any, track: Any) -> bool:
+    async def submit(self, submit: Any, track: Any, opened: Any) -> bool:
         if is_poison(submit.prompt_token_ids) and track.index:
             raise PlannedCrash("a Submit")
-        return bool(await self._desk.submit(submit, track))
+        return bool(await self._desk.submit(submit, track, opened))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._desk, name)

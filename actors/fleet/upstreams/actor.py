@@ -23,7 +23,6 @@ from ...channel import Poster
 from ...messages.accountant import Answered, Answering, Forwarded, Refused
 from ...messages.outcomes import ErrorKind, Fault, RequestError
 from ...messages.upstream import Forward, ForwardOutlet, UpstreamUsage
-from ...request_desk.desk import RequestDesk
 from ...request_desk.interface import Placement
 from ...request_desk.upstream_pool import Upstream, UpstreamPool
 from ..upstream_http.upstream_client import Response, UpstreamClient
@@ -93,7 +92,6 @@ class Upstreams:
         self,
         pool: UpstreamPool,
         http: UpstreamClient,
-        desk: RequestDesk,
         accountant: Poster[Forwarded | Answering | Answered | Refused],
         chooser: Chooser,
         show: Callable[[Upstream], object],
@@ -106,7 +104,6 @@ class Upstreams:
         """
         self.pool = pool
         self._http = http
-        self._desk = desk
         self._accountant = accountant
         self._chooser = chooser
         self._show = show
@@ -121,17 +118,15 @@ class Upstreams:
 
     async def pass_on(self, forward: Forward, outlet: ForwardOutlet) -> None:
         passing = _Passing(forward, outlet)
-        with trio.CancelScope() as scope:
-            self._desk.when_stopped(forward.request_id, scope.cancel)
-            try:
-                if (failed := await self._try_upstreams(passing)) is not None:
-                    self._fail(passing, failed)
-            except Exception:
-                log.exception("upstream.crashed", request_id=forward.request_id)
-                self._fail(passing, RequestError(ErrorKind.INTERNAL, "The request could not be passed on."))
-            finally:
-                if passing.relay is not None:
-                    self._accountant.post(_answered(forward, passing.relay, is_complete=passing.is_complete))
+        try:
+            if (failed := await self._try_upstreams(passing)) is not None:
+                self._fail(passing, failed)
+        except Exception:
+            log.exception("upstream.crashed", request_id=forward.request_id)
+            self._fail(passing, RequestError(ErrorKind.INTERNAL, "The request could not be passed on."))
+        finally:
+            if passing.relay is not None:
+                self._accountant.post(_answered(forward, passing.relay, is_complete=passing.is_complete))
 
     async def _try_upstreams(self, passing: _Passing) -> RequestError | None:
         """Have the request answered; return why it is not."""
