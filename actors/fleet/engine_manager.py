@@ -103,7 +103,7 @@ class EngineManager:
 
     # ------------------------------------------------------------ ending engines
 
-    def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None, *, force: bool = False) -> None:
+    def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None, *, force: bool = False) -> None:
         pool = self._desk.pool
         engine = pool[engine_id]
         if not force and not pool.may_end(engine_id):

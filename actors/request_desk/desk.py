@@ -25,7 +25,7 @@ from ..messages.tokenizer import Encode, PromptQuestion
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
 from .engine_pool import EnginePool
-from .health import DrainMode, EngineStatus, Health, State, Withheld
+from .health import EngineStatus, Health, State, Withheld
 from .interface import DeskClosed, EngineControl, Explain, Forwarding, PromptLookUp, ServingInfo
 from .live_sequences import LiveSequences
 from .open_requests import OpenRequest
@@ -176,15 +176,6 @@ class RequestDesk:
 
     def engines(self) -> tuple[EngineStatus, ...]:
         return tuple(engine.status() for engine in self.pool)
-
-    def add_engines(self, count: int) -> tuple[int, ...]:
-        return self.control.add(count)
-
-    def drain_engine(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None) -> None:
-        self.control.drain(engine_id, mode, timeout_s)
-
-    def remove_engine(self, engine_id: int, *, force: bool = False) -> None:
-        self.control.drain(engine_id, DrainMode.HAND_OVER, None, force=force)
 
     # ------------------------------------------------------------ for the tokenizer
 

@@ -184,11 +184,16 @@ class EngineControl(Protocol):
     """Starts and ends engines."""
 
     def add(self, count: int) -> tuple[int, ...]:
-        """Start further engines, and return their ids."""
+        """Start further engines, and return their ids. They serve when they are ready."""
         ...
 
-    def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None, *, force: bool = False) -> None:
-        """Have an engine end once it holds nothing; see `Desk.drain_engine`, and `Desk.remove_engine` for `force`."""
+    def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None, *, force: bool = False) -> None:
+        """Send an engine no more prompts, and end and remove it once it holds nothing.
+
+        After `timeout_s` what it still holds is handed over. A second call can only make it faster. `force`: even the
+        last one, whose requests then fail. Raises UnknownEngine, and LastEngine where no other engine is ready to
+        serve.
+        """
         ...
 
 
@@ -206,6 +211,11 @@ class Desk(Protocol):
     @property
     def upstreams(self) -> Forwarding | None:
         """What passes requests on; None if there are no upstreams."""
+        ...
+
+    @property
+    def control(self) -> EngineControl:
+        """What starts and ends engines, where there are any."""
         ...
 
     def open(self, request: Encode | Forward, endpoint: str, caller: Caller = ..., /) -> Ticket:
@@ -243,25 +253,6 @@ class Desk(Protocol):
 
     def engines(self) -> Sequence[EngineStatus]:
         """Return the engines of this server, in the order of their ids; those that were removed are left out."""
-        ...
-
-    def add_engines(self, count: int) -> tuple[int, ...]:
-        """Start further engines, and return their ids. They serve when they are ready."""
-        ...
-
-    def drain_engine(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None) -> None:
-        """Send an engine no more prompts, and end and remove it once it holds nothing.
-
-        After `timeout_s` what it still holds is handed over. A second call can only make it faster. Raises
-        UnknownEngine, and LastEngine where no other engine is ready to serve.
-        """
-        ...
-
-    def remove_engine(self, engine_id: int, *, force: bool = False) -> None:
-        """Drain an engine by handing over, and remove it. `force`: even the last one, whose requests then fail.
-
-        Raises UnknownEngine and LastEngine.
-        """
         ...
 
     def render_metrics(self) -> bytes:

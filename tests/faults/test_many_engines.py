@@ -94,16 +94,16 @@ async def test_drained(autojump_clock: trio.abc.Clock, mode: DrainMode) -> None:
     journal = KeptJournal()
     async with small_runtime(num_engines=2, journal=journal) as client:
         desk = client.runtime.desk
-        assert_served(await ask_all(client, lambda: desk.drain_engine(0, mode)))
+        assert_served(await ask_all(client, lambda: desk.control.drain(0, mode)))
         assert [status.engine_id for status in desk.engines()] == [1]
         assert len(client.engines) == 1
         assert not any(record.num_engine_deaths for record in journal.closed), "nothing has died"
         moved = [record for record in journal.closed if record.recomputed_tokens or record.restored_tokens]
         assert bool(moved) == (mode is DrainMode.HAND_OVER)
         with pytest.raises(UnknownEngine):
-            desk.drain_engine(0, mode)
+            desk.control.drain(0, mode)
         with pytest.raises(LastEngine):
-            desk.drain_engine(1, mode)
+            desk.control.drain(1, mode)
         assert (await client.ask(prompt_of(40, 77))).error is None
 
 
@@ -111,7 +111,7 @@ async def test_drain_that_takes_too_long(autojump_clock: trio.abc.Clock) -> None
     """When the time is up, what an engine still holds is handed over."""
     async with small_runtime(num_engines=2) as client:
         desk = client.runtime.desk
-        assert_served(await ask_all(client, lambda: desk.drain_engine(0, DrainMode.FINISH, 0.1)))
+        assert_served(await ask_all(client, lambda: desk.control.drain(0, DrainMode.FINISH, 0.1)))
         assert [status.engine_id for status in desk.engines()] == [1]
 
 
@@ -121,7 +121,7 @@ async def test_drained_engine_that_dies(autojump_clock: trio.abc.Clock) -> None:
         desk = client.runtime.desk
 
         def disturb() -> None:
-            desk.drain_engine(0, DrainMode.FINISH)
+            desk.control.drain(0, DrainMode.FINISH)
             kill_engine(client, 0)
 
         assert_served(await ask_all(client, disturb))
@@ -133,10 +133,10 @@ async def test_added_while_requests_run(autojump_clock: trio.abc.Clock) -> None:
     """A further engine serves what comes from then on; ids are not given twice."""
     async with small_runtime() as client:
         desk = client.runtime.desk
-        assert_served(await ask_all(client, lambda: desk.add_engines(2)))
+        assert_served(await ask_all(client, lambda: desk.control.add(2)))
         assert [(status.engine_id, status.state) for status in desk.engines()] == [(i, "ready") for i in range(3)]
-        assert_served(await ask_all(client, lambda: desk.remove_engine(1)))
-        assert desk.add_engines(1) == (3,)
+        assert_served(await ask_all(client, lambda: desk.control.drain(1, DrainMode.HAND_OVER)))
+        assert desk.control.add(1) == (3,)
         await trio.sleep(0.1)
         assert [status.engine_id for status in desk.engines()] == [0, 2, 3]
         assert len({status.incarnation for status in desk.engines()}) == 3
@@ -153,7 +153,7 @@ async def test_added_while_memory_is_short(autojump_clock: trio.abc.Clock) -> No
             return await super().run(link)
 
     async with small_runtime(make_host=Short) as client:
-        client.runtime.desk.add_engines(1)
+        client.runtime.desk.control.add(1)
         await trio.sleep(1)
         assert [engine.state for engine in client.runtime.desk.engines()] == [EngineState.READY, EngineState.DEAD]
         assert_served(await ask_all(client))
@@ -174,17 +174,17 @@ async def test_last_working_one_is_not_drained(autojump_clock: trio.abc.Clock, m
 
     async with small_runtime(make_host=Short) as client:
         desk = client.runtime.desk
-        desk.add_engines(1)
+        desk.control.add(1)
         for _ in range(3):
             with pytest.raises(LastEngine):
-                desk.drain_engine(0, mode)
+                desk.control.drain(0, mode)
             with pytest.raises(LastEngine):
-                desk.remove_engine(0)
+                desk.control.drain(0, DrainMode.HAND_OVER)
             await trio.sleep(10)
         assert_served(await ask_all(client))
         may_start = True
         await trio.sleep(10)
-        assert_served(await ask_all(client, lambda: desk.drain_engine(0, mode)))
+        assert_served(await ask_all(client, lambda: desk.control.drain(0, mode)))
         assert [status.engine_id for status in desk.engines()] == [1]
 
 
@@ -199,11 +199,11 @@ async def test_one_that_does_not_serve_is_removed(autojump_clock: trio.abc.Clock
 
     async with small_runtime(make_host=Short) as client:
         desk = client.runtime.desk
-        desk.add_engines(1)
+        desk.control.add(1)
         await trio.sleep(1)
         kill_engine(client, 0)
         await trio.testing.wait_all_tasks_blocked()
-        desk.remove_engine(1)
+        desk.control.drain(1, DrainMode.HAND_OVER)
         await trio.sleep(10)
         assert [(status.engine_id, status.state) for status in desk.engines()] == [(0, EngineState.READY)]
 
@@ -213,11 +213,11 @@ async def test_last_one_removed_by_force(autojump_clock: trio.abc.Clock) -> None
     async with small_runtime() as client:
         desk = client.runtime.desk
         with pytest.raises(LastEngine):
-            desk.remove_engine(0)
-        answers = await ask_all(client, lambda: desk.remove_engine(0, force=True))
+            desk.control.drain(0, DrainMode.HAND_OVER)
+        answers = await ask_all(client, lambda: desk.control.drain(0, DrainMode.HAND_OVER, force=True))
         assert all(answer.error and "The last engine was removed" in answer.error.message for answer in answers)
         assert desk.engines() == () and not desk.health().is_healthy
-        desk.add_engines(1)
+        desk.control.add(1)
         await trio.sleep(0.1)
         assert (await client.ask(prompt_of(40, 77))).error is None
 
@@ -243,7 +243,7 @@ async def test_one_that_keeps_dying(autojump_clock: trio.abc.Clock) -> None:
         assert (status.state, status.detail) == (EngineState.DEAD, "it was born dead")
         assert client.runtime.desk.health().is_ready
         assert_served(await ask_all(client))
-        client.runtime.desk.remove_engine(1)
+        client.runtime.desk.control.drain(1, DrainMode.HAND_OVER)
         await trio.sleep(0.1)
         assert [status.engine_id for status in client.runtime.desk.engines()] == [0]
 

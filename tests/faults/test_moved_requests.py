@@ -19,7 +19,7 @@ SHARED = 384
 
 
 def hand_over(client: Client, engine_id: int) -> None:
-    client.runtime.desk.drain_engine(engine_id, DrainMode.HAND_OVER)
+    client.runtime.desk.control.drain(engine_id, DrainMode.HAND_OVER)
 
 
 def kill(client: Client, engine_id: int) -> None:

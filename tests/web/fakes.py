@@ -210,9 +210,8 @@ class FakeDesk:
     engine_list: list[EngineStatus] = attrs.field(factory=lambda: [EngineStatus(0, 1, EngineState.READY)])
     """Its engines; those that are drained or removed stay until the test removes them."""
     explain: Explain = lambda request_id, tenant: None
-    drains: list[tuple[int, DrainMode, float | None]] = attrs.field(factory=list)
-    removals: list[tuple[int, bool]] = attrs.field(factory=list)
-    """Ids, and whether by force."""
+    drains: list[tuple[int, DrainMode, float | None, bool]] = attrs.field(factory=list)
+    """Ids, how, after how many seconds, and whether by force."""
     _num_ids: int = 0
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
@@ -244,21 +243,17 @@ class FakeDesk:
     def engines(self) -> Sequence[EngineStatus]:
         return tuple(self.engine_list)
 
-    def add_engines(self, count: int) -> tuple[int, ...]:
+    @property
+    def control(self) -> FakeDesk:
+        return self
+
+    def add(self, count: int) -> tuple[int, ...]:
         first = 1 + max((status.engine_id for status in self.engine_list), default=-1)
         added = tuple(range(first, first + count))
         self.engine_list += [EngineStatus(engine_id, 0, EngineState.STARTING) for engine_id in added]
         return added
 
-    def drain_engine(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None) -> None:
-        self._set_draining(engine_id, force=False)
-        self.drains.append((engine_id, mode, timeout_s))
-
-    def remove_engine(self, engine_id: int, *, force: bool = False) -> None:
-        self._set_draining(engine_id, force=force)
-        self.removals.append((engine_id, force))
-
-    def _set_draining(self, engine_id: int, *, force: bool) -> None:
+    def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None, *, force: bool = False) -> None:
         by_id = {status.engine_id: index for index, status in enumerate(self.engine_list)}
         if engine_id not in by_id:
             raise UnknownEngine
@@ -267,6 +262,7 @@ class FakeDesk:
         if not force and all(status.state is EngineState.DRAINING for status in others):
             raise LastEngine
         self.engine_list[index] = attrs.evolve(self.engine_list[index], state=EngineState.DRAINING)
+        self.drains.append((engine_id, mode, timeout_s, force))
 
     def render_metrics(self) -> bytes:
         return b"# TYPE quipu:open_accounts gauge\nquipu:open_accounts 0\n"

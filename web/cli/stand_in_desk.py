@@ -21,10 +21,11 @@ from quipu.actors.messages.prompts import Prompt, TextPrompt
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.upstream import Forward, ForwardOutlet
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.health import DrainMode, EngineStatus, Health
+from quipu.actors.request_desk.health import EngineStatus, Health
 from quipu.actors.request_desk.interface import (
     Desk,
     DeskClosed,
+    EngineControl,
     Explain,
     Forwarding,
     PromptLookUp,
@@ -139,13 +140,8 @@ class StandInDesk:
     def reset_prefix_cache(self) -> None:
         raise DeskClosed("This request changes nothing.")
 
-    def add_engines(self, count: int) -> tuple[int, ...]:
-        raise DeskClosed("This request changes nothing.")
-
-    def drain_engine(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None) -> None:
-        raise DeskClosed("This request changes nothing.")
-
-    def remove_engine(self, engine_id: int, *, force: bool = False) -> None:
+    @property
+    def control(self) -> EngineControl:
         raise DeskClosed("This request changes nothing.")
 
     def render_metrics(self) -> bytes:

@@ -179,10 +179,10 @@ async def test_operators_changes_stand(autojump_clock: trio.abc.Clock) -> None:
     """What was added by hand stays without load; what was removed by hand is not replaced, below the minimum too."""
     async with scaled_runtime(num_engines=2, min_engines=2, max_engines=4) as client:
         desk = client.runtime.desk
-        desk.add_engines(1)
+        desk.control.add(1)
         await trio.sleep(10 * DOWN_S)
         assert [its.engine_id for its in desk.engines()] == [0, 2]
-        desk.drain_engine(0, DrainMode.FINISH)
+        desk.control.drain(0, DrainMode.FINISH)
         await trio.sleep(10 * DOWN_S)
         assert [its.engine_id for its in desk.engines()] == [2]
         async with constant_load(client, 4):

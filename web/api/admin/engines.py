@@ -58,7 +58,7 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
         num_engines = len(desk.engines())
         if num_engines + count > MAX_ENGINES:
             raise bad_value("count", f"a server has at most {MAX_ENGINES} engines, and this one has {num_engines}")
-        return _answer({"ids": desk.add_engines(count)})
+        return _answer({"ids": desk.control.add(count)})
 
     @app.post("/v1/admin/engines/<engine_id>/drain")
     async def drain_engine(engine_id: str) -> Response:
@@ -66,7 +66,7 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
         mode, timeout_s = _read_mode(fields), fields.number("timeout_s")
         status = _find(desk, engine_id)
         with _refusals():
-            desk.drain_engine(status.engine_id, mode, timeout_s)
+            desk.control.drain(status.engine_id, mode, timeout_s)
         return _answer(describe_status(_after(desk, status)))
 
     @app.delete("/v1/admin/engines/<engine_id>")
@@ -74,7 +74,7 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
         force = Parameters(request.args).flag("force") or False
         status = _find(desk, engine_id)
         with _refusals(hint=" Add `?force=true` to remove it nevertheless: its requests then fail."):
-            desk.remove_engine(status.engine_id, force=force)
+            desk.control.drain(status.engine_id, DrainMode.HAND_OVER, force=force)
         return _answer(describe_status(_after(desk, status)))
 
 

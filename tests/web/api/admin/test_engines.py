@@ -146,7 +146,7 @@ async def test_drain(body: object, mode: DrainMode, timeout_s: float | None) -> 
     desk = desk_of()
     status, answer = await ask(desk, "POST", f"{PATH}/2/drain", body)
     assert (status, answer["id"], answer["state"], answer["num_running"]) == (202, 2, "draining", 3)
-    assert desk.drains == [(2, mode, timeout_s)]
+    assert desk.drains == [(2, mode, timeout_s, False)]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ async def test_unknown_engine(method: str, suffix: str, engine_id: str) -> None:
     desk = desk_of()
     status, answer = await ask(desk, method, f"{PATH}/{engine_id}{suffix}")
     assert (status, answer["error"]["code"]) == (404, "engine_not_found")
-    assert not desk.drains and not desk.removals
+    assert not desk.drains
 
 
 async def test_remove() -> None:
@@ -186,7 +186,7 @@ async def test_remove() -> None:
     desk = desk_of()
     status, answer = await ask(desk, "DELETE", f"{PATH}/3")
     assert (status, answer["id"], answer["state"]) == (202, 3, "draining")
-    assert desk.removals == [(3, False)]
+    assert desk.drains == [(3, DrainMode.HAND_OVER, None, False)]
 
 
 async def test_last_engine() -> None:
@@ -197,17 +197,17 @@ async def test_last_engine() -> None:
         assert (status, answer["error"]["code"]) == (409, "last_engine")
         assert ("force=true" in answer["error"]["message"]) == (method == "DELETE")
     assert (await ask(desk, "DELETE", f"{PATH}/2?force=maybe"))[1]["error"]["param"] == "force"
-    assert not desk.drains and not desk.removals
+    assert not desk.drains
     assert (await ask(desk, "DELETE", f"{PATH}/2?force=true"))[0] == 202
-    assert desk.removals == [(2, True)]
+    assert desk.drains == [(2, DrainMode.HAND_OVER, None, True)]
 
 
 async def test_engine_that_is_gone_at_once() -> None:
     """The answer is the same if the desk has dropped the engine before it is written."""
 
     class Quick(FakeDesk):
-        def remove_engine(self, engine_id: int, *, force: bool = False) -> None:
-            super().remove_engine(engine_id, force=force)
+        def drain(self, *arguments: Any, **by_name: Any) -> None:
+            super().drain(*arguments, **by_name)
             del self.engine_list[1]
 
     desk = Quick(engine_list=list(ENGINES))
@@ -248,7 +248,7 @@ def test_random_bodies(drawn: list[tuple[str, Any]]) -> None:
             status, answer = await ask_of(client, "POST", path, json.dumps(body).encode())
             assert status == 202 or (status == 400 and answer["error"]["message"]), answer
         assert len(desk.engines()) <= MAX_ENGINES
-        for _, _, timeout_s in desk.drains:
+        for _, _, timeout_s, _ in desk.drains:
             assert timeout_s is None or 0 <= timeout_s < float("inf")
 
     trio.run(send)
