@@ -51,7 +51,7 @@ def resolve_config(
     if engines["num_engines"] == 0:
         if not upstreams:
             raise CheckpointError("--engines 0 needs an --upstream")
-        return _resolve_front(arguments, upstreams, engines)
+        return _resolve_upstreams_only(arguments, upstreams, engines)
     path = resolve(arguments.model)
     checkpoint = read_info(
         path, name=_model_name(arguments.model), dtype=arguments.dtype, quantization=arguments.quantization
@@ -111,7 +111,7 @@ def resolve_config(
     return config, info
 
 
-def _resolve_front(
+def _resolve_upstreams_only(
     arguments: argparse.Namespace, upstreams: tuple[UpstreamConfig, ...], engines: dict[str, Any]
 ) -> tuple[RuntimeConfig, ServingInfo]:
     """Return the sizes of a server without engines, which has no checkpoint."""

@@ -8,7 +8,7 @@ What must always hold: nothing here reaches an engine, an upstream, the accounta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -16,10 +16,10 @@ from quipu.actors.cache_insight.cache_figures import CacheView
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.counts import Known
 from quipu.actors.messages.handler import Closed, Delta, Started
-from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
+from quipu.actors.messages.outcomes import FinishReason, Outcome, RequestError
 from quipu.actors.messages.prompts import Prompt, TextPrompt
 from quipu.actors.messages.tokenizer import Encode
-from quipu.actors.messages.upstream import Forward, ForwardOutlet
+from quipu.actors.messages.upstream import Forward
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.health import EngineStatus, Health
 from quipu.actors.request_desk.interface import (
@@ -32,7 +32,7 @@ from quipu.actors.request_desk.interface import (
     PromptRefused,
     ServingInfo,
 )
-from quipu.actors.request_desk.mailbox import Mailbox
+from quipu.actors.request_desk.open_requests import OpenRequest
 
 ANSWER = ("o", "k")
 """The text of every answer, a token each."""
@@ -40,59 +40,6 @@ COUNTED = TextPrompt("Are you ready?")
 """What is tokenized for an answer: a text, since a checkpoint's chat template may refuse whatever it likes."""
 MODEL = "self-check"
 NOBODY = Caller()
-
-
-class StandInTicket:
-    """A request that is answered as soon as it starts."""
-
-    dropped: tuple[str, ...] = ()
-
-    def __init__(self, desk: StandInDesk, request: Encode) -> None:
-        self.mailbox = Mailbox()
-        self._desk = desk
-        self._request = request
-
-    @property
-    def request_id(self) -> str:
-        return self._request.request_id
-
-    async def start(self) -> None:
-        try:
-            num_tokens = await self._desk.count_tokens(COUNTED, self._request.prompt_param)
-        except PromptRefused as refused:
-            self._end(UsageRecord(request_id=self.request_id, outcome=Outcome.FAILED), refused.error)
-            return
-        self._desk.num_counted = num_tokens
-        self.mailbox.put(Started(num_tokens, 0, 0))
-        for text in ANSWER:
-            self.mailbox.put(Delta(0, text, 1, None))
-        self.mailbox.put(Delta(0, "", 0, FinishReason.STOP))
-        record = UsageRecord(
-            request_id=self.request_id,
-            outcome=Outcome.FINISHED,
-            prompt=Known(num_tokens),
-            cached=Known(0),
-            cache_write=Known(0),
-            completion_tokens=len(ANSWER),
-        )
-        self._end(record)
-
-    async def pass_on(self, outlet: ForwardOutlet) -> None:
-        raise DeskClosed("This request is not passed on.")
-
-    def when_encoded(self, call: Callable[[], object], /) -> None:
-        call()
-
-    def expire(self, after_s: float) -> None:
-        error = RequestError(ErrorKind.TIMEOUT, f"longer than {after_s:g} seconds")
-        self._end(UsageRecord(request_id=self.request_id, outcome=Outcome.FAILED), error)
-
-    def leave(self) -> None:
-        if self.mailbox.closed is None:
-            self._end(UsageRecord(request_id=self.request_id, outcome=Outcome.CANCELLED))
-
-    def _end(self, record: UsageRecord, error: RequestError | None = None) -> None:
-        self.mailbox.put(Closed(record, error))
 
 
 class StandInDesk:
@@ -106,6 +53,7 @@ class StandInDesk:
         self.upstreams: Forwarding | None = None
         self.num_counted = 0
         """The prompt tokens of the last answer."""
+        self._open: dict[str, OpenRequest] = {}
 
     @property
     def cache(self) -> CacheView:
@@ -118,10 +66,44 @@ class StandInDesk:
     def new_request_id(self) -> str:
         return self._desk.new_request_id()
 
-    def open(self, request: Encode | Forward, endpoint: str, caller: Caller = NOBODY, /) -> StandInTicket:
+    def open(self, request: Encode | Forward, endpoint: str, caller: Caller = NOBODY, /) -> OpenRequest:
         if isinstance(request, Forward):
             raise DeskClosed("This request is not passed on.")
-        return StandInTicket(self, request)
+        opened = self._open[request.request_id] = OpenRequest(request.request_id, self, request)
+        return opened
+
+    async def encode(self, opened: OpenRequest, /) -> None:
+        """Answer a request as soon as it starts."""
+        mailbox, request_id = opened.mailbox, opened.request_id
+        opened.mark_encoded()
+        try:
+            self.num_counted = num_tokens = await self.count_tokens(COUNTED, "messages")
+        except PromptRefused as refused:
+            self.fail(request_id, refused.error)
+            return
+        mailbox.put(Started(num_tokens, 0, 0))
+        for text in ANSWER:
+            mailbox.put(Delta(0, text, 1, None))
+        mailbox.put(Delta(0, "", 0, FinishReason.STOP))
+        record = UsageRecord(
+            request_id=request_id,
+            outcome=Outcome.FINISHED,
+            prompt=Known(num_tokens),
+            cached=Known(0),
+            cache_write=Known(0),
+            completion_tokens=len(ANSWER),
+        )
+        mailbox.put(Closed(record, None))
+
+    def fail(self, request_id: str, error: RequestError) -> None:
+        record = UsageRecord(request_id=request_id, outcome=Outcome.FAILED)
+        self._open[request_id].mailbox.put(Closed(record, error))
+
+    def leave(self, request_id: str) -> None:
+        if (opened := self._open.pop(request_id, None)) is not None:
+            opened.mark_encoded()
+            if opened.mailbox.closed is None:
+                opened.mailbox.put(Closed(UsageRecord(request_id=request_id, outcome=Outcome.CANCELLED), None))
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         if not self._desk.info.has_engines:
