@@ -113,7 +113,9 @@ class HostTier:
             self._nothing_to_store = now
             return
         keys = list(missing)[: len(taken.slots)]
-        move = self._begin(Tier.DEVICE, Tier.HOST, [missing[key] for key in keys], taken.slots, keys)
+        # a chain is evicted from its end: this way its slots ascend from its root, so that runs of them can be loaded
+        slots = sorted(taken.slots, reverse=True)
+        move = self._begin(Tier.DEVICE, Tier.HOST, [missing[key] for key in keys], slots, keys)
         self._store = Store(move, self._publications.epoch)
 
     def begin_load(
