@@ -139,7 +139,7 @@ class Engine:
             moves: Channel[MoverMessage] | None = None
             if self.host_store is not None and self.block_manager.host is not None:
                 moves, moved = Channel(PLAN_SLOTS), Channel[MoveResult](PLAN_SLOTS)
-                nursery.start_soon(end_moves, self.block_manager.host, moved, self.inbox, flush_events)
+                nursery.start_soon(end_moves, self.block_manager.host, moved, self.inbox, moves, flush_events)
                 nursery.start_soon(run_mover, self.host_store, moves, plans, moved, delay_of_moves(self.executor))
             nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events, moves)
             nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports)

@@ -64,12 +64,15 @@ async def end_moves(
     host: HostTier,
     inbox: Receiver[MoveResult],
     scheduler: Poster[LoadsOver],
+    moves: Poster[Move],
     flush_events: Callable[[], None] | None = None,
 ) -> None:
     """Apply what has become of each move until cancelled, and wake the scheduler when a load is over."""
     while True:
         for result in await inbox.receive_all():
             over = host.end_move(result)
+            for move in host.take_moves():
+                moves.post(move)
             if isinstance(result, MoveFailed) and (result.wrong or result.error is not None):
                 log.warning("kv_move.failed", num_wrong=len(result.wrong), error=result.error)
             if over is not None:

@@ -4,10 +4,10 @@ Used by `reservation.py`. Every `Move` begins here; the mover carries it (`engin
 to `end_move`.
 
 Blocks are stored before they are evicted: as soon as few blank blocks are left, those that will be evicted next are
-copied, a few steps' worth, one move at a time. A store holds nothing on the device and delays nobody. If a block is
-evicted and written anew while it is copied, the executor's tag of it has changed, and the mover does not count it as
-moved; a block that is evicted before its turn is gone. Loads, which write to the device, do hold their blocks
-(`host_loads.py`).
+copied, a few steps' worth, one move after the other, also while no step runs. A store holds nothing on the device and
+delays nobody. If a block is evicted and written anew while it is copied, the executor's tag of it has changed, and the
+mover does not count it as moved; a block that is evicted before its turn is gone. Loads, which write to the device, do
+hold their blocks (`host_loads.py`).
 
 What must always hold: a key can be found on the host only after its store is over; a reset ends what was begun before;
 nobody is preempted or left waiting because of a store.
@@ -185,6 +185,8 @@ class HostTier:
         self._happened["stored"] += len(moved)
         for observer in self._pool.observers if moved else ():
             observer.on_stored([move.keys[at] for at in moved], b"", [], 0, 0, tier=Tier.HOST)
+        if isinstance(result, Moved):  # another that failed would fail again, at once and for ever
+            self.store_ahead()
 
     def _on_removed(self, keys: list[bytes]) -> None:
         self._happened["evicted"] += len(keys)

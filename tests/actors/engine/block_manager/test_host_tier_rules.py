@@ -1,8 +1,9 @@
-"""What a grant loads from the host tier, one rule at a time. Blocks are of 4 tokens."""
+"""What is stored in the host tier and loaded from it, one rule at a time. Blocks are of 4 tokens."""
 
 from __future__ import annotations
 
 from quipu.actors.engine.block_manager.reservation import BlockManager
+from quipu.actors.messages.mover import Moved, MoveFailed
 from tests.actors.engine.block_manager.proposals import Candidate, copy_sources_of, keys_of, reserve
 
 SIZE = 4
@@ -30,4 +31,23 @@ def test_nothing_is_loaded_into_a_block_that_the_same_step_copies() -> None:
     assert after.loading_ids == [4]
     (move,) = host.take_moves()
     assert move.blocks == [copied], "the test has to be about the block that is evicted next"
+    manager.check()
+
+
+def test_stores_follow_each_other() -> None:
+    """What has become free during a store is stored after it, without another grant; not after one that failed."""
+    manager = BlockManager(5, SIZE, num_host_blocks=8, num_stored_ahead=4)
+    host = manager.host
+    assert host is not None
+    manager.grant(reserve(1, SIZE, candidates=[Candidate(1, CACHED, 8)]))
+    manager.grant(reserve(2, SIZE, committed=[1], free=[1], candidates=[Candidate(2, OTHER, 5)]))
+    (first,) = host.take_moves()
+    assert set(first.keys) == set(keys_of("a", CACHED, SIZE))
+    manager.grant(reserve(3, SIZE, committed=[2], free=[2]))
+    assert host.take_moves() == []
+    host.end_move(Moved(first.number))
+    (second,) = host.take_moves()
+    assert second.keys == keys_of("a", OTHER, SIZE)
+    host.end_move(MoveFailed(second.number, [], [], "no memory"))
+    assert host.take_moves() == []
     manager.check()
