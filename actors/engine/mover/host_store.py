@@ -13,6 +13,7 @@ the block; a block on the device is tagged only after all its bytes are there.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -27,6 +28,8 @@ RUN_BLOCKS = 8
 """The most blocks that are copied at once."""
 CHECKED_APART = 4 << 20
 """Bytes from which a load has its checksums computed in another thread, ahead of the copies: sequences wait for it."""
+CHECKED_AHEAD = 2
+"""Runs whose checksums are computed ahead of the copy: few, so that their bytes are still in a cache when copied."""
 
 
 class BlockTag(Protocol):
@@ -131,13 +134,12 @@ class HostStore:
         if len(runs) == 1 or len(move.slots) * self._block_bytes < CHECKED_APART:
             yield from ((run, self._end_of_right(move, run)) for run in runs)
             return
-        ends = [self._checker.submit(self._end_of_right, move, run) for run in runs]
-        try:
-            for run, end in zip(runs, ends, strict=True):
-                yield run, end.result()
-        finally:
-            for end in ends:
-                end.cancel()
+        ends = deque(self._checker.submit(self._end_of_right, move, run) for run in runs[:CHECKED_AHEAD])
+        for index, run in enumerate(runs):
+            end = ends.popleft().result()
+            if index + CHECKED_AHEAD < len(runs):
+                ends.append(self._checker.submit(self._end_of_right, move, runs[index + CHECKED_AHEAD]))
+            yield run, end
 
     def _end_of_right(self, move: Move, run: Run) -> int:
         end = run.first
