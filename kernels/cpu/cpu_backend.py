@@ -144,6 +144,7 @@ class CpuBackend(RunsAtOnce):
         set_up(self._memory_plan.num_blocks)
         self._first_touch = FirstTouch(self._library, self.cache.tensors)
         self._touching = Lock()  # touching a page writes what it has read
+        self._num_writing = 0  # threads that write blocks: none of them waits for another
         self._capabilities = Capabilities(
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
@@ -195,12 +196,17 @@ class CpuBackend(RunsAtOnce):
 
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
         with self._touching:
+            self._num_writing += 1
+        try:
             self.cache.write_blocks(blocks, source)
+        finally:
+            with self._touching:
+                self._num_writing -= 1
 
     def while_idle(self) -> bool:
         """Touch a piece of the KV cache, so that no pass has to wait until the system commits it."""
         with self._touching:
-            return self._first_touch.touch_piece()
+            return not self._num_writing and self._first_touch.touch_piece()
 
     def close(self) -> None:
         """Drop weights and cache, which frees their memory."""

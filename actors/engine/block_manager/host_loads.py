@@ -64,6 +64,10 @@ class HostLoads:
         self._loaded: dict[int, Loaded] = {}
         """By sequence whose load is over, and that has not ended or been preempted since."""
 
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self._under_way)
+
     def tables(self) -> Iterator[list[int]]:
         """Yield the blocks that each load holds."""
         return (load.table for load in self._under_way.values())

@@ -98,9 +98,12 @@ class HostTier:
     # ------------------------------------------------------------ moves
 
     def store_ahead(self) -> None:
-        """Begin to store blocks that will be evicted soon, unless a store is under way."""
+        """Begin to store blocks that will be evicted soon, unless a store is under way.
+
+        Nor while a load is: sequences wait for that one, and both would share what the memory gives.
+        """
         pool = self._pool
-        if self._store is not None or pool.num_free - pool.num_cached >= self._num_ahead:
+        if self._store is not None or self.loads.are_under_way or pool.num_free - pool.num_cached >= self._num_ahead:
             return
         now = (pool.num_evicted, pool.num_cached)
         if now == self._nothing_to_store:
@@ -164,6 +167,8 @@ class HostTier:
                 self._failed_loads[LoadFailure.CORRUPT.value] += 1
                 if self.index.drop(load.keys[at], load.slots[at]):
                     self._on_removed([load.keys[at]])
+        if not self.loads.are_under_way and not load.is_wanted:
+            self.store_ahead()  # otherwise the grant that admits the sequence does it
         own = (load.sequence_id,) if load.is_wanted else ()
         return LoadsOver((*own, *load.waiting_ids))
 

@@ -5,7 +5,7 @@ the block manager, which decides what is in which; here they are memory, and eac
 goes.
 
     store   tag before ─▶ copy ─▶ the same tag after? ─▶ header from the tag
-    load    header and checksum right? ─▶ tag removed ─▶ copy ─▶ tag from the header
+    load    tags removed ─▶ header and checksum right? ─▶ copy ─▶ tag from the header
 
 What must always hold: a slot has a header only if its bytes are whole, and those of the tag that the executor had given
 the block; a block on the device is tagged only after all its bytes are there.
@@ -13,9 +13,8 @@ the block; a block on the device is tagged only after all its bytes are there.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 import attrs
@@ -25,11 +24,10 @@ from ...messages.tiers import Tier
 from .block_header import BlockHeader, checksum_of
 
 RUN_BLOCKS = 8
-"""The most blocks that are copied at once."""
-CHECKED_APART = 4 << 20
-"""Bytes from which a load has its checksums computed in another thread, ahead of the copies: sequences wait for it."""
-CHECKED_AHEAD = 2
-"""Runs whose checksums are computed ahead of the copy: few, so that their bytes are still in a cache when copied."""
+"""The most blocks that are stored at once, or loaded by one thread before another takes more."""
+LOADED_TOGETHER = 4 << 20
+"""Bytes from which a load has more than one thread: sequences wait for it."""
+LOADING_THREADS = 2
 
 
 class BlockTag(Protocol):
@@ -91,7 +89,7 @@ class HostStore:
         self._numerics = numerics
         self._is_fatal = is_fatal
         self.bytes = memory.allocate_on_host(num_slots)
-        self._checker = ThreadPoolExecutor(1, "checksums")
+        self._loaders = ThreadPoolExecutor(LOADING_THREADS, "loads")
         self.headers: list[BlockHeader | None] = [None] * num_slots
 
     def carry(self, move: Move) -> MoveResult:
@@ -103,11 +101,7 @@ class HostStore:
                 for run in _runs_of(move):
                     self._store(move, run, moved)
             else:
-                for run, end in self._checked(move):
-                    self._load(move, run, end, moved)
-                    if end < run.end:
-                        wrong.append(end)
-                        break  # what follows cannot be used without it
+                self._load(move, moved, wrong)
         except Exception as error:
             if self._is_fatal(error):
                 raise
@@ -128,33 +122,33 @@ class HostStore:
             self.headers[slot] = BlockHeader(tag.key, tag.num_filled, self._numerics, checksum)
             moved.append(index)
 
-    def _checked(self, move: Move) -> Iterator[tuple[Run, int]]:
-        """Yield the runs of a load, each with the index of its first block that is wrong, or its end."""
+    def _load(self, move: Move, moved: list[int], wrong: list[int]) -> None:
+        self._tags.forget(move.blocks)
         runs = list(_runs_of(move))
-        if len(runs) == 1 or len(move.slots) * self._block_bytes < CHECKED_APART:
-            yield from ((run, self._end_of_right(move, run)) for run in runs)
-            return
-        ends = deque(self._checker.submit(self._end_of_right, move, run) for run in runs[:CHECKED_AHEAD])
-        for index, run in enumerate(runs):
-            end = ends.popleft().result()
-            if index + CHECKED_AHEAD < len(runs):
-                ends.append(self._checker.submit(self._end_of_right, move, runs[index + CHECKED_AHEAD]))
-            yield run, end
-
-    def _end_of_right(self, move: Move, run: Run) -> int:
-        end = run.first
-        while end < run.end and self._is_right(move.slots[end], move.keys[end]):
-            end += 1
-        return end
-
-    def _load(self, move: Move, run: Run, end: int, moved: list[int]) -> None:
-        """Load the blocks of a run up to `end`, which are right."""
-        blocks = move.blocks[run.first : end]
-        if blocks:
-            self._tags.forget(blocks)
-            self._memory.write_blocks(blocks, self._bytes_of(run.slot, len(blocks)))
-            self._tags.set_loaded(blocks, move.keys[run.first : end])
+        for run, end in zip(runs, self._load_runs(move, runs), strict=False):
+            self._tags.set_loaded(move.blocks[run.first : end], move.keys[run.first : end])
             moved += range(run.first, end)
+            if end < run.end:
+                wrong.append(end)
+                return  # what follows cannot be used without it
+
+    def _load_runs(self, move: Move, runs: Sequence[Run]) -> Iterable[int]:
+        """Load runs, and return the end of what is right in each. No copy is under way when this has returned."""
+        if len(runs) == 1 or len(move.slots) * self._block_bytes < LOADED_TOGETHER:
+            return (self._load_run(move, run) for run in runs)
+        futures = [self._loaders.submit(self._load_run, move, run) for run in runs]
+        wait(futures)
+        return (future.result() for future in futures)
+
+    def _load_run(self, move: Move, run: Run) -> int:
+        """Load the leading blocks of a run that are right. Return the index after the last of them."""
+        for index in range(run.first, run.end):
+            slot = move.slots[index]
+            if not self._is_right(slot, move.keys[index]):
+                return index
+            # at once: its bytes have just been read
+            self._memory.write_blocks(move.blocks[index : index + 1], self._bytes_of(slot))
+        return run.end
 
     def _is_right(self, slot: int, key: bytes) -> bool:
         """Return whether a slot contains what it should, and as it was stored."""

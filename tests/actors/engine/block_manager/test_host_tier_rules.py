@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.messages.mover import Moved, MoveFailed
+from quipu.actors.messages.tiers import Tier
 from tests.actors.engine.block_manager.proposals import Candidate, copy_sources_of, keys_of, reserve
 
 SIZE = 4
@@ -50,4 +53,28 @@ def test_stores_follow_each_other() -> None:
     assert second.keys == keys_of("a", OTHER, SIZE)
     host.end_move(MoveFailed(second.number, [], [], "no memory"))
     assert host.take_moves() == []
+    manager.check()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_stores_wait_for_loads(leaves: bool) -> None:
+    """Nothing is stored beside a load, for which a sequence waits, but after it, or when that sequence is admitted."""
+    manager = BlockManager(5, SIZE, num_host_blocks=8, num_stored_ahead=4)
+    host = manager.host
+    assert host is not None
+    (slot,) = host.index.take(1).slots
+    host.index.put(keys_of("a", ON_HOST, SIZE)[0], slot)
+    manager.grant(reserve(1, SIZE, candidates=[Candidate(1, OTHER, 5)]))
+    loading = Candidate(2, ON_HOST, 5)
+    manager.grant(reserve(2, SIZE, candidates=[loading]))
+    (load,) = host.take_moves()
+    assert load.target is Tier.DEVICE
+    manager.grant(reserve(3, SIZE, committed=[1], free=[1, 2] if leaves else [1]))
+    assert host.take_moves() == []
+    host.end_move(Moved(load.number))
+    if not leaves:
+        assert host.take_moves() == []
+        manager.grant(reserve(4, SIZE, candidates=[loading]))
+    (store,) = host.take_moves()
+    assert store.target is Tier.HOST and keys_of("a", OTHER, SIZE)[0] in store.keys
     manager.check()

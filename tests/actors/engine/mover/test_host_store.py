@@ -202,9 +202,9 @@ def test_numerics_digest() -> None:
     assert len(digests) == 5
 
 
-def test_checked_in_another_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_by_several_threads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large load ends at the first wrong block as a small one does, whatever thread has found it."""
-    monkeypatch.setattr("quipu.actors.engine.mover.host_store.CHECKED_APART", 1)
+    monkeypatch.setattr("quipu.actors.engine.mover.host_store.LOADED_TOGETHER", 1)
     blocks, targets = list(range(1, 31)), list(range(33, 63))
     bench.move(Tier.HOST, blocks, blocks, KEYS[1:31])
     assert bench.move(Tier.DEVICE, targets, blocks, KEYS[1:31]) == Moved(1)
