@@ -1,12 +1,10 @@
-"""The upstreams of a server, wired; and a server that has nothing but upstreams: no engine, tokenizer or model.
+"""The upstreams of a server, wired: how `wiring.py` reaches the servers that requests are passed on to.
 
-    handler ──Forward──▶ upstreams ──▶ another server
-       ▲                   │  ▲ chooses
-       │      Forwarded,   │  └─ router's `UpstreamRouting`
-       │      Answered     ▼
-       └────Closed──── accountant
-
-`wiring.py` uses `open_upstreams` for a server with engines of its own.
+handler ──Forward──▶ upstreams ──▶ another server
+   ▲                   │  ▲ chooses
+   │      Forwarded,   │  └─ router's `UpstreamRouting`
+   │      Answered     ▼
+   └────Closed──── accountant
 """
 
 from __future__ import annotations
@@ -19,11 +17,7 @@ from typing import Any
 import attrs
 import trio
 
-from .accountant.actor import Accountant
-from .accountant.entry_store import EntryStore
-from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
-from .accountant.store_setup import make_entry_store
 from .channel import Channel
 from .config.runtime_config import RuntimeConfig
 from .fleet.upstream_http.upstream_client import UpstreamClient
@@ -32,31 +26,17 @@ from .fleet.upstreams.actor import Upstreams
 from .kv_events.follower import CacheNews
 from .kv_events.subscriber import EventSubscriber
 from .request_desk.desk import RequestDesk
-from .request_desk.engine_pool import EnginePool
-from .request_desk.interface import ServingInfo
-from .request_desk.live_sequences import LiveSequences
 from .request_desk.upstream_pool import Upstream, UpstreamPool
-from .restarts import Deaths, keep_running
 from .router.balance import Balance
 from .router.routing import Routing
 from .router.upstream_routing import UpstreamRouting
 from .upstream_prompts import UpstreamPrompts, open_prompts
 
 
-@attrs.frozen
-class UpstreamRuntime:
-    """The running actors, for the web layer and for tests."""
-
-    desk: RequestDesk
-    metrics: Metrics
-    entry_store: EntryStore
-    pool: UpstreamPool
-
-
 @asynccontextmanager
 async def open_upstreams(
-    config: RuntimeConfig, desk: RequestDesk, accountant: Channel[Any], metrics: Metrics, own: Routing | None = None
-) -> AsyncIterator[UpstreamPool]:
+    config: RuntimeConfig, desk: RequestDesk, accountant: Channel[Any], metrics: Metrics, own: Routing
+) -> AsyncIterator[None]:
     """Pass requests on to the upstreams of `config` until the block is left. `own`: of this server's engines."""
     own_names = config.model_names if config.num_engines else ()
     pool = UpstreamPool(
@@ -86,8 +66,10 @@ async def open_upstreams(
             desk.info = attrs.evolve(desk.info, model_names=names, passed_on=passed_on, shared=shared)
 
     async with UpstreamClient() as http, open_prompts(config, pool) as prompts, trio.open_nursery() as nursery:
-        balance = None if own is None else Balance(config.routing, own, routing, prefill_budget=prefill_budget)
+        balance = Balance(config.routing, own, routing, prefill_budget=prefill_budget)
         desk.upstreams = Upstreams(pool, http, accountant, routing, show, prompts.find, balance)
+        if not config.num_engines:
+            desk.health_of_engines = pool.health
         if prompts.tokenizers:
             output = next(iter(prompts.tokenizers.values())).output
             chosen = desk.info.output if config.num_engines else output
@@ -100,7 +82,7 @@ async def open_upstreams(
                     subscribers.callback(subscriber.close)
                     await subscriber.start()
             await nursery.start(UpstreamProbes(pool, http, show_probed).run)
-            yield pool
+            yield
             nursery.cancel_scope.cancel()
 
 
@@ -113,44 +95,3 @@ def _take_news(upstream: Upstream, routing: UpstreamRouting, prompts: UpstreamPr
     upstream.num_blocks_known = news.num_blocks
     if news.block_size is not None:
         prompts.block_sizes[upstream.engine_id] = news.block_size
-
-
-@asynccontextmanager
-async def open_upstream_runtime(
-    config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None
-) -> AsyncIterator[UpstreamRuntime]:
-    """Run a server without engines until the block is left. Usage records go to `journal`; else they are not kept."""
-    journal = NoJournal() if journal is None else journal
-    accounts: Channel[Any] = Channel(config.report_slots)
-    nobody: Channel[Any] = Channel(1)  # nothing is sent there where there are no engines
-    metrics = Metrics(config.model_names[0] if config.model_names else "upstream", 0)
-    desk = RequestDesk(
-        info,
-        encoder=nobody,
-        sequences=LiveSequences(nobody, config.submit_slots),
-        engines=EnginePool(),
-        accountant=accounts,
-        detokenizer=nobody,
-        metrics=metrics.render,
-        trouble=lambda: journal.trouble,
-        max_open_requests=config.max_open_requests,
-    )
-    store = make_entry_store(config, desk, metrics, trio.current_time)
-    deaths = Deaths(
-        "accountant",
-        max_restarts=config.max_restarts,
-        window_s=config.restart_window_s,
-        progress=lambda: store.num_handled,
-        count=metrics.count_restart,
-    )
-    desk.actor_restarts = lambda: {"accountant": deaths.num_restarts}
-
-    async def run_accountant() -> None:
-        await Accountant(store, metrics, desk, journal, nobody).run(accounts)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_running, run_accountant, deaths, store.record_crash)
-        async with open_upstreams(config, desk, accounts, metrics) as served:
-            desk.health_of_engines = served.health
-            yield UpstreamRuntime(desk, metrics, store, served)
-        nursery.cancel_scope.cancel()

@@ -5,10 +5,10 @@
        │                 Prompted            Routed │   │StepReport              │  │ │
        │                    ▼                       ▼   │                        │  │ │
     mailbox ◀──Started── accountant ◀────────────────StepReport──────────────────┘  │ │
-       ▲      Closed       │  ▲                                             StepPlan│ │StepDone
-       │                Tokens│Completed                                            ▼ │
-       │                   ▼  │                                                    executor
-       └─────Delta──── detokenizer
+       ▲      Closed       │  ▲   ▲                                         StepPlan│ │StepDone
+       │                Tokens│   └──Forwarded, Answering, Answered── upstreams     ▼ │
+       │                   ▼  │Completed                                  ▲        executor
+       └─────Delta──── detokenizer                    handler ──Forward──┘
 
 Restart groups: each engine, whose actors are restarted together (see `supervisor.py`); and each of tokenizer,
 router, detokenizer and accountant, whose successors continue from a store outside them (see `restarts.py`). The server
@@ -16,13 +16,14 @@ exits with an error only if one of them, or the last engine, keeps dying without
 
 The same actors run in both wirings: `single_loop` runs the engine in this event loop, over in-memory channels (tests,
 simulation); `split` runs it in a process of its own, over a socket pair (serving). Torch is loaded only where the
-engine runs.
+engine runs. A server without engines has no checkpoint, so that tokenizer, router and detokenizer do not run; how
+upstreams are reached is `upstream_wiring.py`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,7 @@ UPSTREAM_WIRING = "quipu.actors.upstream_wiring"
 """Imported by name, because only a server with upstreams needs an HTTP client."""
 
 
-@attrs.frozen
+@attrs.define
 class Runtime:
     """The running actors, for the web layer and for tests."""
 
@@ -94,7 +95,7 @@ class Runtime:
     route_store: RouteStore
     hosts: Mapping[int, EngineHost]
     """By the engine's id."""
-    encode_processes: EncodeProcesses | None
+    encode_processes: EncodeProcesses | None = None
     """None: long texts are encoded in threads."""
 
     @property
@@ -117,12 +118,12 @@ async def open_runtime(
     encode_apart: bool = False,
     forget_host: Callable[[int], object] = lambda engine_id: None,
 ) -> AsyncIterator[Runtime]:
-    """Run the web process's actors and the engines of `make_host`, by id, until the block is left.
+    """Run the web process's actors, the engines of `make_host`, by id, and the upstreams, until the block is left.
 
     Usage records go to `journal`; without one they are not kept. `make_accountant`, `make_tokenizer` and
     `make_detokenizer` are called for each start of their actor. `encode_apart`: encode long texts, and check large
     grammars, in processes of their own instead of threads. `forget_host(engine_id)` is called when an engine has been
-    removed. Raises CheckpointError for an unusable tokenizer or chat template, the latter inside exception groups.
+    removed. Raises CheckpointError, inside exception groups, for an unusable tokenizer or chat template.
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
@@ -132,17 +133,11 @@ async def open_runtime(
     texts: Channel[DetokenizerMessage] = Channel(config.report_slots)
     sequences = LiveSequences(routes, config.submit_slots, resumes=config.on_engine_death == "resume")
     engines = EnginePool()
-
-    folder = Path(config.engine.model_path)
-    library = load_library(folder)
-    encoder, decoder = load_encoder(library), Decoder(library)
-    chat_template = read_template(folder)
-    template_text = None if chat_template is None else chat_template.text
-    chosen = choose_format(folder, library, template_text, config.tool_call_parser, config.reasoning_parser)
     has_host_tier = config.engine.kv_host_memory is not None
-    metrics = Metrics(config.model_names[0], config.num_engines, has_host_tier=has_host_tier)
+    name = config.model_names[0] if config.model_names else "upstream"
+    metrics = Metrics(name, config.num_engines, has_host_tier=has_host_tier)
     desk = RequestDesk(
-        attrs.evolve(info, output=chosen.output),
+        info,
         encoder=encodes,
         sequences=sequences,
         engines=engines,
@@ -155,18 +150,7 @@ async def open_runtime(
     sequences.on_unsent = lambda sequence_id: accounts.post(Unsent(sequence_id))
     sequences.on_resumed = metrics.count_resumed
     engines.on_stale_frames = metrics.count_stale_frames
-    renderer = make_renderer(chat_template, config.chat_template_timeout_s)
-    processes = EncodeProcesses(encoder, library.source) if encode_apart else None
-    lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
-    segments = SegmentCache(config.token_cache_bytes)
     entry_store = make_entry_store(config, desk, metrics, trio.current_time)
-    advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
-    has_unknown = library.max_token_id >= config.vocab_size
-    pooled = PooledEncoder(
-        encoder, decoder.make_decoder, renderer, lanes, segments, config.vocab_size if has_unknown else None
-    )
-    prompt_encoder = AdvisingEncoder(pooled, advisor)
-    grammars = make_grammar_pool(library.source, config, check_apart=encode_apart)
     text_store, job_store = TextStore(), JobStore()
     route_store = RouteStore(
         Routing(
@@ -176,46 +160,9 @@ async def open_runtime(
             affinity_tokens=config.affinity_tokens,
         )
     )
-    deaths = {
-        actor: Deaths(
-            actor,
-            max_restarts=config.max_restarts,
-            window_s=config.restart_window_s,
-            progress=progress,
-            count=metrics.count_restart,
-        )
-        for actor, progress in (
-            ("tokenizer", lambda: job_store.num_handled),
-            ("router", lambda: route_store.num_handled),
-            ("detokenizer", lambda: text_store.progress),
-            ("accountant", lambda: entry_store.num_handled),
-        )
-    }
     entry_store.cache.held_by = partial(held_blocks, route_store)
+    deaths: dict[str, Deaths] = {}
     desk.actor_restarts = lambda: {actor: its.num_restarts for actor, its in deaths.items()}
-
-    async def run_tokenizer(tasks: trio.Nursery) -> None:
-        on_death = deaths["tokenizer"].record
-        tokenizer = make_tokenizer(
-            job_store, config, encoder, desk, accounts, prompt_encoder, grammars, tasks, on_death
-        )
-        await tokenizer.run(encodes)
-
-    async def run_router() -> None:
-        dispatch = Dispatch(route_store, engines, sequences, accounts, resume_on=config.resume_on)
-        await Router(route_store, dispatch).run(routes)
-
-    def record_router_death() -> str | None:
-        sequence_id = route_store.record_death()
-        return None if sequence_id is None else sequences.request_of(sequence_id)
-
-    async def run_detokenizer() -> None:
-        detokenizer = make_detokenizer(text_store, decoder, accounts, sequences.abort, chosen.template)
-        await detokenizer.run(texts)
-
-    async def run_accountant() -> None:
-        accountant = make_accountant(entry_store, metrics, desk, journal, texts)
-        await accountant.run(accounts)
 
     def show_ready(engine: PooledEngine) -> None:
         metrics.add_engine(engine.engine_id)
@@ -232,30 +179,88 @@ async def open_runtime(
     desk.control = manager = EngineManager(
         config, make_host, desk, accounts, news, show_ready=show_ready, show_removed=show_removed
     )
+    runtime = Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts)
 
-    async with trio.open_nursery() as nursery:
+    def keep(
+        actor: str,
+        start: Callable[[], Awaitable[None]],
+        progress: Callable[[], int],
+        on_death: Callable[[], str | None],
+    ) -> None:
+        """Run an actor, whose successors continue from its store."""
+        deaths[actor] = Deaths(
+            actor,
+            max_restarts=config.max_restarts,
+            window_s=config.restart_window_s,
+            progress=progress,
+            count=metrics.count_restart,
+        )
+        nursery.start_soon(keep_running, start, deaths[actor], on_death)
+
+    async def run_accountant() -> None:
+        await make_accountant(entry_store, metrics, desk, journal, texts).run(accounts)
+
+    async def start_engines() -> None:
+        """Start the engines, and the actors that need their checkpoint."""
+        folder = Path(config.engine.model_path)
+        library = load_library(folder)
+        encoder, decoder = load_encoder(library), Decoder(library)
+        chat_template = read_template(folder)
+        template_text = None if chat_template is None else chat_template.text
+        chosen = choose_format(folder, library, template_text, config.tool_call_parser, config.reasoning_parser)
+        desk.info = attrs.evolve(desk.info, output=chosen.output)
+        renderer = make_renderer(chat_template, config.chat_template_timeout_s)
+        processes = runtime.encode_processes = EncodeProcesses(encoder, library.source) if encode_apart else None
+        lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
+        segments = SegmentCache(config.token_cache_bytes)
+        advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
+        has_unknown = library.max_token_id >= config.vocab_size
+        pooled = PooledEncoder(
+            encoder, decoder.make_decoder, renderer, lanes, segments, config.vocab_size if has_unknown else None
+        )
+        prompt_encoder = AdvisingEncoder(pooled, advisor)
+        grammars = make_grammar_pool(library.source, config, check_apart=encode_apart)
+
+        async def run_tokenizer() -> None:
+            on_death = deaths["tokenizer"].record
+            tokenizer = make_tokenizer(
+                job_store, config, encoder, desk, accounts, prompt_encoder, grammars, nursery, on_death
+            )
+            await tokenizer.run(encodes)
+
+        async def run_router() -> None:
+            dispatch = Dispatch(route_store, engines, sequences, accounts, resume_on=config.resume_on)
+            await Router(route_store, dispatch).run(routes)
+
+        def record_router_death() -> str | None:
+            sequence_id = route_store.record_death()
+            return None if sequence_id is None else sequences.request_of(sequence_id)
+
+        async def run_detokenizer() -> None:
+            detokenizer = make_detokenizer(text_store, decoder, accounts, sequences.abort, chosen.template)
+            await detokenizer.run(texts)
+
         await nursery.start(renderer.run)
         await nursery.start(grammars.run)
         nursery.start_soon(lanes.run)
-        for actor, start, on_death in (
-            ("tokenizer", partial(run_tokenizer, nursery), job_store.record_death),
-            ("router", run_router, record_router_death),
-            ("detokenizer", run_detokenizer, text_store.record_death),
-            ("accountant", run_accountant, entry_store.record_crash),
-        ):
-            nursery.start_soon(keep_running, start, deaths[actor], on_death)
+        keep("tokenizer", run_tokenizer, lambda: job_store.num_handled, job_store.record_death)
+        keep("router", run_router, lambda: route_store.num_handled, record_router_death)
+        keep("detokenizer", run_detokenizer, lambda: text_store.progress, text_store.record_death)
         await nursery.start(manager.run)
         if config.autoscales:
             autoscaler = Autoscaler(
                 config, engines, manager, is_stopping=lambda: desk.is_draining, count_change=metrics.count_scaling
             )
             nursery.start_soon(outlive_shortages, autoscaler.run, "autoscaler")
-        runtime = Runtime(desk, metrics, entry_store, text_store, job_store, route_store, manager.hosts, processes)
-        if config.upstreams:
-            own = route_store.routing
-            async with importlib.import_module(UPSTREAM_WIRING).open_upstreams(config, desk, accounts, metrics, own):
-                yield runtime
-        else:
+
+    async with trio.open_nursery() as nursery:
+        keep("accountant", run_accountant, lambda: entry_store.num_handled, entry_store.record_crash)
+        if config.num_engines:
+            await start_engines()
+        async with AsyncExitStack() as stack:
+            if config.upstreams:
+                open_upstreams = importlib.import_module(UPSTREAM_WIRING).open_upstreams
+                await stack.enter_async_context(open_upstreams(config, desk, accounts, metrics, route_store.routing))
             yield runtime
         nursery.cancel_scope.cancel()
 
@@ -275,7 +280,7 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
     """
     async with AsyncExitStack() as stack:
         make_host: MakeHost
-        if config.cluster is None:
+        if config.cluster is None or not config.num_engines:
             make_host, forget = local_hosts(config)
         else:
             ray = open_ray(config.cluster, config.engine.model_path, config.num_engines)
@@ -289,9 +294,4 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
         )
 
 
-def upstreams_only(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
-    """Run a server that has upstreams and no engine. Returns a context manager that yields an `UpstreamRuntime`."""
-    return importlib.import_module(UPSTREAM_WIRING).open_upstream_runtime(config, info, journal)
-
-
-__all__ = ["AccountantMessage", "Runtime", "open_runtime", "single_loop", "split", "upstreams_only"]
+__all__ = ["AccountantMessage", "Runtime", "open_runtime", "single_loop", "split"]

@@ -22,7 +22,8 @@ from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.request_desk.interface import ServingInfo
-from quipu.actors.upstream_wiring import UpstreamRuntime, open_upstream_runtime
+from quipu.actors.request_desk.upstream_pool import UpstreamPool
+from quipu.actors.wiring import Runtime, split
 from quipu.web.app import make_app
 from quipu.web.auth.keys import KeyStore
 from quipu.web.http.server import ServerConfig, serve
@@ -210,7 +211,7 @@ async def _read_request(stream: Stream) -> Asked | None:
 class Served:
     """A front, and a client of it."""
 
-    front: UpstreamRuntime
+    front: Runtime
     client: httpx2.AsyncClient
     journal: KeptJournal
     url: str
@@ -230,6 +231,11 @@ class Served:
             await trio.sleep(0.002)
         (record,) = self.journal.closed
         return record
+
+    @property
+    def pool(self) -> UpstreamPool:
+        assert self.front.desk.upstreams is not None
+        return self.front.desk.upstreams.pool
 
     def counters(self) -> dict[str, float]:
         return parse_metrics(self.front.metrics.render().decode())
@@ -271,7 +277,7 @@ async def open_served(
     journal = journal or KeptJournal()
     names = changes.get("names", ())
     with trio.fail_after(PATIENCE_S):
-        async with open_upstream_runtime(front_config(*upstreams, **changes), front_info(names), journal) as front:
+        async with split(front_config(*upstreams, **changes), front_info(names), journal) as front:
             app = make_app(front.desk, options, keys)
             async with trio.open_nursery() as nursery:
                 run = partial(serve, app, host="127.0.0.1", port=0, config=ServerConfig(graceful_timeout_s=0.1))

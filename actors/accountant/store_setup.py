@@ -1,6 +1,6 @@
 """Makes the accountant's entry store of a server, with what web layer and metrics read of it.
 
-Used by `wiring.py` and `upstream_wiring.py`, before any actor runs. The explainer answers for the request desk what
+Used by `wiring.py` before any actor runs. The explainer answers for the request desk what
 became of a request's prompts: open requests from their entries, others as kept. It changes nothing.
 
 What must always hold: nothing is made of a request before its tenant was compared.

@@ -73,7 +73,7 @@ class EngineShares:
         self._config = config
         self._environment = environment
         self._available = available
-        self._num_parts = max(config.num_engines, config.max_engines)
+        self._num_parts = max(config.num_engines, config.max_engines, 1)
         self._slots = make_slots(self._num_parts, config.engine.executor, machine)
         self._taken: dict[int, int] = {}
         """The slot of each engine, by the engine's id."""

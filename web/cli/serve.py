@@ -30,7 +30,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.threads import outlive_shortages
-from quipu.actors.wiring import split, upstreams_only
+from quipu.actors.wiring import split
 
 from ..api.admin.prices import PriceError, PriceList, read_prices
 from ..api.admin.usage_source import open_usage
@@ -195,7 +195,7 @@ async def run_server(
             open_ledger(ledger_config) as ledger,
             open_tracer(tracing) as tracer,
             open_usage(ledger_config.data_dir, ledger_config.url) as usage,
-            (split if config.num_engines else upstreams_only)(config, info, ledger.journal) as runtime,
+            split(config, info, ledger.journal) as runtime,
         ):
             install_gauges(ledger, runtime.metrics.registry)
             tracer.count_in(runtime.metrics.registry)

@@ -38,7 +38,7 @@ from .attempts import (
     refusal_of,
     relay_for,
 )
-from .choosing import Balancer, Chooser, Chosen, FindPrompts, Prompts
+from .choosing import Balancer, Chooser, Chosen, FindPrompts
 from .event_stream import UpstreamGarbage
 from .relay import Relay, UpstreamFailure, body_for, reading
 
@@ -48,12 +48,6 @@ SLICE_BYTES = 4096
 """What is looked at between two checkpoints: some hundred events, if they are as small as can be."""
 REST_S = 0.1
 """How long the end of a response may take after its last event, so that its connection can be used again."""
-
-
-async def no_prompts(forward: Forward) -> Prompts:
-    """Know no tokens of any prompt."""
-    await trio.lowlevel.checkpoint()
-    return {}
 
 
 @attrs.define(eq=False)
@@ -95,13 +89,10 @@ class Upstreams:
         accountant: Poster[Forwarded | Answering | Answered | Refused],
         chooser: Chooser,
         show: Callable[[Upstream], object],
-        find_prompts: FindPrompts = no_prompts,
-        balancer: Balancer | None = None,
+        find_prompts: FindPrompts,
+        balancer: Balancer,
     ) -> None:
-        """`show(upstream)` is called whenever what an upstream is doing has changed.
-
-        `balancer`: where there are engines that may serve the same models.
-        """
+        """`show(upstream)` is called whenever what an upstream is doing has changed."""
         self.pool = pool
         self._http = http
         self._accountant = accountant
@@ -111,7 +102,6 @@ class Upstreams:
         self._balancer = balancer
 
     def place(self, model: str, body: bytes | bytearray, tenant: str) -> Placement:
-        assert self._balancer is not None, "there is no engine that serves it"
         return self._balancer.place(self.pool.candidates(model, ()), body, tenant)
 
     # ------------------------------------------------------------ requests

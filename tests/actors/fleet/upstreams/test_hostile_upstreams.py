@@ -61,7 +61,7 @@ async def test_heads(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
             for headers in HEADERS.values():
                 hostile.script = with_head(status, headers)
                 hostile.probe = None
-                while not all(upstream.is_ready for upstream in served.front.pool):
+                while not all(upstream.is_ready for upstream in served.pool):
                     await trio.sleep(0.001)
                 num_asked = len(hostile.asked)
                 answers = [await served.ask() for _ in range(2)]
@@ -272,7 +272,7 @@ async def test_own_shortage_is_not_the_upstreams_fault(monkeypatch: pytest.Monke
     connect = trio.open_tcp_stream
 
     async with open_fake() as (served, _):
-        (upstream,) = served.front.pool
+        (upstream,) = served.pool
 
         async def open_no_other(host: str, port: int, **options: Any) -> trio.SocketStream:
             if str(port) in upstream.url:

@@ -72,7 +72,7 @@ async def open_publishing(usage: Any) -> AsyncIterator[tuple[Served, list[FakeUp
 
 
 async def wait_known(served: Served, index: int, num_blocks: int) -> None:
-    while list(served.front.pool)[index].num_blocks_known != num_blocks:
+    while list(served.pool)[index].num_blocks_known != num_blocks:
         await trio.sleep(0.005)
 
 

@@ -239,14 +239,14 @@ async def test_upstream_that_goes_and_comes_back(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(upstream_pool, "FIRST_BACKOFF_S", 0.01)
     async with open_fake(hello, hello) as (served, (first, second)):
         first.is_healthy = False
-        while sum(upstream.is_ready for upstream in served.front.pool) > 1:
+        while sum(upstream.is_ready for upstream in served.pool) > 1:
             await trio.sleep(0.01)
         assert (await served.client.get("/health")).status_code == 200
         for _ in range(4):
             assert (await served.ask()).status_code == 200
         assert not first.asked and len(second.asked) == 4
         first.is_healthy = True
-        while not all(upstream.is_ready for upstream in served.front.pool):
+        while not all(upstream.is_ready for upstream in served.pool):
             await trio.sleep(0.01)
         for _ in range(4):
             await served.ask()
@@ -279,7 +279,7 @@ async def test_key_is_shown_nowhere(capfd: pytest.CaptureFixture[str]) -> None:
     """Neither logs nor any route or representation has an upstream's key."""
     async with open_fake(refuse(401)) as (served, _):
         await served.ask()
-        shown: list[Any] = [[repr(upstream) for upstream in served.front.pool]]
+        shown: list[Any] = [[repr(upstream) for upstream in served.pool]]
         paths = ("/server_info", "/v1/admin/engines", "/metrics", "/health", "/v1/models")
         shown += [(await served.client.get(path)).text for path in paths]
         assert "127.0.0.1" in shown[1] and "upstreams" in shown[2] and "upstream_ready" in shown[3]
