@@ -45,7 +45,6 @@ class Parsed:
     events: list[OutputEvent]
     """Adjacent events of a kind are merged."""
     num_reasoning_tokens: int
-    open_call: int | None
 
     @property
     def text(self) -> str:
@@ -68,6 +67,12 @@ class Parsed:
     @property
     def num_ended(self) -> int:
         return sum(isinstance(event, CallEnd) for event in self.events)
+
+    @property
+    def open_call(self) -> int | None:
+        """The index of the call that has begun and not ended."""
+        num_begun = len(self.calls)
+        return num_begun - 1 if num_begun > self.num_ended else None
 
     def arguments(self, index: int) -> str:
         return "".join(e.text for e in self.events if isinstance(e, ArgumentsDelta) and e.index == index)
@@ -98,7 +103,7 @@ def parse(
         raw += piece
     events.extend(parser.finish())
     assert "".join(event.source for event in events) == raw
-    return Parsed(merged(events), parser.num_reasoning_tokens, parser.open_call)
+    return Parsed(merged(events), parser.num_reasoning_tokens)
 
 
 def merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:

@@ -162,7 +162,7 @@ class Client:
         assert self.runtime.entry_store.num_open_accounts == 0
         assert self.runtime.desk.num_open_requests == 0
         assert self.runtime.desk.num_live_sequences == 0
-        assert self.runtime.text_store.num_tracked == self.runtime.text_store.num_prompts == 0
+        assert not self.runtime.text_store.tracked and not self.runtime.text_store.prompts
         assert not self.runtime.text_store.deferred and not self.runtime.text_store.pending
         assert not self.runtime.job_store.pending
         for engine in self.engines:

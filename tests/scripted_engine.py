@@ -204,4 +204,4 @@ async def settle_scripted(client: Client) -> None:
         ):
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
-    assert runtime.text_store.num_tracked == 0
+    assert not runtime.text_store.tracked

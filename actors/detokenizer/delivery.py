@@ -32,7 +32,6 @@ class Delivery:
     def __init__(
         self, store: TextStore, accountant: Poster[Completed | Refused], end_sequence: Callable[[int], None]
     ) -> None:
-        """`end_sequence(sequence_id)` has the engine end a sequence; it never blocks."""
         self._store = store
         self._accountant = accountant
         self._end_sequence = end_sequence
@@ -59,8 +58,8 @@ class Delivery:
         scores: tuple[ScoredToken, ...] = ()
         if scored and sequence.logprobs is not None:
             scores = (sequence.logprobs.next_token(*scored[0]),)
-        stream = sequence.stream
-        is_shown = reason is not FinishReason.STOP or sequence.include_stop  # a stop token is counted, not shown
+        stream, track = sequence.stream, sequence.track
+        is_shown = reason is not FinishReason.STOP or track.include_stop  # a stop token is counted, not shown
         piece = stream.push(token_id) if is_shown else stream.push_hidden(token_id)
         if reason is not None and not piece.is_complete:
             piece = piece.joined(stream.flush())
@@ -71,11 +70,11 @@ class Delivery:
         num_reasoning = stream.num_reasoning_tokens
         num_new = num_reasoning - sequence.num_reasoning_tokens
         token_ids = (token_id,) if sequence.with_token_ids else ()
-        told = (sequence.index, piece.text, 1, reason, piece.match, piece.events, num_new, token_ids)
+        told = (track.index, piece.text, 1, reason, piece.match, piece.events, num_new, token_ids)
         delta = ScoredDelta(*told, scores=scores) if scores else Delta(*told)
         if sequence.waiting is None:
             try:
-                sequence.outlet.put(delta)
+                track.outlet.put(delta)
             except Exception as error:
                 raise OutletFailed from error
         else:
@@ -95,7 +94,11 @@ class Delivery:
         self._end_prompt(sequence)
 
     def _end_prompt(self, sequence: TrackedSequence) -> None:
-        self._send(sequence, Delta(sequence.index, "", 0, FinishReason.LENGTH))
+        delta = Delta(sequence.track.index, "", 0, FinishReason.LENGTH)
+        if sequence.waiting is None:
+            self._put(sequence, delta)
+        else:
+            sequence.waiting.append(delta)
         sequence.reason = FinishReason.LENGTH
         self.complete(sequence)
 
@@ -103,7 +106,7 @@ class Delivery:
         """Send what comes before the first token; if its prompt is incomplete, both wait."""
         if sequence.prompt_token_ids is not None:
             ids = sequence.prompt_token_ids
-            self._put(sequence, ScoredDelta(sequence.index, "", 0, None, prompt_token_ids=ids))
+            self._put(sequence, ScoredDelta(sequence.track.index, "", 0, None, prompt_token_ids=ids))
             sequence.prompt_token_ids = None
         prompt = sequence.prompt
         if prompt is not None and sequence.waiting is None:
@@ -116,18 +119,13 @@ class Delivery:
 
     def _send_prompt(self, sequence: TrackedSequence, prompt: PromptAssembler) -> None:
         if prompt.text or len(prompt.scores):
-            self._put(sequence, ScoredDelta(sequence.index, prompt.text, 0, None, prompt_scores=prompt.scores))
+            scores = prompt.scores
+            self._put(sequence, ScoredDelta(sequence.track.index, prompt.text, 0, None, prompt_scores=scores))
         sequence.prompt = None
-
-    def _send(self, sequence: TrackedSequence, delta: Delta) -> None:
-        if sequence.waiting is None:
-            self._put(sequence, delta)
-        else:
-            sequence.waiting.append(delta)
 
     def _put(self, sequence: TrackedSequence, delta: Delta) -> None:
         try:
-            sequence.outlet.put(delta)
+            sequence.track.outlet.put(delta)
         except Exception as error:
             raise OutletFailed from error
 

@@ -28,9 +28,6 @@ _SHORT_IDS = re.compile(r"tool_call\.id\s*\|\s*length\s*!=\s*9|length 9")
 """How templates of Mistral's models refuse other ids."""
 
 
-KEY = "response_template"
-
-
 @attrs.frozen
 class ParserFiles:
     own_template: dict[str, Any] | None
@@ -47,7 +44,7 @@ def read_parser_files(path: Path, library: Library) -> ParserFiles:
     `library` is the checkpoint's tokenizer, which has the tokens of all its files. Raises CheckpointError.
     """
     config = path / "tokenizer_config.json"
-    template = read_json(config).get(KEY) if config.exists() else None
+    template = read_json(config).get(OWN) if config.exists() else None
     special_ids, added_ids = {}, {}
     for token_id, token in library.tokenizer.get_added_tokens_decoder().items():
         if token.content:

@@ -50,12 +50,7 @@ class ParsedStream:
     def flush(self) -> Piece:
         """Release everything at the end. Even that can complete a stop string."""
         piece = self._release(self._parsed(None, self._decoder.flush()))
-        if piece.is_complete:
-            return piece
-        held = self._matcher.flush()
-        if not piece.events:
-            return Piece(piece.text + held)
-        return Piece("", events=(*piece.events, TextDelta(held))) if held else piece
+        return piece if piece.is_complete else piece.joined(Piece(self._matcher.flush()))
 
     def _parsed(self, token_id: int | None, piece: str) -> Sequence[OutputEvent]:
         """Return the events of a token, or of the output's end."""

@@ -30,20 +30,6 @@ _NO_BRANCHES: dict[str, int] = {}
 class StopStrings:
     """Move from node to node, one character at a time."""
 
-    __slots__ = (
-        "__weakref__",
-        "_branches",
-        "_chain_depths",
-        "_chain_starts",
-        "_chain_stops",
-        "_chain_tails",
-        "_ended",
-        "_fail",
-        "_frontier",
-        "_labels",
-        "_stop_at",
-    )
-
     def __init__(self, stops: Iterable[str]) -> None:
         """Compare whole strings a few times; `step` builds the rest. Stop strings are not empty."""
         self._labels = "\0"

@@ -66,15 +66,6 @@ class TextStore:
     """Messages that were handled without refusing a request, and tokens of sequences that are not tracked any more."""
 
     @property
-    def num_tracked(self) -> int:
-        return len(self.tracked)
-
-    @property
-    def num_prompts(self) -> int:
-        """Prompts whose scores are kept for choices that may still come."""
-        return len(self.prompts)
-
-    @property
     def progress(self) -> int:
         """A number that rises with every token that is sent, and with every message without a refused request."""
         return self._num_handled + sum(sequence.num_tokens for sequence in self.tracked.values())

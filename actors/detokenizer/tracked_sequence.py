@@ -10,7 +10,7 @@ from functools import lru_cache
 import attrs
 
 from ..messages.detokenizer import Track
-from ..messages.handler import Delta, Outlet
+from ..messages.handler import Delta
 from ..messages.outcomes import FinishReason
 from ..shared.token_decoding import TokenDecoder, TokenText
 from .decoder import Decoder
@@ -28,24 +28,21 @@ MAX_CACHED_TEXTS = 1 << 16
 @attrs.define(eq=False)
 class TrackedSequence:
     track: Track
-    """Without what is kept in other fields."""
+    """Without the prompt."""
     request_id: str
     sequence_id: int
-    index: int
     stream: TextStream | ParsedStream
-    include_stop: bool
-    outlet: Outlet
-    with_token_ids: bool
-    logprobs: LogprobAssembler | None = None
+    logprobs: LogprobAssembler | None
     """None if no logprobs were requested."""
-    stops: StopStrings | None = None
-    is_begun: bool = False
+    stops: StopStrings | None
+    is_begun: bool
     """What comes before its first token was sent, or was deferred."""
-    prompt_token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] | None
     """Its prompt, which is sent first. None if it is not wanted, or has been sent."""
-    prompt: PromptAssembler | None = None
-    """Its prompt, which is sent first. None if it is not wanted, or has been sent."""
-    num_prompt_characters: int = 0
+    prompt: PromptAssembler | None
+    """The same, with text or scores."""
+    with_token_ids: bool
+    num_prompt_characters: int
     waiting: deque[Delta] | None = None
     """Deltas that wait for an incomplete prompt."""
     token_ids: array[int] = attrs.field(factory=lambda: array("I"))
@@ -82,16 +79,13 @@ class SequenceMaker:
             track=kept,
             request_id=track.request_id,
             sequence_id=track.sequence_id,
-            index=track.index,
             stream=self.stream(track, stops),
-            include_stop=track.include_stop,
-            outlet=track.outlet,
-            with_token_ids=track.prompt_token_ids is not None,
             logprobs=self.logprobs(track, num_prompt_characters),
             stops=stops,
             is_begun=track.prompt_token_ids is None and prompt is None and not track.prompt_only,
             prompt_token_ids=track.prompt_token_ids,
             prompt=prompt,
+            with_token_ids=track.prompt_token_ids is not None,
             num_prompt_characters=num_prompt_characters,
         )
 

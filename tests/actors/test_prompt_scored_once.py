@@ -44,7 +44,8 @@ async def settle_beside(client: Client, num_others: int = 1) -> None:
         ):
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
-    assert client.runtime.text_store.num_tracked == num_others and client.runtime.text_store.num_prompts == 0
+    store = client.runtime.text_store
+    assert len(store.tracked) == num_others and not store.prompts
 
 
 def count_scored(client: Client) -> list[int]:

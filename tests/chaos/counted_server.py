@@ -47,7 +47,7 @@ def main() -> int:
     def write(*_: object) -> None:
         counts = {
             "tasks": trio.lowlevel.current_statistics().tasks_living,
-            "tracked_sequences": sum(each.num_tracked + each.num_prompts for each in texts),
+            "tracked_sequences": sum(len(each.tracked) + len(each.prompts) for each in texts),
             "open_accounts": sum(each.num_open_accounts for each in stores),
             "open_requests": sum(each.num_open_requests for each in desks),
             "live_sequences": sum(each.num_live_sequences for each in desks),

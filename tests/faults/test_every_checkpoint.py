@@ -73,7 +73,7 @@ class Baseline:
         return cls(
             num_tasks=trio.lowlevel.current_statistics().tasks_living,
             num_open_requests=client.runtime.desk.num_open_requests,
-            num_tracked=client.runtime.text_store.num_tracked,
+            num_tracked=len(client.runtime.text_store.tracked),
             num_open_accounts=found["open_accounts"],
             num_journal_entries=len(journal.open),
             used_blocks=found['kv_blocks{state="used"}'],

@@ -24,20 +24,37 @@ _MIN_TOKEN_CHARS = 3
 """Shorter tokens are words of the vocabulary, not delimiters."""
 
 
-def _objects(opens: str, closes: str = "", **more: Any) -> CallSyntax:
+def _objects(opens: str = "", closes: str = "", **more: Any) -> CallSyntax:
     return CallSyntax(style=ArgumentStyle.OBJECT, open=opens, close=closes, **more)
 
 
-@attrs.frozen
-class _Written:
-    syntaxes: tuple[CallSyntax, ...]
-    needs: str = ""
-    """Without this token in the vocabulary, calls are written in another way."""
+def _list(begin: str, end: str = "]") -> CallSyntax:
+    return _objects(begin=begin, between=", ", end=end)
+
+
+def _dialect(opens: str, closes: str, quote: str) -> CallSyntax:
+    return CallSyntax(
+        style=ArgumentStyle.DIALECT, open=f"{opens}call:{NAME}", close=closes, name_pattern=r"\w+", quote=quote
+    )
 
 
 _DEEPSEEK_BEGIN, _DEEPSEEK_END = deepseek_token("tool calls begin"), deepseek_token("tool calls end")
 _DEEPSEEK_OPEN, _DEEPSEEK_CLOSE = deepseek_token("tool call begin"), deepseek_token("tool call end")
 _DEEPSEEK_SEPARATOR = deepseek_token("tool sep")
+
+
+def _deepseek(opens: str, closes: str, between: str) -> CallSyntax:
+    return CallSyntax(
+        style=ArgumentStyle.JSON,
+        begin=_DEEPSEEK_BEGIN,
+        open=_DEEPSEEK_OPEN + opens,
+        close=closes + _DEEPSEEK_CLOSE,
+        between=between,
+        end=_DEEPSEEK_END,
+        name_pattern=r"[^\n<]+",
+    )
+
+
 _QWEN_CODER = CallSyntax(
     style=ArgumentStyle.TAGS,
     open=f"<tool_call>\n<function={NAME}>\n",
@@ -48,75 +65,26 @@ _QWEN_CODER = CallSyntax(
     argument_close="\n</parameter>\n",
     value_ends=("</parameter>", "</function>"),
 )
-_LLAMA = (
-    _objects("", between="; ", key="parameters"),
-    _objects("", begin="<|python_tag|>", between="; ", key="parameters"),
-)
+_LLAMA = _objects(between="; ", key="parameters")
+_LLAMA_TAGGED = attrs.evolve(_LLAMA, begin="<|python_tag|>")
+_MISTRAL_NAMED = CallSyntax(style=ArgumentStyle.JSON, open=f"[TOOL_CALLS]{NAME}[ARGS]", name_pattern=r"[^\[\]{}\s\"]+")
 
-
-def _dialect(opens: str, closes: str, quote: str) -> CallSyntax:
-    return CallSyntax(
-        style=ArgumentStyle.DIALECT, open=f"{opens}call:{NAME}", close=closes, name_pattern=r"\w+", quote=quote
-    )
-
-
-_SHIPPED: dict[str, tuple[_Written, ...]] = {
-    "deepseek_v3": (
-        _Written(
-            (
-                CallSyntax(
-                    style=ArgumentStyle.JSON,
-                    begin=_DEEPSEEK_BEGIN,
-                    open=f"{_DEEPSEEK_OPEN}function{_DEEPSEEK_SEPARATOR}{NAME}\n```json\n",
-                    close=f"\n```{_DEEPSEEK_CLOSE}",
-                    between="\n",
-                    end=_DEEPSEEK_END,
-                    name_pattern=r"[^\n<]+",
-                ),
-            )
-        ),
-    ),
-    "deepseek_v31": (
-        _Written(
-            (
-                CallSyntax(
-                    style=ArgumentStyle.JSON,
-                    begin=_DEEPSEEK_BEGIN,
-                    open=f"{_DEEPSEEK_OPEN}{NAME}{_DEEPSEEK_SEPARATOR}",
-                    close=_DEEPSEEK_CLOSE,
-                    end=_DEEPSEEK_END,
-                    name_pattern=r"[^\n<]+",
-                ),
-            )
-        ),
-    ),
-    "functiongemma": (_Written((_dialect("<start_function_call>", "<end_function_call>", "<escape>"),)),),
-    "gemma4": (_Written((_dialect("<|tool_call>", "<tool_call|>", '<|"|>'),)),),
-    "granite": (
-        _Written((_objects("", begin="<|tool_call|>[", between=", ", end="]"),), needs="<|tool_call|>"),
-        _Written((_objects("", begin="<tool_call>[", between=", ", end="]"),)),
-    ),
-    "hermes": (_Written((_objects("<tool_call>\n", "\n</tool_call>", between="\n"),)),),
-    "llama3_json": (_Written(_LLAMA, needs="<|python_tag|>"), _Written(_LLAMA[:1])),
-    "mistral": (
-        _Written(
-            (
-                CallSyntax(
-                    style=ArgumentStyle.JSON,
-                    open=f"[TOOL_CALLS]{NAME}[ARGS]",
-                    name_pattern=r"[^\[\]{}\s\"]+",
-                ),
-            ),
-            needs="[ARGS]",
-        ),
-        _Written((_objects("", begin="[TOOL_CALLS][", between=", ", end="]"),)),
-    ),
-    "phi4_mini_json": (
-        _Written((_objects("", begin="<|tool_call|>[", between=", ", end="]<|/tool_call|>"),), needs="<|tool_call|>"),
-        _Written((_objects("", begin="functools[", between=", ", end="]"),)),
-    ),
-    "qwen3_coder": (_Written((_QWEN_CODER,)),),
+_SHIPPED: dict[str, dict[str, tuple[CallSyntax, ...]]] = {
+    "deepseek_v3": {"": (_deepseek(f"function{_DEEPSEEK_SEPARATOR}{NAME}\n```json\n", "\n```", "\n"),)},
+    "deepseek_v31": {"": (_deepseek(f"{NAME}{_DEEPSEEK_SEPARATOR}", "", ""),)},
+    "functiongemma": {"": (_dialect("<start_function_call>", "<end_function_call>", "<escape>"),)},
+    "gemma4": {"": (_dialect("<|tool_call>", "<tool_call|>", '<|"|>'),)},
+    "granite": {"<|tool_call|>": (_list("<|tool_call|>["),), "": (_list("<tool_call>["),)},
+    "hermes": {"": (_objects("<tool_call>\n", "\n</tool_call>", between="\n"),)},
+    "llama3_json": {"<|python_tag|>": (_LLAMA, _LLAMA_TAGGED), "": (_LLAMA,)},
+    "mistral": {"[ARGS]": (_MISTRAL_NAMED,), "": (_list("[TOOL_CALLS]["),)},
+    "phi4_mini_json": {
+        "<|tool_call|>": (_list("<|tool_call|>[", "]<|/tool_call|>"),),
+        "": (_list("functools["),),
+    },
+    "qwen3_coder": {"": (_QWEN_CODER,)},
 }
+"""By the token that a vocabulary must have for these syntaxes; the first that it has counts, and all have ""."""
 _SHIPPED |= {"llama4_json": _SHIPPED["llama3_json"], "qwen3_xml": _SHIPPED["qwen3_coder"]}
 _MARKERS = {
     "deepseek_v3": (_DEEPSEEK_BEGIN, _DEEPSEEK_OPEN),
@@ -134,9 +102,10 @@ _MARKERS = {
 
 def shipped_form(name: str, added_ids: Mapping[str, int]) -> CallForm | None:
     """Return how calls of a shipped format are written, None if no grammar can be made of it."""
-    options = _SHIPPED.get(name, ())
-    written = next((one for one in options if not one.needs or one.needs in added_ids), None)
-    return None if written is None else _form(written.syntaxes, _MARKERS.get(name, ()), added_ids)
+    for needed, syntaxes in _SHIPPED.get(name, {}).items():
+        if not needed or needed in added_ids:
+            return _form(syntaxes, _MARKERS.get(name, ()), added_ids)
+    return None
 
 
 def own_form(calls: Sequence[Spec], added_ids: Mapping[str, int]) -> CallForm | None:

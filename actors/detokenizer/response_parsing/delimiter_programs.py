@@ -123,8 +123,7 @@ class _Builder:
         return following
 
     def consuming(self) -> list[tuple[CharSet, int]]:
-        found = [(at, what, after) for at, (what, after) in enumerate(self._states) if isinstance(what, CharSet)]
-        return [(what, after[0]) for _, what, after in found]
+        return [(what, following[0]) for what, following in self._states if isinstance(what, CharSet)]
 
     def arrows(self, state: int, offset: int, delimiter: int) -> tuple[Arrow, ...]:
         """Return the transitions to what can be consumed from `state` on."""

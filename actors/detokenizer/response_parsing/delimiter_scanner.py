@@ -7,7 +7,6 @@ begins first is taken, of those the longest; how the output is cut into pieces c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum, auto
 
 import msgspec
@@ -48,12 +47,12 @@ class _Thread(msgspec.Struct, frozen=True, gc=False):
 
 
 class DelimiterScanner:
-    __slots__ = ("_best", "_best_end", "_best_thread", "_buffer", "_hold", "_programs", "_scanned", "_threads")
+    __slots__ = ("_best", "_best_end", "_best_thread", "_hold", "_programs", "_scanned", "_threads", "held")
 
     def __init__(self, programs: DelimiterPrograms, hold: Hold) -> None:
         self._programs = programs
         self._hold = hold
-        self._buffer = ""
+        self.held = ""
         self._scanned = 0
         self._threads: dict[int, _Thread] = {}
         """By state, those that began first in front."""
@@ -62,24 +61,15 @@ class DelimiterScanner:
         self._best_end = 0
         self._best_thread = _Thread(0, 0, 0)
 
-    @property
-    def held(self) -> str:
-        return self._buffer
-
-    @property
-    def trigger(self) -> Callable[[str], object]:
-        """Find a character with which a delimiter may begin."""
-        return self._programs.trigger.search
-
     def take(self) -> str:
         """Return what is held back, and forget it."""
-        buffer = self._buffer
+        held = self.held
         self._reset()
-        return buffer
+        return held
 
     def feed(self, text: str) -> Scan:
         """Scan `text` up to the first delimiter."""
-        buffer = self._buffer = self._buffer + text
+        buffer = self.held = self.held + text
         at, end, trigger = self._scanned, len(buffer), self._programs.trigger
         while at < end:
             if not self._threads and self._best is None:
@@ -139,7 +129,7 @@ class DelimiterScanner:
             self._best, self._best_end, self._best_thread = arrow.delimiter, at, noted
 
     def _commit(self, delimiter: int) -> Scan:
-        buffer, thread, end = self._buffer, self._best_thread, self._best_end
+        buffer, thread, end = self.held, self._best_thread, self._best_end
         space = self._space_start(thread.start)
         capture = buffer[thread.capture_start : thread.capture_end] if thread.capture_end > thread.start else None
         self._reset()
@@ -151,22 +141,22 @@ class DelimiterScanner:
     def _space_start(self, end: int) -> int:
         """Return where the held white space in front of `end` begins."""
         if self._hold is Hold.SPACE:
-            return max(len(self._buffer[:end].rstrip()), end - MAX_HELD)
-        if self._hold is Hold.NEWLINE and self._buffer[:end].endswith("\n"):
+            return max(len(self.held[:end].rstrip()), end - MAX_HELD)
+        if self._hold is Hold.NEWLINE and self.held[:end].endswith("\n"):
             return end - 1
         return end
 
     def _drop(self, count: int) -> None:
         if not count:
             return
-        self._buffer = self._buffer[count:]
+        self.held = self.held[count:]
         self._scanned -= count
         self._threads = {state: _moved(thread, count) for state, thread in self._threads.items()}
         self._best_end -= count
         self._best_thread = _moved(self._best_thread, count)
 
     def _reset(self) -> None:
-        self._buffer, self._scanned, self._threads = "", 0, {}
+        self.held, self._scanned, self._threads = "", 0, {}
         self._best, self._best_end, self._best_thread = None, 0, _Thread(0, 0, 0)
 
 

@@ -7,18 +7,15 @@ bare words are held back until they are complete, and a closing delimiter inside
 from __future__ import annotations
 
 from ...messages.output import ArgumentsDelta, CallEnd, OutputEvent
-from .call_reader import Opening, Progress
+from .call_reader import CallReader, Progress
 from .delimiter_scanner import MAX_HELD, DelimiterScanner, Hold
 from .response_template import DialectFormat
 from .typed_values import escaped
 
 
-class DialectReader:
-    def __init__(self, opening: Opening, name: str, dialect: DialectFormat) -> None:
-        self.progress = Progress.OPENING
-        self._opening = opening
-        self._index = opening.index
-        self._name = name
+class DialectReader(CallReader):
+    def __init__(self, opening: str, index: int, name: str | None, dialect: DialectFormat) -> None:
+        super().__init__(opening, index, name)
         self._dialect = dialect
         self._scanner = DelimiterScanner(dialect.quotes, Hold.NOTHING)
         self._in_quotes = False
@@ -31,17 +28,12 @@ class DialectReader:
         self._has_arguments = False
 
     @property
-    def opening(self) -> str:
-        return self._opening.text
-
-    @property
     def in_string(self) -> bool:
         return self._in_quotes or self._in_plain
 
     def feed(self, text: str, events: list[OutputEvent]) -> int:
         if self.progress is Progress.OPENING:
-            self.progress = Progress.BEGUN
-            events.append(self._opening.begin(self._name))
+            self._begin(events)
         rest = text
         while rest:
             scan = self._scanner.feed(rest)

@@ -7,10 +7,11 @@ well-formed call ends with its JSON, a malformed one at the closing delimiter.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Container
 
 from ...messages.output import ArgumentsDelta, CallEnd, Markup, OutputEvent
-from .call_reader import Opening, Progress
+from .call_reader import CallReader, Progress
 from .delimiter_scanner import MAX_HELD
 from .json_syntax import STRING_END, Expect, JsonSyntax
 
@@ -20,21 +21,15 @@ CALL_KEYS = frozenset({"name", "type", "id", "function", *ARGUMENT_KEYS})
 _SPACE = " \t\n\r"
 
 
-class JsonReader(ABC):
+class JsonReader(CallReader):
     """Base of both forms: reads the arguments as runs of characters, and the end."""
 
-    def __init__(self, opening: Opening, *, has_close: bool) -> None:
-        self.progress = Progress.OPENING
-        self._opening = opening
-        self._index = opening.index
+    def __init__(self, opening: str, index: int, name: str | None, *, has_close: bool) -> None:
+        super().__init__(opening, index, name)
         self._has_close = has_close
         self._syntax = JsonSyntax()
         self._has_arguments = False
         self._in_arguments = False
-
-    @property
-    def opening(self) -> str:
-        return self._opening.text
 
     @property
     def in_string(self) -> bool:
@@ -101,35 +96,34 @@ class JsonReader(ABC):
 class JsonObjectReader(JsonReader):
     """Read `{"name": "…", "arguments": …}`: keys in any order, further keys, or a list of such objects' first one."""
 
-    def __init__(self, opening: Opening, *, has_close: bool, is_bare: bool) -> None:
+    def __init__(self, opening: str, index: int, tools: Container[str], *, has_close: bool, is_bare: bool) -> None:
         """`is_bare`: no delimiter has announced a call, so that the object's first key decides."""
-        super().__init__(opening, has_close=has_close)
+        super().__init__(opening, index, None, has_close=has_close)
+        self._tools = tools
         self._is_bare = is_bare
         self._key = ""
-        self._name: str | None = None
         self._string: list[str] | None = None
         """The characters of the key or name that is being read."""
         self._early: list[str] = []
         """Arguments that came before the name."""
 
     def _open(self, char: str, events: list[OutputEvent]) -> bool:
-        opening, syntax = self._opening, self._syntax
+        syntax = self._syntax
         if not syntax.depth:
-            is_list = char == "[" and not opening.text.endswith("[")
+            is_list = char == "[" and not self.opening.endswith("[")
             if not (char in _SPACE or is_list or char == "{"):
                 return False
-        if len(opening.text) >= MAX_HELD:
+        if len(self.opening) >= MAX_HELD:
             return False
         if char == "{" or syntax.depth:
             if self._step(char):
                 self._early.append(char)
-            is_named = self._name is not None and self._name in opening.tools
+            is_named = self._name is not None and self._name in self._tools
             if not is_named and (syntax.is_broken or self._name is not None or syntax.is_complete):
                 return False
-        opening.text += char
+        self.opening += char
         if self._name is not None:
-            self.progress = Progress.BEGUN
-            events.append(opening.begin(self._name))
+            self._begin(events)
             if self._early:
                 events.append(ArgumentsDelta(self._index, "".join(self._early)))
         return True
@@ -191,25 +185,16 @@ class JsonObjectReader(JsonReader):
 class JsonArgumentsReader(JsonReader):
     """Read the arguments alone: the opening delimiter holds the name."""
 
-    def __init__(self, opening: Opening, name: str, *, has_close: bool) -> None:
-        super().__init__(opening, has_close=has_close)
-        self._name = name
-
     def _open(self, char: str, events: list[OutputEvent]) -> bool:
-        opening = self._opening
         if char == "{":
             self._begin(events)
             self._step(char)
             self._emit(char, True, events)
             return True
-        if char not in _SPACE or len(opening.text) >= MAX_HELD:
+        if char not in _SPACE or len(self.opening) >= MAX_HELD:
             return False
-        opening.text += char
+        self.opening += char
         return True
-
-    def _begin(self, events: list[OutputEvent]) -> None:
-        self.progress = Progress.BEGUN
-        events.append(self._opening.begin(self._name))
 
     def _step(self, char: str) -> bool:
         self._in_arguments = self._has_arguments = True

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...messages.output import ArgumentTypes, Markup, OutputEvent, ReasoningDelta, TextDelta
-from .call_reader import CallReader, Opening, Progress
-from .call_styles import make_reader
-from .delimiter_programs import Meaning
+from .call_reader import CallReader, Progress
+from .delimiter_programs import DelimiterPrograms, Meaning
 from .delimiter_scanner import DelimiterScanner, Found, Hold, Scan
+from .dialect_calls import DialectReader
+from .json_calls import JsonArgumentsReader, JsonObjectReader
 from .output_regions import SEPARATORS, Region, Skip
-from .reasoning import PromptEnd, ReasoningCount, read_prompt
-from .response_template import ResponseTemplate
+from .reasoning import ReasoningCount, read_prompt
+from .response_template import CallStyle, ResponseTemplate
 from .special_tokens import is_special
+from .tagged_calls import TaggedReader
 
 
 class ResponseParser:
@@ -50,22 +52,18 @@ class ResponseParser:
         """The last call is complete, but its closing delimiter is still to come."""
         self._skip = Skip.NOTHING if self._bare is None else Skip.SPACE
         self._begin_text()
-        self._begin_after(read_prompt(template, prompt_tail))
-
-    @property
-    def in_reasoning(self) -> bool:
-        return self._region is Region.REASONING
+        prompt_end = read_prompt(template, prompt_tail)
+        if prompt_end.is_open:
+            self._begin_reasoning()
+            self._count.open_before()
+            self._skip = Skip.NOTHING
+        if prompt_end.is_at_delimiter and self._strips:
+            self._skip = Skip.SPACE
 
     @property
     def num_reasoning_tokens(self) -> int:
         """How many of the tokens pushed so far are reasoning, delimiters included."""
         return self._count.num_tokens
-
-    @property
-    def open_call(self) -> int | None:
-        """The index of the call that has begun and not ended."""
-        is_open = self._reader is not None and self._reader.progress is Progress.BEGUN
-        return self._num_calls - 1 if is_open else None
 
     def push(self, token_id: int, piece: str) -> Sequence[OutputEvent]:
         """Take one completion token and the text that it released. Return what is certain now.
@@ -155,36 +153,38 @@ class ResponseParser:
     def _begin_text(self) -> None:
         self._region, self._reader, self._is_after_call = Region.TEXT, None, False
         self._strips = self._template.strips
-        self._use(DelimiterScanner(self._default_programs, self._hold))
+        self._use(self._default_programs)
 
     def _begin_reasoning(self) -> None:
         reasoning = self._template.reasoning
         self._region = Region.REASONING
         self._strips = reasoning is not None and reasoning.strips
-        self._use(DelimiterScanner(self._template.reasoning_programs, self._hold))
+        self._use(self._template.reasoning_programs)
 
     def _begin_call(self, number: int, opening: str, capture: str | None, *, is_bare: bool) -> None:
         if capture is not None and capture not in self._tool_types:
             self._say(opening)
             return
         self._region, self._number = Region.CALL, number
-        self._reader = make_reader(
-            self._template.calls[number],
-            Opening(opening, self._num_calls, self._tool_types),
-            capture,
-            self._tool_types.get(capture or "", {}),
-            is_bare=is_bare,
-        )
-        self._use(DelimiterScanner(self._template.close_programs[number], Hold.NOTHING))
+        self._reader = self._make_reader(opening, capture, is_bare=is_bare)
+        self._use(self._template.close_programs[number])
         self._read(self._reader, "", "")
 
-    @property
-    def _hold(self) -> Hold:
-        return Hold.SPACE if self._strips else Hold.NOTHING
+    def _make_reader(self, opening: str, name: str | None, *, is_bare: bool) -> CallReader:
+        call, index = self._template.calls[self._number], self._num_calls
+        has_close = call.close is not None
+        if call.tags is not None:
+            return TaggedReader(opening, index, name, call.tags, self._tool_types.get(name or "", {}))
+        if call.dialect is not None:
+            return DialectReader(opening, index, name, call.dialect)
+        if call.style is CallStyle.OBJECT:
+            return JsonObjectReader(opening, index, self._tool_types, has_close=has_close, is_bare=is_bare)
+        return JsonArgumentsReader(opening, index, name, has_close=has_close)
 
-    def _use(self, scanner: DelimiterScanner) -> None:
-        self._scanner = scanner
-        self._trigger = scanner.trigger
+    def _use(self, programs: DelimiterPrograms) -> None:
+        holds_space = self._strips and self._region is not Region.CALL
+        self._scanner = DelimiterScanner(programs, Hold.SPACE if holds_space else Hold.NOTHING)
+        self._trigger = programs.trigger.search
 
     def _run_call(self, rest: str) -> str:
         """Take `rest` up to the end of the call at most. Return what follows."""
@@ -244,8 +244,8 @@ class ResponseParser:
         self._skip = Skip.SPACE if self._strips else Skip.NOTHING
         if not is_closed:
             self._is_after_call = True
-            self._use(DelimiterScanner(self._template.programs_after_call[self._number], self._hold))
-            if self._template.calls[self._number].is_list:
+            self._use(self._template.programs_after_call[self._number])
+            if self._template.calls[self._number].style is CallStyle.OBJECT:
                 self._bare, self._skip = self._number, Skip.SEPARATORS
 
     def _end(self) -> None:
@@ -287,11 +287,3 @@ class ResponseParser:
     def _say_markup(self, text: str) -> None:
         if text:
             self._events.append(Markup(text))
-
-    def _begin_after(self, end: PromptEnd) -> None:
-        if end.is_open:
-            self._begin_reasoning()
-            self._count.open_before()
-            self._skip = Skip.NOTHING
-        if end.is_at_delimiter and self._strips:
-            self._skip = Skip.SPACE

@@ -18,7 +18,7 @@ from .special_tokens import SpecialTokens
 
 class CallStyle(Enum):
     OBJECT = auto()
-    """`{"name": …, "arguments": …}`, or a list of these."""
+    """`{"name": …, "arguments": …}`, or a list of these, which has no delimiters between its calls."""
     ARGUMENTS = auto()
     """A name in the opening delimiter, then the arguments."""
 
@@ -57,11 +57,6 @@ class CallFormat:
     """With neither, the arguments are JSON."""
     is_bare: bool = False
     """A call may also begin without any delimiter, at the start of the output."""
-
-    @property
-    def is_list(self) -> bool:
-        """Whether another call may follow without another delimiter."""
-        return self.style is CallStyle.OBJECT
 
 
 @attrs.frozen

@@ -7,22 +7,17 @@ always hold: the joined texts of a call that has ended are valid JSON.
 from __future__ import annotations
 
 from ...messages.output import ArgumentsDelta, ArgumentTypes, CallEnd, Markup, OutputEvent
-from .call_reader import Opening, Progress
+from .call_reader import CallReader, Progress
 from .delimiter_scanner import DelimiterScanner, Hold
 from .response_template import TagFormat
 from .typed_values import JSON, STRING, escaped, may_be_typed, typed_json
 
 
-class TaggedReader:
+class TaggedReader(CallReader):
     """Read `<parameter=key>value</parameter>…` and its like."""
 
-    in_string = False
-
-    def __init__(self, opening: Opening, name: str, tags: TagFormat, types: ArgumentTypes) -> None:
-        self.progress = Progress.OPENING
-        self._opening = opening
-        self._index = opening.index
-        self._name = name
+    def __init__(self, opening: str, index: int, name: str | None, tags: TagFormat, types: ArgumentTypes) -> None:
+        super().__init__(opening, index, name)
         self._tags = tags
         self._types = types
         self._scanner = DelimiterScanner(tags.open, Hold.NOTHING)
@@ -30,14 +25,9 @@ class TaggedReader:
         self._value: _Value | None = None
         """The argument that is being read."""
 
-    @property
-    def opening(self) -> str:
-        return self._opening.text
-
     def feed(self, text: str, events: list[OutputEvent]) -> int:
         if self.progress is Progress.OPENING:
-            self.progress = Progress.BEGUN
-            events.append(self._opening.begin(self._name))
+            self._begin(events)
         rest = text
         while rest:
             scan = self._scanner.feed(rest)

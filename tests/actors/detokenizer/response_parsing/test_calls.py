@@ -139,13 +139,11 @@ def test_names_and_arguments_stream() -> None:
     assert not parser.push(1, '<tool_call>{"name": "f')
     (begin,) = parser.push(1, '"')
     assert isinstance(begin, CallBegin)
-    assert parser.open_call == 0
     parser.push(1, ', "arguments": {"text": "')
     for char in "a<b":
         events = parser.push(1, char)
         assert [event.text for event in events] == ([] if char == "<" else ["<b" if char == "b" else char])
     assert CallEnd(0) in parser.push(1, '"}}')
-    assert parser.open_call is None
 
 
 def test_strings_of_tagged_calls_stream() -> None:
