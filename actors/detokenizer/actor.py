@@ -1,16 +1,14 @@
 """The detokenizer: from token ids to text, and on to each request's outlet.
 
 One inbox receives `Track` (just before a sequence is submitted), `Tokens` (one message per step, after the accountant
-has booked the step) and `Forget` (the request is over). For each sequence it tells the accountant how many tokens the
-client was given and why it ended (`Completed`), and before that, if its tokens cannot be decoded, that the request has
-failed (`Refused`). It has the engine end a sequence whose stop string is complete.
+has booked the step) and `Forget` (the request is over). The accountant gets a `Completed` for each sequence, after a
+`Refused` if its tokens cannot be decoded. A complete stop string ends its sequence in the engine.
 
 A prompt that is echoed or scored is assembled once, with its first choice. Its other choices may be ahead, with blocks
-from the cache: their deltas wait until the prompt, with which every choice begins, is complete.
+from the cache: their deltas wait until the prompt is complete.
 
-It keeps no state of its own: everything is in the text store, which outlives it. After a death its successor makes the
-stream of the sequence in hand again and goes on with the token that was being handled; if that kills it too, the
-request fails.
+All state is in the text store, which outlives the detokenizer. After a death its successor makes the stream of the
+sequence in hand again and goes on with the token that was being handled; if that kills it too, the request fails.
 
 What must always hold: an outlet gets nothing after the delta with a finish reason; a failing sequence does not affect
 others; a step, and making a stream again, hold the event loop for at most SLICE_S.
@@ -89,10 +87,7 @@ class Detokenizer:
         return True
 
     def _handle_now(self, pending: PendingTexts) -> bool:
-        """Decode the tokens of a small step; return whether it was one and all are sent.
-
-        Otherwise `_handle` goes on from where it was left.
-        """
+        """Decode a small step; return whether it was one and all is sent. If not, `_handle` does the rest."""
         tokens = pending.message
         if not isinstance(tokens, Tokens) or tokens.scores or len(tokens.sequence_ids) > MAX_ROWS_NOW:
             return False

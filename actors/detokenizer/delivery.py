@@ -1,7 +1,7 @@
 """Sends each sequence's text to its outlet, token by token, and notes in the text store what was sent.
 
 Used by the detokenizer. Everything about a token that may raise is computed first; then the outlet gets it and the
-store notes it, in one step. That a sequence is complete is told in a step of its own, which may be repeated.
+store notes it, in one step. Completing a sequence is another step, which may be repeated.
 
 What must always hold: an outlet gets each token once and in order, and nothing after the delta with a finish reason;
 what follows a stop string is neither shown nor counted.
@@ -37,12 +37,7 @@ class Delivery:
         self._end_sequence = end_sequence
 
     def give(
-        self,
-        sequence: TrackedSequence,
-        token_id: int,
-        reason: FinishReason | None,
-        pending: PendingTexts,
-        at: int,
+        self, sequence: TrackedSequence, token_id: int, reason: FinishReason | None, pending: PendingTexts, at: int
     ) -> None:
         """Send a sequence its next token, which is at index `at` of a message; with the last one, what was held back.
 
@@ -132,7 +127,7 @@ class Delivery:
     # ------------------------------------------------------------ scores
 
     def add_prompt_scores(self, steps: Iterable[StepScores]) -> None:
-        """Add the scores of prompts to their prompts. Those that were added before are ignored."""
+        """Add scores to their prompts, each once."""
         store = self._store
         for step in steps:
             for leader_id, position, scores in zip(step.prompt_ids, step.prompt_positions, step.prompts, strict=True):
@@ -154,7 +149,7 @@ class Delivery:
     # ------------------------------------------------------------ the end
 
     def complete(self, sequence: TrackedSequence) -> None:
-        """Tell the accountant that a sequence is complete. Does nothing if it was told."""
+        """Tell the accountant, once, that a sequence is complete."""
         if sequence.sequence_id in self._store.tracked:
             self._accountant.post(
                 Completed(

@@ -23,7 +23,7 @@ class PromptAssembler:
     def __init__(
         self, token_text: TokenTextLookup, echo: PromptText | None, num_scores: int, request_id: str = ""
     ) -> None:
-        """`num_scores`: how many tokens the engine will score. `request_id`: whose prompt it is."""
+        """`num_scores`: how many tokens the engine will score."""
         self.request_id = request_id
         self.text = "" if echo is None else echo.text
         self.scores = ScoredColumns(token_text)
@@ -40,7 +40,7 @@ class PromptAssembler:
         return self._num_missing <= 0
 
     def add(self, position: int, scores: PackedScores) -> None:
-        """Add the scores of the prompt tokens that start at `position`, in order. Repeated ones are ignored."""
+        """Add the scores of the prompt tokens that start at `position`, in order and each once."""
         count = num_packed(scores)
         if position < self._end:
             return

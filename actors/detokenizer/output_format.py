@@ -1,7 +1,7 @@
 """Choose at start how the model's output is read, from the server's flags and the checkpoint's files.
 
-Called by `wiring.py`: the detokenizer gets the template, the web layer what requests may ask for. Nothing that parses
-outputs opens a file but this.
+Called by `wiring.py`: the detokenizer gets the template, the web layer what requests may ask for. No other module that
+parses outputs opens a file.
 """
 
 from __future__ import annotations

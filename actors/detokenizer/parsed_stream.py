@@ -19,7 +19,7 @@ from .text_stream import Piece, StopMatcher
 
 
 class ParserFailed(Exception):
-    """The parser raised, which it never should. The output of its sequence is lost, and that of no other."""
+    """The parser raised, because of a bug. Only the output of its sequence is lost."""
 
 
 class ParsedStream:

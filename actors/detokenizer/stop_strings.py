@@ -10,7 +10,7 @@ prefix of some stop string, numbered so that the characters of each string are c
     ended  at a node: the longest stop string that its prefix ends with
 
 What must always hold: a character costs amortized O(1) to match and, the first time that any sequence gets this deep,
-one node per stop string; there is no Python object per character: `NODE_BYTES` for each, besides the strings.
+one node per stop string; no character has a Python object, only `NODE_BYTES`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StopStrings:
     """Move from node to node, one character at a time."""
 
     def __init__(self, stops: Iterable[str]) -> None:
-        """Compare whole strings a few times; `step` builds the rest. Stop strings are not empty."""
+        """Compare whole strings a few times; `step` builds the rest. No stop string is empty."""
         self._labels = "\0"
         """The character that leads to each node."""
         self._branches: dict[int, dict[str, int]] = {}

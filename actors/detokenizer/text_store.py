@@ -1,15 +1,15 @@
 """The text store: everything the detokenizer knows about the sequences it follows, kept where its death cannot lose it.
 
-Owned by `wiring`, written by the detokenizer; synchronous. The detokenizer keeps nothing else, so its successor goes on
-with the message that was being handled, from the token after the last one that was sent.
+Owned by `wiring`, written by the detokenizer. After a death, its successor goes on with the message that was being
+handled, from the token after the last one that was sent.
 
     inbox ──▶ pending ──▶ token by token: computed ──▶ sent and counted ──▶ done
 
-A stream (decoder, parser, stop strings) cannot be trusted after an exception in it. Only that of the sequence in hand
-is: it is made again and given the tokens that its client has already been given.
+A stream (decoder, parser, stop strings) cannot be trusted after it has raised, so that of the sequence in hand is made
+again and given the tokens that its client has already been given.
 
-What must always hold: what was sent and the note that it was are one step, in which nothing raises; a message leaves
-`pending` only when all of it was handled; nothing is kept of a sequence after `Forget`.
+What must always hold: a token is sent and counted in one step, in which nothing raises; a message leaves `pending` only
+when all of it was handled; nothing is kept of a sequence after `Forget`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TextStore:
     refused: dict[str, None] = attrs.field(factory=dict)
     """The last requests that were refused for killing the detokenizer. Some of their messages may still come."""
     _num_handled: int = 0
-    """Messages that were handled without refusing a request, and tokens of sequences that are not tracked any more."""
+    """Messages that were handled without refusing a request, and tokens of sequences no longer tracked."""
 
     @property
     def progress(self) -> int:
@@ -86,12 +86,12 @@ class TextStore:
 
     def record_death(self) -> str | None:
         """Record that the detokenizer has died, and return the id of the request that it was working on, if any."""
-        if self.in_hand is not None:
-            self.torn, self.in_hand = self.in_hand, None
-            request_id = self.torn.request_id
-            self._num_deaths[request_id] = self._num_deaths.get(request_id, 0) + 1
-            return request_id
-        return None
+        if self.in_hand is None:
+            return None
+        self.torn, self.in_hand = self.in_hand, None
+        request_id = self.torn.request_id
+        self._num_deaths[request_id] = self._num_deaths.get(request_id, 0) + 1
+        return request_id
 
     @property
     def culprits(self) -> list[str]:

@@ -103,7 +103,6 @@ class TextStream:
     __slots__ = ("_decoder", "_matcher")
 
     num_reasoning_tokens = 0
-    """Nothing is told from text."""
 
     def __init__(self, decoder: TokenDecoder, matcher: StopMatcher) -> None:
         self._decoder = decoder

@@ -62,10 +62,9 @@ class TrackedSequence:
 
 
 class SequenceMaker:
-    """Makes sequences and their streams for one checkpoint."""
+    """Make sequences and their streams for one checkpoint."""
 
     def __init__(self, decoder: Decoder, template: ResponseTemplate | None) -> None:
-        """`template`: how the model writes reasoning and calls. None: all of its output is text."""
         self._decoder = decoder
         self._template = template
         self.token_text: Callable[[int], TokenText] = lru_cache(MAX_CACHED_TEXTS)(decoder.token_text)

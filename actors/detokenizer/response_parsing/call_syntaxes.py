@@ -1,8 +1,7 @@
 """How models write calls in each format that the server knows: the text itself, where a template has only patterns.
 
-A shipped format has its syntaxes here; a checkpoint's own template has what its delimiters say, if its calls are JSON,
-with quotes and keys of its own or without.
-What must always hold: the parser reads every call that is written like this.
+Shipped formats have their syntaxes here; those of a checkpoint's own template follow from its delimiters, if its calls
+are JSON or its dialect. What must always hold: the parser reads every call that is written like this.
 """
 
 from __future__ import annotations

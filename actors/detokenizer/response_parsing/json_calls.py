@@ -71,7 +71,6 @@ class JsonReader(CallReader):
             self._end(source, events)
 
     def cut(self, events: list[OutputEvent]) -> None:
-        """Leave the call as it is."""
         del events  # nothing is held back
 
     def _end(self, source: str, events: list[OutputEvent]) -> None:

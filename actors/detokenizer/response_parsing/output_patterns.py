@@ -259,7 +259,7 @@ def _single(node: Node) -> str | None:
 
 
 def without_leading_space(node: Node) -> Sequence:
-    """Drop white space from a pattern's front, where whatever white space is there is taken anyway."""
+    """Drop white space from the front of a pattern: around regions that strip, the scanner takes it anyway."""
     items = flat((node,))
     while items and (items[0] == SPACES or (_single(items[0]) or "x").isspace()):
         items = items[1:]

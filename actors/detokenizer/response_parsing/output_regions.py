@@ -1,11 +1,11 @@
-"""What a parser may be inside of, and what it passes over where that begins."""
+"""The regions of an output, and what the parser skips where one begins."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
 
 SEPARATORS = " \t\n\r,;]}"
-"""What may stand between two calls of a list, or after its last one; one bracket too many is not worth showing."""
+"""What may stand between two calls of a list or after its last; a bracket too many is not worth showing."""
 
 
 class Region(Enum):
@@ -15,7 +15,7 @@ class Region(Enum):
 
 
 class Skip(Enum):
-    """What is no content where a region begins."""
+    """What is not content where a region begins."""
 
     NOTHING = auto()
     SPACE = auto()

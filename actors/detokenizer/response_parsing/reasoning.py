@@ -1,8 +1,7 @@
-"""Whether a prompt has opened reasoning; and how many tokens of the output are reasoning, whose delimiters may be held
-back and cut anywhere.
+"""Tell whether a prompt has opened reasoning, and count the output's tokens of reasoning.
 
-The parser says how far from the end of the text so far a delimiter begins or ends; this knows which token that was.
-What must always hold: a token counts once, and at most all tokens count.
+Delimiters may be held back and cut anywhere. The parser says how far from the end of the text so far a delimiter begins
+or ends; `ReasoningCount` finds the token there. What must always hold: each token counts at most once.
 """
 
 from __future__ import annotations

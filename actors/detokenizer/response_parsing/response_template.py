@@ -1,6 +1,6 @@
 """What the parser knows of a model's output: its delimiters and how its calls are written.
 
-Built once, at start, from `response_template` dictionaries (`template_building.py`). Read-only.
+Built once, at start (`template_building.py`). Read-only.
 """
 
 from __future__ import annotations
@@ -70,8 +70,6 @@ class ReasoningFormat:
 
 
 class ResponseTemplate:
-    """All that is known of a model's output. Every sequence shares it."""
-
     def __init__(
         self,
         *,
@@ -113,7 +111,7 @@ class ResponseTemplate:
 
     @property
     def reasoning_tags(self) -> tuple[str, str] | None:
-        """What opens and what closes reasoning. None: nothing does, or not in one way."""
+        """The texts that open and close reasoning; None if there are none, or several."""
         return None if self.reasoning is None else self.reasoning.tags
 
 

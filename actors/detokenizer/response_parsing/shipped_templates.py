@@ -49,7 +49,7 @@ _LLAMA = _calls(_call(r"\s*<\|python_tag\|>", is_bare=True))
 
 
 def deepseek_token(name: str) -> str:
-    """Return a token of DeepSeek's, whose words are separated by a character of its own."""
+    """Return a token of DeepSeek's, which has its own character between words."""
     return f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
 
 
@@ -124,7 +124,7 @@ CALLS_BY_CHAT_TEMPLATE = (
     (("<|python_tag|>",), "llama3_json"),
     (("<|start_header_id|>ipython",), "llama3_json"),
 )
-"""What a chat template contains, all of it, and the format that this shows. The first one counts."""
+"""Texts that a chat template contains and the format that they show together. The first match counts."""
 REASONING_BY_CHAT_TEMPLATE = (
     (("[THINK]",), "mistral"),
     (("<|channel>thought",), "gemma4"),

@@ -1,8 +1,7 @@
 """Special tokens among the delimiters, represented as characters.
 
-Decoded text never contains a lone surrogate. So each special token of a template gets two, one for a token whose text
-is hidden and one for a token whose text is shown, and everything behind the parser's entrance works on text alone.
-What must always hold: no such character leaves the parser.
+Decoded text never contains a lone surrogate. So each special token of a template gets two, one for a hidden and one for
+a shown token, and the parser works on text alone. What must always hold: no such character leaves the parser.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From `response_template` dictionaries, as transformers defines them, to the parser's `ResponseTemplate`.
 
-The checkpoint's own dictionary and the shipped ones (`shipped_templates.py`) take the same way. A template outside the
+The checkpoint's own dictionary is built like the shipped ones (`shipped_templates.py`). A template outside the
 supported subset is refused as a whole, with the reason.
 """
 
@@ -161,7 +161,7 @@ class _Builder:
         return Delimiter(meaning, with_special_tokens(node, self._specials.by_text), number)
 
     def text_close(self, field: Spec) -> Delimiter | None:
-        """Return the end of a turn. One that is not supported is left out: what ends a turn ends the output, too."""
+        """Return the end of a turn, or None if it is not supported: what ends a turn ends the output, too."""
         try:
             closes = self.delimiter(field, "close", Meaning.TEXT_CLOSE)
             DelimiterPrograms([] if closes is None else [closes])

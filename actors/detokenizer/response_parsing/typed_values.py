@@ -1,4 +1,4 @@
-"""Arguments that formats without types write as text, as JSON of the types that the tool's schema allows.
+"""Write arguments of formats without types as JSON of the types that the tool's schema allows.
 
 What must always hold: results are valid JSON; text without an allowed type stays a string.
 """
@@ -57,10 +57,9 @@ def _as_type(text: str, name: str) -> str | None:
                 return text
             return str(int(number)) if number is not None and number.is_integer() else None
         case "number":
-            number = _number(text)
-            return (
-                text if number is not None and _parsed(text) is not None else None if number is None else repr(number)
-            )
+            if (number := _number(text)) is None:
+                return None
+            return text if _parsed(text) is not None else repr(number)
         case "boolean":
             return _TRUTH.get(text.lower())
         case "null":
@@ -80,7 +79,7 @@ def _number(text: str) -> float | None:
 
 
 def _parsed(text: str) -> object:
-    """Return the value of JSON text, None if it is none."""
+    """Return the value of JSON text, or None if it is invalid."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
