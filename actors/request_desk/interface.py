@@ -81,15 +81,19 @@ def describe_pool(engine: EngineReady) -> dict[str, float]:
     return {"num_tokens": num_tokens, "max_concurrency": round(num_tokens / engine.max_model_len, 2)}
 
 
-class Placement(Protocol):
-    """Where a request is to go that both this server's engines and an upstream can serve."""
+@attrs.define(eq=False)
+class Placement:
+    """Where a request goes that both this server's engines and an upstream can serve, until it was routed there."""
 
-    @property
-    def is_passed_on(self) -> bool: ...
+    is_passed_on: bool
+    """To an upstream; else to an engine of this server."""
+    _release: Callable[[], object] | None
 
     def on_routed(self) -> None:
         """Note that it was sent there, or is over. May be called any number of times."""
-        ...
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
 
 class Forwarding(Protocol):

@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import attrs
 import numpy as np
 
+from ..request_desk.interface import Placement
 from .loads import joined
 from .policies import POLICIES, Choice
 from .routing import Routing
@@ -32,21 +32,6 @@ MAX_BEGINNINGS = 1 << 16
 """Beginnings that are remembered; then the oldest is forgotten."""
 _DIGEST_BYTES = 16
 _OWN, _FAR = 1, 2
-
-
-@attrs.define(eq=False)
-class Placement:
-    """Where one request is to go, until it was routed there."""
-
-    is_passed_on: bool
-    """To an upstream; else to an engine of this server."""
-    _release: Callable[[], object] | None
-
-    def on_routed(self) -> None:
-        """Note that it was routed, or is over. May be called any number of times."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
 
 
 class Balance:

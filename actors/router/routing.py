@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from .key_index import KeyIndex, Match
 from .loads import Column, EngineLoads
@@ -57,7 +58,7 @@ class Routing:
     ) -> None:
         """`policy`: a name of POLICIES. `prefill_budget`: tokens of an engine's step."""
         self._choose = POLICIES[policy]
-        self._looks_at_caches = policy in ("prefix", "dynamo")
+        self.looks_at_caches = policy in ("prefix", "dynamo")
         self._block_size = block_size
         self._prefill_budget = prefill_budget
         self._affinity_tokens = affinity_tokens
@@ -142,16 +143,21 @@ class Routing:
         prompts may be sent to. Raises ValueError if there is no engine.
         """
         slot, overlap = self._pick(keys, num_tokens, affinity, slots, self._rng)
+        return self.send(slot, keys, num_tokens, int(overlap[slot]), affinity)
+
+    def send(
+        self, slot: int, keys: Sequence[bytes], num_tokens: int, num_overlapping: int, affinity: bytes | None
+    ) -> Route:
+        """Note that a prompt was sent to an engine that was chosen for it."""
         self._num_routed += 1
         if affinity is not None:
             self._remember(affinity, slot)
         loads = self.loads
-        num_overlapping = int(overlap[slot])
         num_queued, num_blocks = num_tokens - num_overlapping, -(-num_tokens // self._block_size)
         loads.queued[slot] += num_queued
         loads.blocks[slot] += num_blocks
         loads.place(slot, num_queued)
-        sent = self.sent.add(slot, keys) if keys and self._looks_at_caches else None
+        sent = self.sent.add(slot, keys) if keys and self.looks_at_caches else None
         return Route(slot, num_overlapping, num_queued, num_blocks, sent)
 
     def preview(self, keys: Sequence[bytes], num_tokens: int, affinity: bytes | None = None) -> int:
@@ -174,7 +180,7 @@ class Routing:
         if not in_use.any():
             raise ValueError("there is no engine")
         reusable: Sequence[bytes] = ()
-        if self._looks_at_caches:
+        if self.looks_at_caches:
             num_reusable = (num_tokens - 1) // size  # the last token is always computed
             reusable = keys if len(keys) <= num_reusable else keys[:num_reusable]
         overlap = np.zeros(len(loads.in_use))
@@ -182,14 +188,25 @@ class Routing:
             _raise(overlap, self.index.match(reusable))
             _raise(overlap, self.sent.match(reusable))
             overlap *= size
+        return self.choose(num_tokens, overlap, in_use, affinity, size, rng), overlap
+
+    def choose(
+        self,
+        num_tokens: int,
+        overlap: Column,
+        in_use: npt.NDArray[np.bool_],
+        affinity: bytes | None,
+        block_size: int,
+        rng: random.Random | None = None,
+    ) -> int:
+        """Return one of the slots `in_use` for a prompt. `overlap`: by slot, tokens of it that the engine holds."""
         preferred = None if affinity is None else self._affinities.get(affinity)
-        slot = self._choose(
+        return self._choose(
             Choice(
-                num_tokens, overlap, loads, in_use, size, self._prefill_budget, self._num_routed, rng, preferred,
-                self._affinity_tokens,
+                num_tokens, overlap, self.loads, in_use, block_size, self._prefill_budget, self._num_routed,
+                rng or self._rng, preferred, self._affinity_tokens,
             )
         )  # fmt: skip
-        return slot, overlap
 
     def follow(self, slot: int, num_tokens: int) -> Route:
         """Send a sequence to an engine without a choice: its prompt is there, or on its way, for another one."""

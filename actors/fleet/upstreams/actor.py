@@ -12,7 +12,7 @@ read holds up nobody but its own upstream's connection; no key is logged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 import attrs
@@ -25,6 +25,8 @@ from ...messages.outcomes import ErrorKind, Fault, RequestError
 from ...messages.upstream import Forward, ForwardOutlet, UpstreamUsage
 from ...request_desk.interface import Placement
 from ...request_desk.upstream_pool import Upstream, UpstreamPool
+from ...router.balance import Balance
+from ...router.upstream_routing import PromptKeys, UpstreamRoute, UpstreamRouting
 from ..upstream_http.upstream_client import Response, UpstreamClient
 from ..upstream_http.upstream_errors import OwnShortage, UpstreamError
 from .attempts import (
@@ -38,7 +40,6 @@ from .attempts import (
     refusal_of,
     relay_for,
 )
-from .choosing import Balancer, Chooser, Chosen, FindPrompts
 from .event_stream import UpstreamGarbage
 from .relay import Relay, UpstreamFailure, body_for, reading
 
@@ -46,6 +47,8 @@ log = structlog.get_logger()
 
 SLICE_BYTES = 4096
 """What is looked at between two checkpoints: some hundred events, if they are as small as can be."""
+FindPrompts = Callable[[Forward], Awaitable[Mapping[int, PromptKeys]]]
+"""Returns a request's prompt as each upstream cuts it into blocks, of which that is known."""
 REST_S = 0.1
 """How long the end of a response may take after its last event, so that its connection can be used again."""
 
@@ -87,22 +90,22 @@ class Upstreams:
         pool: UpstreamPool,
         http: UpstreamClient,
         accountant: Poster[Forwarded | Answering | Answered | Refused],
-        chooser: Chooser,
+        routing: UpstreamRouting,
         show: Callable[[Upstream], object],
         find_prompts: FindPrompts,
-        balancer: Balancer,
+        balance: Balance,
     ) -> None:
         """`show(upstream)` is called whenever what an upstream is doing has changed."""
         self.pool = pool
         self._http = http
         self._accountant = accountant
-        self._chooser = chooser
+        self._routing = routing
         self._show = show
         self._find_prompts = find_prompts
-        self._balancer = balancer
+        self._balance = balance
 
     def place(self, model: str, body: bytes | bytearray, tenant: str) -> Placement:
-        return self._balancer.place(self.pool.candidates(model, ()), body, tenant)
+        return self._balance.place(self.pool.candidates(model, ()), body, tenant)
 
     # ------------------------------------------------------------ requests
 
@@ -125,13 +128,13 @@ class Upstreams:
         tried: set[int] = set()
         failed: Failed | None = None
         while len(tried) < MAX_ATTEMPTS and (candidates := self.pool.candidates(forward.model, tried)):
-            route = self._chooser.route(candidates, len(forward.body), prompts, forward.affinity or None)
+            route = self._routing.route(candidates, len(forward.body), prompts, forward.affinity or None)
             tried.add(route.engine_id)
             passing.outlet.on_routed()
             try:
                 failed = await self._attempt(passing, self.pool[route.engine_id], route)
             finally:
-                self._chooser.drop(route)
+                self._routing.drop(route)
             if failed is None:
                 return None
             if passing.has_begun:
@@ -146,7 +149,7 @@ class Upstreams:
         fault = Fault.ENGINE_DIED if passing.has_begun else None
         self._accountant.post(Refused(passing.forward.request_id, error, fault))
 
-    async def _attempt(self, passing: _Passing, upstream: Upstream, route: Chosen) -> Failed | None:
+    async def _attempt(self, passing: _Passing, upstream: Upstream, route: UpstreamRoute) -> Failed | None:
         """Send the request to one upstream; return why it has failed."""
         forward = passing.forward
         passing.relay = relay_for(forward, route.estimate, is_continuous=upstream.config.continuous_usage)
@@ -183,7 +186,7 @@ class Upstreams:
         return failed
 
     async def _exchange(
-        self, passing: _Passing, upstream: Upstream, route: Chosen, exchange: _Exchange
+        self, passing: _Passing, upstream: Upstream, route: UpstreamRoute, exchange: _Exchange
     ) -> Failed | None:
         forward, relay = passing.forward, passing.relay
         assert relay is not None
@@ -216,7 +219,7 @@ class Upstreams:
         passing.outlet.finish(last)
         return None
 
-    async def _relay(self, passing: _Passing, route: Chosen, exchange: _Exchange, data: bytes) -> None:
+    async def _relay(self, passing: _Passing, route: UpstreamRoute, exchange: _Exchange, data: bytes) -> None:
         """Send a part of a stream."""
         if data:
             self._open(passing)
@@ -226,11 +229,11 @@ class Upstreams:
             await passing.outlet.send(data)
         await trio.lowlevel.checkpoint()
 
-    def _begin(self, passing: _Passing, route: Chosen) -> None:
+    def _begin(self, passing: _Passing, route: UpstreamRoute) -> None:
         """Note that the client gets something of an answer."""
         if not passing.has_begun:
             passing.has_begun = True
-            self._chooser.on_answering(route)
+            self._routing.on_answering(route)
             self._accountant.post(Answering(passing.forward.request_id))
             self._open(passing)
 

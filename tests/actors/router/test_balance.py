@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quipu.actors.request_desk.interface import Placement
 from quipu.actors.router import balance
-from quipu.actors.router.balance import Balance, Placement
+from quipu.actors.router.balance import Balance
 from quipu.actors.router.routing import Routing
 from quipu.actors.router.upstream_routing import UpstreamRouting
 
