@@ -11,6 +11,7 @@ What must always hold:
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import accumulate
 
 from ...messages.outcomes import ErrorKind, FinishReason
@@ -50,6 +51,8 @@ class StepCompletion:
             self._report_admissions(step, done)
         state.report.spans(plan.row_ids, done.row_starts, done.row_ends)
 
+        if step.num_removals == state.running.num_removals and self._append_steady(step, done):
+            return
         rows: list[int] | range = range(len(sequences))
         if step.num_removals != state.running.num_removals:
             rows = [row for row in range(len(sequences)) if step.is_current(row)]
@@ -105,6 +108,24 @@ class StepCompletion:
                 sequence.next_start -= step.plan.most_positions - advanced
                 if was_planned_out:
                     self._state.running.note_phase_change()
+
+    def _append_steady(self, step: StepInFlight, done: StepDone) -> bool:
+        """Append a token to every row's sequence and return True, if it is known that none has ended."""
+        steady, token_ids = step.steady, done.token_ids
+        if steady is None or done.num_tokens or len(token_ids) != len(steady.tokens) or _some_failed(done):
+            return False
+        if not steady.stop_ids.isdisjoint(token_ids):
+            return False
+        deque(map(list.append, steady.tokens, token_ids), maxlen=0)
+        state = self._state
+        if done.scores is not None:
+            hand_out_scores(done.scores, step.sequences, state.report)
+        state.report.tokens(done.row_ids, token_ids)
+        if self._enable_prefix_caching:
+            for row in steady.filling:
+                self._key_filled_blocks(step.sequences[row], done.row_ends[row])
+        state.report_terminals(done.step)
+        return True
 
     def _append_tokens(self, sequences: list[Sequence], rows: list[int] | range, done: StepDone) -> None:
         """Append the tokens that each current row yielded; end the sequences for which one was the last."""

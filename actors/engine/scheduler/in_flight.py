@@ -13,6 +13,7 @@ import attrs
 from ...messages.block_manager import CacheMiss
 from ...messages.executor import StepPlan
 from ...messages.scheduler import StepFailed
+from .running import SteadyStep
 from .sequence import Sequence, Status
 
 
@@ -48,6 +49,8 @@ class StepInFlight:
     """The block manager has published keys for it, to be committed or taken back when it is answered."""
     is_retry: bool = False
     """Its rows are one group of those of a failed step."""
+    steady: SteadyStep | None = None
+    """None if a row prefills, may be its sequence's last, or may advance by several positions."""
     failed: StepFailed | None = None
 
     def is_current(self, row: int) -> bool:

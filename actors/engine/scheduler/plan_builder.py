@@ -76,9 +76,7 @@ class PlanBuilder:
             decode = _still_decoding(decode, granted)
         decoding, most = decode.decoding.sequences, decode.most_positions
         rows = PlanRows(decode.decoding)
-        for s in decoding:
-            s.next_start += most
-            s.last_step = step
+        steady = state.running.note_step(decode.decoding, most, step)
         if granted is not None and granted.sequence_ids:
             self._add_granted(rows, granted, decode.growing)
         sequences = rows.sequences
@@ -89,7 +87,6 @@ class PlanBuilder:
                 if s.unsent_blocks:
                     rows.new_blocks[s.id] = self._blocks_to_send(s, _NOTHING)
             state.some_blocks_unsent = any(s.unsent_blocks for s in state.running)
-        state.running.note_step(most)
         self.next_step = step + 1
         released_ids, state.released_ids = state.released_ids, []
         plan = StepPlan(
@@ -114,6 +111,7 @@ class PlanBuilder:
                 state.running.num_removals,
                 publishes=bool(rows.starts),
                 is_retry=state.retries.is_active,
+                steady=None if rows.starts else steady,
             )
         )
         return plan

@@ -1,8 +1,8 @@
 """The running sequences, and what each of them could do in the next step.
 
 Owned by the batcher. A running sequence is in one of two phases: it prefills or it decodes. The two lists are rebuilt
-only when a sequence is added, removed or changes phase, so a step without such changes costs a few list entries per
-row.
+only when a sequence is added, removed or changes phase. A step without such changes costs something only for the rows
+that prefill or open a block.
 
 What must always hold: a proposal stays within the token budget; under `fair`, no tenant prefills more than its share of
 a step that other tenants wait for; no sequence is preempted in favour of one of worse rank.
@@ -16,7 +16,7 @@ import msgspec
 
 from ...shared import preemption
 from .config import SchedulerConfig
-from .sequence import Sequence
+from .sequence import Sequence, SharedAdvance
 from .token_budget import TokenBudget
 from .waiting import Policy, WaitingQueue
 
@@ -40,6 +40,17 @@ class DecodingSet(msgspec.Struct, frozen=True, gc=False):
 
 
 NONE_DECODE = DecodingSet([], [], [])
+
+
+class SteadyStep(msgspec.Struct, frozen=True, gc=False):
+    """What is known beforehand of a step whose rows all decode one position, none of them its last."""
+
+    tokens: list[list[int]]
+    """Those of each row's sequence."""
+    stop_ids: frozenset[int]
+    """Those of all sequences."""
+    filling: list[int]
+    """The rows that fill a block."""
 
 
 class Proposal(msgspec.Struct, frozen=True, gc=False):
@@ -70,6 +81,13 @@ class RunningSet:
         self._token_budget = token_budget
         self._running: dict[int, Sequence] = {}
         self._decoding = NONE_DECODE
+        self._advance = SharedAdvance()
+        """That of `_decoding`."""
+        self._opening_at: list[list[int]] = []
+        """Where sequences advance by one position a step: the indexes in `_decoding` of those that open a block when
+        the set has advanced so many positions, or this and a multiple of the block size. Never changed."""
+        self._tokens: list[list[int]] = []
+        self._stop_ids: frozenset[int] = frozenset()
         self._prefilling: list[Sequence] = []
         self._phases_changed = False
         self._num_stable = 0  # positions until the first decoding sequence may have all its outputs planned
@@ -88,6 +106,7 @@ class RunningSet:
 
     def remove(self, sequence: Sequence) -> None:
         del self._running[sequence.id]
+        sequence.advance_alone()
         self._phases_changed = True
         self.num_removals += 1
 
@@ -95,11 +114,24 @@ class RunningSet:
         """Note that a prefill is planned to its end, or that a sequence has advanced less than was planned."""
         self._phases_changed = True
 
-    def note_step(self, most_positions: int) -> None:
-        """Note that a step was planned, in which each decoding sequence may advance so many positions."""
+    def note_step(self, decoding: DecodingSet, most_positions: int, step: int) -> SteadyStep | None:
+        """Note that a step was planned, in which each sequence of a set may advance so many positions."""
+        if decoding is not self._decoding:
+            for s in decoding.sequences:
+                s.next_start += most_positions
+                s.last_step = step
+            self._phases_changed = True
+            return None
+        advance = self._advance
+        advance.positions += most_positions
+        advance.last_step = step
         self._num_stable -= most_positions
         if self._num_stable <= 0:
             self._phases_changed = True
+        elif self._opening_at:
+            # a block is full where the next position opens one
+            return SteadyStep(self._tokens, self._stop_ids, self._opening_at[advance.positions % len(self._opening_at)])
+        return None
 
     def propose(self) -> Proposal:
         """Propose the next step, before the block manager is asked."""
@@ -115,7 +147,11 @@ class RunningSet:
             decoding = DecodingSet.of(order[:budget])
         most = self._most_positions(len(decoding.sequences), budget)
         budget -= len(decoding.sequences) * most
-        growing, rows, counts = _growing_rows(decoding.sequences, most)
+        if decoding is self._decoding and self._opening_at:
+            growing = self._opening_at[self._advance.positions % self._config.block_size]
+            rows, counts = [decoding.sequences[index] for index in growing], [1] * len(growing)
+        else:
+            growing, rows, counts = _growing_rows(decoding.sequences, most)
         if self._prefilling:
             budget = self._choose_chunks(budget, rows, counts)
         candidates: list[Sequence] = []
@@ -156,10 +192,25 @@ class RunningSet:
         return msgspec.structs.replace(proposal, rows=[s for s, _ in served], counts=[count for _, count in served])
 
     def _split_by_phase(self) -> None:
-        running = sorted(self._running.values(), key=self._waiting.rank)
-        self._decoding = DecodingSet.of([s for s in running if s.is_decoding])
-        self._prefilling = [s for s in running if s.is_prefilling]
-        self._num_stable = min((s.max_len - 1 - s.next_start for s in self._decoding.sequences), default=0)
+        advance, size = SharedAdvance(), self._config.block_size
+        self._advance = advance
+        decoding: list[Sequence] = []
+        self._prefilling = []
+        self._opening_at = [[] for _ in range(size)] if self._config.most_positions == 1 else []
+        self._num_stable = self._config.max_model_len
+        for s in sorted(self._running.values(), key=self._waiting.rank):
+            start = s.next_start
+            if start < s.prefill_end:
+                self._prefilling.append(s)
+            elif start < s.max_len - 1:
+                self._num_stable = min(self._num_stable, s.max_len - 1 - start)
+                if self._opening_at:
+                    self._opening_at[(s.num_slots - start) % size].append(len(decoding))
+                s.advance_with(advance)
+                decoding.append(s)
+        self._decoding = DecodingSet.of(decoding)
+        self._tokens = [s.tokens for s in decoding]
+        self._stop_ids = frozenset().union(*{s.stop_ids for s in decoding})
         self._phases_changed = False
 
     def _most_positions(self, num_decoding: int, budget: int) -> int:

@@ -8,7 +8,8 @@ flight advances the sequence as far as it may. A step's result says how far it d
     next_start  - - - - - - - - - ^      a step in flight feeds position 8, with the token sampled by the one before it
 
 While `next_start` is below `prefill_end` the sequence is prefilling: its tokens are known and sent in chunks. From
-there on it decodes, at most `most_positions` of a plan per step, fed on the device.
+there on it decodes, at most `most_positions` of a plan per step, fed on the device. Sequences that decode advance
+together: what a step adds is counted once, in the `SharedAdvance` of their set.
 """
 
 from __future__ import annotations
@@ -28,6 +29,21 @@ class Status(Enum):
     RUNNING = 2
     ENDED = 3
     """Nothing more is planned for it; its Terminal is reported once no step in flight contains it."""
+
+
+class SharedAdvance:
+    """How far sequences have advanced together since they joined."""
+
+    __slots__ = ("last_step", "positions")
+
+    def __init__(self) -> None:
+        self.positions = 0
+        self.last_step = 0
+        """The latest step that they were planned into together; 0 before the first."""
+
+
+_ALONE = SharedAdvance()
+"""That of a sequence that advances with no other. Never changed."""
 
 
 @attrs.define(eq=False)
@@ -59,7 +75,6 @@ class Sequence:
     num_scored: int = 1
     """Prompt tokens whose scores have been reported, if they are wanted; the first token has none."""
     status: Status = Status.WAITING
-    next_start: int = 0
     prefill_end: int = 0
     """Number of tokens known at its admission, which have to be computed before it decodes."""
     num_slots: int = 0
@@ -71,10 +86,40 @@ class Sequence:
     num_admissions: int = 0
     has_loaded: bool = False
     """Blocks have been loaded for it, or are being loaded: the block manager knows it, though it may be waiting."""
-    last_step: int = 0
-    """The latest step that it was planned into."""
+    _advance: SharedAdvance = _ALONE
+    _start: int = 0
+    """`next_start` without what it has advanced together with others."""
+    _own_last_step: int = 0
     error: str | None = None
     error_kind: ErrorKind | None = None
+
+    @property
+    def next_start(self) -> int:
+        """The first position that no step has been planned for."""
+        return self._start + self._advance.positions
+
+    @next_start.setter
+    def next_start(self, position: int) -> None:
+        self._start = position - self._advance.positions
+
+    @property
+    def last_step(self) -> int:
+        """The latest step that it was planned into."""
+        return max(self._own_last_step, self._advance.last_step)
+
+    @last_step.setter
+    def last_step(self, step: int) -> None:
+        self._own_last_step = step
+
+    def advance_with(self, advance: SharedAdvance) -> None:
+        """Advance together with others from here on, and no longer with those of before."""
+        self.advance_alone()
+        self._start -= advance.positions
+        self._advance = advance
+
+    def advance_alone(self) -> None:
+        """Advance together with no other from here on."""
+        self._start, self._own_last_step, self._advance = self.next_start, self.last_step, _ALONE
 
     @property
     def is_prefilling(self) -> bool:
