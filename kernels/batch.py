@@ -99,10 +99,8 @@ class Drawn:
     token_ids: list[int]
     """The drawn token of each; where a row yields several, the first."""
     more: dict[int, list[int]] = attrs.field(factory=dict)
-    """Tokens that rows yielded after their first, by row; their KV is written, except that of a row's last token. Only
-    where `most_tokens` allows it."""
-    rejected: dict[int, int] = attrs.field(factory=dict)
-    """Positions of rows that were computed behind those, and whose tokens were not accepted. Their KV means nothing."""
+    """Tokens that rows yielded after their first, by row; their KV is written, except that of a row's last token, and
+    means nothing at later positions. Only where `most_tokens` allows it."""
     scores: Scores | None = None
     """Of all tokens that `Scoring.drawn_rows` yielded, without `broken_rows`. None if the batch has no scoring."""
     prompt_scores: Scores | None = None

@@ -200,7 +200,6 @@ class FakeBackend(RunsAtOnce):
     def _go_on(self, batch: StepBatch, drawn: Drawn, most_tokens: list[int]) -> Drawn:
         """Let rows yield as many further tokens as are accepted, and write nonsense where none is."""
         more: dict[int, list[int]] = {}
-        rejected: dict[int, int] = {}
         for row, first in zip(drawn.rows, drawn.token_ids, strict=True):
             most, tokens = most_tokens[row], [first]
             end = batch.positions[row] + batch.query_start[row + 1] - batch.query_start[row]
@@ -212,9 +211,7 @@ class FakeBackend(RunsAtOnce):
                 self._write(batch, row, position, NONSENSE)
             if len(tokens) > 1:
                 more[row] = tokens[1:]
-            if len(tokens) < most:
-                rejected[row] = most - len(tokens)
-        return attrs.evolve(drawn, more=more, rejected=rejected)
+        return attrs.evolve(drawn, more=more)
 
     def _score(self, batch: StepBatch, scoring: Scoring, drawn: Drawn) -> Drawn:
         """Add the requested scores to what was drawn."""

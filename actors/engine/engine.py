@@ -23,7 +23,7 @@ from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp, Reserve
 from ..messages.executor import ExecutorMessage
 from ..messages.handler import LookedUp
-from ..messages.mover import MoveResult, MoverMessage
+from ..messages.mover import MoveNews, MoverMessage
 from ..messages.scheduler import AnnounceKeys, Granted
 from ..messages.supervisor import EngineReady, Heartbeat
 from .block_manager.actor import answer_look_ups, end_moves, run_block_manager
@@ -138,7 +138,7 @@ class Engine:
             flush_events = self.events.flush if self.events is not None else None
             moves: Channel[MoverMessage] | None = None
             if self.host_store is not None and self.block_manager.host is not None:
-                moves, moved = Channel(PLAN_SLOTS), Channel[MoveResult](PLAN_SLOTS)
+                moves, moved = Channel(PLAN_SLOTS), Channel[MoveNews](PLAN_SLOTS)
                 nursery.start_soon(end_moves, self.block_manager.host, moved, self.inbox, moves, flush_events)
                 nursery.start_soon(run_mover, self.host_store, moves, plans, moved, delay_of_moves(self.executor))
             nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events, moves)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from .tiers import Tier
+from .tiers import LoadFailure, Tier
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """Copy blocks from one tier to another. Answered by one `Moved` or `MoveFailed`."""
+    """Copy blocks from one tier to another. Answered by one `Moved` or `MoveFailed`; a load that is late before that by
+    one `MoveLate`."""
 
     number: int
     """Counted up; for the answer."""
@@ -38,10 +39,16 @@ class MoveFailed(msgspec.Struct, frozen=True, gc=False):
     number: int
     moved: list[int]
     """Indexes of those that have all the same."""
-    wrong: list[int]
-    """Indexes of blocks on the host that are not what they should be: of another key, or with a flipped bit."""
+    wrong: dict[int, LoadFailure]
+    """Blocks on the host that are not what they should be, by index: missing or corrupt."""
     error: str | None = None
     """What was raised, if anything was."""
+
+
+class MoveLate(msgspec.Struct, frozen=True, gc=False):
+    """Nobody should wait for a load any longer. Its blocks may still be written until its answer is there."""
+
+    number: int
 
 
 class BarrierPassed(msgspec.Struct, frozen=True, gc=False):
@@ -52,3 +59,4 @@ class BarrierPassed(msgspec.Struct, frozen=True, gc=False):
 
 MoverMessage = Move | BarrierPassed
 MoveResult = Moved | MoveFailed
+MoveNews = MoveResult | MoveLate

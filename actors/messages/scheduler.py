@@ -77,8 +77,8 @@ class AnnounceKeys:
 
 @attrs.frozen
 class LoadsOver:
-    """Loads have ended, whatever has come of them: blocks are free again, and some sequences need not wait any longer.
-    Comes from the KV-block manager."""
+    """Some sequences need not wait for loads any longer: these have ended, whatever has come of them, and their blocks
+    are free again; or they are late. Comes from the KV-block manager."""
 
     sequence_ids: tuple[int, ...]
 
@@ -172,8 +172,6 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     """...and why. Their sequences end."""
     broken_rows: list[int] = []
     """Rows that should have sampled a token, but for which the model computed NaN or infinite logits. Likewise."""
-    num_rejected: int = 0
-    """Positions that were computed after the spans above, and whose tokens are not kept. They are in no account."""
 
 
 @attrs.frozen

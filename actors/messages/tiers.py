@@ -28,11 +28,11 @@ class LoadFailure(StrEnum):
     """Why a block that was asked for did not come. Its tokens are computed, and count so."""
 
     MISSING = "missing"
-    """It is not there any more."""
+    """It is not there any more: its place is empty."""
     CORRUPT = "corrupt"
     """Its header is another block's, or its bytes do not have the checksum that was written with them."""
     LATE = "late"
-    """It did not come in time."""
+    """It did not come in time, and nobody waits for it any longer."""
     FAILED = "failed"
     """It could not be read or written: no memory, say."""
 

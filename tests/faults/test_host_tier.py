@@ -10,7 +10,9 @@ import trio.testing
 
 from quipu.actors.engine.engine import Engine
 from quipu.actors.engine.executor.loading import load_executor
+from quipu.actors.engine.mover.actor import LOAD_TIMEOUT_S
 from quipu.actors.engine.mover.host_store import HostStore
+from quipu.actors.messages.tiers import LoadFailure
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
 from quipu.kernels.fake import Dials
@@ -37,6 +39,17 @@ def store_of(client: Client) -> HostStore:
     store = client.engine.host_store
     assert store is not None
     return store
+
+
+def host_tokens(answer: Answer) -> int:
+    """Return how many of a prompt's tokens were loaded for it."""
+    assert answer.record.cached_by_tier is not None
+    return answer.record.cached_by_tier["host"]
+
+
+def failed_loads(found: dict[str, float]) -> dict[str, float]:
+    """Return the blocks that did not come, by reason."""
+    return {reason: found[f'kv_host_failed_load_blocks_total{{reason="{reason}"}}'] for reason in LoadFailure}
 
 
 async def push_out(client: Client, seed: int = 50) -> None:
@@ -172,6 +185,71 @@ async def test_others_overtake(autojump_clock: trio.abc.Clock) -> None:
         assert answers[name].record.cached_tokens == 12 * BLOCK
     by_tier = {name: answers[name].record.cached_by_tier or {} for name in ("long", "twin")}
     assert by_tier["long"]["host"] == by_tier["twin"]["device"] == 12 * BLOCK
+
+
+async def test_emptied_slot(autojump_clock: trio.abc.Clock) -> None:
+    """A block that is not on the host any more when its copy begins is computed, with what follows it.
+
+    It is counted as missing, and looked for no longer.
+    """
+    async with small_runtime(**TIER) as client:
+        await client.ask(LONG)
+        await push_out(client)
+        store_of(client).headers[slot_of(client, 3)] = None
+        again = await client.ask(LONG)
+        await push_out(client, seed=60)
+        third = await client.ask(LONG)
+        await settle(client)
+        after = samples(client)
+    for answer in (again, third):
+        assert_served(answer, LONG, 8)
+    assert again.record.cached_tokens == 3 * BLOCK
+    assert third.record.cached_tokens == 12 * BLOCK
+    assert failed_loads(after) == {"missing": 1, "corrupt": 0, "late": 0, "failed": 0}
+
+
+async def test_load_that_hangs(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt waits for a load for so long and is computed then, and so is another that waited for the same blocks.
+
+    No other load begins behind it. Its blocks are nobody else's until it ends, and what it has brought can be found.
+    """
+    dials = Dials(step_seconds=0.01)
+    other = prompt_of(14 * BLOCK, seed=50)
+    answers: list[Answer] = []
+    with structlog.testing.capture_logs() as lines:
+        async with small_runtime(dials, **{**TIER, "num_blocks": 48}) as client:
+
+            async def ask(prompt: list[int]) -> None:
+                answers.append(await client.ask(prompt))
+
+            await client.ask(LONG)
+            for seed in (50, 60):
+                await push_out(client, seed)
+            dials.move_seconds = 3 * LOAD_TIMEOUT_S
+            begun = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, LONG)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(ask, LONG)
+            late_at = trio.current_time()
+            await ask(other)
+            assert trio.current_time() - late_at < 1, "it waited behind the load"
+            host = client.engine.block_manager.host
+            assert host is not None
+            assert [len(table) for table in host.tables()] == [12]
+            await trio.sleep(3 * LOAD_TIMEOUT_S)
+            assert not list(host.tables())
+            dials.move_seconds = 0.0
+            again = await client.ask(other)
+            await settle(client)
+            after = samples(client)
+    for answer, prompt in zip([*answers, again], (LONG, LONG, other, other), strict=True):
+        assert_served(answer, prompt, 8)
+    assert LOAD_TIMEOUT_S <= late_at - begun < LOAD_TIMEOUT_S + 1
+    assert [host_tokens(answer) for answer in answers] == [0, 0, 0]
+    assert failed_loads(after) == {"missing": 0, "corrupt": 0, "late": 12, "failed": 0}
+    assert [line["num_waiting"] for line in lines if line["event"] == "kv_move.late"] == [2]
+    assert after["usage_disputed_total"] == 0
 
 
 async def test_client_leaves_during_a_load(autojump_clock: trio.abc.Clock) -> None:

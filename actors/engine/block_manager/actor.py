@@ -19,7 +19,7 @@ import trio
 from ...channel import Poster, Receiver, Sender
 from ...messages.block_manager import LookUp, Reserve
 from ...messages.handler import LookedUp
-from ...messages.mover import Move, MoveFailed, MoveResult
+from ...messages.mover import Move, MoveFailed, MoveLate, MoveNews
 from ...messages.scheduler import Granted, LoadsOver
 from .host_tier import HostTier
 from .reservation import BlockManager
@@ -62,19 +62,21 @@ async def answer_look_ups(block_manager: BlockManager, inbox: Receiver[LookUp], 
 
 async def end_moves(
     host: HostTier,
-    inbox: Receiver[MoveResult],
+    inbox: Receiver[MoveNews],
     scheduler: Poster[LoadsOver],
     moves: Poster[Move],
     flush_events: Callable[[], None] | None = None,
 ) -> None:
-    """Apply what has become of each move until cancelled, and wake the scheduler when a load is over."""
+    """Apply what has become of each move until cancelled, and wake the scheduler when a load is over, or late."""
     while True:
-        for result in await inbox.receive_all():
-            over = host.end_move(result)
+        for news in await inbox.receive_all():
+            over = host.on_late(news) if isinstance(news, MoveLate) else host.end_move(news)
             for move in host.take_moves():
                 moves.post(move)
-            if isinstance(result, MoveFailed) and (result.wrong or result.error is not None):
-                log.warning("kv_move.failed", num_wrong=len(result.wrong), error=result.error)
+            if isinstance(news, MoveFailed) and (news.wrong or news.error is not None):
+                log.warning("kv_move.failed", num_wrong=len(news.wrong), error=news.error)
+            if isinstance(news, MoveLate) and over is not None:
+                log.warning("kv_move.late", num_waiting=len(over.sequence_ids))
             if over is not None:
                 scheduler.post(over)
             if flush_events is not None:

@@ -2,7 +2,8 @@
 
 Part of `host_tier.py`; `reservation.py` begins a load for a candidate whose prompt matches further on the host than on
 the device. Until the load is over its blocks are held, whatever becomes of the sequence: the mover may still write
-them. Then those that have come can be found, and all are released, so that the sequence is admitted like any other.
+them. Then those that have come can be found, and all are released, so that the sequence is admitted like any other. A
+load that is late is awaited no longer, and while it is under way no other begins: the tier does not answer.
 
 What must always hold: a sequence begins one load at most before it is admitted; no key is loaded twice at once; only
 what has come can be found, and only in the epoch in which it was asked for.
@@ -36,9 +37,16 @@ class Load:
     token_ids: list[int]
     epoch: int
     is_wanted: bool = True
-    """The sequence has not ended."""
+    """The sequence waits for it."""
+    is_late: bool = False
     waiting_ids: list[int] = attrs.field(factory=list)
     """Other sequences that wait for these blocks."""
+
+    def take_waiting(self) -> tuple[int, ...]:
+        """Return all sequences that waited for it, and need not any longer."""
+        own = (self.sequence_id,) if self.is_wanted else ()
+        others, self.waiting_ids, self.is_wanted = self.waiting_ids, [], False
+        return (*own, *others)
 
 
 @attrs.frozen
@@ -88,7 +96,7 @@ class HostLoads:
 
     def num_found(self, sequence_id: int, keys: list[bytes], first: int, limit: int) -> int:
         """Return how many blocks from index `first` on a sequence may load; 0 if it has had a load already."""
-        if sequence_id in self._loaded:
+        if sequence_id in self._loaded or any(load.is_late for load in self._under_way.values()):
             return 0
         end = first + self.num_on_host(keys, first, limit)
         return next((at for at in range(first, end) if keys[at] in self._by_key), end) - first
@@ -105,6 +113,17 @@ class HostLoads:
         self._under_way[number] = load
         self._by_key.update(dict.fromkeys(load.keys, load))
 
+    def give_up(self, number: int) -> Load | None:
+        """Let nobody wait for a load any longer, which is not over. Returns it; None if that is so already."""
+        load = self._under_way.get(number)
+        if load is None or load.is_late:
+            return None
+        load.is_late = True
+        self._forget_keys(load)
+        if load.is_wanted:
+            self._loaded[load.sequence_id] = Loaded(load.first, [])
+        return load
+
     # ------------------------------------------------------------ after
 
     def end(self, number: int, result: MoveResult | None) -> Load | None:
@@ -115,9 +134,7 @@ class HostLoads:
         load = self._under_way.pop(number, None)
         if load is None:
             return None
-        for key in load.keys:
-            if self._by_key.get(key) is load:
-                del self._by_key[key]
+        self._forget_keys(load)
         self._index.end_read(load.slots)
         blocks = load.table[load.first :]
         if result is None:
@@ -132,6 +149,11 @@ class HostLoads:
         if load.is_wanted:
             self._loaded[load.sequence_id] = Loaded(load.first, blocks)
         return load
+
+    def _forget_keys(self, load: Load) -> None:
+        for key in load.keys:
+            if self._by_key.get(key) is load:
+                del self._by_key[key]
 
     def _publish(self, load: Load, blocks: list[int]) -> None:
         """Let blocks be found, except for those whose keys somebody has computed meanwhile."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import attrs
 from msgspec.structs import replace
 
-from ...messages.mover import Move, Moved, MoveResult
+from ...messages.mover import Move, Moved, MoveLate, MoveResult
 from ...messages.scheduler import Granted, LoadsOver
 from ...messages.tiers import HostTierReport, LoadFailure, Tier
 from .host_index import HostIndex
@@ -148,6 +148,14 @@ class HostTier:
         self.loads.begin(move.number, load)
         self.loading_ids.append(sequence_id)
 
+    def on_late(self, late: MoveLate) -> LoadsOver | None:
+        """Let nobody wait for a load any longer. Returns what the scheduler has to be told, if that is news."""
+        load = self.loads.give_up(late.number)
+        if load is None:
+            return None
+        self._failed_loads[LoadFailure.LATE.value] += len(load.keys)
+        return LoadsOver(load.take_waiting())
+
     def end_move(self, result: MoveResult) -> LoadsOver | None:
         """Apply what has become of a move. Returns what the scheduler has to be told, if it was a load."""
         if self._store is not None and self._store.move.number == result.number:
@@ -157,20 +165,25 @@ class HostTier:
         load = self.loads.end(result.number, result)
         if load is None:
             return None
-        if isinstance(result, Moved):
-            self._happened["loaded"] += len(load.keys)
-        else:
-            self._happened["loaded"] += len(result.moved)
-            if result.error is not None:
-                self._failed_loads[LoadFailure.FAILED.value] += len(load.keys) - len(result.moved) - len(result.wrong)
-            for at in result.wrong:
-                self._failed_loads[LoadFailure.CORRUPT.value] += 1
-                if self.index.drop(load.keys[at], load.slots[at]):
-                    self._on_removed([load.keys[at]])
+        self._count(load, result)
+        for at in () if isinstance(result, Moved) else result.wrong:
+            if self.index.drop(load.keys[at], load.slots[at]):
+                self._on_removed([load.keys[at]])
         if not self.loads.are_under_way and not load.is_wanted:
             self.store_ahead()  # otherwise the grant that admits the sequence does it
-        own = (load.sequence_id,) if load.is_wanted else ()
-        return LoadsOver((*own, *load.waiting_ids))
+        return LoadsOver(load.take_waiting())
+
+    def _count(self, load: Load, result: MoveResult) -> None:
+        """Count what has come of a load, and what has not, unless that was counted when it was late."""
+        if isinstance(result, Moved):
+            self._happened["loaded"] += len(load.keys)
+            return
+        self._happened["loaded"] += len(result.moved)
+        if load.is_late:
+            return
+        self._failed_loads.update(failure.value for failure in result.wrong.values())
+        if result.error is not None:
+            self._failed_loads[LoadFailure.FAILED.value] += len(load.keys) - len(result.moved) - len(result.wrong)
 
     def _begin(self, source: Tier, target: Tier, blocks: list[int], slots: list[int], keys: list[bytes]) -> Move:
         self._num_moves += 1

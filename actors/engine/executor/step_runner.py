@@ -211,7 +211,6 @@ class Executor:
             copied_tokens=[copies[a.sequence_id].num_tokens if a.sequence_id in copies else 0 for a in plan.admitted]
             if copies
             else [],
-            num_rejected=sum(drawn.rejected.values()),
         )
 
     def _confirm_copies(self, plan: StepPlan, rows: StepRows, read: list[int]) -> dict[int, BlockCopy]:

@@ -4,8 +4,9 @@ Receives `Move` from the KV-block manager and answers each with `Moved` or `Move
 `host_store.py`. Loads, for which sequences wait, and stores, for which nobody does, are carried side by side.
 
 What must always hold: moves of one direction are carried one at a time, in order; a load begins when the executor has
-done every plan that may write to its blocks, that is, all that it was sent before; the loop never waits for a copy;
-when this actor has ended, no copy is under way. An exception here ends the engine.
+done every plan that may write to its blocks, that is, all that it was sent before; a load that is not over in time is
+said to be late, whatever it waits for; the loop never waits for a copy; when this actor has ended, no copy is under
+way. An exception here ends the engine.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ import trio
 
 from ...channel import Channel, Poster, Receiver
 from ...messages.executor import Barrier
-from ...messages.mover import BarrierPassed, Move, MoveResult, MoverMessage
+from ...messages.mover import BarrierPassed, Move, MoveLate, MoveNews, MoverMessage
 from ...messages.tiers import Tier
 from ...threads import run_in_thread
 from .host_store import HostStore
 
 Delay = Callable[[], float]
 
+LOAD_TIMEOUT_S = 30.0
+"""How long sequences wait for a load, what is loaded before it included: many times as long as one takes that works."""
+
 
 async def run_mover(
     store: HostStore,
     inbox: Receiver[MoverMessage],
     executor: Poster[Barrier],
-    results: Poster[MoveResult],
+    results: Poster[MoveNews],
     delay_in_loop: Delay | None = None,
 ) -> None:
     """Carry moves until cancelled: in threads, or in the loop if there is a `delay_in_loop`, so that the clock may be a
@@ -36,28 +40,44 @@ async def run_mover(
     """
     loads: Channel[Move] = Channel(1)
     stores: Channel[Move] = Channel(1)
+    patience: dict[int, trio.CancelScope] = {}
     async with trio.open_nursery() as nursery:
         for lane in (loads, stores):
-            nursery.start_soon(_carry_in_order, store, lane, results, delay_in_loop)
+            nursery.start_soon(_carry_in_order, store, lane, results, patience, delay_in_loop)
         waiting: dict[int, Move] = {}
         while True:
             for message in await inbox.receive_all():
                 if isinstance(message, BarrierPassed):
                     loads.post(waiting.pop(message.number))
                 elif message.target is Tier.DEVICE:
+                    patience[message.number] = scope = trio.CancelScope()
+                    nursery.start_soon(_tell_if_late, message.number, scope, results)
                     waiting[message.number] = message
                     executor.post(Barrier(message.number))
                 else:
                     stores.post(message)
 
 
+async def _tell_if_late(number: int, over: trio.CancelScope, results: Poster[MoveNews]) -> None:
+    with over:
+        await trio.sleep(LOAD_TIMEOUT_S)
+        results.post(MoveLate(number))
+
+
 async def _carry_in_order(
-    store: HostStore, moves: Receiver[Move], results: Poster[MoveResult], delay_in_loop: Delay | None
+    store: HostStore,
+    moves: Receiver[Move],
+    results: Poster[MoveNews],
+    patience: dict[int, trio.CancelScope],
+    delay_in_loop: Delay | None,
 ) -> None:
     while True:
         for move in await moves.receive_all():
             if delay_in_loop is None:
-                results.post(await run_in_thread(store.carry, move))
+                result = await run_in_thread(store.carry, move)
             else:
                 await trio.sleep(delay_in_loop())
-                results.post(store.carry(move))
+                result = store.carry(move)
+            if move.number in patience:
+                patience.pop(move.number).cancel()
+            results.post(result)

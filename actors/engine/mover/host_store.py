@@ -20,7 +20,7 @@ from typing import Protocol
 import attrs
 
 from ...messages.mover import Move, Moved, MoveFailed, MoveResult
-from ...messages.tiers import Tier
+from ...messages.tiers import LoadFailure, Tier
 from .block_header import BlockHeader, checksum_of
 
 RUN_BLOCKS = 8
@@ -64,6 +64,16 @@ class Run:
     slot: int
 
 
+@attrs.frozen
+class LoadedRun:
+    """What has come of a run."""
+
+    end: int
+    """Index after the last block that has come."""
+    failure: LoadFailure | None = None
+    """Why the block there has not, if it belongs to the run."""
+
+
 class HostStore:
     """Memory for `num_slots` blocks."""
 
@@ -95,7 +105,7 @@ class HostStore:
     def carry(self, move: Move) -> MoveResult:
         """Carry out a move. Whatever a copy raises becomes `MoveFailed`, unless it is fatal."""
         moved: list[int] = []
-        wrong: list[int] = []
+        wrong: dict[int, LoadFailure] = {}
         try:
             if move.target is Tier.HOST:
                 for run in _runs_of(move):
@@ -122,41 +132,43 @@ class HostStore:
             self.headers[slot] = BlockHeader(tag.key, tag.num_filled, self._numerics, checksum)
             moved.append(index)
 
-    def _load(self, move: Move, moved: list[int], wrong: list[int]) -> None:
+    def _load(self, move: Move, moved: list[int], wrong: dict[int, LoadFailure]) -> None:
         self._tags.forget(move.blocks)
         runs = list(_runs_of(move))
-        for run, end in zip(runs, self._load_runs(move, runs), strict=False):
+        for run, loaded in zip(runs, self._load_runs(move, runs), strict=False):
+            end = loaded.end
             self._tags.set_loaded(move.blocks[run.first : end], move.keys[run.first : end])
             moved += range(run.first, end)
-            if end < run.end:
-                wrong.append(end)
+            if loaded.failure is not None:
+                wrong[end] = loaded.failure
                 return  # what follows cannot be used without it
 
-    def _load_runs(self, move: Move, runs: Sequence[Run]) -> Iterable[int]:
-        """Load runs, and return the end of what is right in each. No copy is under way when this has returned."""
+    def _load_runs(self, move: Move, runs: Sequence[Run]) -> Iterable[LoadedRun]:
+        """Load runs, and return what has come of each. No copy is under way when this has returned."""
         if len(runs) == 1 or len(move.slots) * self._block_bytes < LOADED_TOGETHER:
             return (self._load_run(move, run) for run in runs)
         futures = [self._loaders.submit(self._load_run, move, run) for run in runs]
         wait(futures)
         return (future.result() for future in futures)
 
-    def _load_run(self, move: Move, run: Run) -> int:
-        """Load the leading blocks of a run that are right. Return the index after the last of them."""
+    def _load_run(self, move: Move, run: Run) -> LoadedRun:
+        """Load the leading blocks of a run that are right."""
         for index in range(run.first, run.end):
             slot = move.slots[index]
-            if not self._is_right(slot, move.keys[index]):
-                return index
+            failure = self._failure_of(slot, move.keys[index])
+            if failure is not None:
+                return LoadedRun(index, failure)
             # at once: its bytes have just been read
             self._memory.write_blocks(move.blocks[index : index + 1], self._bytes_of(slot))
-        return run.end
+        return LoadedRun(run.end)
 
-    def _is_right(self, slot: int, key: bytes) -> bool:
-        """Return whether a slot contains what it should, and as it was stored."""
+    def _failure_of(self, slot: int, key: bytes) -> LoadFailure | None:
+        """Return why a slot does not contain what it should, as it was stored; None if it does."""
         header = self.headers[slot]
         if header is None:
-            return False
+            return LoadFailure.MISSING
         expected = BlockHeader(key, self._block_size, self._numerics, checksum_of(self._bytes_of(slot)))
-        return header == expected
+        return None if header == expected else LoadFailure.CORRUPT
 
     def _bytes_of(self, slot: int, count: int = 1) -> memoryview:
         return self.bytes[slot * self._block_bytes : (slot + count) * self._block_bytes]

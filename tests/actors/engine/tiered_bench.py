@@ -13,9 +13,9 @@ from quipu.actors.engine.mover.host_store import HostStore
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.executor import StepPlan
-from quipu.actors.messages.mover import Move, Moved, MoveResult
+from quipu.actors.messages.mover import Move, Moved, MoveLate, MoveResult
 from quipu.actors.messages.scheduler import Granted, StepResult
-from quipu.actors.messages.tiers import HostTierReport, Tier
+from quipu.actors.messages.tiers import HostTierReport, LoadFailure, Tier
 from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES
 from tests.actors.engine.engine_bench import EngineBench
 
@@ -44,7 +44,7 @@ class TieredBench(EngineBench):
         """So many of the next copies raise."""
         self.brought: dict[int, set[int]] = {}
         """By sequence, the positions that loads of its own have brought."""
-        self.counts = {"stored": 0, "loaded": 0, "corrupt": 0, "failed": 0, "counted": 0}
+        self.counts = dict.fromkeys(("stored", "loaded", *LoadFailure, "counted"), 0)
 
     def num_host_blocks(self, limits: SchedulerConfig) -> int:
         sizes = [limits.num_blocks // 2, limits.num_blocks, 2 * limits.num_blocks]
@@ -72,6 +72,22 @@ class TieredBench(EngineBench):
             self.batcher.on_loads_over(over.sequence_ids)
             self.pump()
         return result
+
+    def tell_late(self) -> None:
+        """Say that the first load has not come in time, whether its barrier has been passed or not."""
+        host = self.manager.host
+        assert host is not None
+        move = next(iter(self.loads), None) or self._before_barrier[0][0]
+        over = host.on_late(MoveLate(move.number))
+        self.manager.check()
+        if over is not None:
+            self.batcher.on_loads_over(over.sequence_ids)
+            self.pump()
+
+    @property
+    def num_loads(self) -> int:
+        """Loads under way."""
+        return len(self.loads) + len(self._before_barrier)
 
     def run_one(self) -> StepResult:
         result = super().run_one()

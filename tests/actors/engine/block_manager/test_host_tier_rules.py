@@ -51,7 +51,7 @@ def test_stores_follow_each_other() -> None:
     host.end_move(Moved(first.number))
     (second,) = host.take_moves()
     assert second.keys == keys_of("a", OTHER, SIZE)
-    host.end_move(MoveFailed(second.number, [], [], "no memory"))
+    host.end_move(MoveFailed(second.number, [], {}, "no memory"))
     assert host.take_moves() == []
     manager.check()
 

@@ -48,7 +48,7 @@ def test_tokens_are_those_of_single_steps(most_tokens: int, max_steps_in_flight:
         assert submission.tokens == continuation(submission.prompt, submission.sampling.max_tokens)
         assert submission.reason == "length"
     assert max(advances(bench)) == most_tokens
-    assert sum(d.num_rejected for d in bench.handled if isinstance(d, StepDone)) > 0 or most_tokens == 1
+    assert min(advances(bench)) == 1, "no row yields fewer than it may"
 
 
 @pytest.mark.parametrize("at", range(9))

@@ -17,7 +17,7 @@ from quipu.actors.engine.executor.block_tags import BlockTags
 from quipu.actors.engine.mover.block_header import checksum_of, numerics_digest
 from quipu.actors.engine.mover.host_store import RUN_BLOCKS, HostStore
 from quipu.actors.messages.mover import Move, Moved, MoveFailed
-from quipu.actors.messages.tiers import Tier
+from quipu.actors.messages.tiers import LoadFailure, Tier
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import FakeBackend
 
@@ -101,21 +101,21 @@ def test_block_that_is_written_while_it_is_stored(bench: Bench) -> None:
 
     bench.memory.during = write
     result = bench.move(Tier.HOST, [1, 2, 3, 4], [0, 1, 2, 3], KEYS[1:5])
-    assert result == MoveFailed(1, [0, 3], [])
+    assert result == MoveFailed(1, [0, 3], {})
     assert [header is not None for header in bench.store.headers[:4]] == [True, False, False, True]
 
 
 def test_block_of_which_the_executor_says_something_else(bench: Bench) -> None:
     """The header is the executor's word: a block that contains something else, or is not full, is not stored."""
     bench.tags.forget([2])
-    assert bench.move(Tier.HOST, [1, 2, 3], [0, 1, 2], [KEYS[1], KEYS[2], KEYS[9]]) == MoveFailed(1, [0], [])
+    assert bench.move(Tier.HOST, [1, 2, 3], [0, 1, 2], [KEYS[1], KEYS[2], KEYS[9]]) == MoveFailed(1, [0], {})
 
 
 def test_slot_that_is_overwritten_in_vain(bench: Bench) -> None:
     """A slot whose store failed has nothing, not what it had before."""
     assert bench.move(Tier.HOST, [1], [0], KEYS[1:2]) == Moved(1)
-    assert bench.move(Tier.HOST, [2], [0], KEYS[9:10]) == MoveFailed(1, [], [])
-    assert bench.move(Tier.DEVICE, [50], [0], KEYS[1:2]) == MoveFailed(1, [], [0])
+    assert bench.move(Tier.HOST, [2], [0], KEYS[9:10]) == MoveFailed(1, [], {})
+    assert bench.move(Tier.DEVICE, [50], [0], KEYS[1:2]) == MoveFailed(1, [], {0: LoadFailure.MISSING})
 
 
 def test_load_ends_at_the_first_wrong_block(bench: Bench) -> None:
@@ -123,7 +123,8 @@ def test_load_ends_at_the_first_wrong_block(bench: Bench) -> None:
     bench.move(Tier.HOST, [1, 2, 3, 4], [0, 1, 2, 3], KEYS[1:5])
     bench.store.bytes[2 * bench.memory.memory_plan.block_bytes] ^= 1
     bench.tags.set_loaded([50, 51, 52, 53], KEYS[50:54])
-    assert bench.move(Tier.DEVICE, [50, 51, 52, 53], [0, 1, 2, 3], KEYS[1:5]) == MoveFailed(1, [0, 1], [2])
+    result = bench.move(Tier.DEVICE, [50, 51, 52, 53], [0, 1, 2, 3], KEYS[1:5])
+    assert result == MoveFailed(1, [0, 1], {2: LoadFailure.CORRUPT})
     assert bench.memory.contents([50, 51, 52, 53]) == [1, 2, 52, 53]
     assert bench.tags.contains(51, KEYS[2]) and not bench.tags.contains(52, KEYS[3])
 
@@ -144,7 +145,7 @@ def test_error_of_a_copy(*, is_fatal: bool) -> None:
         with pytest.raises(RuntimeError, match="device lost"):
             store.carry(move)
     else:
-        assert store.carry(move) == MoveFailed(1, [], [], "RuntimeError: device lost")
+        assert store.carry(move) == MoveFailed(1, [], {}, "RuntimeError: device lost")
 
 
 def test_stores_beside_a_writer() -> None:
@@ -209,5 +210,6 @@ def test_loaded_by_several_threads(bench: Bench, monkeypatch: pytest.MonkeyPatch
     bench.move(Tier.HOST, blocks, blocks, KEYS[1:31])
     assert bench.move(Tier.DEVICE, targets, blocks, KEYS[1:31]) == Moved(1)
     bench.store.bytes[21 * bench.memory.memory_plan.block_bytes] ^= 1
-    assert bench.move(Tier.DEVICE, targets, blocks, KEYS[1:31]) == MoveFailed(1, list(range(20)), [20])
+    result = bench.move(Tier.DEVICE, targets, blocks, KEYS[1:31])
+    assert result == MoveFailed(1, list(range(20)), {20: LoadFailure.CORRUPT})
     assert bench.memory.contents(targets) == blocks

@@ -30,6 +30,11 @@ class TieredEngine(EngineMachine):
     def load(self) -> None:
         self.bench.carry(self.bench.loads)
 
+    @precondition(lambda self: self.bench.num_loads)
+    @rule()
+    def late(self) -> None:
+        self.bench.tell_late()
+
     @precondition(lambda self: any(self.bench.store.headers))
     @rule(slot=SLOT, bit=st.integers(0, 255))
     def flip_bit(self, slot: int, bit: int) -> None:
