@@ -17,10 +17,9 @@ from quart_trio.wrappers import TrioRequest
 from quipu.actors.request_desk.interface import Desk
 
 from .api.admin.engines import install_engines
+from .api.admin.organization_usage import install_organization_usage
 from .api.admin.prices import PriceList
 from .api.admin.routes import install_admin
-from .api.admin.usage_anthropic import install_anthropic_usage
-from .api.admin.usage_openai import install_openai_usage
 from .api.admin.usage_record import install_usage_record
 from .api.admin.usage_source import UsageSource
 from .api.anthropic.routes import install_anthropic
@@ -107,8 +106,7 @@ def make_app(
     install_explain(app, desk, usage)
     install_cache_tree(app, desk)
     if usage is not None:
-        install_openai_usage(app, usage)
-        install_anthropic_usage(app, usage)
+        install_organization_usage(app, usage)
         install_usage_record(app, usage)
     install_root(app, serves_ui=options.serves_ui)
     if options.serves_ui:

@@ -16,7 +16,7 @@ from typing import Final
 from werkzeug.datastructures import MultiDict
 
 from ..request.errors import bad_value, invalid
-from .fields import missing, wrong_type
+from .fields import wrong_type
 
 LATEST: Final = 253_402_300_799
 """The last second of the year 9999, in Unix time."""
@@ -112,10 +112,6 @@ class Parameters:
         for name, why in reasons.items():
             if name in self._lists:
                 raise invalid(f"Unsupported parameter: `{name}`: {why}.", name, "unsupported_parameter")
-
-    def required(self, name: str) -> None:
-        if self.text(name) is None:
-            raise missing(name)
 
 
 def listed(allowed: Iterable[str]) -> str:

@@ -19,9 +19,9 @@ from quart_trio import QuartTrio
 
 from quipu.actors.ledger.reading import Query
 
+from ..api.admin.organization_usage import check_order
 from ..api.admin.prices import PriceList
 from ..api.admin.usage_buckets import WIDTHS
-from ..api.admin.usage_pages import check_order
 from ..api.admin.usage_report import COUNTED
 from ..api.admin.usage_source import UsageSource
 from ..api.answer import whole_response
@@ -54,8 +54,7 @@ def _read(parameters: Parameters, now: float) -> Wanted:
     until = parameters.unix_time("until") or int(now) + 1
     since = parameters.unix_time("since")
     since = max(0, until - DEFAULT_RANGE_S) if since is None else since
-    if wrong := check_order(since, until, "since", "until"):
-        raise wrong
+    check_order(since, until, "since", "until")
     bucket = parameters.choice("bucket", WIDTHS, "") or None
     if bucket is not None and (until - since) / WIDTHS[bucket].width_s > MAX_BUCKETS:
         raise bad_value("bucket", f"too narrow for this range, which would have more than {MAX_BUCKETS} of them")

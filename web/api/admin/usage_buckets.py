@@ -50,7 +50,6 @@ class Bucket:
 
 @attrs.frozen
 class Page:
-    width: BucketWidth
     buckets: tuple[Bucket, ...]
     next_start: int | None
     """Start of the next page's first bucket. None: this is the last page."""
@@ -60,17 +59,6 @@ class Page:
         if self.next_start is None:
             return None
         return "page_" + base64.urlsafe_b64encode(str(self.next_start).encode()).decode().rstrip("=")
-
-
-def lay_out(width: BucketWidth, since: int, until: int, limit: int) -> Page:
-    """Return the first `limit` buckets of a range, which may be empty."""
-    buckets: list[Bucket] = []
-    start = since
-    while start < until and len(buckets) < limit:
-        end = min(width.next_border(start), until)
-        buckets.append(Bucket(start, end))
-        start = end
-    return Page(width, tuple(buckets), start if start < until else None)
 
 
 @attrs.frozen
@@ -83,7 +71,14 @@ class Range:
     limit: int
 
     def lay_out(self) -> Page:
-        return lay_out(self.width, self.since, self.until, self.limit)
+        """Return the first `limit` buckets of the range, which may be empty."""
+        buckets: list[Bucket] = []
+        start = self.since
+        while start < self.until and len(buckets) < self.limit:
+            end = min(self.width.next_border(start), self.until)
+            buckets.append(Bucket(start, end))
+            start = end
+        return Page(tuple(buckets), start if start < self.until else None)
 
 
 def rfc3339(seconds: int) -> str:

@@ -304,7 +304,7 @@ def test_what_a_process_loads() -> None:
     """The process that reads the ledger loads no web framework, no event loop and no torch: it starts soon."""
     code = (
         "import sys, quipu.web.api.admin.report_worker, quipu.web.ui.table_report, "
-        "quipu.web.api.admin.openai_report, quipu.web.api.admin.anthropic_report; print(*sys.modules)"
+        "quipu.web.api.admin.usage_report; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"quart", "trio", "structlog", "torch", "numpy", "hypercorn"} & set(done.stdout.split())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.web.api.admin.usage_buckets import WIDTHS, lay_out
-from quipu.web.api.admin.usage_pages import start_of
+from quipu.web.api.admin.organization_usage import start_of
+from quipu.web.api.admin.usage_buckets import WIDTHS, Range
 from quipu.web.request.errors import APIError
 
 WIDTH_NAMES = st.sampled_from(sorted(WIDTHS))
@@ -20,9 +20,9 @@ def test_pages_tile_the_range(name: str, since: int, num_widths: int, rest: int,
     """Each moment is in exactly one bucket; inner boundaries are UTC boundaries; only the last page may be short."""
     width = WIDTHS[name]
     until = since + num_widths * width.width_s + rest % width.width_s
-    pages = [lay_out(width, since, until, limit)]
+    pages = [Range(width, since, until, limit).lay_out()]
     while (cursor := pages[-1].cursor) is not None:
-        pages.append(lay_out(width, start_of(cursor, width, since), until, limit))
+        pages.append(Range(width, start_of(cursor, width, since), until, limit).lay_out())
     buckets = [bucket for page in pages for bucket in page.buckets]
     assert all(len(page.buckets) == limit for page in pages[:-1])
     assert (buckets == []) == (since == until)
@@ -35,7 +35,7 @@ def test_pages_tile_the_range(name: str, since: int, num_widths: int, rest: int,
 
 def test_empty_range() -> None:
     """A range that ends before it begins has no buckets and no next page."""
-    page = lay_out(WIDTHS["1h"], 7200, 3600, 5)
+    page = Range(WIDTHS["1h"], 7200, 3600, 5).lay_out()
     assert (page.buckets, page.next_start, page.cursor) == ((), None, None)
 
 
@@ -69,7 +69,7 @@ def test_invalid_cursor(cursor: str) -> None:
 
 def test_cursor_of_another_query() -> None:
     """A cursor before the range, or on no bucket boundary, belongs to another query."""
-    cursor = lay_out(WIDTHS["1m"], 0, 7200, 1).cursor
+    cursor = Range(WIDTHS["1m"], 0, 7200, 1).lay_out().cursor
     assert cursor is not None and start_of(cursor, WIDTHS["1m"], 0) == 60
     for width, since in ((WIDTHS["1h"], 0), (WIDTHS["1m"], 60), (WIDTHS["1m"], 3600)):
         with pytest.raises(APIError):

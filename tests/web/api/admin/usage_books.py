@@ -21,10 +21,9 @@ from quipu.actors.ledger.reading import GroupColumn, KeptEngines, LedgerRecord, 
 from quipu.actors.ledger.retry_groups import counted, member_of
 from quipu.actors.ledger.schema import records as table
 from quipu.actors.messages.usage_record import UsageRecord
+from quipu.web.api.admin.organization_usage import install_organization_usage
 from quipu.web.api.admin.report_worker import Answer, Where, make
 from quipu.web.api.admin.reports import FirstRecord, Report, ReportRefused, record_in
-from quipu.web.api.admin.usage_anthropic import install_anthropic_usage
-from quipu.web.api.admin.usage_openai import install_openai_usage
 from quipu.web.api.admin.usage_record import install_usage_record
 from quipu.web.api.admin.usage_source import UsageSource, refusal
 from quipu.web.app import make_app
@@ -126,8 +125,7 @@ def record_at(seconds: float, name: str | None = None, **changes: Any) -> UsageR
 def client_of(source: UsageSource, keys: KeyStore | None = None, now: float = NOW) -> Client:
     """Return a client of an app whose reports take `now` as the current time."""
     app = make_app(FakeDesk(), None, keys)
-    install_openai_usage(app, source, lambda: now)
-    install_anthropic_usage(app, source, lambda: now)
+    install_organization_usage(app, source, lambda: now)
     install_usage_record(app, source)
     return Client(app)
 
