@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -47,9 +48,8 @@ def closed_app(desk: FakeDesk | None = None) -> QuipuApp:
 
 def routes(app: QuipuApp) -> Iterator[tuple[str, str, str]]:
     """Return (rule, method, path) for every route of the app."""
-    adapter = app.url_map.bind("test")
     for rule in app.url_map.iter_rules():
-        path = adapter.build(rule.endpoint, dict.fromkeys(rule.arguments, "x"))
+        path = re.sub(r"<[^>]*>", "x", rule.rule)
         for method in sorted(rule.methods or ()):
             yield rule.rule, method, path
 

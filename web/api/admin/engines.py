@@ -1,9 +1,9 @@
-"""Endpoints with which operators list, add, drain and remove the engines of a server.
+"""Endpoints by which operators list, add, drain and remove engines.
 
-    GET    /v1/admin/engines               all of them, and what each holds
-    POST   /v1/admin/engines               start further ones
+    GET    /v1/admin/engines               list all of them, and what each holds
+    POST   /v1/admin/engines               start more
     POST   /v1/admin/engines/{id}/drain    send it no more prompts; it ends when it holds nothing
-    DELETE /v1/admin/engines/{id}          likewise, but other engines go on with its requests at once
+    DELETE /v1/admin/engines/{id}          likewise, but other engines continue its requests at once
 
 What must always hold: changes are only begun here, and the list shows how far they are; nothing waits between a
 question to the desk and the change that depends on its answer; a body is read before anything is changed.
@@ -12,8 +12,6 @@ question to the desk and the change that depends on its answer; a body is read b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -64,22 +62,16 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
     async def drain_engine(engine_id: str) -> Response:
         fields = await _read_fields(DRAINED)
         mode, timeout_s = _read_mode(fields), fields.number("timeout_s")
-        status = _find(desk, engine_id)
-        with _refusals():
-            desk.control.drain(status.engine_id, mode, timeout_s)
-        return _answer(describe_status(_after(desk, status)))
+        return _drain(desk, engine_id, mode, timeout_s)
 
     @app.delete("/v1/admin/engines/<engine_id>")
     async def remove_engine(engine_id: str) -> Response:
         force = Parameters(request.args).flag("force") or False
-        status = _find(desk, engine_id)
-        with _refusals(hint=" Add `?force=true` to remove it nevertheless: its requests then fail."):
-            desk.control.drain(status.engine_id, DrainMode.HAND_OVER, force=force)
-        return _answer(describe_status(_after(desk, status)))
+        hint = " Add `?force=true` to remove it nevertheless: its requests then fail."
+        return _drain(desk, engine_id, DrainMode.HAND_OVER, force=force, hint=hint)
 
 
 def describe_status(status: EngineStatus) -> dict[str, Any]:
-    """Return an engine as the list has it."""
     return {
         "id": status.engine_id,
         "incarnation": status.incarnation,
@@ -115,36 +107,25 @@ def _read_mode(fields: Fields) -> DrainMode:
     return DrainMode(mode)
 
 
-def _find(desk: Desk, engine_id: str) -> EngineStatus:
-    """Return the engine that a path names. Raises APIError (404)."""
-    wanted = int(engine_id) if _ENGINE_ID.fullmatch(engine_id) else None
-    for status in desk.engines():
-        if status.engine_id == wanted:
-            return status
-    raise _unknown()
-
-
-def _after(desk: Desk, before: EngineStatus) -> EngineStatus:
-    """Return the engine once its end has begun; the desk may have dropped it already."""
-    for status in desk.engines():
-        if status.engine_id == before.engine_id:
-            return status
-    return attrs.evolve(before, state=EngineState.DRAINING, num_running=0, num_waiting=0)
-
-
-@contextmanager
-def _refusals(hint: str = "") -> Iterator[None]:
-    """Raise the desk's refusals as an APIError. `hint` ends the message about the last engine."""
+def _drain(
+    desk: Desk, engine_id: str, mode: DrainMode, timeout_s: float | None = None, *, force: bool = False, hint: str = ""
+) -> Response:
+    """Begin to end the engine that a path names. Raises APIError: 404, or 409 and `hint` if it is the last one."""
+    before = _find(desk, int(engine_id)) if _ENGINE_ID.fullmatch(engine_id) else None
     try:
-        yield
+        if before is None:
+            raise UnknownEngine
+        desk.control.drain(before.engine_id, mode, timeout_s, force=force)
     except UnknownEngine:
-        raise _unknown() from None
+        raise not_found("No engine exists with this id.", "engine_id", "engine_not_found") from None
     except LastEngine:
         message = f"No other engine is ready to serve requests: add one, or wait until it is.{hint}"
         raise APIError(
             HTTPStatus.CONFLICT, message, "invalid_request_error", param="engine_id", code="last_engine"
         ) from None
+    gone = attrs.evolve(before, state=EngineState.DRAINING, num_running=0, num_waiting=0)
+    return _answer(describe_status(_find(desk, before.engine_id) or gone))
 
 
-def _unknown() -> APIError:
-    return not_found("No engine exists with this id.", "engine_id", "engine_not_found")
+def _find(desk: Desk, engine_id: int) -> EngineStatus | None:
+    return next((status for status in desk.engines() if status.engine_id == engine_id), None)

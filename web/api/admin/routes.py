@@ -1,11 +1,7 @@
-"""Endpoints of operators and their probes: health, readiness, metrics, and the server's configuration.
-
-Health is what the supervisor knows, not that HTTP responds.
-"""
+"""Endpoints of operators and their probes: health as the supervisor knows it, metrics, and the configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -14,9 +10,8 @@ from quart import Response
 from quart_trio import QuartTrio
 
 import quipu
-from quipu.actors.messages.output import OutputFormat
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.health import EngineState, EngineStatus, Health
+from quipu.actors.request_desk.health import EngineState, Health
 from quipu.actors.request_desk.interface import Desk, describe_pool
 
 from ...auth.keys import KeyStore
@@ -29,6 +24,7 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
     """Register the routes. `web/auth/auth.py` decides who may use them."""
 
     @app.get("/health")
+    @app.get("/ping")
     async def health() -> Response:
         state = desk.health()
         return _probe(state, state.is_healthy)
@@ -45,6 +41,7 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
     @app.get("/server_info")
     async def server_info() -> Response:
         info, state, engines = desk.info, desk.health(), desk.engines()
+        first = next((status.ready for status in engines if status.state is EngineState.READY), None) or info.engine
         described = {
             "version": quipu.__version__,
             "model": next(iter(info.model_names), None),
@@ -55,10 +52,22 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
             "detail": state.detail,
             "incarnation": state.incarnation,
             "kv_cache": {"num_blocks": info.num_blocks, "block_size": info.block_size, **describe_cache(info.engine)},
-            "engine": describe_engine(_first_ready(engines) or info.engine),
-            "engines": [describe_one_of_several(status) for status in engines],
+            "engine": describe_engine(first),
+            "engines": [
+                {
+                    "id": status.engine_id,
+                    "incarnation": status.incarnation,
+                    "state": status.state,
+                    "engine": describe_engine(status.ready),
+                }
+                for status in engines
+            ],
             "upstreams": describe_upstreams(desk),
-            "output": describe_output(info.output),
+            "output": {
+                "tool_call_parser": info.output.tool_call_parser,
+                "reasoning_parser": info.output.reasoning_parser,
+                "reason": info.output.reason,
+            },
             "keys": keys.describe(),
             "settings": info.settings,
         }
@@ -76,15 +85,9 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
     async def version() -> dict[str, Any]:
         return {"version": quipu.__version__}
 
-    @app.get("/ping")
-    async def ping() -> Response:
-        state = desk.health()
-        return _probe(state, state.is_healthy)
-
 
 def describe_upstreams(desk: Desk) -> list[dict[str, Any]]:
-    """Return the servers that requests are passed on to. Their keys are nowhere in it."""
-    upstreams = () if desk.upstreams is None else desk.upstreams.pool
+    """Return the servers that requests are passed on to, without their keys."""
     return [
         {
             "id": upstream.engine_id,
@@ -96,28 +99,17 @@ def describe_upstreams(desk: Desk) -> list[dict[str, Any]]:
             "blocks_known": upstream.num_blocks_known,
             "failures": upstream.num_deaths,
         }
-        for upstream in upstreams
+        for upstream in (() if desk.upstreams is None else desk.upstreams.pool)
     ]
-
-
-def describe_output(output: OutputFormat) -> dict[str, Any]:
-    """Return how the model's reasoning and tool calls are recognized, and why so."""
-    return {
-        "tool_call_parser": output.tool_call_parser,
-        "reasoning_parser": output.reasoning_parser,
-        "reason": output.reason,
-    }
 
 
 def describe_cache(engine: EngineReady | None) -> dict[str, Any]:
     """Return the size of the KV cache, once an engine has reported it."""
-    if engine is None:
-        return {}
-    return {"num_bytes": engine.kv_cache_bytes, **describe_pool(engine)}
+    return {} if engine is None else {"num_bytes": engine.kv_cache_bytes, **describe_pool(engine)}
 
 
 def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
-    """Return the engine's backend and its properties, None while the first engine loads."""
+    """Return an engine's backend and its properties; None while it loads."""
     if engine is None:
         return None
     return {
@@ -133,20 +125,6 @@ def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
         "workspace_bytes": engine.workspace_bytes,
         "numerics": engine.numerics,
     }
-
-
-def describe_one_of_several(status: EngineStatus) -> dict[str, Any]:
-    """Return one of the engines, with its properties once it has been ready."""
-    return {
-        "id": status.engine_id,
-        "incarnation": status.incarnation,
-        "state": status.state,
-        "engine": describe_engine(status.ready),
-    }
-
-
-def _first_ready(engines: Sequence[EngineStatus]) -> EngineReady | None:
-    return next((status.ready for status in engines if status.state is EngineState.READY), None)
 
 
 def _probe(state: Health, is_fine: bool) -> Response:

@@ -16,13 +16,12 @@ from quart_trio import QuartTrio
 
 from quipu.actors.ledger.exporting import values_of
 from quipu.actors.ledger.fields import FIELD_NAMES
-from quipu.actors.ledger.reading import LedgerRecord, Query
+from quipu.actors.ledger.reading import LedgerRecord
 
 from ...request.errors import not_found
-from ...request.principal import Principal
 from ...request.request_context import current_request_context
 from ..usage import miss_for_client
-from .usage_source import UsageSource
+from .usage_source import UsageSource, find_record
 
 _TENANT_FIELDS = (*FIELD_NAMES, "recovered")
 
@@ -33,16 +32,10 @@ def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
     @app.get("/v1/usage/<request_id>")
     async def usage_record(request_id: str) -> dict[str, Any]:
         principal = current_request_context().principal
-        found = None
-        if request_id.isprintable():  # others are never ids, and not every database accepts them
-            found = await source.record(_query(request_id, principal), principal.party)
+        found = await find_record(source, request_id, principal)
         if found is None:
             raise not_found("No usage record exists for this request id.", "request_id", "record_not_found")
         return describe(found, for_admin=principal.is_admin)
-
-
-def _query(request_id: str, principal: Principal) -> Query:
-    return Query(request_ids=(request_id,), tenants=() if principal.is_admin else (principal.tenant,))
 
 
 def describe(found: LedgerRecord, *, for_admin: bool) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from quipu.actors.threads import outlive_shortages
 
 from ...http.turns import FairTurns, TooManyWaiting
 from ...request.errors import APIError, internal, invalid, unavailable
+from ...request.principal import Principal
 from .report_process import Answered, ReportProcess, ReportProcessGone
 from .report_worker import Answer, Where
 from .reports import FirstRecord, Report, record_in
@@ -44,16 +45,22 @@ _log = structlog.get_logger("quipu.web")
 
 
 class UsageSource(Protocol):
-    """A source of usage data. Its methods raise APIError: 503 if the ledger cannot be read, 400 for what the report
-    refuses."""
+    """A source of usage data."""
 
     async def report(self, report: Report, party: Hashable) -> Sequence[bytes]:
-        """Return the body of a report, in pieces that may each be sent at once. The parties that ask take turns."""
+        """Return the body of a report, in pieces that may each be sent at once. The parties that ask take turns.
+
+        Raises APIError: 503 if the ledger cannot be read, 400 for what the report refuses.
+        """
         ...
 
-    async def record(self, query: Query, party: Hashable) -> LedgerRecord | None:
-        """Return the first record that matches."""
-        ...
+
+async def find_record(source: UsageSource, request_id: str, principal: Principal) -> LedgerRecord | None:
+    """Return the record of a request that the principal may see. Raises APIError (503)."""
+    if not request_id.isprintable():  # ids are, and not every database accepts others
+        return None
+    query = Query(request_ids=(request_id,), tenants=() if principal.is_admin else (principal.tenant,))
+    return record_in(b"".join(await source.report(FirstRecord(query), principal.party)))
 
 
 @attrs.define(eq=False)
@@ -93,14 +100,10 @@ class LedgerUsage:
         self._where = where
         self._turns = FairTurns(num_processes, max_waiting=max_waiting)
         self._read_s = read_s
-        self._num_open = 0
+        self.num_open = 0
+        """Reports that are being made, wait for that, or are being interrupted."""
         self._idle: IdleProcesses[ReportProcess] = IdleProcesses(IDLE_S)
         self._nursery: trio.Nursery | None = None
-
-    @property
-    def num_open(self) -> int:
-        """Reports that are being made, wait for that, or are being interrupted."""
-        return self._num_open
 
     @property
     def idle_process_ids(self) -> list[int]:
@@ -116,13 +119,10 @@ class LedgerUsage:
         finally:  # once no task can put one back
             await self._idle.end_all()
 
-    async def record(self, query: Query, party: Hashable) -> LedgerRecord | None:
-        return record_in(b"".join(await self.report(FirstRecord(query), party)))
-
     async def report(self, report: Report, party: Hashable) -> Sequence[bytes]:
         assert self._nursery is not None
         job = _Job(report, party, why=f"no answer within {self._read_s:g} s")
-        self._num_open += 1
+        self.num_open += 1
         self._nursery.start_soon(self._serve, job)
         try:
             with trio.move_on_after(self._read_s):
@@ -144,7 +144,7 @@ class LedgerUsage:
         except TooManyWaiting:
             job.is_refused = True
         finally:
-            self._num_open -= 1
+            self.num_open -= 1
             job.done.set()
 
     async def _make(self, job: _Job) -> None:
@@ -174,17 +174,12 @@ def _body_of(answered: Answered) -> Sequence[bytes]:
         return answered.pieces
     text = b"".join(answered.pieces)
     if answered.kind is Answer.REFUSED:
-        raise refusal(*orjson.loads(text))
+        raise invalid(*orjson.loads(text))
     why = text.decode(errors="replace")
     if answered.kind is Answer.AWAY:
         raise _away(why)
     _log.error("usage.report_failed", error=why)
     raise internal()
-
-
-def refusal(message: str, param: str | None, code: str) -> APIError:
-    """Return the error of a report that cannot be made as it was asked for."""
-    return invalid(message, param, code)
 
 
 def _away(why: str) -> APIError:

@@ -14,15 +14,12 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.accountant.explaining import explain_record
-from quipu.actors.ledger.reading import Query
-from quipu.actors.messages.explanations import Explanation
 from quipu.actors.request_desk.interface import Desk
 
 from ...http.turns import FairTurns, TooManyWaiting, turn
 from ...request.errors import not_found, unavailable
-from ...request.principal import Principal
 from ...request.request_context import current_request_context
-from ..admin.usage_source import UsageSource
+from ..admin.usage_source import UsageSource, find_record
 from ..answer import whole_response
 from .explanation_json import Reader, explanation_pieces
 
@@ -39,24 +36,17 @@ def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> No
     async def explain(request_id: str) -> Response:
         principal = current_request_context().principal
         tenant = None if principal.is_admin else principal.tenant
-        found = None
-        if request_id.isprintable():  # others are never ids, and not every database accepts them
-            async with turn():
-                found = desk.explain(request_id, tenant)
-            if found is None and usage is not None:
-                try:
-                    async with reading.turn(principal.party):
-                        found = await _from_record(usage, request_id, principal)
-                except TooManyWaiting:
-                    raise unavailable(
-                        "Too many explanations are being read. Try again later.", "too_many_reports"
-                    ) from None
+        async with turn():
+            found = desk.explain(request_id, tenant)
+        if found is None and usage is not None:
+            try:
+                async with reading.turn(principal.party):
+                    record = await find_record(usage, request_id, principal)
+            except TooManyWaiting:
+                raise unavailable(
+                    "Too many explanations are being read. Try again later.", "too_many_reports"
+                ) from None
+            found = None if record is None else explain_record(record.record)
         if found is None:
             raise not_found("No record exists for this request id.", "request_id", "record_not_found")
         return await whole_response(explanation_pieces(found, Reader(tenant), desk.info.block_size))
-
-
-async def _from_record(usage: UsageSource, request_id: str, principal: Principal) -> Explanation | None:
-    tenants = () if principal.is_admin else (principal.tenant,)
-    record = await usage.record(Query(request_ids=(request_id,), tenants=tenants), principal.party)
-    return None if record is None else explain_record(record.record)

@@ -119,7 +119,7 @@ async def test_started_when_needed_and_used_again(data_dir: Path) -> None:
     before = children()
     async with open_usage(data_dir) as usage:
         assert children() == before
-        assert await usage.record(Query(), OPS) is None
+        assert await body_of(usage, FIRST) == b"null"
         pid = int(await body_of(usage, PID))
         assert usage.idle_process_ids == [pid] == [int(await body_of(usage, PID))]
         assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
@@ -232,7 +232,7 @@ async def test_query_of_a_client_that_leaves(postgres: Postgres, tmp_path: Path)
     sleeping = running("[c.__enter__().exec_driver_sql('SELECT pg_sleep(600)') for c in [ledger.connection()]]")
     (tmp_path / "ledger").mkdir()
     async with open_usage(tmp_path, url) as usage:
-        assert await usage.record(Query(), OPS) is None
+        assert await body_of(usage, FIRST) == b"null"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(usage.report, sleeping, OPS)
             await wait_until(num_asleep)

@@ -23,11 +23,12 @@ from quipu.actors.ledger.schema import records as table
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.web.api.admin.organization_usage import install_organization_usage
 from quipu.web.api.admin.report_worker import Answer, Where, make
-from quipu.web.api.admin.reports import FirstRecord, Report, ReportRefused, record_in
+from quipu.web.api.admin.reports import Report, ReportRefused
 from quipu.web.api.admin.usage_record import install_usage_record
-from quipu.web.api.admin.usage_source import UsageSource, refusal
+from quipu.web.api.admin.usage_source import UsageSource
 from quipu.web.app import make_app
 from quipu.web.auth.keys import KeyStore
+from quipu.web.request.errors import invalid
 from tests.actors.ledger.ledgers import record_of
 from tests.web.fakes import Client, FakeDesk
 
@@ -91,10 +92,7 @@ class BookSource:
         try:
             return [sent.make(Book(self.records, self.seen_queries))]
         except ReportRefused as refused:
-            raise refusal(refused.message, refused.param, refused.code) from None
-
-    async def record(self, query: Query, party: Hashable = None) -> LedgerRecord | None:
-        return record_in(b"".join(await self.report(FirstRecord(query))))
+            raise invalid(refused.message, refused.param, refused.code) from None
 
 
 @attrs.define
@@ -109,9 +107,6 @@ class FolderSource:
         answer, data = make(report, Where(self.data_dir, None), self.engines)
         assert answer is Answer.MADE, data
         return [data]
-
-    async def record(self, query: Query, party: Hashable = None) -> LedgerRecord | None:
-        return record_in(b"".join(await self.report(FirstRecord(query))))
 
 
 def record_at(seconds: float, name: str | None = None, **changes: Any) -> UsageRecord:

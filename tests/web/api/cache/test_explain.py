@@ -15,7 +15,6 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quipu.actors.ledger.reading import LedgerRecord, Query
 from quipu.actors.messages.block_manager import CacheMiss, MissDetail, MissReason
 from quipu.actors.messages.explanations import (
     Advice,
@@ -31,6 +30,7 @@ from quipu.actors.messages.explanations import (
     PromptOutline,
 )
 from quipu.actors.messages.tiers import Tier
+from quipu.web.api.admin.reports import Report
 from quipu.web.api.cache import explain as explain_module
 from quipu.web.api.cache.explanation_json import Reader, explanation_pieces
 from quipu.web.app import make_app
@@ -194,12 +194,12 @@ class SlowSource(BookSource):
     most: int = 0
     _num_now: int = 0
 
-    async def record(self, query: Query, party: Hashable = None) -> LedgerRecord | None:
+    async def report(self, report: Report, party: Hashable = None) -> list[bytes]:
         self._num_now += 1
         self.most = max(self.most, self._num_now)
         await trio.sleep(1)
         self._num_now -= 1
-        return await BookSource.record(self, query)
+        return await BookSource.report(self, report)
 
 
 async def get(client: Client, request_id: str, tenant: str | None) -> tuple[int, Any]:
