@@ -25,9 +25,9 @@ from quipu.actors.config.declarations import (
 )
 from quipu.actors.config.runtime_config import SETTINGS
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
-from quipu.web.api.body_field import BodyField
+from quipu.web.api.body_field import OFF, BodyField
 from quipu.web.api.body_table import SHAPES
-from quipu.web.api.foreign_table import EITHER, FOREIGN, OFF, ForeignField
+from quipu.web.api.foreign_table import EITHER, FOREIGN, ForeignField
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN = "<!-- made by `python -m scripts.declared_tables` -->"

@@ -26,7 +26,7 @@ from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.upstream import Forward
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import Desk, DeskClosed, Placement, ServingInfo, Ticket
+from quipu.actors.request_desk.interface import Desk, Placement, ServingInfo, Ticket
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of
@@ -34,7 +34,7 @@ from ..http import sse
 from ..http.turns import take_slice, turn
 from ..http.unread_limit import unread_limit_of_run
 from ..options import AppOptions
-from ..request.errors import raise_error_of, unavailable
+from ..request.errors import raise_error_of
 from ..request.request_context import RequestContext, current_request_context
 from ..request.tally import Tally
 from ..telemetry.tracing import TracedRequest
@@ -44,7 +44,6 @@ from .fields import parse_object
 from .generation import GenerationRequest, check_priority
 from .ignored_fields import IgnoredNames, ignored_fields
 from .json_structure import MAX_CHAT_VALUES
-from .request_start import RequestStart
 from .stream import StreamWriter, Transcript
 
 MAX_MADE_BYTES = 1 << 16
@@ -169,12 +168,9 @@ async def read_reply(endpoint: str, read: Reader, body: dict[str, Any], desk: De
 def open_request(
     request: Encode | Forward, endpoint: str, caller: Caller, desk: Desk, options: AppOptions, traced: TracedRequest
 ) -> Ticket:
-    """Open the current request, which its scope leaves, and which ends at its deadline. Raises APIError."""
+    """Open the current request, which its scope leaves, and which ends at its deadline. Raises DeskClosed."""
     context = current_request_context()
-    try:
-        ticket = desk.open(request, endpoint, caller)
-    except DeskClosed as closed:
-        raise unavailable(str(closed) or "The server is not accepting requests.") from None
+    ticket = desk.open(request, endpoint, caller)
     context.scope.on_close(ticket.leave)
     context.mailbox = ticket.mailbox
     ticket.mailbox.when_closed(partial(context.account_closed, traced))
@@ -258,6 +254,29 @@ async def _answer_streamed(reply: Reply, ticket: Ticket, context: RequestContext
     writer = start.writer = reply.writer(sink, context.tally, context.log)
     mailbox.attach(writer.consume)
     return stream_response(sink, reply.heartbeat, context, options)
+
+
+class RequestStart:
+    """Passes a streamed request to the tokenizer, in a task beside its handler, which cannot wait for room there: its
+    client gets a head and a heartbeat in time."""
+
+    def __init__(self, ticket: Ticket, stop_waiting: Callable[[], object]) -> None:
+        """`stop_waiting` is called if the start fails before there is a writer."""
+        self._ticket = ticket
+        self._stop_waiting = stop_waiting
+        self.error: Exception | None = None
+        self.writer: StreamWriter | None = None
+        """Of the stream, once it has begun."""
+
+    async def run(self) -> None:
+        try:
+            await self._ticket.start()
+        except Exception as error:
+            if self.writer is not None:
+                self.writer.crash(error)
+            else:
+                self.error = error
+                self._stop_waiting()
 
 
 def open_sink(context: RequestContext, options: AppOptions) -> sse.Sink:

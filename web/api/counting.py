@@ -12,9 +12,8 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import Prompt
-from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptRefused
+from quipu.actors.request_desk.interface import Desk
 
-from ..request.errors import from_request_error, unavailable
 from ..request.request_context import current_request_context
 from .bodies import take_body
 from .body_table import SHAPES
@@ -31,15 +30,13 @@ class CountedPrompt:
 
 
 async def count_tokens(endpoint: str, read: Callable[[dict[str, Any]], Awaitable[CountedPrompt]], desk: Desk) -> int:
-    """Return how many prompt tokens the current request's body would have at an endpoint. Raises APIError."""
+    """Return how many prompt tokens the current request's body would have at an endpoint.
+
+    Raises APIError, and what the desk raises.
+    """
     data, share = await take_body()
     context, parsed = current_request_context(), await parse_object(data, share.grow)
     counted = await read(parsed)
     context.ignored_fields = (await ignored_fields(parsed, SHAPES[endpoint], counted.unused_fields)).header
     del data, parsed
-    try:
-        return await desk.count_tokens(counted.prompt, counted.param, context.principal.tenant)
-    except PromptRefused as refused:
-        raise from_request_error(refused.error) from None
-    except DeskClosed as closed:
-        raise unavailable(str(closed)) from None
+    return await desk.count_tokens(counted.prompt, counted.param, context.principal.tenant)

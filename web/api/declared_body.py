@@ -15,7 +15,7 @@ from ..request.errors import unknown_parameter, unsupported_parameter
 from .body_field import BodyField, Why
 from .body_table import SHAPES
 from .fields import Fields
-from .foreign_fields import refuse_foreign
+from .foreign_table import refuse_foreign
 
 
 class Body(Fields):

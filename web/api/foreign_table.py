@@ -1,22 +1,26 @@
 """What every endpoint makes of the fields that other servers' APIs add to OpenAI's, each decided once.
 
 Read from the request schemas of vLLM, SGLang and LMDeploy, the parameters of llama.cpp's server, and Ollama's API and
-options. `foreign_fields.py` applies the table, `python -m scripts.declared_tables` writes it into `docs/use/fields.md`,
-and `tests/web/api/peer_schemas.py` lists the schemas. A field that this server serves is not here but in the shapes of
-its endpoints; one of these that is implemented leaves the table.
+options (`tests/web/api/peer_schemas.py`). Readers refuse by the table, `ignored_fields.py` names the rest, and `python
+-m scripts.declared_tables` writes it into `docs/use/fields.md`. A field that is implemented leaves the table for the
+shapes of its endpoints.
 
-What must always hold: a field that would change the answer is refused, never ignored.
+What must always hold: a field that would change the answer is refused, never ignored; a body with very many fields
+costs no more than one with few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
 
+from ..request.errors import unsupported_parameter
+from .body_field import OFF
+
 VLLM, SGLANG, LMDEPLOY, LLAMA, OLLAMA = "vLLM", "SGLang", "LMDeploy", "llama.cpp", "Ollama"
 OTHERS = "others"
-OFF: tuple[object, ...] = (False, 0, "", [], {})
 EITHER = (False, True)
 
 
@@ -226,3 +230,41 @@ _HARMLESS = (
 )
 FOREIGN: Mapping[str, ForeignField] = {field.name: field for field in (*_REFUSED, *_HARMLESS)}
 """In the order in which they are refused: a field before those that have an effect only with it."""
+_PLACES = {name: place for place, name in enumerate(FOREIGN)}
+
+
+def refuse_foreign(body: Mapping[str, Any], *, with_hints: bool = True) -> None:
+    """Raise APIError for the first field of the table that would change the answer.
+
+    `with_hints`: the error says which field means the same on chat and completions.
+    """
+    for field in _given(body):
+        if field.is_refused and not _only_members(field, body[field.name]) and _has_effect(field, body):
+            raise unsupported_parameter(field.name, field.instead if with_hints else None)
+
+
+def ignored_foreign(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields of the table that ask for something, and are not refused."""
+    return tuple(field.name for field in _given(body) if not field.is_refused or _only_members(field, body[field.name]))
+
+
+def _given(body: Mapping[str, Any]) -> Iterable[ForeignField]:
+    """Return the fields that have other than neutral values, in the table's order."""
+    for name in sorted(body.keys() & FOREIGN.keys(), key=_PLACES.__getitem__):
+        field, value = FOREIGN[name], body[name]
+        if value is not None and not _is_neutral(field, value):
+            yield field
+
+
+def _is_neutral(field: ForeignField, value: Any) -> bool:
+    # Python takes true for 1
+    return any(value == neutral and (value is True) == (neutral is True) for neutral in field.neutral)
+
+
+def _only_members(field: ForeignField, value: Any) -> bool:
+    return bool(field.members) and type(value) is dict and value.keys() <= field.members
+
+
+def _has_effect(field: ForeignField, body: Mapping[str, Any]) -> bool:
+    others = field.only_with
+    return not others or any(body.get(name) not in (None, neutral) for name, neutral in others.items())

@@ -6,15 +6,22 @@ which the message to the tokenizer is made. Nothing below the web layer checks i
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+
 import attrs
 
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value, invalid, no_model, quoted, unavailable
-from .affinity import affinity_of
 from .fields import Fields
-from .reply_rules import NO_RULES, ReplyRules
+
+MAX_AFFINITY_CHARS = 4096
+"""Characters of a value that are looked at."""
+_DIGEST_BYTES = 16
+_PERSON = b"quipu affinity"
+_OWN_GROUP = "functions"
 
 
 @attrs.frozen
@@ -58,6 +65,36 @@ class Delivery:
     """Every chunk carries the usage so far. Only with `include_usage`, as in vLLM."""
     with_tiers: bool = False
     """Cached tokens are split by tier."""
+
+
+@attrs.frozen
+class NamespacedTool:
+    """A tool of a group, as its client knows it."""
+
+    namespace: str
+    name: str
+
+    @property
+    def flat_name(self) -> str:
+        """Return the name by which the model knows it. Codex puts its own tools into a group `functions`."""
+        return self.name if self.namespace == _OWN_GROUP else f"{self.namespace}__{self.name}"
+
+
+@attrs.frozen
+class ReplyRules:
+    """How calls and reasoning are written."""
+
+    names_reasoning: bool = False
+    """The message of a chat has the fields of reasoning even if there was none, as vLLM's does."""
+    legacy_functions: bool = False
+    """The client sent `functions`: a call is a `function_call` of the message."""
+    custom_tools: frozenset[str] = frozenset()
+    """Tools whose only argument, `input`, is free text; the client receives the text alone."""
+    namespaces: Mapping[str, NamespacedTool] = attrs.field(factory=dict)
+    """Tools of groups."""
+
+
+NO_RULES = ReplyRules()
 
 
 @attrs.frozen(kw_only=True)
@@ -136,3 +173,23 @@ def check_priority(priority: int, *, is_allowed: bool) -> None:
             "`priority = true` in the key file"
         )
         raise bad_value("priority", message, "priority_not_allowed")
+
+
+def read_affinity_key(fields: Fields, *names: str) -> str:
+    """Return the first of these fields that is not empty, as far as it is looked at; an empty string if all are.
+
+    Raises APIError for any of them that is not a string.
+    """
+    values = [fields.optional_text(name) for name in names]
+    return next((value[:MAX_AFFINITY_CHARS] for value in values if value), "")
+
+
+def affinity_of(domain: str, key: str) -> bytes:
+    """Return the 16 bytes that stand for a client within its cache domain; none for an empty key."""
+    if not key:
+        return b""
+    tenant = domain.encode()
+    digest = hashlib.blake2b(b"%d:" % len(tenant), digest_size=_DIGEST_BYTES, person=_PERSON)
+    digest.update(tenant)
+    digest.update(key.encode())
+    return digest.digest()

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import attrs
 
 from .body_field import Shape
-from .foreign_fields import ignored_foreign
+from .foreign_table import ignored_foreign
 from .pace import Pace
 
 MAX_NAMES = 16

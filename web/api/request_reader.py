@@ -1,4 +1,4 @@
-"""What every endpoint reads of a generation request alike: choices, sampling, stop strings, and what is only carried.
+"""What endpoints read of a generation request alike: choices, sampling, stop strings, limits, and delivery.
 
 The readers of each API read prompts, tools and scores, and leave the rest to `read_request`.
 """
@@ -12,11 +12,10 @@ from quipu.actors.messages.prompts import Prompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value
-from .affinity import read_affinity_key
 from .body_table import PROMPT_FIELDS
 from .declared_body import Body
-from .fields import wrong_type
-from .generation import NO_SCORES, GenerationRequest, TokenLimit, WantedScores
+from .fields import Fields, wrong_type
+from .generation import NO_SCORES, Delivery, GenerationRequest, TokenLimit, WantedScores, read_affinity_key
 from .sampling import read_sampling
 
 MAX_STOP_STRINGS = 16
@@ -81,3 +80,30 @@ def _read_stop(body: Body) -> tuple[str, ...]:
             limits = f"must have between 1 and {MAX_STOP_CHARS} characters"
             raise bad_value(f"{name}.{index}", limits) if is_list else bad_value(name, f"strings {limits}")
     return tuple(stops)
+
+
+def read_limit(fields: Fields) -> TokenLimit:
+    """`max_completion_tokens`, or else `max_tokens`. Raises APIError."""
+    # Both are checked, so that neither hides an invalid value of the other.
+    older, newer = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
+    return TokenLimit(older, "max_tokens") if newer is None else TokenLimit(newer, "max_completion_tokens")
+
+
+def read_delivery(fields: Fields) -> Delivery:
+    """Return how the response is wanted. Raises APIError."""
+    stream = fields.flag("stream")
+    options = fields.fields("stream_options")
+    if fields.get("stream_options") and not stream:
+        raise bad_value("stream_options", "only allowed when `stream` is true")
+    include_usage, continuous_usage = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    return Delivery(
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=include_usage and continuous_usage,
+        with_tiers=fields.flag("return_cached_tokens_details"),
+    )
+
+
+def unused_verbosity(fields: Fields) -> tuple[str, ...]:
+    """Return the path of `verbosity` if it asks for what no model here can do. Raises APIError."""
+    return () if fields.optional_text("verbosity") in (None, "medium") else (fields.param("verbosity"),)

@@ -1,7 +1,8 @@
-"""Fields of a request that go to the chat template: its variables, and how much the model is to reason.
+"""Fields of a request that go to the chat template: its variables, documents, and how much the model is to reason.
 
-Used by every endpoint with a chat. What must always hold: a variable in `chat_template_kwargs` takes precedence over
-the fields that stand for it.
+Used by every endpoint with a chat. Each API has fields of its own for reasoning, which become variables of the template
+and a budget. What must always hold: a variable in `chat_template_kwargs` takes precedence over the fields that stand
+for it; a field that this model cannot honour is accepted and reported to the client.
 """
 
 from __future__ import annotations
@@ -9,16 +10,58 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quipu.actors.messages.output import OutputFormat
+
 from ..request.errors import bad_value
 from .fields import Fields, wrong_type
 from .pace import Pace
-from .thinking import Thinking
 
 MAX_TEMPLATE_KWARGS = 256
 _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
 """Template variables that have fields of their own."""
 MAX_DOCUMENT_FIELDS = 256
 NO_BUDGET = -1
+_SWITCHES = ("enable_thinking", "thinking")
+"""Template variables that switch reasoning on and off: Qwen's and DeepSeek's."""
+
+
+class Thinking:
+    """What a request asks of the model's reasoning. A later call takes precedence."""
+
+    def __init__(self, output: OutputFormat) -> None:
+        self.variables: dict[str, Any] = {}
+        """Of the chat template."""
+        self.budget: int | None = None
+        """Tokens of reasoning after which the model is made to close it."""
+        self.unused: list[str] = []
+        """Fields without effect."""
+        self._output = output
+
+    def switch(self, is_on: bool, param: str) -> None:
+        is_honoured = self._set(dict.fromkeys(_SWITCHES, is_on))
+        if not is_honoured and not (is_on and self._output.reasoning_tags is not None):
+            self.unused.append(param)
+
+    def limit(self, num_tokens: int, param: str) -> None:
+        if self._output.reasoning_tags is None:
+            self.unused.append(param)
+        else:
+            self.budget = num_tokens
+
+    def read_effort(self, fields: Fields, name: str, *, is_switch: bool = True) -> None:
+        """Read how much the model is to reason. `is_switch`: it also says whether to. Raises APIError."""
+        effort = fields.optional_text(name)
+        if effort is None:
+            return
+        switches = dict.fromkeys(_SWITCHES, effort != "none") if is_switch else {}
+        if not self._set({**switches, "reasoning_effort": effort}):
+            self.unused.append(fields.param(name))
+
+    def _set(self, values: dict[str, Any]) -> bool:
+        """Set those variables that the template reads. Return whether there are any."""
+        read = {name: value for name, value in values.items() if name in self._output.template_variables}
+        self.variables |= read
+        return bool(read)
 
 
 def read_template_kwargs(fields: Fields, thinking: Thinking) -> Mapping[str, Any]:

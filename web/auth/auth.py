@@ -10,14 +10,15 @@ stranger cannot tell them apart.
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Any, cast
 
 from quart import Response, request
 from quart_trio import QuartTrio
 
 from ..request.errors import APIError, turn_away
 from ..request.request_context import current_request_context
+from .browser_rules import is_loopback
 from .keys import KeyStore, runtime_principal
-from .local_clients import is_from_this_machine
 
 PAGE_ROUTES = frozenset({"/ui", "/ui/", "/ui/static/<path:name>"})
 """The page of `web/ui/` and its files: the same for everybody. The page asks for a key, and for data with that key."""
@@ -86,6 +87,14 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
                 response.headers["WWW-Authenticate"] = "Bearer"
             return response
         return None
+
+
+def is_from_this_machine() -> bool:
+    """Return whether the current request was sent from this machine and not forwarded by a proxy."""
+    client = cast(dict[str, Any], request.scope).get("client")
+    headers = request.headers
+    is_forwarded = "forwarded" in headers or any(name.lower().startswith("x-forwarded-") for name, _ in headers)
+    return client is not None and is_loopback(client[0]) and not is_forwarded
 
 
 def unauthorized(message: str) -> APIError:

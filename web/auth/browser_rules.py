@@ -40,7 +40,9 @@ class BrowserRules:
             return True
         found = _HOST.fullmatch(host.lower())
         return found is not None and (
-            _is_loopback_name(found[1]) or not self.allowed_hosts.isdisjoint((found[1], host.lower()))
+            found[1].endswith(".localhost")
+            or is_loopback(found[1].strip("[]"))
+            or not self.allowed_hosts.isdisjoint((found[1], host.lower()))
         )
 
     def allows_origin(self, origin: str) -> bool:
@@ -60,14 +62,16 @@ def is_same_origin(origin: str, host: str) -> bool:
     return (found[1], found[2] or default) == (asked[1], asked[2] or default)
 
 
-def _is_loopback_name(name: str) -> bool:
-    if name == "localhost" or name.endswith(".localhost"):
+def is_loopback(address: str) -> bool:
+    """Return whether an address, or a name to listen on, is reachable only from this machine."""
+    if address.lower() == "localhost":
         return True
     try:
-        ip = ipaddress.ip_address(name.strip("[]"))
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return False
-    return ip.is_loopback
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
 
 
 def parse_origins(text: str) -> frozenset[str]:

@@ -35,10 +35,9 @@ from quipu.actors.wiring import split
 from ..api.admin.prices import PriceError, PriceList, read_prices
 from ..api.admin.usage_source import open_usage
 from ..app import make_app
-from ..auth.browser_rules import BrowserRules
+from ..auth.browser_rules import BrowserRules, is_loopback
 from ..auth.key_file import KeyFileError
 from ..auth.keys import KeyStore
-from ..auth.local_clients import is_loopback
 from ..http.connection_table import default_max_connections, raise_file_limit
 from ..http.server import Address, ServerConfig, serve
 from ..options import AppOptions

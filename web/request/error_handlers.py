@@ -1,5 +1,5 @@
-"""Answers to whatever ends a request before its status line: an `APIError`, an exception of the router or of the body's
-reader, a bug. The shapes are those of `errors.py`.
+"""Answers to whatever ends a request before its status line: an `APIError`, an exception of the desk, the router or the
+body's reader, a bug. The shapes are those of `errors.py`.
 
 A 404 or 405 says which URL its client probably meant, since other servers have theirs below other paths; it is sent
 only to who may use the server.
@@ -19,8 +19,10 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
 from werkzeug.routing import Map
 
+from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
+
 from ..telemetry.logs import frames_of
-from .errors import APIError, internal, not_found, quoted, respond
+from .errors import APIError, from_request_error, internal, not_found, quoted, respond, unavailable
 from .request_context import current_request_context
 
 _log = structlog.get_logger("quipu.web")
@@ -32,6 +34,14 @@ def install_error_handlers(app: QuartTrio) -> None:
     @app.errorhandler(APIError)
     async def on_api_error(error: APIError) -> Response:
         return respond(error)
+
+    @app.errorhandler(DeskClosed)
+    async def on_closed(error: DeskClosed) -> Response:
+        return respond(unavailable(str(error)))
+
+    @app.errorhandler(PromptRefused)
+    async def on_refused(refused: PromptRefused) -> Response:
+        return respond(from_request_error(refused.error))
 
     @app.errorhandler(HTTPException)
     async def on_http_exception(error: HTTPException) -> Response:

@@ -26,8 +26,8 @@ import quipu
 from ..api.admin.prices import PriceList
 from ..api.admin.usage_source import UsageSource
 from ..api.query import Parameters
+from ..auth.auth import is_from_this_machine
 from ..auth.keys import KeyStore
-from ..auth.local_clients import is_from_this_machine
 from ..request.errors import not_found
 from ..request.request_context import current_request_context
 from .static_files import PAGE, read_files, send

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quipu.web.api.affinity import MAX_AFFINITY_CHARS, affinity_of
+from quipu.web.api.generation import MAX_AFFINITY_CHARS, affinity_of
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore

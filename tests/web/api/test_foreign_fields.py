@@ -9,8 +9,7 @@ import pytest
 
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from quipu.web.api.body_table import SHAPES
-from quipu.web.api.foreign_fields import ignored_foreign, refuse_foreign
-from quipu.web.api.foreign_table import FOREIGN, ForeignField
+from quipu.web.api.foreign_table import FOREIGN, ForeignField, ignored_foreign, refuse_foreign
 from quipu.web.app import make_app
 from quipu.web.request.errors import APIError
 from quipu.web.request.request_context import IGNORED_FIELDS_HEADER

@@ -16,10 +16,9 @@ from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
 from ...request.errors import APIError
-from ..affinity import read_affinity_key
 from ..declared_body import Body
 from ..fields import Fields, missing
-from ..generation import Delivery, GenerationRequest, TokenLimit, read_model
+from ..generation import Delivery, GenerationRequest, TokenLimit, read_affinity_key, read_model
 from ..request_reader import read_request
 from .prompt import AskedPrompt, read_prompt
 

@@ -25,7 +25,6 @@ from ..content import CallIds, shown_events
 from ..generation import GenerationRequest
 from ..stream import StreamWriter, Transcript
 from .blocks import BlockWriter, whole_blocks
-from .usage import delta_usage, messages_usage
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -39,7 +38,7 @@ def whole_message(
     fields = {
         **_message(message_id, wanted.model),
         **_ending(reason, match, has_call=content.has_complete_call),
-        "usage": messages_usage(record, record.completion_tokens, record.reasoning_tokens),
+        "usage": _message_usage(record),
     }
     del fields["content"]
     yield orjson.dumps(fields)[:-1] + b',"content":'
@@ -71,6 +70,40 @@ def _ending(reason: FinishReason | None, stop_match: str | None, *, has_call: bo
     if has_call:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     return {"stop_reason": "end_turn" if stop_match is None else "stop_sequence", "stop_sequence": stop_match}
+
+
+def _message_usage(known: UsageRecord | Tally) -> dict[str, Any]:
+    """Return the `usage` of a message or of `message_start`, before which no token has come (docs/use/usage.md)."""
+    return {
+        **_usage(known),
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
+        "speed": "standard",
+    }
+
+
+def _usage(known: UsageRecord | Tally) -> dict[str, Any]:
+    """Return the `usage` of `message_delta`, which repeats all counts.
+
+    The three counts of input tokens are disjoint positions of the prompt, and add up to it. If the engine does not
+    count what it reuses, the two cache fields are null and the whole prompt is in the first.
+    """
+    cached = known.cached_tokens
+    is_counted = cached is not None
+    created = known.created_5m_tokens + known.created_1h_tokens if is_counted else 0
+    split = {
+        "ephemeral_5m_input_tokens": known.created_5m_tokens,
+        "ephemeral_1h_input_tokens": known.created_1h_tokens,
+    }
+    return {
+        "input_tokens": (known.prompt_tokens or 0) - (cached or 0) - created,
+        "cache_creation_input_tokens": created if is_counted else None,
+        "cache_read_input_tokens": cached,
+        "cache_creation": split if is_counted else None,
+        "output_tokens": known.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": known.reasoning_tokens},
+    }
 
 
 def _event(name: str, **fields: Any) -> bytes:
@@ -122,7 +155,7 @@ class MessageWriter(StreamWriter):
     def _opening(self) -> bytes:
         """Return the first event."""
         self._begun = True
-        message = {**_message(self._message_id, self._wanted.model), "usage": messages_usage(self._tally, 0)}
+        message = {**_message(self._message_id, self._wanted.model), "usage": _message_usage(self._tally)}
         return _event("message_start", message=message)
 
     def _close(self, closed: Closed) -> None:
@@ -131,12 +164,10 @@ class MessageWriter(StreamWriter):
             self._end(self._failure(error))
             return
         opening = b"" if self._begun else self._opening()
-        record = closed.record
         ending = _ending(self._reason, self._stop_match, has_call=self._blocks.has_complete_call)
         delta = {**ending, "stop_details": None, "container": None}
-        usage = delta_usage(record, record.completion_tokens, record.reasoning_tokens)
         blocks = b"" if self._wanted.is_prewarm else self._blocks.end()
-        self._end(opening + blocks + _event("message_delta", delta=delta, usage=usage) + _STOP)
+        self._end(opening + blocks + _event("message_delta", delta=delta, usage=_usage(closed.record)) + _STOP)
 
     def _failure(self, error: APIError) -> bytes:
         return b"event: error\ndata: " + error.anthropic_body(self._request_id) + b"\n\n"

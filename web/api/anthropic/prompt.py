@@ -27,8 +27,7 @@ from ..fields import Fields, missing
 from ..forced_calls import read_calls_grammar
 from ..output_grammar import only_one, read_schema_format
 from ..pace import Pace
-from ..template_fields import read_template_kwargs
-from ..thinking import Thinking
+from ..template_fields import Thinking, read_template_kwargs
 from .block_texts import blocks_of, text_of
 from .cache_control import Breakpoints
 from .conversation import Conversation, read_assistant, read_system, read_user

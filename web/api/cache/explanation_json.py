@@ -6,15 +6,17 @@ however long the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, islice
-from typing import Any, TypeVar
+from typing import Any, Final
 
 import attrs
 import orjson
 
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.explanations import (
+    Advice,
+    AdviceCode,
     BlockSpan,
     EvictedBlock,
     ExplainedPrompt,
@@ -25,11 +27,37 @@ from quipu.actors.messages.explanations import (
 )
 
 from ..usage import all_tiers, miss_for_client
-from .advice_texts import describe_advice
 
 PIECE_ITEMS = 256
-
-_T = TypeVar("_T")
+ADVICE: Final[Mapping[AdviceCode, str]] = {
+    AdviceCode.VOLATILE_PREFIX: (
+        "{place} changes a little from request to request, and nothing after it can be reused. Move what changes, such "
+        "as a time or an id, behind the conversation."
+    ),
+    AdviceCode.TOOLS_REORDERED: (
+        "The tools are the same as before in another order. Send them in one order, such as by name."
+    ),
+    AdviceCode.KEYS_REORDERED: (
+        "{place} has the same JSON as before with its keys in another order. Write keys in one order, such as sorted."
+    ),
+    AdviceCode.PER_SESSION_HEADER: (
+        "{place} differs in each conversation by a header or an id, so that conversations share nothing. Move it to "
+        "the end, or into a field that is not part of the prompt."
+    ),
+    AdviceCode.REASONING_STRIPPED: (
+        "{place} was answered with reasoning and is sent back without it. Send the reasoning back as it was received."
+    ),
+    AdviceCode.ALTERNATING_SYSTEM_PROMPTS: (
+        "This conversation alternates between system prompts, so that each of them has a copy of the conversation. "
+        "Use one system prompt, and put what differs into the last message."
+    ),
+    AdviceCode.POOL_TOO_SMALL: (
+        "This had been cached and was evicted. A cache of about {num_blocks} blocks, {num_tokens} tokens, would still "
+        "have it."
+    ),
+}
+"""What each kind of advice says: numbers only, never anything of a prompt. Messages are numbered from 1 here, as people
+count; the field `message` is an index from 0."""
 
 
 @attrs.frozen
@@ -83,7 +111,7 @@ def _prompt_pieces(prompt: ExplainedPrompt, reader: Reader, block_size: int) -> 
     yield b'],"messages":['
     yield from _list_pieces(_messages(prompt.outline))
     ended = None if prompt.ended is None else _ended(prompt.ended, prompt.outline, reader)
-    advice = [describe_advice(one, prompt.outline, block_size) for one in prompt.advice]
+    advice = [_advice(one, prompt.outline, block_size) for one in prompt.advice]
     yield b'],"ended":%b,"advice":%b}' % (orjson.dumps(ended), orjson.dumps(advice))
 
 
@@ -154,3 +182,12 @@ def _evicted(evicted: EvictedBlock, reader: Reader) -> dict[str, Any]:
         "by": by.request_id if by is not None and reader.sees(by.tenant) else None,
         "idle_s": None if evicted.idle_s is None else round(evicted.idle_s, 3),
     }
+
+
+def _advice(advice: Advice, outline: PromptOutline, block_size: int) -> dict[str, Any]:
+    token = outline.start_of(advice.message) if advice.token is None else advice.token
+    num_blocks = advice.num_blocks or 0
+    without = "The list of tools" if advice.code is AdviceCode.KEYS_REORDERED else "The system prompt"
+    place = without if advice.message is None else f"Message {advice.message + 1}"
+    text = ADVICE[advice.code].format(place=place, num_blocks=num_blocks, num_tokens=num_blocks * block_size)
+    return {"code": advice.code.value, "message": advice.message, "token": token, "text": text}

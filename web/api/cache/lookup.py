@@ -23,11 +23,11 @@ from quipu.actors.config.declarations import CHAT, COMPLETIONS, MESSAGES, RESPON
 from quipu.actors.messages.block_manager import MissReason
 from quipu.actors.messages.tiers import Tier
 from quipu.actors.messages.tokenizer import Encode
-from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptLookUp, PromptRefused
+from quipu.actors.request_desk.interface import Desk, PromptLookUp
 from quipu.actors.tokenizer.message_spans import span_at
 
 from ...options import AppOptions
-from ...request.errors import bad_value, from_request_error, unavailable, unknown_parameter
+from ...request.errors import bad_value, unknown_parameter
 from ...request.request_context import current_request_context
 from ..answer import Reader, read_reply, whole_response
 from ..anthropic.routes import read_message
@@ -58,12 +58,7 @@ def install_lookup(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     @app.post(ENDPOINT)
     async def look_up() -> Response:
         request = await _read(desk, options)
-        try:
-            found = await desk.look_up(request)
-        except PromptRefused as refused:
-            raise from_request_error(refused.error) from None
-        except DeskClosed as closed:
-            raise unavailable(str(closed)) from None
+        found = await desk.look_up(request)
         del request
         return await whole_response(_pieces(found, time.time()))
 

@@ -18,12 +18,10 @@ from ..declared_body import Body
 from ..fields import Fields
 from ..generation import GenerationRequest, read_model
 from ..pace import Pace
-from ..request_reader import read_request
-from ..template_fields import read_documents, read_switch_and_budget, read_template_kwargs
-from ..thinking import Thinking
+from ..request_reader import read_limit, read_request, unused_verbosity
+from ..template_fields import Thinking, read_documents, read_switch_and_budget, read_template_kwargs
 from .chat_messages import read_messages
 from .chat_tools import read_chat_tools
-from .common_fields import read_limit, unused_verbosity
 from .logprobs import read_chat_scores
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 

@@ -18,9 +18,10 @@ import attrs
 from quipu.actors.messages.prompts import ChatPart
 
 from ...request.errors import bad_value, unsupported_parameter, unsupported_value
-from ..fields import Fields, unsupported_type
+from ..fields import Fields, missing, unsupported_type, wrong_type
+from ..json_body import parse_json
+from ..json_structure import InvalidJson, TooComplex
 from ..pace import Pace
-from .call_arguments import read_arguments
 from .prompt_cache import PartBreakpoint, PartBreakpoints, read_breakpoint
 
 _OF_ANSWERS = ("audio", "refusal")
@@ -33,6 +34,8 @@ _TEXTS = ("text",)
 _ANSWERS = ("text", "refusal")
 """Types of parts."""
 _UNREADABLE = ("image_url", "input_audio", "file")
+_HALF_A_CHARACTER = "surrogate"
+"""In orjson's message about an escaped lone surrogate, which no tokenizer can encode."""
 
 
 @attrs.frozen
@@ -186,3 +189,28 @@ class _Reader:
         """Note the end of a part of the message that is being read, whose index is the same in the chat."""
         index = len(self.messages)
         self.parts.append(ChatPart(index, part, role, index, num_chars, call))
+
+
+async def read_arguments(fields: Fields, pace: Pace) -> Any:
+    """Return `arguments`, a JSON string or an object, as an object. Raises APIError.
+
+    A model may have written what is no JSON object: that stays a string.
+    """
+    arguments, param = fields.get("arguments"), fields.param("arguments")
+    if arguments is None:
+        raise missing(param)
+    if type(arguments) is dict:
+        return arguments
+    if type(arguments) is not str:
+        raise wrong_type(param, "a string or an object")
+    if not arguments:
+        return {}
+    pace.check_json_text(arguments, param)
+    pace.rest()
+    try:
+        value = await parse_json(arguments.encode())
+    except (InvalidJson, TooComplex) as error:
+        if _HALF_A_CHARACTER in str(error):
+            raise bad_value(param, f"not valid JSON: {error}", "invalid_json") from None
+        return arguments
+    return value if isinstance(value, dict) else arguments

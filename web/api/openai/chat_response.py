@@ -30,9 +30,8 @@ from ...http.sse import json_for_line
 from ..content import CallBlock, CallIds, shown_events
 from ..generation import GenerationRequest, WantedScores
 from ..stream import Transcript
-from .chunks import FUNCTION_CALL, TOOL_CALLS, ChunkWriter
+from .chunks import FUNCTION_CALL, TOOL_CALLS, ChunkWriter, id_pieces
 from .logprobs import chat_logprobs, chat_logprobs_pieces
-from .token_ids import id_pieces
 
 CALL_ID_PREFIX = "call_"
 _CHUNK_START = b"data: {"

@@ -13,9 +13,9 @@ from quipu.actors.messages.output import OutputRules
 from ...request.errors import bad_value
 from ..fields import Fields, unsupported_type
 from ..forced_calls import read_calls_grammar
+from ..generation import ReplyRules
 from ..output_grammar import read_openai_grammar
 from ..pace import Pace
-from ..reply_rules import ReplyRules
 from ..tool_set import ToolSet, read_name
 from .tool_choice import read_tool_choice
 

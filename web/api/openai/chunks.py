@@ -26,6 +26,9 @@ from ..generation import GenerationRequest, WantedScores
 from ..stream import StreamWriter
 from ..usage import openai_usage, tallied_usage
 
+MAX_IDS = 1 << 14
+"""Token ids encoded in one piece: well under a millisecond of work."""
+
 
 @attrs.frozen
 class Envelope:
@@ -152,3 +155,11 @@ class ChunkWriter(StreamWriter):
             return self._running_tail if finish_reason is None else _FINISH[finish_reason] + self._plain_end
         usage = tallied_usage(self._tally, with_tiers=self._delivery.with_tiers)
         return b"".join((_FINISH[finish_reason], b',"usage":', orjson.dumps(usage), b"}\n\n"))
+
+
+def id_pieces(token_ids: Sequence[int]) -> Iterator[bytes]:
+    """Yield a JSON array of token ids, of which there may be a hundred thousand, for `return_token_ids`."""
+    yield b"["
+    for start in range(0, len(token_ids), MAX_IDS):
+        yield (b"," if start else b"") + orjson.dumps(list(token_ids[start : start + MAX_IDS]))[1:-1]
+    yield b"]"

@@ -26,10 +26,9 @@ from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..output_grammar import read_openai_grammar
 from ..pace import Pace
-from ..request_reader import read_request
+from ..request_reader import read_limit, read_request
 from ..stream import Transcript
-from .chunks import ChunkWriter
-from .common_fields import read_limit
+from .chunks import ChunkWriter, id_pieces
 from .logprobs import (
     completion_logprobs,
     completion_logprobs_pieces,
@@ -38,7 +37,6 @@ from .logprobs import (
     slices,
 )
 from .prompt_cache import PREWARM, read_cache_wishes
-from .token_ids import id_pieces
 
 ID_PREFIX = "cmpl-"
 OBJECT_NAME = "text_completion"

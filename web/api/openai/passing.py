@@ -29,11 +29,10 @@ from ...options import AppOptions
 from ...request.errors import APIError, error_of, raise_error_of
 from ...request.request_context import current_request_context, note_error
 from ...request.tally import Tally
-from ..affinity import affinity_of, read_affinity_key
 from ..answer import ReceivedBody, open_request, open_sink, stream_response
 from ..body_table import PORTABLE
 from ..declared_body import Body
-from ..generation import GenerationRequest
+from ..generation import GenerationRequest, affinity_of, read_affinity_key
 from ..request_reader import AFFINITY_FIELDS
 from ..stream import StreamWriter
 

@@ -22,10 +22,8 @@ from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest, TokenLimit, read_model
 from ..output_grammar import read_format
 from ..pace import Pace
-from ..request_reader import read_request
-from ..template_fields import read_switch_and_budget, read_template_kwargs
-from ..thinking import Thinking
-from .common_fields import read_delivery, unused_verbosity
+from ..request_reader import read_delivery, read_request, unused_verbosity
+from ..template_fields import Thinking, read_switch_and_budget, read_template_kwargs
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .responses_echo import read_echo
 from .responses_input import read_input

@@ -18,8 +18,7 @@ from quipu.actors.messages.prompts import ChatPart
 
 from ..fields import Fields, missing, unsupported_type, wrong_type
 from ..pace import Pace
-from .call_arguments import read_arguments
-from .chat_messages import ReadMessages, TextParts, read_parts
+from .chat_messages import ReadMessages, TextParts, read_arguments, read_parts
 from .prompt_cache import PartBreakpoints
 from .responses_tools import ResponseTools
 from .tool_choice import read_flat_name

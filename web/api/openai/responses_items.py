@@ -17,7 +17,7 @@ import attrs
 import msgspec
 
 from ..content import Block, CallBlock, CallIds, Content, GrowingText, ReasoningBlock, TextBlock
-from ..reply_rules import ReplyRules
+from ..generation import ReplyRules
 
 CALL_ID_PREFIX = "call_"
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"

@@ -19,8 +19,8 @@ from quipu.actors.messages.output import OutputRules
 
 from ..fields import Fields
 from ..forced_calls import ToolChoice, read_calls_grammar
+from ..generation import NamespacedTool, ReplyRules
 from ..pace import Pace
-from ..reply_rules import NamespacedTool, ReplyRules
 from ..tool_set import ToolSet, read_name
 
 MAX_NAME_CHARS = 128

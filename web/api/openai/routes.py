@@ -24,14 +24,13 @@ from ..content import CallIds
 from ..declared_body import Body
 from ..generation import GenerationRequest
 from ..json_structure import MAX_VALUES
+from ..request_reader import read_delivery
 from ..stream import Transcript
 from ..usage import openai_usage
 from . import chat, chat_response, completions
-from .chunks import ChunkWriter, Envelope
-from .common_fields import read_delivery
+from .chunks import ChunkWriter, Envelope, id_pieces
 from .logprobs import prompt_logprobs_pieces
 from .passing import ForwardedRoute
-from .token_ids import id_pieces
 
 
 @attrs.frozen

@@ -10,8 +10,8 @@ from __future__ import annotations
 from ...request.errors import bad_value, unsupported_value
 from ..fields import Fields, wrong_type
 from ..forced_calls import ToolChoice
+from ..generation import NamespacedTool
 from ..pace import Pace
-from ..reply_rules import NamespacedTool
 
 _LIST = "allowed_tools"
 

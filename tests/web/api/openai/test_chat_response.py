@@ -13,9 +13,8 @@ from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelt
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd, Markup, OutputRules
 from quipu.actors.messages.scores import ScoredToken
-from quipu.web.api.generation import WantedScores
+from quipu.web.api.generation import ReplyRules, WantedScores
 from quipu.web.api.openai.routes import read_chat, read_completion
-from quipu.web.api.reply_rules import ReplyRules
 from tests.web.fakes import STARTED, record
 from tests.web.outputs import SOME_CALL, deltas, draw_deltas, draw_output, parts_of, scored, script
 from tests.web.replies import reply_to, streamed, whole

@@ -15,8 +15,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd, OutputEvent, TextDelta
+from quipu.web.api.generation import NamespacedTool, ReplyRules
 from quipu.web.api.openai.responses_routes import read
-from quipu.web.api.reply_rules import NamespacedTool, ReplyRules
 from tests.web.fakes import STARTED, record
 from tests.web.outputs import NAMES, SOME_CALL, deltas, draw_deltas, draw_output, parts_of, script
 from tests.web.replies import reply_to, streamed, whole

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from quipu.actors.messages.output import OutputFormat
+from quipu.web.api.generation import NamespacedTool, ReplyRules
 from quipu.web.api.openai.responses import read_response
 from quipu.web.api.openai.responses_echo import MAX_ECHOED, MAX_ECHOED_DEPTH
-from quipu.web.api.reply_rules import NamespacedTool, ReplyRules
 from tests.web.asked import PLAIN, THINKING, Asked, ask, refused
 from tests.web.fakes import INFO
 
