@@ -92,9 +92,10 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
 def is_from_this_machine() -> bool:
     """Return whether the current request was sent from this machine and not forwarded by a proxy."""
     client = cast(dict[str, Any], request.scope).get("client")
-    headers = request.headers
-    is_forwarded = "forwarded" in headers or any(name.lower().startswith("x-forwarded-") for name, _ in headers)
-    return client is not None and is_loopback(client[0]) and not is_forwarded
+    if client is None or not is_loopback(client[0]):
+        return False
+    names = [name.lower() for name, _ in request.headers]
+    return "forwarded" not in names and not any(name.startswith("x-forwarded-") for name in names)
 
 
 def unauthorized(message: str) -> APIError:
