@@ -1,22 +1,26 @@
 """The account of one request: every entry booked for it, whether the entries add up, and the record they make.
 
 Owned by the accountant. Pure, and a function of its entries: applying the same entries again makes the same account,
-which is how a restarted accountant recovers its state. A request has one `SequenceAccount` per sequence (the physical
-work) and one `PromptAccount` per prompt (what its client is told).
+which is how a restarted accountant recovers its state. A request that engines of this server answer has one
+`SequenceAccount` per sequence (the physical work) and one `PromptAccount` per prompt (what its client is told). One
+that was passed on has an `UpstreamAnswer` instead, whose numbers nobody here can check.
 
 What must always hold: `cached` is frozen at the first admission of a prompt's first choice; preemption, recomputation
 and restarts do not change it. A mismatch is never clamped: the account is disputed, and the client is still told the
-frozen numbers.
+frozen numbers. A withdrawn request shows no engine.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from ..messages.accountant import Completed, OpenAccount, Side
 from ..messages.counts import UNKNOWN, Count, Known, total
-from ..messages.outcomes import Outcome
+from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.prompts import Breakpoint, CacheTtl
+from ..messages.usage_record import UsageRecord
 from .account_entries import (
     Admission,
     Ended,
@@ -32,17 +36,35 @@ from .account_entries import (
     Written,
 )
 from .prompt_account import TIERS, UNATTRIBUTED, PromptAccount
-from .request_account import RequestAccount
 from .sequence_account import SequenceAccount
+from .upstream_answer import UpstreamAnswer
 
 
-class Account(RequestAccount):
-    """Everything booked for one request that engines of this server answer."""
+class Account:
+    """Everything booked for one request."""
 
-    def __init__(self, opened: OpenAccount, received_unix_s: float) -> None:
-        super().__init__(opened, received_unix_s)
+    def __init__(self, opened: OpenAccount, received_unix_s: float, upstream: UpstreamAnswer | None = None) -> None:
+        """`received_unix_s` is when it was received, in Unix seconds; all other times are on the process's clock."""
+        self.request_id = opened.request_id
+        self.received_at = opened.received_at
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.engine_id: int | None = None
+        """The engine of the first admission, or the upstream..."""
+        self.incarnation: int | None = None
+        """...and which of its processes that was."""
+        self.error: RequestError | None = None
+        self.fault: Fault | None = None
         self.sequences: dict[int, SequenceAccount] = {}
         self.prompts: dict[int, PromptAccount] = {}
+        self.upstream = upstream
+        self._opened = opened
+        self._unix_offset_s = received_unix_s - opened.received_at
+        if upstream is not None:
+            self.engine_id, self.incarnation = upstream.forwarded.engine_id, upstream.forwarded.incarnation
+            if upstream.answering_at is not None:
+                # the time when its answer began is not a token's exactly
+                self.admitted_at, self.first_token_at = upstream.forwarded_at, upstream.answering_at
 
     # ------------------------------------------------------------ entries
 
@@ -138,9 +160,12 @@ class Account(RequestAccount):
         sequence.finish_reason = completed.finish_reason
 
     def withdraw(self) -> None:
-        super().withdraw()
+        """Treat the request as never admitted, since the journal had no room for its record."""
+        self.admitted_at = self.first_token_at = self.engine_id = self.incarnation = None
         for prompt in self.prompts.values():
             prompt.withdrawn = True
+        if self.upstream is not None:
+            self.upstream = self.upstream.withdrawn()
 
     # ------------------------------------------------------------ results
 
@@ -160,10 +185,15 @@ class Account(RequestAccount):
 
     @property
     def cached(self) -> Count:
+        if self.upstream is not None:
+            return self.upstream.cached
         return total(prompt.cached for prompt in self.admitted_prompts)
 
     @property
     def router_estimate(self) -> int | None:
+        """The cached tokens that a router expected; None if no router said so."""
+        if self.upstream is not None:
+            return self.upstream.forwarded.estimate
         estimates = [prompt.estimated for prompt in self.admitted_prompts]
         if not estimates or None in estimates:
             return None
@@ -190,14 +220,22 @@ class Account(RequestAccount):
 
     @property
     def outcome(self) -> Outcome:
+        """The request's outcome if it ended now."""
+        upstream = self.upstream
         if self.error is not None:
-            refused = self.error.kind != "internal" and not self.admitted_prompts
-            return Outcome.REJECTED if refused else Outcome.FAILED
+            is_ours = self.error.kind in (ErrorKind.INTERNAL, ErrorKind.UPSTREAM)
+            has_begun = bool(self.admitted_prompts) if upstream is None else upstream.answering_at is not None
+            return Outcome.FAILED if is_ours or has_begun else Outcome.REJECTED
+        if upstream is not None:
+            return Outcome.FINISHED if upstream.is_complete else Outcome.CANCELLED
         if self.sequences and all(sequence.finish_reason is not None for sequence in self.sequences.values()):
             return Outcome.FINISHED
         return Outcome.CANCELLED
 
     def problems(self) -> list[str]:
+        """Describe what does not add up or cannot be; empty for a balanced account."""
+        if self.upstream is not None:
+            return [f"the upstream says: {problem}" for problem in self.upstream.usage.problems]
         problems = []
         for sequence in self.sequences.values():
             problems += [f"sequence {sequence.sequence_id}: {p}" for p in sequence.problems()]
@@ -205,7 +243,41 @@ class Account(RequestAccount):
             problems += [f"prompt {index}: {p}" for p in prompt.problems()]
         return problems
 
-    def numbers(self) -> dict[str, Any]:
+    def record(self, now: float) -> UsageRecord:
+        """Return the record as it is if the request ends at `now`."""
+        opened, caller, unix = self._opened, self._opened.caller, self._unix_offset_s
+        return UsageRecord(
+            request_id=opened.request_id,
+            client_request_id=caller.client_request_id,
+            idempotency_key=caller.idempotency_key,
+            idempotency_digest=caller.idempotency_digest,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            model=caller.model,
+            endpoint=opened.endpoint,
+            received_at=opened.received_at + unix,
+            admitted_at=None if self.admitted_at is None else self.admitted_at + unix,
+            first_token_at=None if self.first_token_at is None else self.first_token_at + unix,
+            closed_at=now + unix,
+            outcome=self.outcome,
+            cached=self.cached,
+            disputed=bool(self.problems()),
+            engine=self.engine_id,
+            incarnation=self.incarnation,
+            router_estimate=self.router_estimate,
+            seed=opened.seed,
+            fault=self.fault,
+            **(self._numbers() if self.upstream is None else self.upstream.numbers()),
+        )
+
+    def opening_record(self) -> UsageRecord:
+        """Return the record of a request that was passed on, in case that it is never closed."""
+        assert self.upstream is not None
+        at = self.upstream.forwarded_at
+        return attrs.evolve(self.record(at), admitted_at=at + self._unix_offset_s, knows_completion=False)
+
+    def _numbers(self) -> dict[str, Any]:
+        """Return the fields of the record that engines of this server count."""
         sequences = list(self.sequences.values())
         return {
             "finish_reason": sequences[0].finish_reason if sequences else None,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from ..messages.counts import Count, Estimate, Known, billable, estimated, kind_of, shown
+from ..messages.counts import UNKNOWN, Count, Estimate, Known, billable, estimated, kind_of, shown
 from ..messages.handler import Closed, Outlet, Started
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import CacheTtl
@@ -31,8 +31,6 @@ from .explaining import explain_request
 from .journal import Journal
 from .metrics import Metrics
 from .prompt_account import UNATTRIBUTED, PromptAccount
-from .request_account import RequestAccount
-from .upstream_account import UpstreamAccount
 from .watched_prompts import warn_of_no_hits, watch_prompt, watch_upstream_prompt
 
 NO_ROOM = "The usage ledger has no room for another record."
@@ -66,16 +64,15 @@ class SideEffects:
         if request.num_crashes >= MAX_CRASHES:
             self._close_unaccountable(request, now)
         else:
-            account: RequestAccount | None = None
-            if request.upstream is not None or request.num_changes != request.num_changes_settled:
+            account: Account | None = None
+            if request.num_changes != request.num_changes_settled:
                 account = request.account()
-                if isinstance(account, UpstreamAccount):
-                    self._reserve(request, account, now)
-                    self._time_first_token(request, account)
-                elif isinstance(account, Account):
+                if request.upstream is None:
                     self._admit(request, account)
-                    self._time_first_token(request, account)
-                    self._tell_started(request, account)
+                else:
+                    self._reserve(request, account, now)
+                self._time_first_token(request, account)
+                self._tell_started(request, account)
                 request.num_changes_settled = request.num_changes
             self._stop_failed(request)
             if request.is_late and not request.applied.is_answered:
@@ -107,7 +104,7 @@ class SideEffects:
             watch_prompt(self._store.cache, request, index, prompt, before)
         warn_of_no_hits(self._store.cache, self._log)
 
-    def _reserve(self, request: RequestEntries, account: UpstreamAccount, now: float) -> None:
+    def _reserve(self, request: RequestEntries, account: Account, now: float) -> None:
         """Reserve room for the record of a request that is passed on, and count its prompt once its size is known."""
         applied = request.applied
         if applied.engine_id is None and not applied.is_withdrawn:
@@ -116,7 +113,7 @@ class SideEffects:
             applied.engine_id = account.engine_id
             if not self._journal.admit(_with_retry(account.opening_record(), applied.retry_of)):
                 self._withdraw(request, account)
-        prompt, cached = account.usage.prompt, account.cached
+        prompt, cached = UNKNOWN if account.upstream is None else account.upstream.usage.prompt, account.cached
         if isinstance(prompt, Known) and not applied.counted_prompts:
             applied.counted_prompts[0] = CountedPrompt(prompt.n, cached)
             self._count_prompt(account.engine_id, prompt.n, cached)
@@ -127,7 +124,7 @@ class SideEffects:
                 watch_upstream_prompt(self._store.cache, request, prompt.n, cached.n, now)
                 warn_of_no_hits(self._store.cache, self._log)
 
-    def _withdraw(self, request: RequestEntries, account: RequestAccount) -> None:
+    def _withdraw(self, request: RequestEntries, account: Account) -> None:
         """Fail a request for whose record the journal has no room, before anything of it is counted."""
         request.applied.is_withdrawn = True
         account.withdraw()
@@ -167,7 +164,7 @@ class SideEffects:
 
     # ------------------------------------------------------------ what the client is told
 
-    def _time_first_token(self, request: RequestEntries, account: RequestAccount) -> None:
+    def _time_first_token(self, request: RequestEntries, account: Account) -> None:
         if account.first_token_at is not None and not request.applied.timed_first_token:
             request.applied.timed_first_token = True
             waited = account.first_token_at - account.received_at
@@ -199,13 +196,13 @@ class SideEffects:
             if not request.left:
                 request.awaited = frozenset(self._desk.stop(request.request_id))
 
-    def _answer_late(self, request: RequestEntries, account: RequestAccount, now: float) -> None:
+    def _answer_late(self, request: RequestEntries, account: Account, now: float) -> None:
         """Tell the client at once that its deadline has passed, whatever the engine does. The record follows."""
         request.applied.is_answered = True
         record = _with_retry(account.record(now), request.applied.retry_of)
         request.opened.outlet.put(Closed(record, request.error, is_final=False))
 
-    def _close(self, request: RequestEntries, account: RequestAccount, now: float) -> None:
+    def _close(self, request: RequestEntries, account: Account, now: float) -> None:
         record = _with_retry(account.record(now), request.applied.retry_of)
         if not request.applied.counted_end:
             request.applied.counted_end = True
@@ -214,7 +211,7 @@ class SideEffects:
             self._keep_explanation(request, account, record)
         self._file(request, record, now)
 
-    def _keep_explanation(self, request: RequestEntries, account: RequestAccount, record: UsageRecord) -> None:
+    def _keep_explanation(self, request: RequestEntries, account: Account, record: UsageRecord) -> None:
         """Keep what became of the prompts. An error in that must not affect the account."""
         explanations = self._store.explanations
         try:
@@ -259,7 +256,7 @@ class SideEffects:
             self._metrics.generation_tokens.inc(record.completion_tokens, record.engine)
         self._file(request, record, now)
 
-    def _count_end(self, account: RequestAccount, record: UsageRecord, now: float) -> None:
+    def _count_end(self, account: Account, record: UsageRecord, now: float) -> None:
         metrics, log, engine_id = self._metrics, self._log, record.engine
         if record.disputed:
             metrics.usage_disputed.inc(1, engine_id)

@@ -21,6 +21,8 @@ from ..cache_insight.cache_stats import CacheStats
 from ..cache_insight.cache_watch import CacheWatch
 from ..cache_insight.explanation_store import ExplanationStore
 from ..messages.accountant import (
+    Answered,
+    Answering,
     Completed,
     EngineDied,
     Forwarded,
@@ -39,9 +41,9 @@ from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Ended, Entry, Gap, Span
 from .applied_effects import AppliedEffects
-from .request_account import RequestAccount
-from .upstream_account import UpstreamAccount, UpstreamEntries, UpstreamMessage
+from .upstream_answer import UpstreamAnswer
 
+UpstreamMessage = Forwarded | Answering | Answered
 RequestMessage = Refused | Completed | Left | UpstreamMessage
 """What may make side effects of one request due."""
 AccountantMessage = OpenAccount | Prompted | StepReport | EngineDied | Unsent | Routed | RequestMessage
@@ -80,7 +82,7 @@ class RequestEntries:
     prompted: Prompted | None = None
     entries: dict[int, list[Entry]] = attrs.field(factory=dict)
     """By sequence."""
-    upstream: UpstreamEntries | None = None
+    upstream: UpstreamAnswer | None = None
     """Set once it was passed on to an upstream."""
     num_changes: int = 0
     """Entries that may make side effects due before the end."""
@@ -129,8 +131,9 @@ class RequestEntries:
 
     def add_from_upstream(self, message: UpstreamMessage, at: float) -> None:
         """Add what became of a request that was passed on."""
+        self.num_changes += 1
         if isinstance(message, Forwarded):
-            self.upstream = UpstreamEntries(message, at)
+            self.upstream = UpstreamAnswer(message, at)
         else:
             assert self.upstream is not None
             self.upstream.add(message, at)
@@ -164,18 +167,10 @@ class RequestEntries:
             return False
         return all(i in self.completed and any(type(entry) in _ENDS for entry in self.entries[i]) for i in awaited)
 
-    def account(self) -> RequestAccount:
+    def account(self) -> Account:
         """Make the account from what was received."""
-        opened, unix_s, upstream = self.opened, self.opened_unix_s, self.upstream
-        account = self.own_account() if upstream is None else UpstreamAccount(opened, unix_s, upstream)
+        account = Account(self.opened, self.opened_unix_s, self.upstream)
         account.error, account.fault = self.error, self.fault
-        if self.applied.is_withdrawn:
-            account.withdraw()
-        return account
-
-    def own_account(self) -> Account:
-        """Book the entries of a request that engines of this server answer, without why it has failed."""
-        account = Account(self.opened, self.opened_unix_s)
         if (prompted := self.prompted) is not None:
             for sequence_id, prompt, choice, num_tokens, breakpoints in zip(
                 prompted.sequence_ids,
@@ -191,6 +186,8 @@ class RequestEntries:
                 account.apply(sequence_id, entry)
         for completed in self.completed.values():
             account.complete(completed)
+        if self.applied.is_withdrawn:
+            account.withdraw()
         return account
 
     def bare_record(self, now: float) -> UsageRecord:

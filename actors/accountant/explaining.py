@@ -30,7 +30,6 @@ from .account import Account
 from .account_entries import Admission, Entry, Span
 from .entry_store import RequestEntries
 from .prompt_account import PromptAccount
-from .request_account import RequestAccount
 from .sequence_account import SequenceAccount
 
 NameOf = Callable[[int], NamedRequest | None]
@@ -55,7 +54,7 @@ def explanation_of(record: UsageRecord, prompts: Iterable[ExplainedPrompt], *, i
 
 def explain_request(
     request: RequestEntries,
-    account: RequestAccount,
+    account: Account,
     record: UsageRecord,
     name_of: NameOf,
     num_usable_blocks: int,
@@ -66,7 +65,7 @@ def explain_request(
 
     `num_usable_blocks` is the size of its engine's cache.
     """
-    if not isinstance(account, Account):
+    if account.upstream is not None:
         return attrs.evolve(explain_record(record), is_open=is_open)
     unix_offset_s = request.opened_unix_s - request.opened.received_at
     prompts = explain_prompts(request, account, name_of, num_usable_blocks, unix_offset_s)

@@ -82,7 +82,7 @@ def sequence_of(account: Account) -> SequenceAccount:
 def test_first_coverage_and_recomputation(entries: list[Entry], finished: bool) -> None:
     """Read, computed, restored and recomputed positions, and disputes, are those of the oracle."""
     oracle = Oracle()
-    account = new_request().own_account()
+    account = new_request().account()
     for entry in entries:
         account.apply(1, entry)
         oracle.book(entry)
@@ -130,7 +130,7 @@ PIECES = st.one_of(
 @given(st.lists(PIECES, max_size=14), st.booleans())
 def test_merged_spans_make_the_same_account(pieces: list[object], ends: bool) -> None:
     """Merging consecutive spans does not change the account, however the spans were cut."""
-    request, account = new_request(), new_request().own_account()
+    request, account = new_request(), new_request().account()
     for piece in pieces:
         if isinstance(piece, tuple):
             whole, cuts = piece
@@ -144,8 +144,8 @@ def test_merged_spans_make_the_same_account(pieces: list[object], ends: bool) ->
     if ends:
         request.add(1, Ended())
         account.apply(1, Ended())
-    assert state_of(request.own_account()) == state_of(account)
-    assert state_of(request.own_account()) == state_of(account), "reading an account must not change it"
+    assert state_of(request.account()) == state_of(account)
+    assert state_of(request.account()) == state_of(account), "reading an account must not change it"
 
 
 def test_spans_are_merged() -> None:
