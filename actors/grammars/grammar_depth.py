@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Collection
 from typing import Any
-from urllib.parse import unquote
 
 from .grammar_library import GrammarError
+from .schema_places import resolve_pointer
 
 MAX_DEPTH = 512
 """Levels of rules, parentheses, objects and lists, of 4 KiB at most, on one way through a grammar."""
@@ -92,29 +92,11 @@ def _depth_of_schema(schema: Any) -> int:
                 parts.append(inner)
                 edges.append(set())
     for number, reference in references:
-        target = _target(reference, schema)
-        found = None if target is None else numbers.get(id(target))
+        found = numbers.get(id(resolve_pointer(schema, reference)))
         found = anchors.get(reference.removeprefix("#")) if found is None else found
         # one that is not understood may be anything in the schema
         edges[number].add(found if is_plain and found is not None else 0)
     return _longest([1] * len(parts), edges)
-
-
-def _target(reference: str, schema: Any) -> Any:
-    """Return what a JSON pointer refers to, None if it is none or refers to nothing."""
-    if not reference.startswith("#/"):
-        return None
-    found = schema
-    for name in unquote(reference[2:]).split("/"):
-        name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list):
-            index = int(name) if name.isdecimal() and len(name) < 9 else len(found)
-            found = found[index] if index < len(found) else None
-        else:
-            found = found.get(name) if isinstance(found, dict) else None
-        if found is None:
-            return None
-    return found
 
 
 def _longest(weights: list[int], edges: list[set[int]]) -> int:
@@ -148,18 +130,11 @@ def _longest(weights: list[int], edges: list[set[int]]) -> int:
                 if waiting:
                     lowest[waiting[-1][0]] = min(lowest[waiting[-1][0]], lowest[vertex])
                 if lowest[vertex] == order[vertex]:
-                    at = _last(stack, vertex)
-                    circle = stack[at:]
-                    del stack[at:]
+                    circle = [stack.pop()]
+                    while circle[-1] != vertex:
+                        circle.append(stack.pop())
                     _close(circle, weights, edges, depths)
     return max(depths.values(), default=0)
-
-
-def _last(stack: list[int], vertex: int) -> int:
-    at = len(stack) - 1
-    while stack[at] != vertex:
-        at -= 1
-    return at
 
 
 def _close(circle: Collection[int], weights: list[int], edges: list[set[int]], depths: dict[int, int]) -> None:

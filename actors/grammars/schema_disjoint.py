@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import attrs
 
 from .schema_numbers import as_float, is_number
-from .schema_walk import Comparisons, Located
+from .schema_walk import TYPES, Located
 
 _MAX_LEVELS = 8
 _NUMBERS = frozenset({"integer", "number"})
-_ALL = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+_TYPES_BY_CHAR = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 
 
 class _TooLong(Exception):
@@ -30,7 +30,7 @@ class _TooLong(Exception):
 class _Facts:
     """Properties of every value that matches one alternative of a schema."""
 
-    types: frozenset[str] = _ALL
+    types: frozenset[str] = TYPES
     """`number` includes `integer`."""
     values: frozenset[str] | None = None
     """The only allowed values, as JSON. None: any."""
@@ -43,9 +43,7 @@ class _Facts:
 
 
 class References(Protocol):
-    """The part of a document that is used here."""
-
-    comparisons: Comparisons
+    comparisons_left: int
 
     def target_of(self, found: Located, /) -> Located | None: ...
 
@@ -139,8 +137,8 @@ class _Reader:
         return not shared
 
     def _count(self) -> None:
-        self.document.comparisons.left -= 1
-        if self.document.comparisons.left < 0:
+        self.document.comparisons_left -= 1
+        if self.document.comparisons_left < 0:
             raise _TooLong
 
 
@@ -152,14 +150,14 @@ def _own_facts(found: Located) -> _Facts:
     schema = found.schema
     named, kind = schema.get("required"), schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
-    types = frozenset(name for name in kinds if isinstance(name, str) and name in _ALL)
+    types = frozenset(name for name in kinds if isinstance(name, str) and name in TYPES)
     values = schema.get("enum") if isinstance(schema.get("enum"), list) else None
     values = [schema["const"]] if "const" in schema else values
     properties = schema.get("properties")
     low, is_low_open = _end(schema, "minimum", "exclusiveMinimum", max)
     high, is_high_open = _end(schema, "maximum", "exclusiveMaximum", min)
     return _Facts(
-        types or _ALL,
+        types or TYPES,
         None if values is None else frozenset(map(_text, values)),
         low,
         high,
@@ -185,7 +183,7 @@ def _only_touch(lower: _Facts, upper: _Facts) -> bool:
 
 
 def _shared(types: frozenset[str], others: frozenset[str]) -> set[str]:
-    return {name for name in _ALL if _has(types, name) and _has(others, name)}
+    return {name for name in TYPES if _has(types, name) and _has(others, name)}
 
 
 def _has(types: frozenset[str], name: str) -> bool:
@@ -202,15 +200,4 @@ def _text(value: Any) -> str:
 
 
 def _type_of(text: str) -> str:
-    match text[0]:
-        case '"':
-            return "string"
-        case "{":
-            return "object"
-        case "[":
-            return "array"
-        case "t" | "f":
-            return "boolean"
-        case "n":
-            return "null"
-    return "number" if any(char in text for char in ".eE") else "integer"
+    return _TYPES_BY_CHAR.get(text[0]) or ("number" if any(char in text for char in ".eE") else "integer")

@@ -28,9 +28,8 @@ from .schema_numbers import (
 )
 from .schema_patterns import NO_CONTROLS, UNWRITABLE, library_pattern
 from .schema_places import Place, UnheldSchema
-from .schema_walk import REFERENCES, Document, Located
+from .schema_walk import REFERENCES, TYPES, Document, Located
 
-TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"})
 _MAX_BRANCHES = 1_990
 """The most alternatives that one object's properties may use, of the 2,000 that the library follows at once."""

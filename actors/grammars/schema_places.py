@@ -1,12 +1,13 @@
-"""Where the parts of a JSON schema are, and the error that names one of them.
+"""Where the parts of a JSON schema are, what a JSON pointer leads to, and the error that names a part.
 
-Used by everything that reads schemas (`schema_walk.py`, `schema_keywords.py`, `schema_holes.py`). What must always
-hold: a place costs the same at every depth, and is short enough to be shown.
+Used by everything that reads schemas. What must always hold: a place costs the same at every depth, and is short enough
+to be shown.
 """
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, unquote
 
 import attrs
 
@@ -18,8 +19,6 @@ MAX_NAME_CHARS = 80
 
 @attrs.frozen
 class Place:
-    """Where a part of a schema is."""
-
     name: str = "#"
     parent: Place | None = None
 
@@ -58,3 +57,22 @@ class UnheldSchema(GrammarError):
 def segment(name: str) -> str:
     """Return a name as a JSON pointer has it."""
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def key_in(value: object, name: str) -> str | int | None:
+    """Return the key of the part of an object or a list to which a segment of a JSON pointer leads, if there is one."""
+    name = name.replace("~1", "/").replace("~0", "~")
+    if isinstance(value, list):
+        is_index = name.isascii() and name.isdecimal() and len(name) < 8 and (name == "0" or name[0] != "0")
+        return int(name) if is_index and int(name) < len(value) else None
+    return name if isinstance(value, dict) and name in value else None
+
+
+def resolve_pointer(document: Any, reference: str) -> Any:
+    """Return the part of a document to which a JSON pointer leads; None if it leads nowhere, or is not one."""
+    start, *names = unquote(reference).split("/")
+    found = document if start == "#" else None
+    for name in names:
+        key = key_in(found, name)
+        found = None if key is None else found[key]
+    return found

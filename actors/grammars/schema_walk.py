@@ -17,10 +17,13 @@ from urllib.parse import unquote, urljoin
 
 import attrs
 
-from .schema_places import Place
+from .schema_places import Place, key_in
 
+TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 MAX_URI_CHARS = 2048
 """Of an id that is taken for one."""
+_MAX_COMPARISONS = 20_000
+"""Of the schemas of one document in pairs (`schema_disjoint.py`), and schemas that are read for them."""
 _SINGLE = ("additionalItems", "additionalProperties", "items")
 _LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _MAPS = ("patternProperties", "properties")
@@ -47,14 +50,6 @@ class Located:
     key: str | int = ""
 
 
-@attrs.define
-class Comparisons:
-    """What `schema_disjoint.py` may still do for one document."""
-
-    left: int = 20_000
-    """Comparisons of two schemas, and schemas that are read for them."""
-
-
 class Document:
     """A schema and the names within it."""
 
@@ -64,7 +59,7 @@ class Document:
         self._dynamic: Counter[str] = Counter()
         """How many schemas have a dynamic anchor, and how many are a recursive one."""
         self._circular: set[int] | None = None
-        self.comparisons = Comparisons()
+        self.comparisons_left = _MAX_COMPARISONS
         base = _base_of(root, "")
         self.root = Located(root, Place(), base)
         self._resources.update({"": self.root, base: self.root})
@@ -142,10 +137,10 @@ class Document:
         if fragment and not fragment.startswith("/"):
             return self._anchors.get((found.base, fragment))
         for name in fragment.split("/")[1:]:
-            step = _step(found, name.replace("~1", "/").replace("~0", "~"))
-            if step is None:
+            key = key_in(found.schema, name)
+            if key is None:
                 return None
-            found = step
+            found = _inner(found.schema[key], found.schema, key, found.place, found.base)
         return found if isinstance(found.schema, dict | bool) else None
 
 
@@ -179,20 +174,6 @@ def _parts(found: Located, single: tuple[str, ...], lists: tuple[str, ...], maps
 
 def _inner(part: Any, holder: Any, key: str | int, place: Place, base: str) -> Located:
     return Located(part, Place(str(key), place), _base_of(part, base), holder, key)
-
-
-def _step(found: Located, name: str) -> Located | None:
-    """Return the part of an object or a list with this name."""
-    value = found.schema
-    key: str | int = name
-    if isinstance(value, list):
-        is_index = name.isascii() and name.isdecimal() and len(name) < 8 and (name == "0" or name[0] != "0")
-        key = int(name) if is_index else len(value)
-        if key >= len(value):
-            return None
-    elif not isinstance(value, dict) or name not in value:
-        return None
-    return _inner(value[key], value, key, found.place, found.base)
 
 
 def _base_of(schema: Any, base: str) -> str:

@@ -11,11 +11,10 @@ import math
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
-from urllib.parse import unquote
 
 from .schema_disjoint import are_disjoint
-from .schema_places import Place
-from .schema_walk import Comparisons, Located
+from .schema_places import Place, resolve_pointer
+from .schema_walk import TYPES, Located
 
 MAX_OPTIONS = 64
 """How many alternatives, or values of one enum, are looked at per property."""
@@ -23,7 +22,6 @@ MAX_LOOKS = 128
 """How many of both together."""
 _MAX_COMPARISONS = 1_000
 """Of alternatives, for all values that have some: a few milliseconds."""
-_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 _ALTERNATIVES = ("anyOf", "oneOf")
 
 
@@ -43,7 +41,7 @@ class Definitions:
 
     def __init__(self, schema: dict[str, object]) -> None:
         self._schema = schema
-        self.comparisons = Comparisons(_MAX_COMPARISONS)
+        self.comparisons_left = _MAX_COMPARISONS
         self._types: dict[str, tuple[str, ...]] = {}
         self._own_types: dict[str, tuple[str, ...]] = {}
 
@@ -91,17 +89,8 @@ class Definitions:
         return Located(target, found.place, "") if isinstance(target, dict | bool) else None
 
     def resolve(self, reference: str) -> object:
-        """Return what a JSON pointer stands for; that may be a reference again, which then says nothing."""
-        start, *names = unquote(reference).split("/")
-        found: object = self._schema if start == "#" else None
-        for name in names:
-            name = name.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list):
-                index = int(name) if name.isascii() and name.isdecimal() and len(name) < 8 else len(found)
-                found = found[index] if index < len(found) else None
-            else:
-                found = found.get(name) if isinstance(found, dict) else None
-        return found
+        """Return what a JSON pointer leads to, which may be another reference."""
+        return resolve_pointer(self._schema, reference)
 
 
 @cache
@@ -120,7 +109,7 @@ def _own_types(declared: object) -> Iterator[str]:
         return
     one = declared.get("type")
     for name in one[:MAX_OPTIONS] if isinstance(one, list) else [one]:
-        if isinstance(name, str) and name in _TYPES:
+        if isinstance(name, str) and name in TYPES:
             yield name
     if declared.get("nullable") is True:
         yield "null"
