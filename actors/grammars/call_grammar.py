@@ -1,8 +1,8 @@
 """Grammars of tool calls in the model's own format, in llguidance's dialect of Lark.
 
-The web layer makes one of a request's tools and of how the model writes calls (`messages/call_syntax.py`). What must
-always hold: the response parser reads every accepted output as calls of these tools; a schema that cannot be held is
-refused, never ignored; the cost between two rules is that of one schema, so that a caller can pause.
+The web layer makes one from a request's tools and the model's syntax of calls (`messages/call_syntax.py`). What must
+always hold: the response parser reads every accepted output as calls of these tools; a schema that cannot be enforced
+is refused, never ignored; the cost between two rules is that of one schema, so that a caller can pause.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..messages.call_syntax import NAME, ArgumentStyle, CallForm, CallSyntax
 from ..messages.grammar import LOOSE_SCHEMA_FROM, STRICT_SCHEMA_FROM
 from .dialect_values import dialect_rules
 from .tagged_values import JSON_FORM, argument_rules
-from .text_values import FormatKeywords, UnsupportedSchema, pattern_of, quoted
+from .text_values import FormatKeywords, pattern_of, quoted, unwritable
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _FREE: Mapping[str, Any] = {"type": "object"}
@@ -27,17 +27,15 @@ _FREE: Mapping[str, Any] = {"type": "object"}
 
 @attrs.frozen
 class GrammarTool:
-    """A tool that may be called."""
-
     name: str
     schema: Mapping[str, Any]
     param: str
     """The schema's path in the request, for errors."""
     name_param: str
     is_held: bool = True
-    """Whether its arguments must match its schema. Otherwise any are allowed."""
+    """False: any arguments are allowed."""
     is_strict: bool = True
-    """Whether a request is refused if its schema cannot be enforced in full. Otherwise what cannot be is dropped."""
+    """Whether a keyword that cannot be enforced is refused, and not dropped."""
     dropped: list[str] = attrs.field(factory=list, eq=False)
     """Paths of keywords that were dropped because the model's format of calls cannot express them."""
 
@@ -67,9 +65,9 @@ def can_hold_within_text(form: CallForm) -> bool:
 
 
 def calls_within_text(form: CallForm, tools: Sequence[GrammarTool], *, several: bool) -> Iterator[str]:
-    """Yield the rules of a grammar of any text in which calls, where they begin, are complete ones.
+    """Yield the rules of a grammar of text in which every call that begins is complete. Raises UnsupportedSchema.
 
-    For formats that `can_hold_within_text`. Raises UnsupportedSchema.
+    For formats that `can_hold_within_text`.
     """
     begins = "|".join(pattern_of(marker) for marker in form.markers)
     yield f"start: TEXT (calls TEXT){'*' if several else '?'}\n"
@@ -96,7 +94,7 @@ def _calls(form: CallForm, tools: Sequence[GrammarTool], *, several: bool) -> It
 def _call(rule: str, syntax: CallSyntax, form: CallForm, tool: GrammarTool) -> Iterator[str]:
     named = tool.name if syntax.style is not ArgumentStyle.OBJECT else ""
     if named and re.fullmatch(syntax.name_pattern, named) is None:
-        raise UnsupportedSchema(tool.name_param, "the model's format of calls cannot write this name")
+        raise unwritable(tool.name_param, "this name")
     opens = _terminals(syntax.open.replace(NAME, named), form)
     closes = _terminals(syntax.close, form)
     if syntax.may_break:
@@ -119,12 +117,12 @@ def _call(rule: str, syntax: CallSyntax, form: CallForm, tool: GrammarTool) -> I
 
 
 def _object_schema(schema: Mapping[str, Any]) -> str:
-    """Return the schema of a call's arguments, which are an object whatever it says."""
+    """Return the schema of a call's arguments, always an object."""
     return orjson.dumps({**schema, "type": "object", "x-guidance": JSON_FORM}).decode()
 
 
 def _compact(schema: str) -> str:
-    """Return a schema, an object as text, of which values have no white space between their parts."""
+    """Return a schema (as text) whose values have no white space between their parts."""
     form = orjson.dumps(_COMPACT).decode()
     return f'{schema[:-1]}{"," if schema != "{}" else ""}"x-guidance":{form}}}'
 

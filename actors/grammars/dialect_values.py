@@ -1,10 +1,10 @@
-"""Grammars of arguments in JSON with bare keys, and strings between quotes of the format's own, as Gemma writes them.
+"""Grammars of arguments in JSON with bare keys and with other quotes around strings, as Gemma writes them.
 
     {city:<|"|>Oslo<|"|>,days:3,tags:[<|"|>a<|"|>],more:{deep:true}}
 
-What must always hold: the parser (`detokenizer/response_parsing/dialect_calls.py`) makes of every accepted text JSON
-that its schema allows; a keyword that cannot be held is refused by name; a rule costs what its own part of the schema
-does, so that a caller can pause.
+What must always hold: the parser (`detokenizer/response_parsing/dialect_calls.py`) turns every accepted text into JSON
+that its schema allows; a keyword that cannot be enforced is refused by name; the cost between two rules is that of one
+part of the schema, so that a caller can pause.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import attrs
 import orjson
 
 from .text_values import (
@@ -27,6 +28,7 @@ from .text_values import (
     quoted,
     read_members,
     text_terminal,
+    unwritable,
 )
 from .tool_types import Definitions
 
@@ -35,7 +37,7 @@ MAX_OPTIONS = 512
 MAX_ITEMS = 1024
 """Of `minItems` and `maxItems`."""
 MAX_PAIRS = 4096
-"""Of arguments and those that may come first, which are written out for each other."""
+"""Of an argument that may come first and one that may follow: each pair is written out."""
 _OBJECT = NOTES | {"$defs", "additionalProperties", "definitions", "properties", "required"}
 _ARRAY = NOTES | {"items", "maxItems", "minItems"}
 _KEY = re.compile(r"\w{1,512}")
@@ -44,12 +46,7 @@ _JSON_KEYS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "mini
 
 
 def dialect_rules(
-    rule: str,
-    write: Callable[[str], str],
-    quote: str,
-    schema: Mapping[str, Any],
-    param: str,
-    keywords: FormatKeywords,
+    rule: str, write: Callable[[str], str], quote: str, schema: Mapping[str, Any], param: str, keywords: FormatKeywords
 ) -> Iterator[str]:
     """Yield the rules of one call's arguments, among them `rule`. Raises UnsupportedSchema.
 
@@ -59,29 +56,22 @@ def dialect_rules(
     yield from _Rules(rule, write, quote, Definitions(arguments), keywords).of(arguments, param)
 
 
+@attrs.define
 class _Rules:
-    def __init__(
-        self,
-        rule: str,
-        write: Callable[[str], str],
-        quote: str,
-        definitions: Definitions,
-        keywords: FormatKeywords,
-    ) -> None:
-        self._rule = rule
-        self._keywords = keywords
-        self._write = write
-        self._quote = quote
-        self._definitions = definitions
-        self._waiting: deque[tuple[str, Any, str]] = deque()
-        """Rules that are referred to and not yet written, with their schemas and paths."""
-        self._terminals: list[str] = []
-        """What the next rule uses."""
-        self._num_rules = 0
-        self._references: dict[str, str] = {}
-        """The rules of definitions."""
-        self._any: str | None = None
-        self._free_text: str | None = None
+    _rule: str
+    _write: Callable[[str], str]
+    _quote: str
+    _definitions: Definitions
+    _keywords: FormatKeywords
+    _waiting: deque[tuple[str, Any, str]] = attrs.field(factory=deque)
+    """Rules that are referred to and not yet written, with their schemas and paths."""
+    _terminals: list[str] = attrs.field(factory=list)
+    """What the next rule uses."""
+    _num_rules: int = 0
+    _references: dict[str, str] = attrs.field(factory=dict)
+    """The rules of definitions."""
+    _any: str | None = None
+    _free_text: str | None = None
 
     def of(self, schema: Mapping[str, Any], param: str) -> Iterator[str]:
         self._waiting.append((self._rule, schema, param))
@@ -95,12 +85,11 @@ class _Rules:
             yield from lines
 
     def _later(self, schema: Any, where: str) -> str:
-        """Return the name of a rule that is still to be written."""
+        """Return the name of a rule that will be written."""
         if schema is True or schema == {}:
-            if self._any is not None:
-                return self._any
-            self._any = f"{self._rule}_any"
-            self._waiting.append((self._any, {}, where))
+            if self._any is None:
+                self._any = f"{self._rule}_any"
+                self._waiting.append((self._any, {}, where))
             return self._any
         self._num_rules += 1
         name = f"{self._rule}_{self._num_rules}"
@@ -110,10 +99,8 @@ class _Rules:
     def _options(self, schema: Any, where: str, *, is_whole: bool) -> list[str]:
         try:
             return self._held_options(schema, where)
-        except UnsupportedSchema:
-            if self._keywords.dropped is None:
-                raise
-        self._keywords.dropped.append(where)
+        except UnsupportedSchema as error:
+            self._keywords.drop(where, error)
         return [f'"{{" {self._free_members(self._later({}, where))} "}}"'] if is_whole else self._any_value(where)
 
     def _held_options(self, schema: Any, where: str) -> list[str]:
@@ -224,9 +211,7 @@ class _Rules:
             if declared is False and key not in needed:
                 continue
             if _KEY.fullmatch(key) is None:
-                if self._keywords.dropped is None:
-                    raise UnsupportedSchema(path, "the model's format of calls cannot write this name")
-                self._keywords.dropped.append(path)
+                self._keywords.drop(path, unwritable(path, "this name"))
                 continue
             members.append((f"{quoted(f'{key}:')} {self._later(declared, path)}", key in needed))
         if not members:
@@ -243,11 +228,11 @@ class _Rules:
         match value:
             case str():
                 if self._quote in value:
-                    raise UnsupportedSchema(where, "the model's format of calls cannot write one of these values")
+                    raise unwritable(where, "one of these values")
                 return f"{self._quote}{value}{self._quote}"
             case dict():
                 if not all(map(_KEY.fullmatch, value)):
-                    raise UnsupportedSchema(where, "the model's format of calls cannot write one of these values")
+                    raise unwritable(where, "one of these values")
                 return f"{{{','.join(f'{key}:{self._text(one, where)}' for key, one in value.items())}}}"
             case list():
                 return f"[{','.join(self._text(one, where) for one in value)}]"

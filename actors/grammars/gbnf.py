@@ -1,9 +1,8 @@
-"""Writes a grammar in GBNF, the notation of llama.cpp and xgrammar (`root ::= …`), in llguidance's dialect of Lark.
+"""Translates GBNF, the notation of llama.cpp and xgrammar (`root ::= …`), to llguidance's dialect of Lark.
 
-Used by `grammar_text.py`. The library has a converter of its own, which is not used: the library's lexer takes the
-longest match, so that `root ::= word "b"` with `word ::= [a-z]+` would have no end there, and its time is quadratic in
-the number of rules. What must always hold: the Lark grammar has exactly the outputs that the GBNF grammar has; the time
-is linear in the text.
+Used by `grammar_text.py`. The library's own converter takes time quadratic in the number of rules, and its lexer takes
+the longest match, so that `root ::= word "b"` with `word ::= [a-z]+` would never end. What must always hold: the Lark
+grammar has exactly the outputs of the GBNF grammar; the time is linear in the text.
 
     no rule refers to itself    one terminal, made of the rules: the library compiles it to one automaton
     otherwise                   rules whose terminals are single characters, for which longest and only are the same
@@ -97,19 +96,19 @@ class _Rule:
 
 
 class _Reader:
-    """Reads rules. What follows a rule's name and `::=` belongs to it until the next name with `::=`."""
+    """Reads rules. A rule lasts until the next name with `::=`."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._line = 1
         self._depth = 0
         self._may_repeat = False
-        """Whether there is something before this place that may be repeated."""
+        """Whether a quantifier may come here."""
         self._is_empty = True
         """Whether an alternative begins here."""
 
     def rules(self) -> Iterator[_Rule]:
-        """Yield the rules in order. Raises GrammarError."""
+        """Yield the rules. Raises GrammarError."""
         found: set[str] = set()
         rule: _Rule | None = None
         name: _Reference | None = None  # until it is known whether it begins a rule

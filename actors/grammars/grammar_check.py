@@ -1,8 +1,8 @@
 """Checks requests' grammars before they are served.
 
 `text_workers/grammar_pool.py` calls `GrammarChecker.check` for the tokenizer, in a thread or in another process:
-compiling may take a second at the limits of the library, and some grammars have no end. What must always hold: a
-grammar that the library does not support in full, or whose masks take too long, is refused.
+compiling may take a second, and some grammars never end. What must always hold: a grammar that the library does not
+support in full, or whose masks take too long, is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import re
 import time
 
+import attrs
 import numpy as np
 
 from ..messages.grammar import GrammarKind, GrammarSpec
@@ -33,30 +34,20 @@ _NO_TOKENIZER = "this model's tokenizer does not support grammars"
 _NO_OUTPUT = "it allows no output"
 _PATTERN, _PATTERN_ERROR = " (in regex): ", "error: "
 _INDENT = 4
-"""Of a pattern in the library's message, above the marks that point to the error."""
+"""Of a pattern in the library's message."""
 _ADDED_ESCAPES = (r"\/", r"\n")
 """Escapes that the library may have added to the pattern, which shift later positions."""
 _MAX_REASON_CHARS = 400
 
 
+@attrs.frozen
 class GrammarChecker:
-    """Checks grammars."""
-
-    def __init__(
-        self,
-        library: GrammarLibrary | None,
-        max_bytes: int,
-        max_seconds: float = math.inf,
-        clock: Clock = time.thread_time,
-    ) -> None:
-        """Without a library, every grammar is refused.
-
-        `max_seconds`: of processor time to compile one and to compute its first mask, which the engine spends again.
-        """
-        self._clock = clock
-        self._library = library
-        self._max_seconds = max_seconds
-        self._max_bytes = max_bytes
+    _library: GrammarLibrary | None
+    """None: every grammar is refused."""
+    _max_bytes: int
+    _max_seconds: float = math.inf
+    """Of processor time to compile a grammar and to compute its first mask, which the engine spends again."""
+    _clock: Clock = time.thread_time
 
     def check(self, spec: GrammarSpec) -> str | RequestError:
         """Return the grammar as text for the engine, or why it is refused. Called in a thread."""
@@ -98,7 +89,7 @@ class GrammarChecker:
 
 
 def too_long(spec: GrammarSpec, max_bytes: int) -> RequestError:
-    """Return why a grammar is refused that has more bytes than the limit."""
+    """Return the error for a grammar of more than `max_bytes`."""
     message = f"Invalid value for `{spec.param}`: a grammar must have at most {max_bytes} bytes."
     return RequestError(ErrorKind.INVALID, message, spec.param)
 
@@ -108,7 +99,7 @@ def _try_token(matcher: Matcher, token_id: int) -> None:
     try:
         matcher.consume([token_id])
     except GrammarError as error:
-        # the library had the tokenizer write some text, and that has put a space before it
+        # the tokenizer put a space before a text that the library encoded
         raise GrammarError(_NO_TOKENIZER) if _NOT_ALLOWED in str(error) else error from None
 
 

@@ -1,8 +1,8 @@
-"""Bounds how deep the grammar library has to go: it follows references on the stack, whose end is that of the process.
+"""Limits the depth of grammars: the library follows references on the stack, whose overflow kills the process.
 
-A chain of 800 definitions, each of which refers to the next one, is enough for a thread with 8 MiB. Used by
-`grammar_text.py` before the library sees a grammar. What must always hold: no way through a grammar is deeper than what
-is computed here, however its rules are ordered; the time is linear in the grammar.
+A chain of 800 definitions, each of which refers to the next, overflows 8 MiB. Used by `grammar_text.py` before the
+library sees a grammar. What must always hold: no path through a grammar is deeper than computed here, whatever the
+order of its rules; the time is linear in the grammar.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .grammar_library import GrammarError
 from .schema_places import resolve_pointer
 
 MAX_DEPTH = 512
-"""Levels of rules, parentheses, objects and lists, of 4 KiB at most, on one way through a grammar."""
+"""Levels of rules, parentheses, objects and lists on one path through a grammar, each of 4 KiB at most."""
 _MAX_PARENTHESES = 30
-"""Which the library refuses to exceed in one rule."""
+"""The library's own limit for one rule."""
 _JSON = re.compile(r"%json\s*")
 _HEAD = re.compile(r"^[ \t]*[?!]?([\w-]+)", re.MULTILINE)
-"""A rule's name begins a line, and nothing else that is a word does, outside patterns of several lines."""
+"""A word at the start of a line is the name of a rule, except in patterns of several lines."""
 _WORD = re.compile(r"[\w-]+")
 _CLOSED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
 _ANCHORS = ("$anchor", "$dynamicAnchor")
@@ -49,7 +49,7 @@ def check_depth_of_lark(source: str) -> None:
         rule, number = source[head.start() : end], numbers[head[1]]
         weights[number] += min(rule.count("(") + rule.count("["), _MAX_PARENTHESES) + _depth_of_embedded(rule)
         edges[number].update(numbers[word] for word in _WORD.findall(rule) if word in numbers)
-        # the next line may still be of this rule: from here on, no line is taken to end one
+        # the next line may still be part of this rule: from here on, no line is sure to end one
         may_continue = may_continue or "%lark" in rule or "/" in _CLOSED.sub("", rule)
         if may_continue and index + 1 < len(heads):
             edges[number].add(numbers[heads[index + 1][1]])
@@ -94,20 +94,20 @@ def _depth_of_schema(schema: Any) -> int:
     for number, reference in references:
         found = numbers.get(id(resolve_pointer(schema, reference)))
         found = anchors.get(reference.removeprefix("#")) if found is None else found
-        # one that is not understood may be anything in the schema
+        # an unknown reference may lead anywhere in the schema
         edges[number].add(found if is_plain and found is not None else 0)
     return _longest([1] * len(parts), edges)
 
 
 def _longest(weights: list[int], edges: list[set[int]]) -> int:
-    """Return the largest weight of a way through a graph, at most as large as all of a circle it enters.
+    """Return the largest weight of a path through a graph; a path that enters a cycle has the weight of all of it.
 
-    Tarjan's algorithm: it finds circles after all that they lead to.
+    Tarjan's algorithm, which completes a cycle after everything that it leads to.
     """
     order: dict[int, int] = {}
     lowest: dict[int, int] = {}
     depths: dict[int, int] = {}
-    """Of the vertices whose circle is complete."""
+    """Of the vertices whose cycle is complete."""
     stack: list[int] = []
     for start in range(len(weights)):
         if start in order:
@@ -130,14 +130,14 @@ def _longest(weights: list[int], edges: list[set[int]]) -> int:
                 if waiting:
                     lowest[waiting[-1][0]] = min(lowest[waiting[-1][0]], lowest[vertex])
                 if lowest[vertex] == order[vertex]:
-                    circle = [stack.pop()]
-                    while circle[-1] != vertex:
-                        circle.append(stack.pop())
-                    _close(circle, weights, edges, depths)
+                    cycle = [stack.pop()]
+                    while cycle[-1] != vertex:
+                        cycle.append(stack.pop())
+                    _close(cycle, weights, edges, depths)
     return max(depths.values(), default=0)
 
 
-def _close(circle: Collection[int], weights: list[int], edges: list[set[int]], depths: dict[int, int]) -> None:
-    own = sum(weights[vertex] for vertex in circle)
-    below = max((depths.get(following, 0) for vertex in circle for following in edges[vertex]), default=0)
-    depths.update(dict.fromkeys(circle, own + below))
+def _close(cycle: Collection[int], weights: list[int], edges: list[set[int]], depths: dict[int, int]) -> None:
+    own = sum(weights[vertex] for vertex in cycle)
+    below = max((depths.get(following, 0) for vertex in cycle for following in edges[vertex]), default=0)
+    depths.update(dict.fromkeys(cycle, own + below))

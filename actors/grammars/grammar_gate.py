@@ -1,8 +1,7 @@
 """Holds sequences back until the engine has compiled their grammar, so that no step of others waits for it.
 
-Stands between the web side's messages and the scheduler's inbox; `engine.py` runs it. What must always hold: messages
-about one sequence, and sequences with the same grammar, keep their order; a sequence is held no longer than its grammar
-takes.
+`engine.py` puts it in front of the scheduler's inbox. What must always hold: messages about one sequence, and sequences
+with the same grammar, keep their order; a sequence is held no longer than its grammar takes.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from ..messages.sampling import OutputGrammar
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 
 Prepare = Callable[[OutputGrammar], Future[Any]]
-"""Begins to compile a grammar, unless it is compiled, and returns what is done as soon as it is."""
-
+"""Begins to compile a grammar, unless that is done, and returns a future for it."""
 
 Key = tuple[str, str]
 """A grammar's owner and text."""
@@ -29,13 +27,10 @@ Key = tuple[str, str]
 WebMessage = Submit | Abort | ResetPrefixCache
 
 
-class Inbox(Sender[WebMessage], Poster[WebMessage], Protocol):
-    """Where messages go that are passed on."""
+class Inbox(Sender[WebMessage], Poster[WebMessage], Protocol): ...
 
 
 class GrammarGate:
-    """Passes messages on to the scheduler; sequences only once their grammar is compiled."""
-
     def __init__(self, prepare: Prepare, inbox: Inbox) -> None:
         self._prepare = prepare
         self._inbox = inbox
@@ -43,7 +38,7 @@ class GrammarGate:
         """By grammar, in order."""
 
     async def send(self, message: WebMessage) -> None:
-        """Pass a message on, or hold it."""
+        """Pass a message on to the scheduler, or hold it until its grammar is compiled."""
         if (held := self._behind(message)) is not None:
             held.append(message)
             return
@@ -69,7 +64,7 @@ class GrammarGate:
         return None
 
     def _release(self, key: Key) -> None:
-        # `post` and not `send`: this is no task; the web side limits how many sequences there are
+        # `post` and not `send`: this is not a task; the web side limits the number of sequences
         for message in self._held.pop(key):
             self._inbox.post(message)
 
@@ -79,6 +74,6 @@ def _key(grammar: OutputGrammar) -> Key:
 
 
 def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: Future[Any]) -> None:
-    """Run `function` in the loop, unless that has ended. Called in the thread that has compiled."""
+    """Run `function` in the loop, unless the loop has ended. Called in the compiling thread."""
     with contextlib.suppress(trio.RunFinishedError):
         token.run_sync_soon(function)

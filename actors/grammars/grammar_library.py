@@ -1,14 +1,14 @@
 """The only place that calls the `llguidance` library, which compiles grammars and says which tokens they allow next.
 
-The tokenizer checks a request's grammar with it (`grammars/grammar_check.py`); the executor follows each output
-(`executor/grammars.py`). Three properties of the library are hidden from everybody else:
+The tokenizer checks a request's grammar with it (`grammar_check.py`); the executor follows each output
+(`executor/grammars.py`). Three properties of the library are hidden here:
 
-- It never raises. Each call is followed by a look at the matcher's error, which becomes a `GrammarError` here.
+- It never raises. After each call, the matcher's error becomes a `GrammarError`.
 - Loading a tokenizer holds the GIL (0.9 s for 150,000 tokens), so it is done once, at start. Compiling and masks
   release it.
 - Once a grammar can neither go on nor fail, its mask holds the tokens that end a sequence.
 
-What must always hold: what one grammar may cost is bounded by `_limits`, which count work and not time.
+What must always hold: the cost of a grammar is bounded by `_limits`, which count work and not time.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ schema of the collections in docs/use/structured-output.md takes more than 500 i
 
 STRING_ESCAPES = 'nrbtf\\"'
 """What may follow a backslash in JSON. Not `u`: keys with it would not be recognized as `properties`."""
-
-
 _SCHEMA_WORDS = ('"json_schema"', "%json")
-"""One of them is in the text of each grammar that has a schema."""
+"""A grammar has a schema if its text contains one of these."""
 _TOO_MANY = "Too many items"
 """Part of the library's message for a mask that exceeds `step_max_items`."""
 _WIDTH = re.compile(r"Current row has (\d+) items")
@@ -137,7 +135,7 @@ class GrammarLibrary:
 
 @lru_cache(maxsize=2)
 def load_grammars(tokenizer_json: bytes, eos_token_ids: tuple[int, ...]) -> GrammarLibrary | None:
-    """Return the library for a tokenizer; the same one if it was the last that was asked for.
+    """Return the library for a tokenizer, cached.
 
     None: the library cannot tell the bytes of its tokens (WordPiece, or Metaspace without byte fallback).
     """

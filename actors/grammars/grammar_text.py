@@ -1,7 +1,7 @@
 """Writes a client's grammar in the language of the grammar library.
 
-Used by the tokenizer (`grammars/grammar_check.py`), which then lets the library check it. What must always hold: a
-source that is not of its kind is refused, not repaired; nothing is deeper than the library's stack.
+Used by `grammar_check.py`, which then lets the library check it. What must always hold: a source that is not of its
+kind is refused, not repaired; nothing is deeper than the library's stack.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .grammar_depth import check_depth_of_lark, check_depth_of_schema
 from .grammar_library import STRING_ESCAPES, GrammarError, json_grammar, lark_grammar, regex_grammar
 from .schema_holes import close_holes
 from .schema_loosening import loosen
-from .schema_places import UnheldSchema
+from .schema_places import UnheldSchema, segment
 from .strict_objects import close_objects
 
 _EMBEDDED = "%json "
@@ -52,7 +52,7 @@ def grammar_text(spec: GrammarSpec) -> str:
         case GrammarKind.REGEX:
             return regex_grammar(spec.source)
         case GrammarKind.CHOICE:
-            # as one terminal: the library follows that with an automaton, and many strings as alternatives not at all
+            # one terminal: the library follows it with an automaton, and fails at many strings as alternatives
             choices = " | ".join(json.dumps(text) for text in _choices(spec.source))
             return lark_grammar(f"start: CHOICE\nCHOICE: {choices}")
         case GrammarKind.LARK:
@@ -74,11 +74,15 @@ def _lark_text(source: str, *, free: bool) -> str:
     return lark_grammar(closed)
 
 
-def _schema_of(source: str) -> dict[str, Any]:
+def _parsed(source: str) -> Any:
     try:
-        schema = orjson.loads(source)
+        return orjson.loads(source)
     except orjson.JSONDecodeError:
         raise GrammarError("it is not valid JSON") from None
+
+
+def _schema_of(source: str) -> dict[str, Any]:
+    schema = _parsed(source)
     if schema is True:
         return {}
     if not isinstance(schema, dict):
@@ -95,7 +99,7 @@ def _with_closed_schemas(source: str, *, free: bool) -> str:
             continue
         try:
             schema, end = _DECODER.raw_decode(source, start)
-        except (ValueError, RecursionError):  # the words are part of a string, or the library refuses the schema
+        except (ValueError, RecursionError):  # this is part of a string, or the library refuses the schema
             continue
         options = schema.pop(_OPTIONS, {})
         mark, field = _field_at(source, start)
@@ -118,7 +122,7 @@ def _with_closed_schemas(source: str, *, free: bool) -> str:
 
 
 def _field_at(source: str, position: int) -> tuple[str, str]:
-    """Return how the comment over a schema in a grammar of calls begins, and the field that it names, or nothing."""
+    """Return the mark of the comment over a schema in a grammar of calls, and the field that it names; or ""."""
     start = source.rfind(f"\n{SCHEMA_FROM}", 0, position) + 1
     return _field_of(source[start:].partition("\n")[0]) if start else ("", "")
 
@@ -129,10 +133,7 @@ def _field_of(comment: str) -> tuple[str, str]:
 
 
 def _choices(source: str) -> list[str]:
-    try:
-        choices = orjson.loads(source)
-    except orjson.JSONDecodeError:
-        raise GrammarError("it is not valid JSON") from None
+    choices = _parsed(source)
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise GrammarError("it must be a non-empty list of strings")
     return choices
@@ -148,7 +149,7 @@ def path_of(keyword: str, source: str) -> str | None:
 
 
 def schema_at(line: int, source: str) -> tuple[str, str] | None:
-    """Return the field from which a line of a grammar of calls is, and the schema in it, if there is one."""
+    """Return the field to which a line of a grammar of calls belongs, and the schema in the line."""
     lines = source.split("\n")[:line]
     field = next((_field_of(one)[1] for one in reversed(lines) if one.startswith(SCHEMA_FROM)), None)
     start = lines[-1].find(_EMBEDDED) if lines else -1
@@ -157,8 +158,8 @@ def schema_at(line: int, source: str) -> tuple[str, str] | None:
     if start < 0:
         return field, ""
     try:
-        schema, _ = json.JSONDecoder().raw_decode(lines[-1], start + len(_EMBEDDED))
-    except ValueError:  # the words are part of a tool's name
+        schema, _ = _DECODER.raw_decode(lines[-1], start + len(_EMBEDDED))
+    except ValueError:  # this is part of a tool's name
         return None
     return field, json.dumps(schema)
 
@@ -170,6 +171,6 @@ def _objects(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         path, value = waiting.pop()
         if isinstance(value, dict):
             yield path, value
-            waiting += [(f"{path}/{name.replace('~', '~0').replace('/', '~1')}", part) for name, part in value.items()]
+            waiting += [(f"{path}/{segment(name)}", part) for name, part in value.items()]
         elif isinstance(value, list):
             waiting += [(f"{path}/{index}", part) for index, part in enumerate(value)]

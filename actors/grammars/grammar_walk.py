@@ -1,8 +1,8 @@
 """Draws some tokens from a grammar before it is served, to refuse one that the engine could not follow.
 
-`grammar_check.py` calls it where it compiles: in a thread, or in a process of its own. A grammar may be cheap here and
-costly later, which `executor/grammars.py` bounds; here its client learns it before anything is generated. What must
-always hold: the same tokens are drawn from the same grammar; a grammar is not refused for one slow moment.
+Called by `grammar_check.py`, so that a client learns it before anything is generated. A grammar may be cheap here and
+costly later, which `executor/grammars.py` bounds. What must always hold: the same tokens are drawn from the same
+grammar; a grammar is not refused for one slow moment.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .grammar_library import MAX_MASK_S, GrammarError, GrammarLibrary, GrammarTo
 WALKS = (4, 4, 4, 12)
 """Tokens of each, 24 in all: for a schema of some properties their masks take half a millisecond."""
 MAX_WALKS_S = 0.02
-"""Processor time after which no more tokens are drawn, in addition to `WALKS_PER_COMPILING`."""
+"""Processor time after which no more tokens are drawn..."""
 WALKS_PER_COMPILING = 3.0
-"""Multiple of the compile time."""
+"""...plus this multiple of the compile time."""
 _ATTEMPTS = 3
 _FEW_WORDS = 8
-"""Of a mask, among which every other token is drawn: the low ids are single characters, which end strings and names."""
+"""Words of a mask from which every other token is drawn: low ids are single characters, which end strings and names."""
 
 Clock = Callable[[], float]
-"""Returns processor time in seconds."""
+"""Returns seconds of processor time."""
 
 
 def walk(library: GrammarLibrary, matcher: Matcher, compiling_s: float, clock: Clock) -> None:
@@ -46,7 +46,7 @@ def walk(library: GrammarLibrary, matcher: Matcher, compiling_s: float, clock: C
                 walker.consume([token_id])
             except GrammarTooComplex:
                 raise
-            except GrammarError:  # a way that leads nowhere ends the output that takes it
+            except GrammarError:  # a dead end, which ends only the output that takes it
                 break
             if clock() - began > limit_s:
                 return

@@ -1,8 +1,8 @@
 """The groups of a pattern, and where in them its anchors stand.
 
 The grammar library has no look-around, of which anchors are a kind: it knows `^` where nothing can come before it, and
-`$` where nothing can follow. Used by `schema_patterns.py`, which tells what it reads in order. What must always hold:
-the library can follow a pattern that is not refused here.
+`$` where nothing can follow. Used by `schema_patterns.py`. What must always hold: the library can follow a pattern that
+is not refused here.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ class _Group:
 
 @attrs.define
 class PatternGroups:
-    """What was read so far. Each method raises UnsupportedPattern."""
+    """What was read so far, noted in order. Each method raises UnsupportedPattern."""
 
     _open: list[_Group] = attrs.field(factory=lambda: [_Group(begins=True)])
     _may_repeat: bool = False
-    """What was read last can have a quantifier."""
+    """A quantifier may come next."""
 
     def text(self) -> None:
-        """Note something that matches characters."""
+        """Note an atom that matches characters."""
         self._follow()
         self._may_repeat = True
 
     def open(self) -> None:
-        """Note the beginning of a group."""
         if len(self._open) > MAX_GROUPS:
             raise UnsupportedPattern("too many groups within each other")
         group = self._open[-1]
@@ -69,13 +68,11 @@ class PatternGroups:
                 self._close()
 
     def quantifier(self) -> None:
-        """Note that what was read last is repeated."""
         if not self._may_repeat:
             raise UnsupportedPattern("nothing that a quantifier could repeat")
         self._may_repeat = False
 
     def end(self) -> None:
-        """Note the end of the pattern."""
         if len(self._open) > 1:
             raise UnsupportedPattern("an unclosed group")
 

@@ -1,8 +1,8 @@
 """Decides whether the schemas of a `oneOf` are disjoint, so that the grammar library can enforce it as an `anyOf`.
 
 Schemas are disjoint if their types, `const` and `enum` values or number ranges are, or a property that both require.
-Used by `schema_keywords.py`. What must always hold: schemas that are reported as disjoint are; the work for one
-document is bounded, and schemas beyond that bound are not reported as disjoint.
+Used by `schema_keywords.py` and `tool_types.py`. What must always hold: schemas reported as disjoint are disjoint; the
+work for one document is bounded, and schemas beyond that bound are not reported as disjoint.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _NUMBERS = frozenset({"integer", "number"})
 _TYPES_BY_CHAR = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 
 
-class _TooLong(Exception):
-    """The work has reached its bound."""
+class _TooLong(Exception): ...
 
 
 @attrs.frozen
@@ -55,7 +54,7 @@ def are_disjoint(found: Located, document: References) -> bool:
         return True
     reader = _Reader(document)
     try:
-        facts = [reader.facts(Located(option, found.place, found.base)) for option in options]
+        facts = [reader.facts(_beside(found, option)) for option in options]
         pairs = ((one, other) for at, one in enumerate(facts) for other in facts[:at])
         return all(reader.differ(one, other) for one, other in pairs)
     except _TooLong:
@@ -96,7 +95,7 @@ class _Reader:
         return every
 
     def _both(self, one: _Facts, other: _Facts) -> _Facts | None:
-        """Return what holds if both do; None if they cannot."""
+        """Return the conjunction of two facts; None if they exclude each other."""
         self._count()
         types = frozenset(_shared(one.types, other.types))
         given = [fact.values for fact in (one, other) if fact.values is not None]
@@ -115,7 +114,7 @@ class _Reader:
         )
 
     def differ(self, ones: list[_Facts], others: list[_Facts], level: int = 0) -> bool:
-        """Return whether no value matches one of each."""
+        """Return whether no value matches both an alternative of `ones` and one of `others`."""
         return all(self._differs(one, other, level) for one in ones for other in others)
 
     def _differs(self, one: _Facts, other: _Facts, level: int) -> bool:
@@ -169,7 +168,7 @@ def _own_facts(found: Located) -> _Facts:
 
 
 def _end(schema: dict[str, Any], keyword: str, exclusive: str, tighter: Any) -> tuple[float, bool]:
-    """Return one end of a range of numbers, and whether it is excluded."""
+    """Return one end of a range of numbers, and whether the end is excluded."""
     ends = [(as_float(schema[keyword]), schema.get(exclusive) is True)] if is_number(schema.get(keyword)) else []
     ends += [(as_float(schema[exclusive]), True)] if is_number(schema.get(exclusive)) else []
     if not ends:

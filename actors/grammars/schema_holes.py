@@ -19,7 +19,7 @@ _OPTIONS = "x-guidance"
 
 def close_holes(schema: dict[str, Any]) -> None:
     """Rewrite a parsed schema, in place, so that the library enforces all of it. Raises UnheldSchema."""
-    schema.pop(_OPTIONS, None)  # a client's options could allow text that is no JSON
+    schema.pop(_OPTIONS, None)  # a client's options could allow text that is not JSON
     document = Document(schema)
     every = []
     for found in reachable(document):
@@ -75,7 +75,7 @@ def _close_keywords(schema: dict[str, Any]) -> None:
             _write_additional(keyword, schema)
     for keyword in [keyword for keyword in NEVER_HELD if keyword in schema]:
         del schema[keyword]
-    if "oneOf" in schema:  # whose schemas are disjoint
+    if "oneOf" in schema:  # its schemas are disjoint
         options = {"anyOf": schema.pop("oneOf")}
         schema["allOf"] = [*schema.get("allOf", []), options]
 
@@ -92,11 +92,11 @@ def _write_additional(keyword: str, schema: dict[str, Any]) -> None:
 
 def _close_counts(schema: dict[str, Any]) -> None:
     for keyword in COUNTS & schema.keys():
-        count = schema[keyword] = as_count(schema[keyword])  # the library knows no 2.0
+        count = schema[keyword] = as_count(schema[keyword])  # the library refuses 2.0
         if keyword.startswith("max") and count is not None and count > MAX_COUNT:
             del schema[keyword]
     if schema.get("properties"):
-        # beside optional properties the library has neither, and they were found to say nothing
+        # the library supports neither beside optional properties, where they were found to have no effect
         if schema.get("minProperties", 0) <= len(set(schema.get("required", []))):
             schema.pop("minProperties", None)
         if any(name not in schema.get("required", []) for name in schema["properties"]):

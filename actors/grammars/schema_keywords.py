@@ -1,9 +1,9 @@
 """Finds the keywords of a JSON schema that cannot be enforced, each with the reason.
 
-The grammar library refuses unknown keywords without saying where they are, and enforces some known ones only in part.
-Both are found here first, so that a refusal names keyword and place, and that schemas of non-strict tools lose these
-keywords and no others (`schema_loosening.py`). Keywords have the meaning of draft 2020-12; older drafts are read, too.
-What must always hold: the library either fully enforces a keyword that is not found here, or refuses it.
+The grammar library refuses unknown keywords without their place, and enforces some only in part. Both are found here
+first, so that a refusal names keyword and place, and that schemas of non-strict tools lose these keywords and no others
+(`schema_loosening.py`). Keywords have the meaning of draft 2020-12; older drafts are read, too. What must always hold:
+the library either fully enforces a keyword that is not found here, or refuses it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .schema_walk import REFERENCES, TYPES, Document, Located
 
 FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"})
 _MAX_BRANCHES = 1_990
-"""The most alternatives that one object's properties may use, of the 2,000 that the library follows at once."""
+"""Alternatives for one object's properties, of the 2,000 that the library follows at once."""
 _MAX_PATTERNS = 32
 """Patterns of one object: each is compared with every other."""
 _NOT_HELD = "outputs cannot be made to match it"
@@ -76,7 +76,7 @@ def is_idle(keyword: str, schema: Mapping[str, Any]) -> bool:
 
 
 def becomes_additional(keyword: str, schema: Mapping[str, Any]) -> bool:
-    """Return whether no other schema evaluates parts of the value, so that `unevaluated…` equals `additional…`."""
+    """Return whether `unevaluated…` equals `additional…`: no other schema evaluates parts of the value."""
     in_place = _IN_PLACE | {"contains"} if keyword == "unevaluatedItems" else _IN_PLACE
     return keyword.startswith("unevaluated") and in_place.isdisjoint(schema) and _is_schema(schema[keyword])
 
@@ -190,10 +190,10 @@ def _pattern_properties_problems(patterns: dict[str, Any], place: Place) -> Iter
 
 
 def _too_wide(properties: Mapping[str, Any], needed: set[str]) -> str:
-    """Return an error if too many properties could come next: the first token would exceed the library's limit."""
+    """Return an error if more properties could come next than the library can follow."""
     if len(properties) <= _MAX_BRANCHES // 4:
         return ""
-    # before the first property, the library follows each with and without others behind it
+    # the library follows each possible first property with and without others after it
     each = 3 if needed else 4
     run = 0
     for name in properties:

@@ -1,8 +1,8 @@
 """Drops keywords that cannot be enforced from the schemas of non-strict tools, and lists them.
 
-Their calls have to match a schema only where a call is forced, and then only as far as it can be enforced: OpenAI and
-Anthropic restrict schemas only under `strict`. `grammar_text.py` calls this. What must always hold: every value that a
-schema allows is still allowed; each dropped keyword is listed with its place.
+Without `strict`, OpenAI and Anthropic accept any schema; calls have to match it only where a call is forced, as far as
+it can be enforced. `grammar_text.py` calls this. What must always hold: every value that a schema allows is still
+allowed; each dropped keyword is listed with its place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TAKEN_WITH = {"maximum": bool, "minimum": bool}
 
 
 def loosen(schema: dict[str, Any]) -> list[str]:
-    """Drop what cannot be enforced from a parsed schema, in place; return the JSON pointers of dropped keywords."""
+    """Drop what cannot be enforced from a parsed schema, in place. Return the JSON pointers of dropped keywords."""
     document = Document(schema)
     dropped: list[str] = []
     several: list[dict[str, Any]] = []

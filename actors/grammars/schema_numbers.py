@@ -1,6 +1,6 @@
 """Tells which numeric limits of a JSON schema the grammar library enforces, and rewrites ranges so that it does.
 
-The library reads numbers as doubles, and allows an exclusive bound itself where a range is shorter than 1. Used by
+The library reads numbers as doubles, and takes exclusive bounds for inclusive ones in ranges shorter than 1. Used by
 `schema_keywords.py` and `schema_holes.py`. What must always hold: a bound that is changed excludes the same values.
 """
 
@@ -24,7 +24,7 @@ _TINY = 2.0**-40
 _TOO_LARGE = 10**18
 """The library cannot enforce a range with a larger bound."""
 _MAX_MULTIPLE = 20_000
-"""Ignoring the decimal point. Larger multiples take seconds to compile, except for powers of ten."""
+"""Without the decimal point. Larger multiples take seconds to compile, except for powers of ten."""
 _MAX_DECIMALS = 9
 
 
@@ -52,7 +52,7 @@ def is_inexact(value: object) -> bool:
 
 
 def is_held_multiple(value: object) -> bool:
-    """Return whether multiples of a number are held: the library shifts its point in doubles until it is whole."""
+    """Return whether the library, which shifts the decimal point of a double, enforces multiples of a number."""
     if not is_number(value) or not 0 < value < 10**_MAX_DECIMALS:
         return False
     shifted, num_decimals = float(value), 0
@@ -74,7 +74,7 @@ def is_held_bound(keyword: str, schema: Mapping[str, Any]) -> bool:
 
 
 def shift_bounds(schemas: list[dict[str, Any]]) -> None:
-    """Shift the exclusive bounds that are whole numbers, if they could be an end of a range shorter than 1.
+    """Shift whole exclusive bounds that could be an end of a range shorter than 1.
 
     The ends of a range may be in different schemas, such as those of `allOf`.
     """

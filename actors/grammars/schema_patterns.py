@@ -1,8 +1,8 @@
 """Translates the patterns of JSON schemas from ECMA 262 to the grammar library's dialect.
 
-The library reads a pattern as Rust's `regex` crate does. Where the two dialects interpret the same text differently,
-the pattern is rewritten or refused. What must always hold: a string that the result matches is one that ECMA 262's
-pattern matches (with its flag `u`, and for classes without it), and Python's `re` agrees about white space.
+The library reads a pattern as Rust's `regex` crate does. Where the dialects differ, the pattern is rewritten or
+refused. What must always hold: every string that the result matches is matched by ECMA 262's pattern (with its flag
+`u`, and for classes without it), and Python's `re` agrees about white space.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ FORMATS = {
 """Patterns for what the library's own formats do not check: leap days and leap seconds."""
 
 UNWRITABLE = frozenset({*range(0x20), 0x7F} - {*b"\b\f\n\r\t"})
-"""Characters that no output contains: JSON has to escape them by number, which outputs never do."""
-
+"""Characters that no output contains: JSON escapes them by number, which outputs never do."""
 NO_CONTROLS = "outputs have no control characters other than \\b, \\f, \\n, \\r and \\t"
 _SPACE = r"\t\n\v\f\r\x20\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
 _MAYBE_SPACE = rf"{_SPACE}\x{{FEFF}}\x{{85}}"
 """White space of ECMA 262, or of Python."""
 _DOT = r"[^\n\r\x{2028}\x{2029}]"
 _ASCII = {"d": "0-9", "D": "^0-9", "w": "0-9A-Za-z_", "W": "^0-9A-Za-z_"}
-"""Classes that the library has of all of Unicode, but in JSON."""
+"""Classes that the library, outside JSON, extends to all of Unicode."""
 _LETTERS = frozenset("nrtf")
-"""After a backslash, and copied."""
+"""Copied after a backslash."""
 _CODES = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0}
 _ESCAPED_CODE = re.compile(
     r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
@@ -49,7 +48,7 @@ _PROPERTY = re.compile(r"\\[pP](\{[^}]*\}|.)")
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(?:([0-9]+)(?:,([0-9]*))?|,[0-9]+)\})\??")
 _GROUP = re.compile(r"\((\?(?::|i:|P?<[A-Za-z_]\w*>|))?", re.ASCII)
 _MAX_PROPERTIES = 16
-"""Different classes in one pattern: it takes the library a millisecond to tell whether it knows one."""
+"""Of one pattern; the library takes a millisecond to tell whether it knows one."""
 _MAX_DIGITS = 9
 """Of a number of repetitions."""
 
@@ -156,7 +155,7 @@ class _Reader:
         if not is_negated:
             members = [one for one in members if isinstance(one, str) or not _is_unwritable(*one)]
             if not members:
-                raise _unwritable()
+                raise UnsupportedPattern(NO_CONTROLS)
         return f"[{'^' if is_negated else ''}{''.join(map(_member_text, members))}]"
 
     def _member(self, is_negated: bool) -> int | str:
@@ -186,7 +185,7 @@ class _Reader:
         return ord(letter)
 
     def _code(self) -> int | None:
-        """Read an escape that stands for one character; None if the next one does not."""
+        """Read an escape of one character; None if the next escape is another."""
         if found := _ESCAPED_CODE.match(self.source, self.at):
             self.at = found.end()
             if found[1]:
@@ -257,9 +256,5 @@ def _char_text(code: int) -> str:
 
 def _written(code: int, text: str) -> str:
     if code in UNWRITABLE:
-        raise _unwritable()
+        raise UnsupportedPattern(NO_CONTROLS)
     return text
-
-
-def _unwritable() -> UnsupportedPattern:
-    return UnsupportedPattern(NO_CONTROLS)

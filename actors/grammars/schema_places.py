@@ -71,7 +71,7 @@ def key_in(value: object, name: str) -> str | int | None:
 def resolve_pointer(document: Any, reference: str) -> Any:
     """Return the part of a document to which a JSON pointer leads; None if it leads nowhere, or is not one."""
     start, *names = unquote(reference).split("/")
-    found = document if start == "#" else None
+    found: Any = document if start == "#" else None
     for name in names:
         key = key_in(found, name)
         found = None if key is None else found[key]

@@ -1,11 +1,10 @@
-"""The schemas within a JSON schema, and what its references lead to.
+"""The schemas within a JSON schema, and the targets of its references.
 
 References are those of drafts 4 to 2020-12: JSON pointers, percent-encoded or not, anchors, and the ids of schemas
 within the document. A dynamic reference is followed if it can lead to one place only. Nothing is fetched.
 
-Used to check a schema (`schema_holes.py`) and to drop what cannot be held (`schema_loosening.py`). What must always
-hold: each schema is visited once, however many references lead to it; schemas that nothing leads to are not visited;
-the time is linear in the length of the document.
+Used to check a schema (`schema_holes.py`) and to drop what cannot be enforced (`schema_loosening.py`). What must always
+hold: each reachable schema is visited once, and no other; the time is linear in the length of the document.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .schema_places import Place, key_in
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 MAX_URI_CHARS = 2048
-"""Of an id that is taken for one."""
+"""Of an id; a longer one is ignored."""
 _MAX_COMPARISONS = 20_000
 """Of the schemas of one document in pairs (`schema_disjoint.py`), and schemas that are read for them."""
 _SINGLE = ("additionalItems", "additionalProperties", "items")
@@ -32,7 +31,7 @@ _OTHER_MAPS = ("$defs", "definitions", "dependencies", "dependentSchemas")
 _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 DEFINITIONS = ("$defs", "definitions")
 NAMES = ("$anchor", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "id")
-"""Keywords that say what a schema is called, or which draft it follows."""
+"""Keywords that name a schema or its draft."""
 _IDS = ("$id", "id")
 _ANCHORS = ("$anchor", "$dynamicAnchor")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -51,13 +50,11 @@ class Located:
 
 
 class Document:
-    """A schema and the names within it."""
-
     def __init__(self, root: dict[str, Any]) -> None:
         self._resources: dict[str, Located] = {}
         self._anchors: dict[tuple[str, str], Located] = {}
         self._dynamic: Counter[str] = Counter()
-        """How many schemas have a dynamic anchor, and how many are a recursive one."""
+        """How many schemas have each dynamic anchor; under "", how many have a recursive one."""
         self._circular: set[int] | None = None
         self.comparisons_left = _MAX_COMPARISONS
         base = _base_of(root, "")
@@ -84,7 +81,7 @@ class Document:
         self._dynamic[""] += schema.get("$recursiveAnchor") is True
 
     def reference_of(self, schema: dict[str, Any]) -> str | None:
-        """Return the reference of a schema; None if it has none, or none that leads to one place only."""
+        """Return the reference of a schema; None if there is none, or if it may lead to several places."""
         found = [schema[key] for key in REFERENCES if key in schema]
         if len(found) != 1 or type(reference := found[0]) is not str:
             return None
@@ -95,7 +92,7 @@ class Document:
         return str(reference)
 
     def target_of(self, found: Located) -> Located | None:
-        """Return what a schema's reference leads to, a schema or a boolean; None if it leads nowhere."""
+        """Return the target of a schema's reference, a schema or a boolean, if there is one."""
         if (reference := self.reference_of(found.schema)) is None:
             return None
         uri, _, fragment = reference.partition("#")
@@ -103,11 +100,11 @@ class Document:
         resource = None if name is None else self._resources.get(name)
         fragment = unquote(fragment)
         target = None if resource is None else self._within(resource, fragment)
-        # an id is often a mere name, to which its author's references are not relative
+        # an id is often a mere name, and the author's references are not relative to it
         return self._within(self.root, fragment) if target is None and not uri else target
 
     def is_circular(self, found: Located) -> bool:
-        """Return whether a schema's reference leads back to itself without a part of the value between."""
+        """Return whether a schema's reference leads back to itself for the same value."""
         if self._circular is None:
             self._circular = set(self._find_circles())
         return id(found.schema) in self._circular
@@ -145,7 +142,7 @@ class Document:
 
 
 def reachable(document: Document) -> Iterator[Located]:
-    """Yield the schemas that hold something of a value, each before those within it. They may be changed meanwhile."""
+    """Yield the schemas that apply to a value or its parts, outer ones first. They may be changed meanwhile."""
     waiting = deque([document.root])
     seen = {id(document.root.schema): document.root}
     while waiting:
@@ -161,7 +158,7 @@ def reachable(document: Document) -> Iterator[Located]:
 
 
 def _parts(found: Located, single: tuple[str, ...], lists: tuple[str, ...], maps: tuple[str, ...]) -> Iterator[Located]:
-    """Yield what is in some keywords of a schema."""
+    """Yield the parts of a schema in these keywords."""
     for keyword, value in found.schema.items():
         place = Place(keyword, found.place)
         if isinstance(value, dict) and keyword in single:
@@ -185,7 +182,7 @@ def _base_of(schema: Any, base: str) -> str:
 
 
 def _joined(base: str, uri: str) -> str | None:
-    """Return a URI that was relative to another one; None if it is none, or too long."""
+    """Return `uri` resolved against `base`; None if it is invalid or too long."""
     if len(uri) > MAX_URI_CHARS or len(base) > MAX_URI_CHARS:
         return None
     try:

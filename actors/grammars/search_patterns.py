@@ -1,8 +1,7 @@
-"""Converts JSON Schema's `pattern` to one that matches a whole text, as the grammar library's lexer expects.
+"""Converts JSON Schema's `pattern`, which may match anywhere, to one that matches a whole text, as the lexer expects.
 
-A JSON Schema's pattern may match anywhere in a string. Used for strings that a model does not write as JSON
-(`text_values.py`); within JSON the library does the same. What must always hold: what is returned can stand between
-slashes in a grammar, and does not end there.
+Used for strings that a model does not write as JSON (`text_values.py`); within JSON the grammar library does the same.
+What must always hold: the result can stand between slashes in a grammar, and contains none that would end it.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from .schema_patterns import library_pattern
 
 MAX_PATTERN_CHARS = 4096
 GROUP = "(?:"
-"""Begins a client's pattern, and nothing else that is made here."""
+"""Begins a client's pattern, and nothing else in the result."""
 _ANYTHING = "(?s:.*)"
 _SET_OPERATIONS = ("&&", "--", "~~")
-"""Of the library, in a class of characters; in JSON Schema these are characters."""
+"""Of the library, in a class of characters; in JSON Schema they are plain characters."""
 
 
 def whole_pattern(pattern: object) -> str | None:
-    """Return what matches a text in which `pattern` is found, None if that is not supported.
+    """Return a pattern for texts in which `pattern` is found, or None if it is not supported.
 
-    Not supported are anchors but at the ends of a pattern without alternatives outside groups, word boundaries,
-    look-around and back-references. Whatever else the library does not know, it refuses by itself.
+    Not supported are word boundaries, look-around, back-references, and anchors except at the ends of a pattern without
+    alternatives outside groups. The library itself refuses everything else that it does not know.
     """
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
         return None
@@ -42,7 +41,7 @@ def whole_pattern(pattern: object) -> str | None:
         elif part == "[":
             in_class = True
             part = "[^" if pattern.startswith("[^", at) else "["
-            if pattern.startswith("]", at + len(part)):  # of this, engines think differently
+            if pattern.startswith("]", at + len(part)):  # engines read this differently
                 return None
         elif part == "(":
             if pattern.startswith("(?", at) and not pattern.startswith("(?:", at):

@@ -1,8 +1,8 @@
 """Closes the objects of schemas under `strict`: properties that are not declared are forbidden.
 
 OpenAI's API requires `additionalProperties: false` in each object; here that is the default. Used by `grammar_text.py`.
-What must always hold: an object whose properties are declared by several schemas stays possible. Closing one of these
-schemas alone would forbid the properties of the others.
+What must always hold: an object whose properties are declared by several schemas stays possible, although closing one
+of these schemas would forbid the properties of the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _IN_PLACE = ("$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "oneOf")
 
 
 def close_objects(schema: dict[str, Any]) -> None:
-    """Forbid other properties in each object of a parsed schema, in place, that declares some and says nothing more."""
+    """Forbid other properties, in place, in each object that declares properties and nothing about others."""
     document = Document(schema)
     every = list(reachable(document))
     shared: set[int] = set()

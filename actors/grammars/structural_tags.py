@@ -1,8 +1,8 @@
 """Grammars of structural tags: free text with regions that have to match schemas, in llguidance's dialect of Lark.
 
-The web layer makes one of `response_format` of type `structural_tag`, in the forms of vLLM, SGLang and xgrammar:
-https://xgrammar.mlc.ai/docs/structural_tag/structural_tag.html. What must always hold: what cannot be held is refused
-by name; text that may have any length ends at the first delimiter behind it; the cost between two rules is that of one
+The web layer makes one from a `response_format` of type `structural_tag`, in the forms of vLLM, SGLang and xgrammar:
+https://xgrammar.mlc.ai/docs/structural_tag/structural_tag.html. What must always hold: what cannot be enforced is
+refused by name; text of any length ends at the first delimiter after it; the cost between two rules is that of one
 schema, so that a caller can pause.
 """
 
@@ -20,7 +20,7 @@ from .tagged_values import JSON_FORM
 from .text_values import UnsupportedSchema, pattern_of, quoted
 
 MAX_TRIGGERS = 64
-"""Of one format; each is looked for in all of its text."""
+"""Of one format."""
 MAX_DELIMITER_CHARS = 2048
 """Total length of the strings in a list that becomes one pattern."""
 MAX_REPEATS = 1024
@@ -52,7 +52,7 @@ class _After:
 
 
 _PART = _After()
-"""Another part of the output: text that has no end by itself cannot be before it."""
+"""Another part of the output, which unbounded text cannot precede."""
 
 
 def structural_tag_rules(tag: Mapping[str, Any], param: str) -> Iterator[str]:
@@ -157,7 +157,10 @@ class _Writer:
         """Write the rest of a tag whose `trigger` has been written."""
         tag = _object(value, where)
         begin, end = tag.get("begin"), tag.get("end")
-        opening = _token(begin, f"{where}.begin") if isinstance(begin, dict) else quoted(_begin(tag, where, trigger))
+        if isinstance(begin, dict):
+            opening = _token(begin, f"{where}.begin")
+        else:
+            opening = quoted(_text(tag, "begin", where)[len(trigger) :])
         ends: list[Any] = end if isinstance(end, list) else [end]
         inner = after
         if isinstance(end, dict):
@@ -181,7 +184,7 @@ class _Writer:
         firsts = []
         for index, tag in enumerate(tags):
             at = f"{where}.{field}[{index}]"
-            begin = _begin(_object(tag, at), at, "")
+            begin = _text(_object(tag, at), "begin", at)
             found = [trigger for trigger in triggers if begin.startswith(trigger)]
             if len(found) != 1:
                 raise UnsupportedSchema(f"{at}.begin", "must begin with one of the triggers, and with no other")
@@ -223,10 +226,6 @@ def _free_of(texts: Sequence[str], but: Sequence[str] = ()) -> str:
 
 def _either(texts: Sequence[str]) -> str:
     return "|".join(map(pattern_of, texts))
-
-
-def _begin(tag: Mapping[str, Any], where: str, trigger: str) -> str:
-    return _text(tag, "begin", where)[len(trigger) :]
 
 
 def _token(value: Mapping[str, Any], where: str) -> str:

@@ -1,8 +1,8 @@
-"""Grammars of arguments that a model writes one after the other, each between delimiters, as Qwen3-Coder's.
+"""Grammars of arguments that are written one after the other, each between delimiters, as Qwen3-Coder does.
 
-A string is written as it is, a value of another type as JSON. What must always hold: the parser
-(`detokenizer/response_parsing/typed_values.py`) makes of every accepted argument a value that its schema allows; a
-keyword that cannot be held is refused by name.
+Strings are written as they are, other values as JSON. What must always hold: the parser
+(`detokenizer/response_parsing/typed_values.py`) turns every accepted argument into a value that its schema allows; a
+keyword that cannot be enforced is refused by name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 import orjson
 
 from ..messages.call_syntax import NAME, CallSyntax
@@ -25,16 +26,17 @@ from .text_values import (
     quoted,
     read_members,
     text_terminal,
+    unwritable,
 )
 from .tool_types import Definitions, types_by_property
 
 MAX_OPTIONS = 512
 """Alternatives of one argument, the values of enums included."""
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""JSON may have the spaces that chat templates and `json.dumps` write, and no others."""
+"""JSON with the optional spaces that chat templates and `json.dumps` write."""
 _SCHEMA_NOTES = NOTES | {"$defs", "additionalProperties", "definitions", "properties", "required"}
 _WHOLE_ID = "quipu:arguments"
-"""Of the schema of all arguments, within that of one."""
+"""The id of the schema of all arguments within the schema of one."""
 _KEY = re.compile(r"[^<>\s\0][^<>\n\0]*")
 _ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_.-]*/"
 
@@ -52,9 +54,7 @@ def argument_rules(
         if properties[key] is False and key not in required:
             continue
         if _KEY.fullmatch(key) is None:
-            if keywords.dropped is None:
-                raise UnsupportedSchema(where, "the model's format of calls cannot write this name")
-            keywords.dropped.append(where)
+            keywords.drop(where, unwritable(where, "this name"))
             continue
         values = _Values(name, syntax, where, definitions, types, whole, keywords)
         options = values.options(properties[key])
@@ -75,7 +75,7 @@ def argument_rules(
 
 
 def _with_absolute_references(value: Any) -> Any:
-    """Return a part of a schema, whose depth is limited, with references that are still right outside of it."""
+    """Return a part of a schema, whose depth is limited, with references that hold outside of it."""
     if isinstance(value, list):
         return [_with_absolute_references(part) for part in value]
     if not isinstance(value, dict):
@@ -90,39 +90,28 @@ def _with_absolute_references(value: Any) -> Any:
     }
 
 
+@attrs.define
 class _Values:
     """What one argument may be, with the delimiter that ends it."""
 
-    def __init__(
-        self,
-        rule: str,
-        syntax: CallSyntax,
-        where: str,
-        definitions: Definitions,
-        types: tuple[str, ...],
-        whole: Mapping[str, Any],
-        keywords: FormatKeywords,
-    ) -> None:
-        self.terminals: list[str] = []
-        self._rule = rule.upper()
-        self._syntax = syntax
-        self._where = where
-        self._definitions = definitions
-        self._types = types
-        """What the parser takes the argument for."""
-        self._num_options = 0
-        self._whole = whole
-        """The schema of all arguments, to which references are relative."""
-        self._keywords = keywords
+    _rule: str
+    _syntax: CallSyntax
+    _where: str
+    _definitions: Definitions
+    _types: tuple[str, ...]
+    """What the parser takes the argument for."""
+    _whole: Mapping[str, Any]
+    """The schema of all arguments, to which references are relative."""
+    _keywords: FormatKeywords
+    terminals: list[str] = attrs.field(factory=list)
+    _num_options: int = 0
 
     def options(self, declared: object) -> list[str]:
         """Return the alternatives. Raises UnsupportedSchema."""
         try:
             return self._options(self._resolved(declared))
-        except UnsupportedSchema:
-            if self._keywords.dropped is None:
-                raise
-            self._keywords.dropped.append(self._where)
+        except UnsupportedSchema as error:
+            self._keywords.drop(self._where, error)
             self.terminals.clear()
             return self._plain({"type": list(self._types)} if self._types else {})
 
@@ -162,7 +151,7 @@ class _Values:
         return [self._text(schema) if name == "string" else self._json(schema, str(name)) for name in names]
 
     def _counted(self, options: object, key: str) -> list[Any]:
-        """Return a list of alternatives. Raises UnsupportedSchema if it is none, or if there are too many of them."""
+        """Return a list of alternatives. Raises UnsupportedSchema if it is not a list, or too long."""
         if isinstance(options, list):
             self._num_options += len(options)
         if not isinstance(options, list) or not options or self._num_options > MAX_OPTIONS:
@@ -172,7 +161,7 @@ class _Values:
         return options
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        name = f"{self._rule}_{len(self.terminals)}"
+        name = f"{self._rule.upper()}_{len(self.terminals)}"
         terminal = text_terminal(schema, self._syntax.value_ends, self._where, self._keywords)
         self.terminals.append(f"{name}: {terminal} {self._close}\n")
         return name
@@ -180,7 +169,7 @@ class _Values:
     def _literal(self, value: object) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if any(end in text for end in self._syntax.value_ends):
-            raise UnsupportedSchema(self._where, "the model's format of calls cannot write one of these values")
+            raise unwritable(self._where, "one of these values")
         return f"{quoted(text)} {self._close}" if text else self._close
 
     def _json(self, schema: Mapping[str, Any], name: str) -> str:

@@ -1,7 +1,7 @@
-"""Strings that a model does not write as JSON, as terminals of a grammar; and what else such formats have in common.
+"""What the formats of calls that are not JSON have in common: strings as terminals, and keywords of schemas.
 
-Used for the values of calls that are not JSON (`tagged_values.py`, `dialect_values.py`). What must always hold: a
-keyword that cannot be held is refused by name.
+Used by `tagged_values.py` and `dialect_values.py`. What must always hold: a keyword that cannot be enforced is refused
+by name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .schema_patterns import DATE
 from .search_patterns import GROUP, whole_pattern
 
 MAX_LENGTH = 1 << 16
-"""Of strings whose length is limited."""
+"""The largest limit of a string's length."""
 NOTES = frozenset(
     {"$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "format", "nullable"}
     | {"readOnly", "title", "type", "writeOnly"}
 )
 """Keywords that are read, or that restrict nothing."""
 FREE_KEYWORDS = NOTES - {"format"}
-"""Of a value that may be any, or that is told by another keyword."""
+"""Keywords of an unrestricted value, or of one that another keyword restricts."""
 RESTRICTING = frozenset(
     {"$dynamicRef", "$recursiveRef", "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const"}
     | {"contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "enum", "format", "if", "items"}
@@ -32,7 +32,7 @@ RESTRICTING = frozenset(
     | {"properties", "propertyNames", "required", "then", "type", "unevaluatedItems", "unevaluatedProperties"}
     | {"uniqueItems", *BOUNDS, *COUNTS}
 )
-"""Keywords that say which values match; all others are notes."""
+"""Keywords that restrict values; all others are notes."""
 _TEXT_KEYWORDS = NOTES | {"maxLength", "minLength", "pattern"}
 SCALARS = {
     "integer": r"/-?(0|[1-9][0-9]{0,17})/",
@@ -48,12 +48,16 @@ _FORMATS = {
 
 
 class UnsupportedSchema(ValueError):
-    """A schema that the model's format of calls cannot be held to."""
+    """The model's format of calls cannot enforce a schema."""
 
     def __init__(self, param: str, problem: str) -> None:
         super().__init__(f"{param}: {problem}")
         self.param = param
         self.problem = problem
+
+
+def unwritable(where: str, what: str) -> UnsupportedSchema:
+    return UnsupportedSchema(where, f"the model's format of calls cannot write {what}")
 
 
 def quoted(text: str) -> str:
@@ -68,33 +72,30 @@ def pattern_of(text: str) -> str:
 
 @attrs.define
 class FormatKeywords:
-    """What becomes of keywords that a format of calls cannot hold: they are refused, or dropped and named."""
+    """How a format of calls treats keywords that it cannot enforce: they are refused, or dropped and named."""
 
     mark: str
     """Begins the comment over a schema in the grammar."""
     dropped: list[str] | None = None
-    """Paths of what was dropped. None: nothing may be."""
+    """Paths of what was dropped. None: nothing may be dropped."""
 
     def held(self, schema: Mapping[str, Any], known: frozenset[str], where: str) -> Mapping[str, Any]:
-        """Return a schema without the keywords that restrict something and are not `known`.
-
-        Raises UnsupportedSchema.
-        """
+        """Return a schema without restricting keywords other than `known`. Raises UnsupportedSchema."""
         unknown = (RESTRICTING - known) & schema.keys()
         for keyword in sorted(unknown):
             self.refuse(keyword, where)
         return {key: value for key, value in schema.items() if key not in unknown} if unknown else schema
 
-    def refuse(self, keyword: str, where: str) -> None:
+    def refuse(self, keyword: str, where: str, problem: str = "") -> None:
         """Raise UnsupportedSchema for a keyword, or name it as dropped."""
+        problem = problem or f"the keyword `{keyword[:40]}` is not supported in this model's format of calls"
+        self.drop(f"{where}.{keyword}", UnsupportedSchema(where, problem))
+
+    def drop(self, path: str, error: UnsupportedSchema) -> None:
+        """Name a path as dropped, or raise the error."""
         if self.dropped is None:
-            raise refusal(where, keyword)
-        self.dropped.append(f"{where}.{keyword}")
-
-
-def refusal(where: str, keyword: str) -> UnsupportedSchema:
-    """Return the error for a keyword that cannot be held."""
-    return UnsupportedSchema(where, f"the keyword `{keyword[:40]}` is not supported in this model's format of calls")
+            raise error
+        self.dropped.append(path)
 
 
 def read_members(
@@ -103,29 +104,22 @@ def read_members(
     """Return the properties of an object, and which of them are required. Raises UnsupportedSchema."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict):
-        if keywords.dropped is None:
-            raise UnsupportedSchema(where, "`properties` must be an object")
-        keywords.refuse("properties", where)
+        keywords.refuse("properties", where, "`properties` must be an object")
         properties = {}
     names = required if isinstance(required, list) else [None]
     known = frozenset(name for name in names if isinstance(name, str) and name in properties)
     if not all(isinstance(name, str) and name in known for name in names):
-        if keywords.dropped is None:
-            raise UnsupportedSchema(where, "an argument in `required` is not among its `properties`")
-        keywords.refuse("required", where)
+        keywords.refuse("required", where, "an argument in `required` is not among its `properties`")
     return properties, known
 
 
 def may_be_refused(rule: str) -> bool:
-    """Return whether a rule has a client's schema or pattern in it, which the library may not support."""
+    """Return whether a rule contains a client's schema or pattern, which the library may not support."""
     return "%json" in rule or GROUP in rule
 
 
 def text_terminal(schema: Mapping[str, Any], ends: Iterable[str], where: str, keywords: FormatKeywords) -> str:
-    """Return a terminal for the strings that a schema allows and that contain none of `ends`.
-
-    Raises UnsupportedSchema.
-    """
+    """Return a terminal for a schema's strings that contain none of `ends`. Raises UnsupportedSchema."""
     if schema.get("type") == "string":
         schema = keywords.held(schema, _TEXT_KEYWORDS, where)
     elif found := _TEXT_KEYWORDS - NOTES & schema.keys():
@@ -159,7 +153,5 @@ def _length(schema: Mapping[str, Any], key: str, where: str, keywords: FormatKey
     count = as_count(schema[key])
     if count is not None and count <= MAX_LENGTH:
         return count
-    if keywords.dropped is None:
-        raise UnsupportedSchema(where, f"`{key}` must be an integer of at most {MAX_LENGTH}")
-    keywords.refuse(key, where)
+    keywords.refuse(key, where, f"`{key}` must be an integer of at most {MAX_LENGTH}")
     return None

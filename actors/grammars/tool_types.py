@@ -1,8 +1,8 @@
 """Which JSON types a tool's schema allows for its arguments.
 
 The web layer asks this once per tool, and the detokenizer's response parser writes arguments of formats without types
-accordingly. What must always hold: the cost is linear in the schema's size, also where its references multiply, and
-each property costs at most MAX_LOOKS steps.
+accordingly. What must always hold: the cost is linear in the schema's size, even if references multiply, and a property
+costs at most MAX_LOOKS steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .schema_places import Place, resolve_pointer
 from .schema_walk import TYPES, Located
 
 MAX_OPTIONS = 64
-"""How many alternatives, or values of one enum, are looked at per property."""
+"""How many alternatives, or values of one enum, are examined per property."""
 MAX_LOOKS = 128
 """How many of both together."""
 _MAX_COMPARISONS = 1_000
@@ -26,9 +26,9 @@ _ALTERNATIVES = ("anyOf", "oneOf")
 
 
 def types_by_property(schema: object) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the properties of `schema`, a tool's parameters, with the types that it allows; none if it allows any.
+    """Yield the properties of a tool's parameters with the types that `schema` allows, none if it allows any.
 
-    An iterator, so that the caller can pause between the properties.
+    The caller can pause between properties.
     """
     if isinstance(schema, dict) and isinstance(properties := schema.get("properties"), dict):
         definitions = Definitions(schema)
@@ -37,7 +37,7 @@ def types_by_property(schema: object) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 class Definitions:
-    """What a schema's properties may refer to. What is found there is remembered."""
+    """The targets of a schema's references, and their types, cached."""
 
     def __init__(self, schema: dict[str, object]) -> None:
         self._schema = schema
@@ -46,7 +46,7 @@ class Definitions:
         self._own_types: dict[str, tuple[str, ...]] = {}
 
     def types_of(self, declared: object) -> tuple[str, ...]:
-        """Return the types of one property. Alternatives, and what is referred to, are followed one level deep."""
+        """Return the types of one property. Alternatives and references are followed one level deep."""
         reference = _reference(declared)
         if reference is None:
             return self._find_types(declared)
@@ -60,7 +60,7 @@ class Definitions:
         return _shared(tuple(found))
 
     def _look_at(self, declared: object) -> Iterator[str]:
-        """Yield the types of one property, and an empty name for each alternative, so that looking at it counts."""
+        """Yield the types of one property, and an empty name for each alternative, which counts as a step."""
         if not isinstance(declared, dict):
             return
         yield from _own_types(declared)
@@ -79,11 +79,10 @@ class Definitions:
         return self._own_types[reference]
 
     def are_disjoint(self, options: list[object]) -> bool:
-        """Return whether no value can match two of these alternatives, as far as it can be told at little cost."""
+        """Return whether it is known that no value can match two of these alternatives."""
         return are_disjoint(Located({"oneOf": options}, Place(), ""), self)
 
     def target_of(self, found: Located) -> Located | None:
-        """Return what a schema's reference leads to."""
         reference = _reference(found.schema)
         target = None if reference is None else self.resolve(reference)
         return Located(target, found.place, "") if isinstance(target, dict | bool) else None
@@ -95,7 +94,7 @@ class Definitions:
 
 @cache
 def _shared(types: tuple[str, ...]) -> tuple[str, ...]:
-    """Return one tuple for all properties of the same types: requests keep thousands. There are few combinations."""
+    """Return the same tuple for the same types, of which requests keep thousands."""
     return types
 
 
