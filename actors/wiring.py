@@ -63,7 +63,6 @@ from .router.held_blocks import held_blocks
 from .router.route_store import NewsInbox, RouterMessage, RouteStore
 from .router.routing import Routing
 from .shared.tokenizers_library import load_library
-from .text_workers.advising_encoder import AdvisingEncoder
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses
 from .text_workers.grammar_pool import make_grammar_pool
@@ -215,10 +214,8 @@ async def open_runtime(
         segments = SegmentCache(config.token_cache_bytes)
         advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
         has_unknown = library.max_token_id >= config.vocab_size
-        pooled = PooledEncoder(
-            encoder, decoder.make_decoder, renderer, lanes, segments, config.vocab_size if has_unknown else None
-        )
-        prompt_encoder = AdvisingEncoder(pooled, advisor)
+        vocab_size = config.vocab_size if has_unknown else None
+        prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments, vocab_size, advisor)
         grammars = make_grammar_pool(library.source, config, check_apart=encode_apart)
 
         async def run_tokenizer() -> None:

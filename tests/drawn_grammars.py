@@ -33,7 +33,7 @@ from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.sampling import OutputGrammar
 from quipu.actors.text_workers import grammar_pool
-from quipu.actors.text_workers.grammar_pool import UNAVAILABLE, GrammarPool, WorkerSetup
+from quipu.actors.text_workers.grammar_pool import UNAVAILABLE, GrammarPool
 from quipu.actors.text_workers.grammar_worker import WorkerSettings
 from quipu.actors.tokenizer.prompt_encoder import EncodingOptions
 from tests.grammars import EOS, PARAM, endless_later
@@ -266,7 +266,7 @@ async def draw_and_follow(kinds: Sequence[str], count: int, seed: int) -> dict[s
         mock.patch.object(MaskLimits, "FULL_S", LIMIT_S),
     ):
         async with trio.open_nursery() as nursery:
-            pool = GrammarPool(WorkerSetup(source, WorkerSettings((EOS,), 1 << 17, LIMIT_S)))
+            pool = GrammarPool(source, WorkerSettings((EOS,), 1 << 17, LIMIT_S))
             await nursery.start(pool.run)
             outcomes = Outcomes(pool, masks)
             for kind in kinds:

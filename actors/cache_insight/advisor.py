@@ -1,6 +1,6 @@
 """Decides what a client could change for more of its prompts to be cached, by comparing each with earlier ones.
 
-Called for every chat while it is in hand (`text_workers/advising_encoder.py`). A prompt is compared with the last ones
+Called for every chat while it is in hand (`text_workers/pooled_encoder.py`). A prompt is compared with the last ones
 of the same tenant and salt that begin alike: with the same first message of the user, disregarding times and ids. Where
 two differ first, digests say in what.
 

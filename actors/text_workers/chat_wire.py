@@ -34,6 +34,7 @@ _LENGTH = struct.Struct("<I")
 ANSWER = struct.Struct("<BIIQ")
 _MARK_BYTES = 8
 _MARKS: dict[str, Callable[..., Mark]] = {"tool": ToolMark, "content": ContentMark, "call": CallMark}
+_MARK_NAMES = {make: name for name, make in _MARKS.items()}
 
 
 class ChatAnswer(IntEnum):
@@ -77,7 +78,7 @@ def pack_source(template: TemplateSource, timeout_s: float) -> bytes:
 
 def pack_chat(chat: ChatPrompt, max_characters: int) -> Iterator[bytes]:
     """Yield the frames of a chat. Raises ValueError if it contains non-JSON values or is nested too deeply."""
-    marks = [(_name_of(mark), mark.ttl.value, *attrs.astuple(mark)[1:]) for mark in chat.marks]
+    marks = [(_MARK_NAMES[type(mark)], mark.ttl.value, *attrs.astuple(mark)[1:]) for mark in chat.marks]
     parts = [attrs.astuple(part) for part in chat.parts] if chat.locates_parts else None
     head = (chat.add_generation_prompt, dict(chat.template_kwargs), chat.continue_final, marks, parts)
     frames = _frame("head", max_characters, head)
@@ -106,16 +107,6 @@ def pack_chat(chat: ChatPrompt, max_characters: int) -> Iterator[bytes]:
             yield frames + _frame(kind, [dict(value)])
             frames = b""
     yield frames + _frame("end")
-
-
-def _name_of(mark: Mark) -> str:
-    match mark:
-        case ToolMark():
-            return "tool"
-        case ContentMark():
-            return "content"
-        case CallMark():
-            return "call"
 
 
 # ---------------------------------------------------------------- in a worker

@@ -10,6 +10,8 @@ when a chat takes too long; it never uses more memory than `MEMORY_BYTES`.
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jinja2
 
@@ -29,7 +31,7 @@ def main() -> None:
     link, read = become_child(MEMORY_BYTES)
     try:
         source, timeout_s = read_source(read)
-        with _Alarm(timeout_s):
+        with _alarm(timeout_s):
             try:
                 template = ChatTemplate(source.source, source.variables, source.tool_source)
             except Exception as error:
@@ -38,7 +40,7 @@ def main() -> None:
         link.sendall(pack_answer(ChatAnswer.READY))
         while True:
             chat, max_characters = read_chat(read)
-            with _Alarm(timeout_s):
+            with _alarm(timeout_s):
                 answer = _render(template, chat, max_characters)
             del chat
             link.sendall(answer)
@@ -65,16 +67,13 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
 
 
-class _Alarm:
+@contextmanager
+def _alarm(timeout_s: float) -> Iterator[None]:
     """Have the kernel end this process if the block takes too long, whatever it runs."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-
-    def __enter__(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, self._timeout_s + GRACE_S)
-
-    def __exit__(self, *_: object) -> None:
+    signal.setitimer(signal.ITIMER_REAL, timeout_s + GRACE_S)
+    try:
+        yield
+    finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 

@@ -40,29 +40,25 @@ class Lease:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: EncodeProcess | None = None
-        self._is_cancelled = False
+        self.is_cancelled = False
 
     def cancel(self) -> None:
         """Kill the process, or prevent the lease from taking one. Does not block."""
         with self._lock:
-            self._is_cancelled = True
+            self.is_cancelled = True
             if self._process is not None:
                 self._process.kill()
 
     def attach(self, process: EncodeProcess) -> bool:
         """Hold `process`. Return False if the lease has been cancelled."""
         with self._lock:
-            if not self._is_cancelled:
+            if not self.is_cancelled:
                 self._process = process
-            return not self._is_cancelled
+            return not self.is_cancelled
 
     def detach(self) -> None:
         with self._lock:
             self._process = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._is_cancelled
 
 
 @attrs.define
@@ -167,18 +163,16 @@ class EncodeProcesses:
         with self._lock:
             self._all.add(process)
             is_closed = self._is_closed
+        if is_closed:
+            self._end(process)
+            raise WorkerUnavailable
         try:
-            if is_closed:
-                raise WorkerUnavailable
             process.load(self._source)
         except (OSError, LibraryPanic) as error:
             self._end(process)
             if not self._is_closed:  # otherwise `close` has ended it
                 log.error("encode_worker.not_started", error=type(error).__name__)
             raise WorkerUnavailable from error
-        except WorkerUnavailable:
-            self._end(process)
-            raise
         return process
 
     def _put_back(self, process: EncodeProcess) -> None:

@@ -59,14 +59,6 @@ UNAVAILABLE = RequestError(ErrorKind.OVERLOADED, "The grammar could not be check
 Verdict = str | RequestError | ProcessGone
 
 
-@attrs.frozen
-class WorkerSetup:
-    """What a process needs."""
-
-    tokenizer_json: bytes
-    settings: WorkerSettings
-
-
 @attrs.define(eq=False)
 class _Job:
     spec: GrammarSpec
@@ -87,11 +79,12 @@ class _Lane:
 class GrammarPool:
     """Check grammars, and keep the results of the last ones (the tokenizer's `GrammarChecks`)."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = setup
-        self._known = KnownGrammars(setup.settings.max_bytes)
+    def __init__(self, tokenizer_json: bytes, settings: WorkerSettings) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._settings = settings
+        self._known = KnownGrammars(settings.max_bytes)
         self._first = _Lane(FIRST_LANE_S)
-        self._second = _Lane(setup.settings.max_seconds + GRACE_S)
+        self._second = _Lane(settings.max_seconds + GRACE_S)
         self._idle: IdleProcesses[GrammarProcess] = IdleProcesses(IDLE_S)
         self._server: ForkServer | None = None
         self._starting = trio.Lock()
@@ -197,8 +190,8 @@ class GrammarPool:
             if self._server is None or not self._server.is_usable:
                 if self._server is not None:
                     await run_in_thread(self._server.end)
-                settings = json.dumps(attrs.asdict(self._setup.settings)).encode()
-                self._server = await run_in_thread(_start, self._setup.tokenizer_json, settings)
+                settings = json.dumps(attrs.asdict(self._settings)).encode()
+                self._server = await run_in_thread(_start, self._tokenizer_json, settings)
             return self._server
 
 
@@ -232,8 +225,6 @@ def make_grammar_pool(
     """Return a server's pool. `check_apart`: check grammars in processes of their own instead of threads."""
     eos_token_ids, max_bytes = config.engine.eos_token_ids, config.max_grammar_bytes
     if check_apart:
-        return GrammarPool(
-            WorkerSetup(tokenizer_json, WorkerSettings(eos_token_ids, max_bytes, config.grammar_timeout_s))
-        )
+        return GrammarPool(tokenizer_json, WorkerSettings(eos_token_ids, max_bytes, config.grammar_timeout_s))
     grammars = load_grammars(tokenizer_json, eos_token_ids)
     return GrammarThreads(GrammarChecker(grammars, max_bytes, config.grammar_timeout_s), max_bytes)

@@ -79,11 +79,8 @@ class GrammarProcess:
             return str(answer["text"])
         return RequestError(ErrorKind.INVALID, answer["error"], spec.param)
 
-    async def end(self) -> None:
-        """Kill the process, whatever it is doing."""
-        await self._end()
-
-    async def _end(self) -> int | None:
+    async def end(self) -> int | None:
+        """Kill the process, whatever it is doing. Return its exit code, None if it had to be killed."""
         self._is_broken = True
         code = None
         with trio.CancelScope(shield=True):
@@ -101,7 +98,7 @@ class GrammarProcess:
                 answer = json.loads(await self._receive(num_bytes))
                 self._is_broken = False
         except (OSError, trio.BrokenResourceError, EOFError):
-            raise ProcessGone(await self._end()) from None  # nothing but its end closes its socket
+            raise ProcessGone(await self.end()) from None  # nothing but its end closes its socket
         if scope.cancelled_caught:
             raise ProcessGone(None)
         return answer

@@ -1,10 +1,11 @@
-"""Encode prompts with threads and processes (the tokenizer's `PromptEncoder`).
+"""Encodes prompts with threads and processes (the tokenizer's `PromptEncoder`), with outlines of chats and advice.
 
 Each prompt is refused as early as possible if it cannot fit the context: token ids at once, a text by its length
 (`tokenizer/text_bound.py`), a chat while its template is still writing.
 
 What must always hold: nothing that grows with a prompt runs on the event loop, except for what `prompt_sizes.py` calls
-small, with a checkpoint between two prompts.
+small, with a checkpoint between two prompts, and advice, in slices of about a millisecond; an error in advice costs the
+advice only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import structlog
+import trio
 
+from ..cache_insight.advisor import Advisor
+from ..messages.explanations import Advice
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ..messages.tokenizer import Encode
@@ -27,25 +32,21 @@ from ..tokenizer.segment_cache import SegmentCache
 from .lanes import InlineSlot, Lanes
 from .renderer import MAX_CHARACTERS, Renderer
 
+log = structlog.get_logger()
 
+
+@attrs.frozen(eq=False)
 class PooledEncoder:
-    def __init__(
-        self,
-        encoder: TextEncoder,
-        make_decoder: MakeDecoder,
-        renderer: Renderer,
-        lanes: Lanes,
-        segments: SegmentCache,
-        vocab_size: int | None = None,
-    ) -> None:
-        """`vocab_size` is the model's, if the tokenizer has tokens that the model does not have."""
-        self._encoder = encoder
-        """Encodes in this process: what is short."""
-        self._make_decoder = make_decoder
-        self._renderer = renderer
-        self._lanes = lanes
-        self._segments = segments
-        self._vocab_size = vocab_size
+    _encoder: TextEncoder
+    """Encodes short texts, in this process."""
+    _make_decoder: MakeDecoder
+    _renderer: Renderer
+    _lanes: Lanes
+    _segments: SegmentCache
+    _vocab_size: int | None = None
+    """The model's, if the tokenizer has tokens that the model does not have."""
+    _advisor: Advisor | None = None
+    """None: chats get neither outlines nor advice."""
 
     def inline_slot(self) -> EncodingSlot:
         return InlineSlot(self._encoder, is_whole_request=True)
@@ -66,6 +67,25 @@ class PooledEncoder:
     async def encode(
         self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int
     ) -> EncodedPrompt | RequestError:
+        advisor = self._advisor
+        encoded = await self._encode(prompt, options, slot, max_model_len, outlines=advisor is not None)
+        if advisor is None or not isinstance(prompt, ChatPrompt) or isinstance(encoded, RequestError):
+            return encoded
+        return attrs.evolve(encoded, advice=await self._advise(advisor, prompt, options))
+
+    async def _advise(self, advisor: Advisor, chat: ChatPrompt, options: EncodingOptions) -> tuple[Advice, ...]:
+        try:
+            for advice in advisor.slices(chat, options.tenant, options.owner or "", options.request_id):
+                if advice is not None:
+                    return advice
+                await trio.lowlevel.checkpoint()
+        except Exception:
+            log.exception("advice.failed", request_id=options.request_id)
+        return ()
+
+    async def _encode(
+        self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int, *, outlines: bool
+    ) -> EncodedPrompt | RequestError:
         if (error := exceeds_context(prompt, options.prompt_param, self._encoder, max_model_len)) is not None:
             return error
         match prompt:
@@ -84,7 +104,7 @@ class PooledEncoder:
                     return _too_many(options.prompt_param, encoded, max_model_len)
                 return self._checked(EncodedPrompt(encoded.token_ids, echo=encoded.echo), options)
             case ChatPrompt():
-                return await self._encode_chat(prompt, options, max_model_len)
+                return await self._encode_chat(prompt, options, max_model_len, outlines=outlines)
 
     def _checked(self, encoded: EncodedPrompt, options: EncodingOptions) -> EncodedPrompt | RequestError:
         """Return the prompt, or an error if it has a token that the model does not have."""
@@ -99,7 +119,7 @@ class PooledEncoder:
         slot = self.enter(request.domain, num_bytes_to_encode(request.prompts, (), echo=False))
         try:
             options = attrs.evolve(options_of(request), owner=None, echo=False)
-            encoded = await self.encode(prompt, options, slot, max_model_len)
+            encoded = await self._encode(prompt, options, slot, max_model_len, outlines=False)
         finally:
             slot.leave()
         if isinstance(encoded, RequestError):
@@ -121,9 +141,9 @@ class PooledEncoder:
         return counted if isinstance(counted, int) else len(counted.token_ids)
 
     async def _encode_chat(
-        self, chat: ChatPrompt, options: EncodingOptions, max_model_len: int
+        self, chat: ChatPrompt, options: EncodingOptions, max_model_len: int, *, outlines: bool
     ) -> EncodedPrompt | RequestError:
-        encoded = await self._render_and_encode(chat, options, max_model_len)
+        encoded = await self._render_and_encode(chat, options, max_model_len, outlines=outlines)
         if not isinstance(encoded, TooManyTokens):
             outline = outline_of(chat.parts, encoded.outline_ends, len(encoded.token_ids))
             found = EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=encoded.spans, outline=outline)
@@ -137,7 +157,7 @@ class PooledEncoder:
         return _too_many(options.prompt_param, encoded, max_model_len)
 
     async def _render_and_encode(
-        self, chat: ChatPrompt, options: EncodingOptions, max_model_len: int
+        self, chat: ChatPrompt, options: EncodingOptions, max_model_len: int, *, outlines: bool = False
     ) -> EncodedChat | TooManyTokens:
         max_tokens = max_model_len - 1
         limit = self._encoder.chat_length_limit(max_tokens=max_tokens)
@@ -153,7 +173,7 @@ class PooledEncoder:
             return too_long
         marks = chat.marks
         located = attrs.evolve(chat, messages=()) if chat.locates_parts else None
-        outlined = chat if options.outlines else None
+        outlined = chat if outlines else None
         del chat
         slot = self.enter(options.tenant, num_text_bytes(rendered.text))
         try:

@@ -74,14 +74,8 @@ class InlineRenderer:
         if self._template is None:
             raise TemplateError(NO_TEMPLATE)
         rendered = self._template.render(chat, max_characters)
-        if not _is_valid(rendered.text):
-            raise TemplateError(INVALID_UNICODE)
+        try:
+            rendered.text.encode()
+        except UnicodeEncodeError:
+            raise TemplateError(INVALID_UNICODE) from None
         return rendered
-
-
-def _is_valid(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -30,7 +30,7 @@ class EncodedPrompt:
     spans: tuple[PartSpan, ...] = ()
     """The tokens of each part of each message, if the chat asks for them."""
     outline: PromptOutline = NO_OUTLINE
-    """The same in short, if the options ask for it."""
+    """The same in short."""
     advice: tuple[Advice, ...] = ()
     """What its client could change for more of it to be cached."""
 
@@ -46,10 +46,8 @@ class EncodingOptions:
     skip_special_tokens: bool = True
     owner: str | None = None
     """Whose cached segments may be used and added; None disables the cache."""
-    outlines: bool = False
-    """Find out where the messages of a chat are in its prompt, and what could be changed in them."""
     request_id: str = ""
-    """The server's own, to be remembered with what was found out."""
+    """The server's own, for advice."""
 
 
 def owner_of(request: Encode) -> str:

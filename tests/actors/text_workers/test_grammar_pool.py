@@ -28,7 +28,6 @@ from quipu.actors.text_workers.grammar_pool import (
     SMALL_CHARACTERS,
     UNAVAILABLE,
     GrammarPool,
-    WorkerSetup,
 )
 from quipu.actors.text_workers.grammar_process import GrammarProcess, ProcessGone
 from quipu.actors.text_workers.grammar_worker import WorkerSettings
@@ -136,7 +135,7 @@ def dials(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dials]:
 
 
 def pool_of() -> GrammarPool:
-    return GrammarPool(WorkerSetup(SOURCE, SETTINGS))
+    return GrammarPool(SOURCE, SETTINGS)
 
 
 async def with_pool(work: Callable[[GrammarPool, trio.Nursery], Awaitable[None]]) -> None:
@@ -386,7 +385,7 @@ async def test_endless_grammars_leave_nothing_running(monkeypatch: pytest.Monkey
     results: dict[str, str | RequestError] = {}
     with trio.fail_after(100):
         async with trio.open_nursery() as nursery:
-            pool = GrammarPool(WorkerSetup(SOURCE, settings))
+            pool = GrammarPool(SOURCE, settings)
             await nursery.start(pool.run)
 
             async def ask(name: str, spec: GrammarSpec, tenant: str) -> None:
