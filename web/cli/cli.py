@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import quipu
 
@@ -14,26 +16,32 @@ from .one_line_parser import OneLineParser
 from .serve_flags import add_serve_flags
 from .usage import add_usage_flags, run_usage
 
+_APART = {
+    "bench": ".bench.command",
+    "chat": ".chat.chat_command",
+    "explain": ".explain_command",
+    "quantize": ".quantize_command",
+}
+"""Commands that no server imports, with flags of their own: the modules of their `main`."""
+_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object] | None]] = {
+    "serve": ("serve a model over the OpenAI and Anthropic APIs", add_serve_flags),
+    "bench": ("measure a server or an engine", None),
+    "chat": ("talk to a served model", None),
+    "ledger": ("verify, export or reconcile the usage ledger", add_ledger_actions),
+    "usage": ("show usage by model, key or tenant", add_usage_flags),
+    "explain": ("explain what of a request's prompts was cached", None),
+    "quantize": ("write a checkpoint with quantized weights", None),
+    "keys": ("create API keys for a key file", add_key_actions),
+}
+"""What each is for, and what adds its flags unless they are its own."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `quipu` command; return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["bench"]:  # a client with its own flags, which no server imports
-        from .bench.command import main as bench
-
-        return bench(argv[1:])
-    if argv[:1] == ["chat"]:  # another client
-        from .chat.chat_command import main as chat
-
-        return chat(argv[1:])
-    if argv[:1] == ["explain"]:
-        from .explain_command import main as explain
-
-        return explain(argv[1:])
-    if argv[:1] == ["quantize"]:  # the only command that computes, with torch
-        from .quantize_command import main as quantize
-
-        return quantize(argv[1:])
+    if argv and argv[0] in _APART:
+        code: int = importlib.import_module(_APART[argv[0]], __package__).main(argv[1:])
+        return code
     arguments, unknown = make_parser().parse_known_args(argv)
     if unknown:
         arguments.parser.refuse_unknown(unknown)
@@ -55,20 +63,13 @@ def make_parser() -> OneLineParser:
     parser = OneLineParser(prog="quipu", description=quipu.__doc__.splitlines()[0] if quipu.__doc__ else None)
     parser.add_argument("--version", action="version", version=f"quipu {quipu.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    # Another server's flag may be the beginning of one of ours that means something else.
-    serve = commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs", allow_abbrev=False)
-    add_serve_flags(serve)
-    commands.add_parser("bench", help="measure a server or an engine: `quipu bench --help`")
-    commands.add_parser("chat", help="talk to a served model: `quipu chat --help`")
-    ledger = commands.add_parser("ledger", help="verify, export or reconcile the usage ledger")
-    add_ledger_actions(ledger)
-    usage = commands.add_parser("usage", help="show usage by model, key or tenant")
-    add_usage_flags(usage)
-    commands.add_parser("explain", help="explain what of a request's prompts was cached: `quipu explain --help`")
-    commands.add_parser("quantize", help="write a checkpoint with quantized weights: `quipu quantize --help`")
-    keys = commands.add_parser("keys", help="create API keys for a key file")
-    add_key_actions(keys)
-    for command in (serve, ledger, usage, keys):
+    for name, (text, add_flags) in _COMMANDS.items():
+        if add_flags is None:
+            commands.add_parser(name, help=f"{text}: `quipu {name} --help`")
+            continue
+        # Another server's flag may be the beginning of one of ours that means something else.
+        command = commands.add_parser(name, help=text, allow_abbrev=name != "serve")
+        add_flags(command)
         command.set_defaults(parser=command)  # says which flags there are if one is unknown
     return parser
 

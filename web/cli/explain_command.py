@@ -1,16 +1,14 @@
 """`quipu explain`: what of a request's prompts was cached, why not more, and what could be changed.
 
-Asks a running server, or reads a data directory or a database like `quipu usage`, where blocks, messages and advice are
-not kept. Both answers are made by the endpoint's own function (`web/api/cache/explanation_json.py`), and said in
-sentences (`explanation_sentences.py`) or, with `--json`, shown as they are. The result goes to stdout; errors go to
-stderr, with exit code 1 for a request that is not known, and 2 for everything else.
+Asks a running server, or reads a data directory or a database like `quipu usage`, which keep no blocks, messages and
+advice. Both answers come from the endpoint's own function (`web/api/cache/explanation_json.py`). The result goes to
+stdout; errors go to stderr, with exit code 1 for an unknown request, and 2 for everything else.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -25,19 +23,17 @@ from quipu.actors.ledger.database import LedgerError, reason
 from quipu.actors.ledger.reading import open_reader
 
 from ..api.cache.explanation_json import Reader, explanation_pieces
-from .bench.values import url, visible
+from .bench.values import KEY_VARIABLE, add_server_flags
+from .command_output import EXIT_FAILED, EXIT_USAGE, complain, indented, print_result, printable
 from .explanation_sentences import sentences
-from .ledger import EXIT_USAGE
 from .ledger_flags import URL_VARIABLE
 from .one_line_parser import OneLineParser
 
-EXIT_UNKNOWN = 1
 PATIENCE_S = 30.0
-KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 class ExplainError(Exception):
-    """The request cannot be explained. The message is for the user."""
+    """The request cannot be explained."""
 
     def __init__(self, message: str, code: int = EXIT_USAGE) -> None:
         super().__init__(message)
@@ -54,13 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="quipu explain", description="Explain what of a request's prompts was cached.")
     add = parser.add_argument
     add("request_id", metavar="REQUEST_ID", help="the server's own id, from X-Quipu-Request-Id")
-    add(
-        "--base-url",
-        type=url,
-        default="http://127.0.0.1:8000",
-        help="URL of the server, with or without /v1 (default: %(default)s)",
-    )
-    add("--api-key", type=visible, help=f"sent as a bearer token (default: ${KEY_VARIABLE})")
+    add_server_flags(add)
     add("--json", action="store_true", help="print everything that is known, as JSON")
     add("--data-dir", help="read this data directory instead of asking a server")
     add("--ledger-url", metavar="URL", help=f"read this database instead; or, with --data-dir, set {URL_VARIABLE}")
@@ -77,23 +67,13 @@ def run_explain(arguments: argparse.Namespace, environment: Mapping[str, str]) -
             data_dir = None if arguments.data_dir is None else Path(arguments.data_dir)
             ledger_url = arguments.ledger_url or environment.get(URL_VARIABLE) or None
             answer = _read(arguments.request_id, data_dir, ledger_url)
-    except ExplainError as error:
-        print(f"quipu: {error}", file=sys.stderr)
-        return error.code
-    try:
         explanation = orjson.loads(answer)
+    except ExplainError as error:
+        return complain(error, error.code)
     except orjson.JSONDecodeError:
-        print("quipu: the answer is not JSON", file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        if arguments.json:
-            print(orjson.dumps(explanation, option=orjson.OPT_INDENT_2).decode())
-        else:
-            print("\n".join(sentences(explanation)))
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return complain("the answer is not JSON")
+    text = indented(explanation).decode().rstrip() if arguments.json else "\n".join(sentences(explanation))
+    return print_result(text)
 
 
 def _ask(base_url: str, request_id: str, key: str | None) -> bytes:
@@ -111,7 +91,7 @@ def _ask(base_url: str, request_id: str, key: str | None) -> bytes:
         ) from error
     if response.status_code == HTTPStatus.OK:
         return content
-    code = EXIT_UNKNOWN if response.status_code == HTTPStatus.NOT_FOUND else EXIT_USAGE
+    code = EXIT_FAILED if response.status_code == HTTPStatus.NOT_FOUND else EXIT_USAGE
     said = _message_of(content) or f"{base_url} answered {response.status_code}"
     if response.status_code == HTTPStatus.UNAUTHORIZED:
         said += f" Set it with --api-key, or in the variable {KEY_VARIABLE}."
@@ -121,10 +101,9 @@ def _ask(base_url: str, request_id: str, key: str | None) -> bytes:
 def _message_of(content: bytes) -> str | None:
     """Return the message of an error's body, if it has one."""
     try:
-        message = orjson.loads(content)["error"]["message"]
+        return printable(str(orjson.loads(content)["error"]["message"]))
     except (orjson.JSONDecodeError, TypeError, KeyError):
         return None
-    return "".join(char if char.isprintable() else "?" for char in str(message))
 
 
 def _read(request_id: str, data_dir: Path | None, ledger_url: str | None) -> bytes:
@@ -133,7 +112,7 @@ def _read(request_id: str, data_dir: Path | None, ledger_url: str | None) -> byt
         with open_reader(data_dir=data_dir, url=ledger_url) as reader:
             found = reader.get(request_id)
     except (LedgerError, SQLAlchemyError, OSError) as error:
-        raise ExplainError(str(error) if isinstance(error, LedgerError) else reason(error)) from error
+        raise ExplainError(reason(error)) from error
     if found is None:
-        raise ExplainError("No record exists for this request id.", EXIT_UNKNOWN)
+        raise ExplainError("No record exists for this request id.", EXIT_FAILED)
     return b"".join(explanation_pieces(explain_record(found.record), Reader(None), 1))

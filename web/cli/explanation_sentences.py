@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, TypeGuard
 
+from .command_output import printable
+
 MAX_LISTED = 50
 """Messages or pieces of advice of one prompt that are listed."""
 MAX_SHOWN = 500
@@ -148,8 +150,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _text(value: Any) -> str:
-    shown = value if isinstance(value, str) else repr(value)
-    return "".join(char if char.isprintable() else "?" for char in shown[:MAX_SHOWN])
+    return printable((value if isinstance(value, str) else repr(value))[:MAX_SHOWN])
 
 
 def _dict(value: Any) -> dict[str, Any]:

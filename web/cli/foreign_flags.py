@@ -8,86 +8,79 @@ from __future__ import annotations
 
 from typing import Final
 
-USE: Final[dict[str, str]] = {
-    "--api-keys": "use --api-key instead",
-    "--chunked-prefill-size": "use --max-num-batched-tokens instead",
-    "--context-length": "use --max-model-len instead",
-    "--cors-allowed-origins": "use --allowed-origins instead",
-    "--data-parallel-size": "use --engines instead",
-    "--dp": "use --engines instead",
-    "--dp-size": "use --engines instead",
-    "--grammar-backend": "use --max-grammar-bytes and --grammar-timeout, the limits of grammars instead",
-    "--load-balance-method": "use --routing instead",
-    "--max-running-requests": "use --max-num-seqs instead",
-    "--max-prefill-tokens": "use --max-num-batched-tokens instead",
-    "--mem-fraction-static": "use --gpu-memory-utilization instead",
-    "--page-size": "use --block-size instead",
-    "--schedule-policy": "use --scheduling-policy instead",
-    "--uvicorn-log-level": "use --log-level instead",
-    "--max-queued-requests": "use --max-waiting-requests instead",
-    "--watchdog-timeout": "use --step-timeout instead",
-    "--enable-deterministic-inference": "use --determinism instead",
-    "--disable-radix-cache": "use --no-enable-prefix-caching instead",
-}
-NEEDLESS: Final[dict[str, str]] = {
-    "--enable-chunked-prefill": "long prompts are always computed in pieces (--max-num-batched-tokens sets their size)",
-    "--enable-auto-tool-choice": "tools may always be called (--tool-call-parser chooses the format)",
-    "--enable-prompt-tokens-details": "usage always has cached tokens",
-    "--enable-cache-report": "usage always has cached tokens",
-    "--enable-metrics": "/metrics is always served",
-    "--enable-request-id-headers": "X-Request-Id is always sent",
-    "--enable-force-include-usage": "--always-include-usage does that",
-    "--enforce-eager": "no flag concerns graphs of kernels",
-    "--disable-cuda-graph": "no flag concerns graphs of kernels",
-    "--disable-log-requests": "prompts are never logged",
-    "--disable-log-stats": "statistics are at /metrics and not in the log",
-    "--enable-log-requests": "one line per request is always logged, without its contents",
-    "--async-scheduling": "steps always overlap",
-    "--swap-space": "preempted requests are computed again",
-    "--disable-frontend-multiprocessing": "engines always have processes of their own",
-    "--tokenizer": "it is the checkpoint's",
-    "--tokenizer-path": "it is the checkpoint's",
-    "--tokenizer-mode": "it is chosen by the checkpoint",
-    "--device": "it is the machine's",
-    "--task": "models generate text",
-    "--runner": "models generate text",
-}
-ABSENT: Final[dict[str, str]] = {
-    "--tensor-parallel-size": "a model is not divided; --engines N runs N of it",
-    "--tp": "a model is not divided; --engines N runs N of it",
-    "--tp-size": "a model is not divided; --engines N runs N of it",
-    "-tp": "a model is not divided; --engines N runs N of it",
-    "--pipeline-parallel-size": "a model is not divided; --engines N runs N of it",
-    "-pp": "a model is not divided; --engines N runs N of it",
-    "--pp-size": "a model is not divided; --engines N runs N of it",
-    "--enable-expert-parallel": "a model is not divided; --engines N runs N of it",
-    "--distributed-executor-backend": "a model is not divided; --engines ray:N runs engines on a Ray cluster",
-    "--trust-remote-code": "code of a checkpoint is never run",
-    "--chat-template": "it is the checkpoint's (chat_template.jinja in its folder)",
-    "--revision": "download that revision and name its folder",
-    "--download-dir": "set HF_HOME instead",
-    "--hf-token": "set HF_TOKEN instead",
-    "--seed": "requests have a `seed` of their own",
-    "--random-seed": "requests have a `seed` of their own",
-    "--enable-lora": "adapters are not supported; merge them into the checkpoint",
-    "--lora-modules": "adapters are not supported; merge them into the checkpoint",
-    "--lora-paths": "adapters are not supported; merge them into the checkpoint",
-    "--speculative-config": "there is no speculative decoding",
-    "--speculative-algorithm": "there is no speculative decoding",
-    "--cpu-offload-gb": "weights are never moved",
-    "--hf-overrides": "edit config.json in the checkpoint's folder",
-    "--rope-scaling": "edit config.json in the checkpoint's folder",
-    "--json-model-override-args": "edit config.json in the checkpoint's folder",
-    "--limit-mm-per-prompt": "models take text only",
-    "--kv-transfer-config": "KV blocks are not sent between engines",
-    "--ssl-keyfile": "TLS is the work of a proxy in front",
-    "--ssl-certfile": "TLS is the work of a proxy in front",
-    "--root-path": "the proxy in front removes the prefix",
-    "--uds": "it listens on --host and --port",
-    "--config": "flags are given on the command line only",
-    "--max-logprobs": "requests ask for up to 20",
-    "--override-generation-config": "use --generation-config FOLDER with a generation_config.json of your own",
-}
+_UNDIVIDED = "a model is not divided; --engines N runs N of it"
+
+
+def _by_flag(advice: dict[str, str]) -> dict[str, str]:
+    return {flag: text for flags, text in advice.items() for flag in flags.split()}
+
+
+USE: Final = _by_flag(
+    {
+        "--api-keys": "use --api-key instead",
+        "--chunked-prefill-size --max-prefill-tokens": "use --max-num-batched-tokens instead",
+        "--context-length": "use --max-model-len instead",
+        "--cors-allowed-origins": "use --allowed-origins instead",
+        "--data-parallel-size --dp --dp-size": "use --engines instead",
+        "--grammar-backend": "use --max-grammar-bytes and --grammar-timeout, the limits of grammars instead",
+        "--load-balance-method": "use --routing instead",
+        "--max-running-requests": "use --max-num-seqs instead",
+        "--mem-fraction-static": "use --gpu-memory-utilization instead",
+        "--page-size": "use --block-size instead",
+        "--schedule-policy": "use --scheduling-policy instead",
+        "--uvicorn-log-level": "use --log-level instead",
+        "--max-queued-requests": "use --max-waiting-requests instead",
+        "--watchdog-timeout": "use --step-timeout instead",
+        "--enable-deterministic-inference": "use --determinism instead",
+        "--disable-radix-cache": "use --no-enable-prefix-caching instead",
+    }
+)
+NEEDLESS: Final = _by_flag(
+    {
+        "--enable-chunked-prefill": "long prompts are always computed in pieces (--max-num-batched-tokens: their size)",
+        "--enable-auto-tool-choice": "tools may always be called (--tool-call-parser chooses the format)",
+        "--enable-prompt-tokens-details --enable-cache-report": "usage always has cached tokens",
+        "--enable-metrics": "/metrics is always served",
+        "--enable-request-id-headers": "X-Request-Id is always sent",
+        "--enable-force-include-usage": "--always-include-usage does that",
+        "--enforce-eager --disable-cuda-graph": "no flag concerns graphs of kernels",
+        "--disable-log-requests": "prompts are never logged",
+        "--disable-log-stats": "statistics are at /metrics and not in the log",
+        "--enable-log-requests": "one line per request is always logged, without its contents",
+        "--async-scheduling": "steps always overlap",
+        "--swap-space": "preempted requests are computed again",
+        "--disable-frontend-multiprocessing": "engines always have processes of their own",
+        "--tokenizer --tokenizer-path": "it is the checkpoint's",
+        "--tokenizer-mode": "it is chosen by the checkpoint",
+        "--device": "it is the machine's",
+        "--task --runner": "models generate text",
+    }
+)
+ABSENT: Final = _by_flag(
+    {
+        "--tensor-parallel-size --tp --tp-size -tp --enable-expert-parallel": _UNDIVIDED,
+        "--pipeline-parallel-size -pp --pp-size": _UNDIVIDED,
+        "--distributed-executor-backend": "a model is not divided; --engines ray:N runs engines on a Ray cluster",
+        "--trust-remote-code": "code of a checkpoint is never run",
+        "--chat-template": "it is the checkpoint's (chat_template.jinja in its folder)",
+        "--revision": "download that revision and name its folder",
+        "--download-dir": "set HF_HOME instead",
+        "--hf-token": "set HF_TOKEN instead",
+        "--seed --random-seed": "requests have a `seed` of their own",
+        "--enable-lora --lora-modules --lora-paths": "adapters are not supported; merge them into the checkpoint",
+        "--speculative-config --speculative-algorithm": "there is no speculative decoding",
+        "--cpu-offload-gb": "weights are never moved",
+        "--hf-overrides --rope-scaling --json-model-override-args": "edit config.json in the checkpoint's folder",
+        "--limit-mm-per-prompt": "models take text only",
+        "--kv-transfer-config": "KV blocks are not sent between engines",
+        "--ssl-keyfile --ssl-certfile": "TLS is the work of a proxy in front",
+        "--root-path": "the proxy in front removes the prefix",
+        "--uds": "it listens on --host and --port",
+        "--config": "flags are given on the command line only",
+        "--max-logprobs": "requests ask for up to 20",
+        "--override-generation-config": "use --generation-config FOLDER with a generation_config.json of your own",
+    }
+)
 
 
 def advice_of(flag: str) -> str | None:

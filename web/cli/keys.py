@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +23,23 @@ from quipu.actors.threads import run_in_thread
 
 from ..auth.key_file import KeyEntry, KeyFileError, check_entry, hash_key, new_key, render_entry
 from ..auth.keys import KeyStore, given_keys
+from .command_output import complain
 
 API_KEY_VARIABLE = "QUIPU_API_KEY"
 ADMIN_KEY_VARIABLE = "QUIPU_ADMIN_KEY"
-EXIT_USAGE = 2
 
 log = structlog.get_logger("quipu.keys")
 
 
 def add_key_flags(add: Callable[..., Any]) -> None:
     """Add the key flags of `quipu serve` with `add`."""
-    add(
+    key = partial(add, type=_hashed, action="append", default=[], metavar="KEY")
+    key(
         "--api-key",
-        type=_hashed,
-        action="append",
-        default=[],
-        metavar="KEY",
         help=f"require this key on every route but /health and /ready; may be repeated; also ${API_KEY_VARIABLE}",
     )
-    add(
+    key(
         "--admin-key",
-        type=_hashed,
-        action="append",
-        default=[],
-        metavar="KEY",
         help=f"a key that may also use /metrics and other admin routes; may be repeated; also ${ADMIN_KEY_VARIABLE}",
     )
     add("--key-file", type=Path, metavar="FILE", help="hashes of keys and their owners; read again on SIGHUP")
@@ -53,15 +47,14 @@ def add_key_flags(add: Callable[..., Any]) -> None:
 
 def key_store(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> KeyStore:
     """Return the keys of a server. Removes them from `environment`, which children inherit. Raises KeyFileError."""
-    hashes = []
-    for variable, flags in ((API_KEY_VARIABLE, arguments.api_key), (ADMIN_KEY_VARIABLE, arguments.admin_key)):
-        given = environment.pop(variable, None)
-        try:
-            hashes.append([*([] if given is None else [_hashed(given)]), *flags])
-        except argparse.ArgumentTypeError as error:
-            raise KeyFileError(f"{variable}: {error}") from None
-    api_key_hashes, admin_key_hashes = hashes
-    return KeyStore(given_keys(api_key_hashes, admin_key_hashes), arguments.key_file)
+    hashes = {API_KEY_VARIABLE: list(arguments.api_key), ADMIN_KEY_VARIABLE: list(arguments.admin_key)}
+    for variable, given in hashes.items():
+        if (key := environment.pop(variable, None)) is not None:
+            try:
+                given.insert(0, _hashed(key))
+            except argparse.ArgumentTypeError as error:
+                raise KeyFileError(f"{variable}: {error}") from None
+    return KeyStore(given_keys(*hashes.values()), arguments.key_file)
 
 
 @asynccontextmanager
@@ -119,8 +112,7 @@ def run_keys(arguments: argparse.Namespace) -> int:
             print(render_entry(entry))
             print(f"The key, which is shown only once: {key}", file=sys.stderr)
     except (KeyFileError, argparse.ArgumentTypeError) as error:
-        print(f"quipu: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return complain(error)
     return 0
 
 

@@ -8,7 +8,6 @@ with the command.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import time
@@ -30,11 +29,10 @@ from quipu.actors.ledger.exporting import ExportFormat, export
 from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.reconciling import ServerAccount, parse_metrics, reconcile
 
+from .command_output import EXIT_FAILED, complain, silence
 from .keys import ADMIN_KEY_VARIABLE
-from .ledger_flags import URL_VARIABLE
+from .ledger_flags import add_place_flags, ledger_place
 
-EXIT_WRONG = 1
-EXIT_USAGE = 2
 METRICS_S = 10.0
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -47,28 +45,21 @@ def add_ledger_actions(command: argparse.ArgumentParser) -> None:
     out = actions.add_parser("export", help="export the records")
     compare = actions.add_parser("reconcile", help="compare the ledger's sums with the counters")
     for action in (check, out, compare):
-        action.add_argument("--data-dir", help="the server's data directory (default: data, without --ledger-url)")
-        action.add_argument("--ledger-url", metavar="URL", help=f"URL of the database; or set {URL_VARIABLE}")
+        add_place_flags(action.add_argument)
     for action in (check, compare):
         action.add_argument("--json", action="store_true", help="print JSON")
     out.add_argument("--format", choices=[str(one) for one in ExportFormat], default="csv")
-    out.add_argument(
-        "--since", type=moment, metavar="TIME", help="records closed at this time or later: 24h, 7d, or ISO 8601"
-    )
+    since = "records closed at this time or later: 24h, 7d, or ISO 8601"
+    out.add_argument("--since", type=moment, metavar="TIME", help=since)
     out.add_argument("--until", type=moment, metavar="TIME", help="records closed before this time")
     out.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
-    compare.add_argument(
-        "--metrics-url",
-        metavar="URL",
-        help="metrics of the running server: http://HOST:PORT/metrics; with the key in QUIPU_ADMIN_KEY",
-    )
+    metrics = f"metrics of the running server: http://HOST:PORT/metrics; with the key in {ADMIN_KEY_VARIABLE}"
+    compare.add_argument("--metrics-url", metavar="URL", help=metrics)
 
 
 def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run `quipu ledger`; return the exit code."""
-    url = arguments.ledger_url or environment.get(URL_VARIABLE) or None
-    data_dir = arguments.data_dir or (None if url else "data")
-    where: dict[str, Any] = {"data_dir": None if data_dir is None else Path(data_dir), "url": url}
+    where = ledger_place(arguments, environment)
     try:
         match arguments.action:
             case "verify":
@@ -78,13 +69,11 @@ def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
             case _:
                 return _reconcile(where, arguments, environment.get(ADMIN_KEY_VARIABLE))
     except LedgerError as error:
-        print(f"quipu: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return complain(error)
     except SQLAlchemyError as error:  # the database has become unavailable meanwhile
-        print(f"quipu: cannot read the ledger's database: {reason(error)}", file=sys.stderr)
-        return EXIT_USAGE
+        return complain(f"cannot read the ledger's database: {reason(error)}")
     except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return 0
 
 
@@ -97,7 +86,7 @@ def _verify(where: dict[str, Any], *, as_json: bool) -> int:
         print(orjson.dumps(attrs.asdict(verdict)).decode())
     else:
         _print_verdict(verdict)
-    return EXIT_WRONG if verdict.bad else 0
+    return EXIT_FAILED if verdict.bad else 0
 
 
 def _print_verdict(verdict: Verdict) -> None:
@@ -157,7 +146,7 @@ def _reconcile(where: dict[str, Any], arguments: argparse.Namespace, key: str | 
             _print_account(account)
         num_wrong = sum(not account.agrees for account in accounts)
         print(f"{len(accounts)} server starts, {num_wrong} of them do not agree")
-    return 0 if all(account.agrees for account in accounts) else EXIT_WRONG
+    return 0 if all(account.agrees for account in accounts) else EXIT_FAILED
 
 
 def _read_metrics(url: str, key: str | None) -> dict[str, float]:
@@ -183,17 +172,8 @@ def _key_hint(status: int, *, has_key: bool) -> str:
 
 
 def _account_fields(account: ServerAccount) -> dict[str, object]:
-    return {
-        "server": account.server,
-        "started_at": account.started_at,
-        "ended": account.ended,
-        "agrees": account.agrees,
-        "num_recovered": account.num_recovered,
-        "num_disputed": account.num_disputed,
-        "num_open": account.num_open,
-        "num_suppressed": account.num_suppressed,
-        "sums": [{"name": one.name, "ledger": one.ledger, "counter": one.counter} for one in account.lines],
-    }
+    fields = attrs.asdict(account)
+    return {**fields, "agrees": account.agrees, "sums": fields.pop("lines")}
 
 
 def _print_account(account: ServerAccount) -> None:

@@ -1,9 +1,10 @@
-"""The ledger flags of `quipu serve`, and the config made from them. Used by `serve_flags.py` and `serve.py`."""
+"""The ledger flags of `quipu serve` with the config made from them, and those of the commands that read a ledger."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +26,31 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
         help=f"database of the usage ledger, postgresql+psycopg://USER@HOST/NAME; or set {URL_VARIABLE}, "
         "which no process list shows (default: SQLite in the data directory)",
     )
+    amount, count = partial(add, type=number(Bounds(minimum=0))), partial(add, type=integer(Bounds(minimum=0)))
     add("--ledger-fsync", action="store_true", help="respond only when the record would survive a power loss")
-    add(
-        "--ledger-retention-days",
-        type=number(Bounds(minimum=0)),
-        default=0.0,
-        metavar="DAYS",
-        help="delete older records from the database; 0 keeps them for ever (default)",
-    )
-    add(
-        "--ledger-segment-bytes",
-        type=int,
-        default=8 << 20,
-        metavar="BYTES",
-        help="size of a segment of the write-ahead file (default: %(default)s)",
-    )
-    add(
-        "--idempotency-window",
-        type=number(Bounds(minimum=0)),
-        default=86_400.0,
-        metavar="SECONDS",
-        help="how long an Idempotency-Key is remembered (default: a day)",
-    )
-    add(
-        "--max-idempotency-keys",
-        type=integer(Bounds(minimum=0)),
-        default=10_000,
-        metavar="N",
-        help="how many Idempotency-Keys of a tenant are remembered; the oldest are forgotten first "
-        "(default: %(default)s)",
-    )
-    add(
-        "--max-refusal-records",
-        type=integer(Bounds(minimum=0)),
-        default=500,
-        metavar="N",
-        help="records of refused requests that are written per tenant and hour; the rest are only counted "
-        "(default: %(default)s)",
-    )
+    retention = "delete older records from the database; 0 keeps them for ever (default)"
+    amount("--ledger-retention-days", default=0.0, metavar="DAYS", help=retention)
+    segments = "size of a segment of the write-ahead file"
+    add("--ledger-segment-bytes", type=int, default=8 << 20, metavar="BYTES", help=segments)
+    window = "how long an Idempotency-Key is remembered (default: a day)"
+    amount("--idempotency-window", default=86_400.0, metavar="SECONDS", help=window)
+    keys = "how many Idempotency-Keys of a tenant are remembered; the oldest are forgotten first"
+    count("--max-idempotency-keys", default=10_000, metavar="N", help=keys)
+    refusals = "records of refused requests that are written per tenant and hour; the rest are only counted"
+    count("--max-refusal-records", default=500, metavar="N", help=refusals)
+
+
+def add_place_flags(add: Callable[..., Any]) -> None:
+    """Add the flags that say where a ledger is."""
+    add("--data-dir", help="the server's data directory (default: data, unless --ledger-url is given)")
+    add("--ledger-url", metavar="URL", help=f"URL of the database; or set {URL_VARIABLE}")
+
+
+def ledger_place(arguments: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return where the ledger is, as `open_reader` takes it."""
+    url = arguments.ledger_url or environment.get(URL_VARIABLE) or None
+    data_dir = arguments.data_dir or (None if url else "data")
+    return {"data_dir": None if data_dir is None else Path(data_dir), "url": url}
 
 
 def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> LedgerConfig:

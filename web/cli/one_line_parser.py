@@ -1,7 +1,6 @@
-"""The parser of every command: a mistake is answered in one line, which names the nearest flag.
+"""The parser of every command: it reports a mistake in one line that names the nearest flag, and exits with 2.
 
-`foreign_flags.py` knows the flags of other servers. What must always hold: a message has one line, whatever the command
-line holds, and the exit code is 2.
+`foreign_flags.py` knows the flags of other servers.
 """
 
 from __future__ import annotations
@@ -18,8 +17,22 @@ _MAX_QUOTED = 100
 """Characters of an argument that a message quotes."""
 
 
+class _DefaultsFormatter(argparse.RawDescriptionHelpFormatter):
+    """Appends the default of a flag to its help, unless that speaks of it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action.default, bool) or not isinstance(action.default, str | float | int):
+            return action.help
+        if action.default == argparse.SUPPRESS or action.help is None or "default" in action.help:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+
 class OneLineParser(argparse.ArgumentParser):
     """An `ArgumentParser` without the usage in its errors, which for `quipu serve` has a hundred lines."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _DefaultsFormatter, **options})
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)

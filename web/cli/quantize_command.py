@@ -1,7 +1,6 @@
 """`quipu quantize MODEL OUT`: write a checkpoint with quantized weights, in the format of compressed-tensors.
 
-Imported only when it is run: it loads torch, and no server needs it. What is written, and how, is in
-`kernels/checkpoints/rewriting.py`.
+Imported only when it is run: it loads torch, and no server needs it. `kernels/checkpoints/rewriting.py` does the work.
 """
 
 from __future__ import annotations
@@ -45,14 +44,11 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"quipu quantize: interrupted, and {out} was not written", file=sys.stderr)
         return 130
-    print(
-        f"{done.num_quantized} matrices as {arguments.format} in {out}: {_size(done.num_bytes)} instead of "
-        f"{_size(done.read_bytes)}"
-    )
+    sizes = f"{_size(done.num_bytes)} instead of {_size(done.read_bytes)}"
+    print(f"{done.num_quantized} matrices as {arguments.format} in {out}: {sizes}")
     if done.kept:
-        print(
-            f"not quantized, because groups do not divide their rows: {len(done.kept)} matrices, such as {done.kept[0]}"
-        )
+        kept = f"{len(done.kept)} matrices, such as {done.kept[0]}"
+        print(f"not quantized, because groups do not divide their rows: {kept}")
     return 0
 
 
@@ -70,17 +66,12 @@ def _make_parser(formats: Sequence[str]) -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="quipu quantize", description="Write a checkpoint with quantized weights, which vLLM reads, too."
     )
-    parser.add_argument(
-        "model", help="the checkpoint: a folder, a GGUF file, a hub id, or `demo` (see `quipu serve -h`)"
+    add = parser.add_argument
+    add("model", help="the checkpoint: a folder, a GGUF file, a hub id, or `demo` (see `quipu serve -h`)")
+    add("out", help="the folder to write, which must not exist")
+    format_help = (
+        "int8: one scale a row; w8a8: the same, for int8 activations; int4: one scale for each group of 32 or 128"
     )
-    parser.add_argument("out", help="the folder to write, which must not exist")
-    parser.add_argument(
-        "--format",
-        choices=formats,
-        required=True,
-        help="int8: one scale a row; w8a8: the same, for int8 activations; int4: one scale for each group of 32 or 128",
-    )
-    parser.add_argument(
-        "--max-shard-size", type=parse_size, default=parse_size("5GB"), metavar="SIZE", help="of one file (5GB)"
-    )
+    add("--format", choices=formats, required=True, help=format_help)
+    add("--max-shard-size", type=parse_size, default=5 * 10**9, metavar="SIZE", help="of one file (default: 5GB)")
     return parser

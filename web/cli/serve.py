@@ -44,22 +44,21 @@ from ..options import AppOptions
 from ..telemetry import logs
 from ..telemetry.loop_watch import watch_loop
 from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
+from .command_output import EXIT_FAILED, EXIT_USAGE, first_leaf
 from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
 from .ready_line import announce, url_to_open
 from .self_check import SelfCheckedApp
-from .service_manager import Manager, find_manager, notify
+from .service_manager import find_manager, notify
 from .settings import resolve_config
 from .upstream_flags import UpstreamError, read_upstreams
 
 log = structlog.get_logger("quipu.cli")
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 GC_THRESHOLDS = (2_000, 10, 50)
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that runs Python may keep the interpreter lock from the event loop. The loop releases the lock at
-every write to a socket, and would each time wait for Python's default of five milliseconds to get it back."""
+"""How long a thread that runs Python may keep the interpreter lock from the event loop. The loop releases it at every
+write to a socket, and would wait for Python's default of five milliseconds each time."""
 LAST_WORDS_S = 0.2
 """How long the second signal waits for the log to be written."""
 CLOSING_S = 2.0
@@ -100,50 +99,17 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         log_writer.say(str(error))
         return EXIT_USAGE
     warn_where_open(arguments.host, keys)
-    options = AppOptions(
-        open_admin=arguments.open_admin,
-        serves_ui=not arguments.no_ui,
-        browsers=browser_rules(arguments, has_keys=not keys.is_open),
-        allow_client_priority=arguments.allow_client_priority,
-        always_include_usage=arguments.always_include_usage,
-        keep_billing_header=arguments.keep_billing_header,
-        request_timeout_s=arguments.request_timeout,
-        max_body_bytes=arguments.max_body_bytes,
-        max_body_memory_bytes=arguments.max_body_memory,
-    )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    manager = find_manager(os.environ)
     server = ServerConfig(graceful_timeout_s=CLOSING_S, max_connections=max_connections)
     failure: str | None = None
     try:
-        trio.run(
-            partial(
-                run_server,
-                config,
-                info,
-                options,
-                server,
-                keys,
-                ledger,
-                tracing,
-                prices,
-                log_writer,
-                manager,
-                host=arguments.host,
-                port=arguments.port,
-                grace_s=arguments.shutdown_timeout,
-            )
-        )
-    except* EngineRefusal as group:
-        failure = str(_leaf(group))
+        trio.run(run_server, arguments, config, info, server, keys, ledger, tracing, prices, log_writer)
+    except* (EngineRefusal, ActorGivenUp, CheckpointError, LedgerError, TracingError) as group:
+        failure = str(first_leaf(group))
     except* EngineGivenUp as group:
-        failure = f"the engine is given up: {_leaf(group)}"
-    except* ActorGivenUp as group:
-        failure = str(_leaf(group))
-    except* (CheckpointError, LedgerError, TracingError) as group:  # from files that are read when the runtime opens
-        failure = str(_leaf(group))
+        failure = f"the engine is given up: {first_leaf(group)}"
     except* OSError as group:
-        failure = f"cannot listen on {arguments.host} port {arguments.port}: {_leaf(group)}"
+        failure = f"cannot listen on {arguments.host} port {arguments.port}: {first_leaf(group)}"
     if failure is not None:
         log_writer.say(failure)
         return EXIT_FAILED
@@ -157,9 +123,22 @@ def warn_where_open(host: str, keys: KeyStore) -> None:
         log.warning("server.open", host=host, detail=message)
 
 
+def app_options(arguments: argparse.Namespace, keys: KeyStore) -> AppOptions:
+    return AppOptions(
+        open_admin=arguments.open_admin,
+        serves_ui=not arguments.no_ui,
+        browsers=browser_rules(arguments, has_keys=not keys.is_open),
+        allow_client_priority=arguments.allow_client_priority,
+        always_include_usage=arguments.always_include_usage,
+        keep_billing_header=arguments.keep_billing_header,
+        request_timeout_s=arguments.request_timeout,
+        max_body_bytes=arguments.max_body_bytes,
+        max_body_memory_bytes=arguments.max_body_memory,
+    )
+
+
 def browser_rules(arguments: argparse.Namespace, *, has_keys: bool) -> BrowserRules:
-    """Return the rules for hosts and origins. With keys, only the flags count; without, cross-site pages are
-    refused."""
+    """Return the rules for hosts and origins: with keys, those of the flags; without, cross-site pages are refused."""
     checks_hosts = bool(arguments.allowed_hosts) or (not has_keys and is_loopback(arguments.host))
     return BrowserRules(
         allowed_hosts=frozenset(arguments.allowed_hosts) if checks_hosts else None,
@@ -169,25 +148,22 @@ def browser_rules(arguments: argparse.Namespace, *, has_keys: bool) -> BrowserRu
 
 
 async def run_server(
+    arguments: argparse.Namespace,
     config: RuntimeConfig,
     info: ServingInfo,
-    options: AppOptions,
     server: ServerConfig,
     keys: KeyStore,
     ledger_config: LedgerConfig,
     tracing: TracingConfig | None,
     prices: PriceList | None,
     log_writer: LogWriter,
-    manager: Manager | None,
-    *,
-    host: str,
-    port: int,
-    grace_s: float,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain for at most `grace_s`.
+    """Serve until SIGTERM or SIGINT, then drain for at most `--shutdown-timeout`.
 
     Raises EngineGivenUp, LedgerError and TracingError.
     """
+    manager = find_manager(os.environ)
+    options = app_options(arguments, keys)
     async with trio.open_nursery() as watching:
         async with (
             reloading_on_hangup(keys),
@@ -203,18 +179,11 @@ async def run_server(
             stopping = trio.Event()
             watching.start_soon(_wait_signal, stopping, log_writer)
             async with trio.open_nursery() as serving:
-                app = SelfCheckedApp(
-                    make_app(runtime.desk, options, keys, tracer, usage=usage, prices=prices), runtime.desk
-                )
+                whole_app = make_app(runtime.desk, options, keys, tracer, usage=usage, prices=prices)
+                app = SelfCheckedApp(whole_app, runtime.desk)
+                drain = partial(_drain, runtime.desk, stopping, arguments.shutdown_timeout)
                 addresses: list[Address] = await serving.start(
-                    partial(
-                        serve,
-                        app,
-                        host=host,
-                        port=port,
-                        config=server,
-                        shutdown_trigger=partial(_drain, runtime.desk, stopping, grace_s),
-                    )
+                    partial(serve, app, host=arguments.host, port=arguments.port, config=server, shutdown_trigger=drain)
                 )
                 watching.start_soon(app.check, url_to_open(addresses, serves_ui=False))
                 watch = partial(watch_loop, runtime.metrics.event_loop_lag)
@@ -222,11 +191,8 @@ async def run_server(
                 if manager is not None:
                     tell = partial(notify, manager, runtime.desk.health, stopping)
                     watching.start_soon(outlive_shortages, tell, "service manager")
-                log.info(
-                    "server.listening",
-                    url=[address.url for address in addresses],
-                    model=list(runtime.desk.info.model_names),
-                )
+                names, urls = runtime.desk.info.model_names, [address.url for address in addresses]
+                log.info("server.listening", url=urls, model=list(names))
                 url = url_to_open(addresses, serves_ui=options.serves_ui)
                 watching.start_soon(announce, url, runtime.desk.health, log_writer)
                 _calm_collector()
@@ -261,9 +227,3 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-
-
-def _leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -1,14 +1,13 @@
 """The flags of `quipu serve`, by vLLM's names where it has them. Used by `cli.py`.
 
 Those of the engine are made from its settings (`setting_flags.py`); those of the web layer are written here. The model
-is an argument or, as for other servers, a flag.
-
-What must always hold: a model that is given once counts, wherever it is given; two different ones are refused.
+is an argument or, as for other servers, a flag; two different ones are refused.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +48,17 @@ class ModelAction(argparse.Action):
 
 def add_serve_flags(command: argparse.ArgumentParser) -> None:
     """Add all flags in the order and groups of `--help`."""
-    command.add_argument(
-        "model",
-        nargs="?",
-        default=DEFAULT_MODEL,
-        action=ModelAction,
-        help="a folder, a GGUF file, a hub id (owner/name, or owner/name:Q4_K_M for GGUF), or `demo` (the default), "
-        "which is part of the package",
+    model_help = (
+        "a folder, a GGUF file, a hub id (owner/name, or owner/name:Q4_K_M for GGUF), or `demo` (the default), "
+        "which is part of the package"
     )
-    # as for vLLM and SGLang
-    command.add_argument(
-        "--model", "--model-path", dest="model", action=ModelAction, default=DEFAULT_MODEL, help="the same, as a flag"
-    )
+    model = partial(command.add_argument, default=DEFAULT_MODEL, action=ModelAction)
+    model("model", nargs="?", help=model_help)
+    model("--model", "--model-path", dest="model", help="the same, as a flag")  # as for vLLM and SGLang
     add = command.add_argument_group("server").add_argument
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add(
-        "--port",
-        type=integer(Bounds(minimum=0, maximum=65535)),
-        default=8000,
-        help="port to listen on; 0 takes a free one (default: %(default)s)",
-    )
+    add("--host", default="127.0.0.1", help="address to listen on")
+    port = integer(Bounds(minimum=0, maximum=65535))
+    add("--port", type=port, default=8000, help="port to listen on; 0 takes a free one")
     add("--served-model-name", nargs="+", metavar="NAME", help="names that clients may ask for (default: the model's)")
     add(
         "--generation-config",
@@ -77,8 +67,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="where defaults of sampling fields come from: the checkpoint's generation_config.json (auto, the "
         "default), nowhere (vllm), or that file in a folder",
     )
-    add = command.add_argument_group("engine, weights and KV cache").add_argument
-    add_settings(add, "engine")
+    add_settings(command.add_argument_group("engine, weights and KV cache").add_argument, "engine")
     add = command.add_argument_group("limits of requests").add_argument
     add(
         "--max-connections",
@@ -86,25 +75,20 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum number of connected clients (default: 4096, or as many as there are file descriptors for)",
     )
-    add(
+    size = partial(add, type=parse_size, metavar="SIZE")
+    size(
         "--max-body-bytes",
-        type=parse_size,
         default=OPTIONS.max_body_bytes,
-        metavar="SIZE",
         help="maximum size of a request body (default: 8MiB; docs/operate/limits.md says why)",
     )
-    add(
+    size(
         "--max-body-memory",
-        type=parse_size,
         default=OPTIONS.max_body_memory_bytes,
-        metavar="SIZE",
         help="memory for the bodies of all requests that are not encoded yet; beyond it requests get a 503 "
         "(default: 256MiB)",
     )
-    add = command.add_argument_group("prompts, grammars and tools").add_argument
-    add_settings(add, "text")
-    add = command.add_argument_group("events of the cache").add_argument
-    add_settings(add, "events")
+    add_settings(command.add_argument_group("prompts, grammars and tools").add_argument, "text")
+    add_settings(command.add_argument_group("events of the cache").add_argument, "events")
     add = command.add_argument_group("keys, hosts and pages").add_argument
     add_key_flags(add)
     add("--open-admin", action="store_true", help="without keys: serve admin routes to other machines, too")
@@ -116,57 +100,36 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     origins_help = "list of sites whose pages may send requests, such as '[\"https://site.example\"]' (default: none)"
     add("--allowed-origins", type=parse_origins, default=frozenset(), metavar="JSON", help=origins_help)
     add("--no-ui", action="store_true", help="serve no pages at /ui (docs/use/ui.md)")
-    add(
-        "--prices",
-        type=Path,
-        metavar="FILE",
-        help="prices of tokens, for the usage page (docs/operate/usage-reports.md#cost)",
-    )
+    prices_help = "prices of tokens, for the usage page (docs/operate/usage-reports.md#cost)"
+    add("--prices", type=Path, metavar="FILE", help=prices_help)
     add = command.add_argument_group("time limits").add_argument
-    add(
-        "--request-timeout",
-        type=number(Bounds(above=0)),
-        metavar="SECONDS",
-        help="abort a request that takes longer (default: never)",
-    )
+    timeout_help = "abort a request that takes longer (default: never)"
+    add("--request-timeout", type=number(Bounds(above=0)), metavar="SECONDS", help=timeout_help)
     add = command.add_argument_group("several engines, and routing").add_argument
-    add_settings(add, "supervision")
-    add_settings(add, "router")
-    add_settings(add, "cache")
-    add = command.add_argument_group("Ray cluster").add_argument
-    add_settings(add, "cluster")
-    add = command.add_argument_group("upstream servers").add_argument
-    add_upstream_flags(add)
+    for group in ("supervision", "router", "cache"):
+        add_settings(add, group)
+    add_settings(command.add_argument_group("Ray cluster").add_argument, "cluster")
+    add_upstream_flags(command.add_argument_group("upstream servers").add_argument)
     add = command.add_argument_group("requests, traces and the log").add_argument
     add(
         "--otlp-traces-endpoint",
         metavar="URL",
         help="send one span per request to this URL, over OTLP/HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT, if set)",
     )
-    add(
+    switch = partial(add, action="store_true")
+    switch(
         "--allow-client-priority",
-        action="store_true",
         help="let any request set its `priority`; otherwise only keys marked so may (docs/operate/keys.md)",
     )
-    add(
-        "--always-include-usage",
-        action="store_true",
-        help="put usage into every stream, whether or not it was requested",
-    )
-    add(
+    switch("--always-include-usage", help="put usage into every stream, whether or not it was requested")
+    switch(
         "--keep-billing-header",
-        action="store_true",
         help="keep the x-anthropic-billing-header of Claude Code's prompts, which then share no prefix across sessions",
     )
     add_settings(add, "log")
     add = command.add_argument_group("ledger and shutdown").add_argument
-    add("--data-dir", default="data", help="folder for what must outlive the server (default: %(default)s)")
+    add("--data-dir", default="data", help="folder for what must outlive the server")
     add_ledger_flags(add)
-    add(
-        "--shutdown-timeout",
-        type=number(Bounds(minimum=0)),
-        default=30.0,
-        metavar="SECONDS",
-        help="how long open requests may take to finish at shutdown (default: %(default)g)",
-    )
+    shutdown_help = "how long open requests may take to finish at shutdown (default: %(default)g)"
+    add("--shutdown-timeout", type=number(Bounds(minimum=0)), default=30.0, metavar="SECONDS", help=shutdown_help)
     add_settings(add, "executor")

@@ -1,7 +1,7 @@
 """The flags of the engine's settings, made from their declarations (`quipu/actors/config/runtime_config.py`).
 
-Used by `serve_flags.py`, which places them among the flags of the web layer. What must always hold: a value outside of
-a setting's bounds is refused before anything starts, with the flag's name (which argparse puts before the message).
+Used by `serve_flags.py`, which places them among the flags of the web layer. A value outside of a setting's bounds is
+refused; argparse puts the flag's name before the message.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import attrs
+import msgspec
+
 from quipu.actors.config.declarations import Bounds, Setting
 from quipu.actors.config.runtime_config import SETTINGS
 
-from .cluster_flags import RAY, RayEngines, parse_resources
 from .kv_events_flag import parse_kv_events
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
+RAY = "ray:"
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@attrs.frozen
+class RayEngines:
+    """The value of `--engines` for engines on a Ray cluster."""
+
+    count: int
 
 
 def add_settings(add: Callable[..., Any], group: str) -> None:
@@ -78,6 +88,20 @@ def parse_engines(bounds: Bounds, text: str) -> int | RayEngines:
     """Parse `4`, or `ray:4` for engines on the nodes of a Ray cluster. Raises ArgumentTypeError."""
     count = integer(bounds)(text.removeprefix(RAY))
     return RayEngines(count) if text.startswith(RAY) else count
+
+
+def parse_resources(text: str) -> dict[str, float]:
+    """Parse a JSON object of amounts by the names of Ray's resources. Raises ArgumentTypeError."""
+    try:
+        resources = msgspec.json.decode(text, type=dict[str, float])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"GPU": 1}}: {error}') from None
+    for name, amount in resources.items():
+        if not name or not 0 < amount < 1e9:
+            raise argparse.ArgumentTypeError(f"the amount of {name!r} must be above 0, not {amount:g}")
+    if not resources:
+        raise argparse.ArgumentTypeError("must name at least one resource")
+    return resources
 
 
 _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {

@@ -1,7 +1,6 @@
 """Resolve flags and checkpoint into every size of the server, and into what `/server_info` shows.
 
-Used by `serve.py`. What must always hold: whatever the engine is started with is shown. A setting appears here by name
-only where it is resolved from something else.
+Used by `serve.py`. What must always hold: all that the engine is started with is shown.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from quipu.actors.fleet.processes.link_tls import tls_of
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
-from .cluster_flags import RayEngines
 from .generation_config import read_sampling_defaults
+from .setting_flags import RayEngines
 
 log = structlog.get_logger("quipu.cli")
 
@@ -60,8 +59,7 @@ def resolve_config(
     names = tuple(dict.fromkeys(arguments.served_model_name or [checkpoint.name]))
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)
     kv_cache_dtype = checkpoint.dtype if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype
-    engine_settings = _given(arguments, EngineConfig)
-    engine_settings |= {
+    engine_settings = _given(arguments, EngineConfig) | {
         "dtype": checkpoint.dtype,
         "kv_cache_dtype": kv_cache_dtype,
         "max_model_len": max_model_len,
@@ -99,13 +97,9 @@ def resolve_config(
             **_shown(engine),
             **_shown(config),
             **({} if config.cluster is None else _shown(config.cluster)),
-            "upstreams": [upstream.shown() for upstream in upstreams],
             "max_waiting_share": engine.max_waiting_share,
             "allow_client_priority": arguments.allow_client_priority,
-            "request_timeout": arguments.request_timeout,
-            "max_body_bytes": arguments.max_body_bytes,
-            "max_body_memory": arguments.max_body_memory,
-            "data_dir": arguments.data_dir,
+            **_web_settings(arguments, upstreams),
         },
     )
     return config, info
@@ -130,14 +124,15 @@ def _resolve_upstreams_only(
         has_engines=False,
         settings={
             **{name: shown[name] for name in ("engines", "routing", "affinity_tokens")},
-            "upstreams": [upstream.shown() for upstream in upstreams],
-            "request_timeout": arguments.request_timeout,
-            "max_body_bytes": arguments.max_body_bytes,
-            "max_body_memory": arguments.max_body_memory,
-            "data_dir": arguments.data_dir,
+            **_web_settings(arguments, upstreams),
         },
     )
     return config, info
+
+
+def _web_settings(arguments: argparse.Namespace, upstreams: tuple[UpstreamConfig, ...]) -> dict[str, object]:
+    names = ("request_timeout", "max_body_bytes", "max_body_memory", "data_dir")
+    return {"upstreams": [one.shown() for one in upstreams], **{name: vars(arguments)[name] for name in names}}
 
 
 def _given(arguments: argparse.Namespace, config: type[attrs.AttrsInstance]) -> dict[str, Any]:
@@ -224,10 +219,7 @@ def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) ->
 
 
 def _model_name(model: str) -> str:
-    """Return the name by which clients ask for it: a hub id as it is, a folder or file by its own name.
-
-    Which part of a model a file is (`-00001-of-00003`) is not part of that.
-    """
+    """Return the name by which clients ask for it: a hub id, or that of a folder or file, without its part number."""
     path = Path(model)
     if path.is_file():
         return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)

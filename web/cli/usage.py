@@ -1,17 +1,14 @@
 """`quipu usage`: usage by model, key, tenant, endpoint or outcome, as a table or as JSON.
 
-Reads a data directory, a database, or both, like `quipu ledger`: with the server down, after a crash, or beside a
-running one. Counts like the reports over HTTP (`web/api/admin/usage_report.py`). The result goes to stdout; errors go
-to stderr, with exit code 2.
+Reads a data directory, a database, or both, like `quipu ledger`, and counts like the reports over HTTP
+(`web/api/admin/usage_report.py`). The result goes to stdout; errors go to stderr, with exit code 2.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -27,8 +24,9 @@ from ..api.admin.prices import PriceError, read_prices
 from ..api.admin.usage_buckets import WIDTHS
 from ..api.admin.usage_report import COUNTED, RETRIES
 from ..api.query import LATEST
-from .ledger import EXIT_USAGE, moment
-from .ledger_flags import URL_VARIABLE
+from .command_output import complain, print_result, printable
+from .ledger import moment
+from .ledger_flags import add_place_flags, ledger_place
 
 GROUPS: Final[Mapping[str, GroupColumn]] = {
     "model": "model",
@@ -42,22 +40,19 @@ _NUMBERS: Final = ("requests", "input", "cached", "hit rate", "written", "output
 
 def add_usage_flags(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--since", type=_moment, default="24h", metavar="TIME", help="24h, 7d, or ISO 8601 (default: %(default)s)")
+    add("--since", type=_moment, default="24h", metavar="TIME", help="24h, 7d, or ISO 8601")
     add("--until", type=_moment, metavar="TIME", help="closed before this time, in the same formats")
     add("--by", type=_groups, default=(), metavar="NAMES", help=f"group by, comma-separated: {', '.join(GROUPS)}")
     add("--bucket", choices=list(WIDTHS), help="group by minute, hour or day (UTC)")
     add("--retries", choices=RETRIES, default="count", help="`collapse`: a request and its retries count once")
     add("--tenant", action="append", default=[], metavar="NAME", help="only this tenant; may be repeated")
     add("--prices", type=Path, metavar="FILE", help="prices of tokens: adds what they cost")
-    add("--data-dir", help="the server's data directory (default: data, unless --ledger-url is given)")
-    add("--ledger-url", metavar="URL", help=f"URL of the database; or set {URL_VARIABLE}")
+    add_place_flags(add)
     add("--json", action="store_true", help="print JSON")
 
 
 def run_usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run `quipu usage`; return the exit code."""
-    url = arguments.ledger_url or environment.get(URL_VARIABLE) or None
-    data_dir = arguments.data_dir or (None if url else "data")
     by: tuple[str, ...] = arguments.by
     query = Query(
         since=arguments.since,
@@ -65,46 +60,26 @@ def run_usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
         tenants=tuple(arguments.tenant),
         outcomes=() if "outcome" in by else COUNTED,
     )
+    group_by = [GROUPS[name] for name in by]
+    bucket_s = None if arguments.bucket is None else WIDTHS[arguments.bucket].width_s
+    collapses = arguments.retries == "collapse"
     try:
         if arguments.until is not None and arguments.until <= arguments.since:
             raise LedgerError("--until must be later than --since")
-        with open_reader(data_dir=None if data_dir is None else Path(data_dir), url=url) as reader:
+        with open_reader(**ledger_place(arguments, environment)) as reader:
             prices = None if arguments.prices is None else read_prices(arguments.prices)
-            group_by = [GROUPS[name] for name in by]
-            bucket_s = None if arguments.bucket is None else WIDTHS[arguments.bucket].width_s
+            grouped = columns(group_by, prices)
             parts = [
-                (
-                    part,
-                    reader.sums(
-                        part,
-                        group_by=columns(group_by, prices),
-                        bucket_s=bucket_s,
-                        collapse_retries=arguments.retries == "collapse",
-                    ),
-                )
+                (part, reader.sums(part, group_by=grouped, bucket_s=bucket_s, collapse_retries=collapses))
                 for part in split(query, prices)
             ]
             lines = price_parts(parts, group_by, prices)
     except (LedgerError, PriceError, SQLAlchemyError, OSError) as error:
-        print(f"quipu: {reason(error) if isinstance(error, SQLAlchemyError | OSError) else error}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        if arguments.json:
-            print(
-                orjson.dumps(
-                    {
-                        "since": query.since,
-                        "until": query.until,
-                        "rows": _rows(lines, by, has_prices=prices is not None),
-                    }
-                ).decode()
-            )
-        else:
-            _print_table(lines, by, with_bucket=bucket_s is not None)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return complain(reason(error))
+    if arguments.json:
+        rows = _rows(lines, by, has_prices=prices is not None)
+        return print_result(orjson.dumps({"since": query.since, "until": query.until, "rows": rows}).decode())
+    return print_result("\n".join(_table(lines, by, with_bucket=bucket_s is not None)))
 
 
 def _rows(lines: Sequence[CostLine], by: Sequence[str], *, has_prices: bool) -> list[dict[str, object]]:
@@ -118,15 +93,16 @@ def _rows(lines: Sequence[CostLine], by: Sequence[str], *, has_prices: bool) -> 
     return rows
 
 
-def _print_table(lines: Sequence[CostLine], by: Sequence[str], *, with_bucket: bool) -> None:
+def _table(lines: Sequence[CostLine], by: Sequence[str], *, with_bucket: bool) -> Iterator[str]:
     named = [*(["from"] if with_bucket else []), *by]
     whole = total(lines)
     currencies = sorted(whole.amounts)
-    table = [[*named, *_NUMBERS, *(_shown(currency) for currency in currencies)]]
+    table = [[*named, *_NUMBERS, *map(printable, currencies)]]
     for line in lines:
         start = [_time(line.sum.bucket)] if line.sum.bucket is not None else []
-        names = (_shown(line.sum.group[GROUPS[name]]) for name in by)
-        table.append([*start, *names, *_numbers(line, currencies)])
+        names = [line.sum.group[GROUPS[name]] for name in by]
+        shown = ["-" if name is None else printable(name) for name in names]
+        table.append([*start, *shown, *_numbers(line, currencies)])
     if len(lines) != 1:
         table.append([*["total", *[""] * len(named)][: len(named)], *_numbers(whole, currencies)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -135,18 +111,15 @@ def _print_table(lines: Sequence[CostLine], by: Sequence[str], *, with_bucket: b
             cell.ljust(width) if place < len(named) else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        print("  ".join(cells).rstrip())
-    if whole.sum.estimated_cached_tokens:
-        print(f"({whole.sum.estimated_cached_tokens:,} tokens more were estimated to be cached: not billed as cached)")
+        yield "  ".join(cells).rstrip()
+    if num_estimated := whole.sum.estimated_cached_tokens:
+        yield f"({num_estimated:,} tokens more were estimated to be cached: not billed as cached)"
     if num_unknown := whole.sum.prompt_tokens - whole.sum.queried_tokens:
-        print(f"(of {num_unknown:,} input tokens it is not known how many were cached: they are in no hit rate)")
-    if whole.sum.num_faulted:
-        print(
-            f"({whole.sum.num_faulted:,} of the requests failed through the server's own fault: their tokens do not "
-            "count)"
-        )
+        yield f"(of {num_unknown:,} input tokens it is not known how many were cached: they are in no hit rate)"
+    if num_faulted := whole.sum.num_faulted:
+        yield f"({num_faulted:,} of the requests failed through the server's own fault: their tokens do not count)"
     if whole.unpriced_models:
-        print(f"(no price, and so no cost: {', '.join(map(_shown, whole.unpriced_models))})")
+        yield f"(no price, and so no cost: {', '.join(map(printable, whole.unpriced_models))})"
 
 
 def _numbers(line: CostLine, currencies: Sequence[str]) -> list[str]:
@@ -156,11 +129,6 @@ def _numbers(line: CostLine, currencies: Sequence[str]) -> list[str]:
     requests, prompt, cached, written, output = (f"{count:,}" for count in counts)
     cost = line.cost
     return [requests, prompt, cached, rate, written, output, *(cost.get(currency, "-") for currency in currencies)]
-
-
-def _shown(value: str | None) -> str:
-    """Return a name without control characters, which a terminal would obey: names may come from clients."""
-    return "-" if value is None else "".join(char if char.isprintable() else "?" for char in value)
 
 
 def _time(bucket: float) -> str:

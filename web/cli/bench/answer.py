@@ -1,7 +1,7 @@
 """The contents and timing of one streamed response.
 
-An `AnswerReader` takes bytes with the time of their arrival and returns the request's outcome at the end. It is
-synchronous. Unknown is not 0: a count that the server did not send stays None.
+An `AnswerReader` takes bytes with the time of their arrival and returns the request's outcome at the end. Unknown is
+not 0: a count that the server did not send stays None.
 """
 
 from __future__ import annotations
@@ -44,16 +44,23 @@ class Outcome:
 
     started_s: float
     ended_s: float
-    first_token_s: float | None
-    last_token_s: float | None
-    gaps_s: tuple[float, ...]
-    """Times between the arrivals of chunks with output."""
+    output_at_s: tuple[float, ...]
+    """When each chunk with output arrived."""
     text: str
     usage: ReportedUsage
     failure: Failure | None
     saw_done: bool
     """Whether the stream ended with `[DONE]`."""
     finish_reason: str | None = None
+
+    @property
+    def first_token_s(self) -> float | None:
+        return self.output_at_s[0] if self.output_at_s else None
+
+    @property
+    def gaps_s(self) -> tuple[float, ...]:
+        """The times between the arrivals of chunks with output."""
+        return tuple(later - earlier for earlier, later in pairwise(self.output_at_s))
 
 
 @attrs.frozen
@@ -134,13 +141,10 @@ class AnswerReader:
             self._failure = failure
             if failure is None and not (self._finish_reason is not None and self._events.is_between):
                 self._failure = Failure("stream_ended_early", "the stream ended without a finish reason or [DONE]")
-        times_s = self._times_s
         return Outcome(
             started_s=self.started_s,
             ended_s=now_s if self._done_s is None else self._done_s,
-            first_token_s=times_s[0] if times_s else None,
-            last_token_s=times_s[-1] if times_s else None,
-            gaps_s=tuple(later - earlier for earlier, later in pairwise(times_s)),
+            output_at_s=tuple(self._times_s),
             text="".join(self._texts),
             usage=self._usage,
             failure=self._failure,

@@ -10,17 +10,16 @@ from typing import Any
 from ..one_line_parser import OneLineParser
 from .report import METRICS
 from .values import (
+    add_server_flags,
     count,
+    finite,
     header,
     json_object,
     metrics,
     percentiles,
     positive,
-    positive_float,
     rate,
     ratio,
-    url,
-    visible,
 )
 
 COMPLETIONS = "/v1/completions"
@@ -84,21 +83,10 @@ def check(arguments: argparse.Namespace) -> str | None:
 
 def _add_target(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add(
-        "--base-url",
-        type=url,
-        default="http://127.0.0.1:8000",
-        help="URL of the server, with or without /v1 (default: %(default)s)",
-    )
-    add(
-        "--endpoint",
-        choices=[COMPLETIONS, CHAT],
-        default=COMPLETIONS,
-        metavar="PATH",
-        help=f"{COMPLETIONS} (the default) or {CHAT}",
-    )
+    add_server_flags(add)
+    endpoints = f"{COMPLETIONS} (the default) or {CHAT}"
+    add("--endpoint", choices=[COMPLETIONS, CHAT], default=COMPLETIONS, metavar="PATH", help=endpoints)
     add("--model", help="model to request (default: the first that GET /v1/models lists)")
-    add("--api-key", type=visible, help="sent as a bearer token (default: $OPENAI_API_KEY)")
     add(
         "--header",
         action="append",
@@ -107,138 +95,62 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
         metavar="K=V",
         help="an additional header; may be repeated",
     )
-    add(
-        "--request-timeout",
-        type=positive_float,
-        default=3600.0,
-        metavar="S",
-        help="time after which a request has failed (default: %(default)s)",
-    )
+    add("--request-timeout", type=finite, default=3600.0, metavar="S", help="time after which a request has failed")
 
 
 def add_dataset(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--dataset-name", type=_dataset, choices=DATASETS, default="random", help="(default: %(default)s)")
+    number = partial(add, type=positive, metavar="N")
+    add("--dataset-name", type=_dataset, choices=DATASETS, default="random", help="kind of prompts")
     add("--dataset-path", type=Path, metavar="FILE", help="file of JSON lines, for `custom` and `trace`")
-    add(
-        "--num-prompts",
-        type=positive,
-        metavar="N",
-        help="requests, or conversations (default: 1000, or all of the file)",
-    )
-    add(
-        "--seed",
-        type=count,
-        metavar="N",
-        default=0,
-        help="seed of prompts, lengths and arrivals (default: %(default)s)",
-    )
-    add(
-        "--prompt-format",
-        choices=["ids", "text"],
-        help="format of generated prompts (default: ids if the endpoint takes them)",
-    )
-    add(
-        "--vocab-size",
-        type=positive,
-        metavar="N",
-        help="of the model, for generated ids (default: as quipu reports, otherwise 8000)",
-    )
-    add("--random-input-len", type=positive, metavar="N", default=1024, help="tokens or words (default: %(default)s)")
-    add("--random-output-len", type=positive, metavar="N", default=128, help="tokens (default: %(default)s)")
-    add(
-        "--random-range-ratio",
-        type=ratio,
-        default=0.0,
-        metavar="R",
-        help="lengths are L*(1-r) to L*(1+r) (default: %(default)s)",
-    )
+    number("--num-prompts", help="requests, or conversations (default: 1000, or all of the file)")
+    add("--seed", type=count, metavar="N", default=0, help="seed of prompts, lengths and arrivals")
+    formats = "format of generated prompts (default: ids if the endpoint takes them)"
+    add("--prompt-format", choices=["ids", "text"], help=formats)
+    number("--vocab-size", help="of the model, for generated ids (default: as quipu reports, otherwise 8000)")
+    number("--random-input-len", default=1024, help="tokens or words")
+    number("--random-output-len", default=128, help="tokens")
+    add("--random-range-ratio", type=ratio, default=0.0, metavar="R", help="lengths are L*(1-r) to L*(1+r)")
     shared = partial(_add_shared_prefix, group)
     shared("num-prefixes", "num-groups", 10, "used in turn")
     shared("prefix-len", "system-prompt-len", 256, "tokens or words that prompts share")
     shared("suffix-len", "question-len", 256, "tokens or words of each prompt's own")
     shared("output-len", "output-len", 128, "tokens")
-    add(
-        "--multi-turn-num-turns",
-        type=positive,
-        metavar="N",
-        default=4,
-        help="turns of a conversation (default: %(default)s)",
-    )
-    add(
-        "--custom-output-len",
-        type=positive,
-        metavar="N",
-        default=256,
-        help="output tokens for rows without a length (default: %(default)s)",
-    )
-    add(
-        "--trace-block-tokens",
-        type=positive,
-        metavar="N",
-        default=512,
-        help="tokens of each hash id (default: %(default)s)",
-    )
-    add(
-        "--trace-speed",
-        type=positive_float,
-        default=1.0,
-        metavar="X",
-        help="replay speed, relative to the recording (default: %(default)s)",
-    )
-    add(
-        "--trace-scale",
-        type=positive_float,
-        default=1.0,
-        metavar="X",
-        help="factor for all lengths (default: %(default)s)",
-    )
+    number("--multi-turn-num-turns", default=4, help="turns of a conversation")
+    number("--custom-output-len", default=256, help="output tokens for rows without a length")
+    number("--trace-block-tokens", default=512, help="tokens of each hash id")
+    add("--trace-speed", type=finite, default=1.0, metavar="X", help="replay speed, relative to the recording")
+    add("--trace-scale", type=finite, default=1.0, metavar="X", help="factor for all lengths")
 
 
 def _add_shared_prefix(group: argparse._ArgumentGroup, name: str, sglang_name: str, default: int, text: str) -> None:
     """Add a flag by our name and, hidden from the help, by vLLM's and SGLang's."""
     add = partial(group.add_argument, type=positive, metavar="N", dest=f"shared_prefix_{name.replace('-', '_')}")
-    add(f"--shared-prefix-{name}", default=default, help=f"{text} (default: {default})")
+    add(f"--shared-prefix-{name}", default=default, help=text)
     add(f"--prefix-repetition-{name}", f"--gsp-{sglang_name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add(
-        "--request-rate",
-        type=rate,
-        metavar="R",
-        help="conversations started per second; inf is all at once (default: inf, or the timestamps of a trace)",
-    )
-    add(
-        "--burstiness",
-        type=rate,
-        default=1.0,
-        metavar="B",
-        help="1 is Poisson, higher is more regular, inf is constant (default: 1)",
-    )
+    rates = "conversations started per second; inf is all at once (default: inf, or the timestamps of a trace)"
+    add("--request-rate", type=rate, metavar="R", help=rates)
+    regularity = "1 is Poisson, higher is more regular, inf is constant"
+    add("--burstiness", type=rate, default=1.0, metavar="B", help=regularity)
     add(
         "--max-concurrency",
         type=positive,
         metavar="N",
         help="maximum number of concurrent requests (default: no limit)",
     )
-    add(
-        "--num-warmups",
-        type=count,
-        metavar="N",
-        default=0,
-        help="requests before the run that are not reported (default: %(default)s)",
-    )
+    add("--num-warmups", type=count, metavar="N", default=0, help="requests before the run that are not reported")
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)s)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature")
     add("--ignore-eos", action="store_true", help="send `ignore_eos`, so that responses have the requested length")
-    add(
-        "--extra-body", type=json_object, default={}, metavar="JSON", help="fields that override those of every request"
-    )
+    overrides = "fields that override those of every request"
+    add("--extra-body", type=json_object, default={}, metavar="JSON", help=overrides)
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
@@ -246,20 +158,11 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     forms = group.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     forms.add_argument("--csv", action="store_true", help="print CSV, a line of names and a line of values, instead")
-    add(
-        "--save-result",
-        type=Path,
-        metavar="FILE",
-        help="also write the JSON to this file, or CSV if its name ends in .csv",
-    )
+    file_help = "also write the JSON to this file, or CSV if its name ends in .csv"
+    add("--save-result", type=Path, metavar="FILE", help=file_help)
     add("--save-detailed", action="store_true", help="include a row for each request in the saved JSON")
-    add(
-        "--percentile-metrics",
-        type=metrics,
-        default=list(METRICS),
-        metavar="NAMES",
-        help=f"(default: {','.join(METRICS)})",
-    )
+    names = list(METRICS)
+    add("--percentile-metrics", type=metrics, default=names, metavar="NAMES", help=f"(default: {','.join(names)})")
     add("--metric-percentiles", type=percentiles, default=[90.0, 99.0], metavar="P,P", help="(default: 90,99)")
     add("--disable-tqdm", action="store_true", help="no progress bar")
 

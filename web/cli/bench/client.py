@@ -1,14 +1,13 @@
 """One request over HTTP, from sending to its typed outcome.
 
-`Client.ask` never raises for errors of the server or the network: every request ends in one `Outcome`, whose failure
-has a kind. The clock starts when the body is ready to be sent, so the handshake of a new connection counts. There are
-no retries, redirects or proxies: exactly the given server is measured.
+Every request ends in one `Outcome`; errors of the server or the network are its failure. The clock starts when the body
+is ready to be sent, so the handshake of a new connection counts. There are no retries, redirects or proxies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -52,24 +51,10 @@ def make_http(headers: Mapping[str, str]) -> httpx2.AsyncClient:
     )
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class Client:
     target: Target
     _http: httpx2.AsyncClient
-
-    @classmethod
-    def of(cls, target: Target) -> Client:
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **target.headers}
-        return cls(target, make_http(headers))
-
-    async def __aenter__(self) -> Client:
-        await self._http.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.__aexit__(kind, error, trace)
 
     async def ask(self, ask: Ask, on_piece: Callable[[Piece], object] | None = None) -> Outcome:
         """Send a request and return its outcome. `on_piece` is called with its output as it arrives."""
@@ -97,6 +82,13 @@ class Client:
                 if reader.is_done:
                     scope.deadline = min(scope.deadline, anyio.current_time() + DRAIN_S)
         return None
+
+
+@asynccontextmanager
+async def open_client(target: Target) -> AsyncIterator[Client]:
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **target.headers}
+    async with make_http(headers) as http:
+        yield Client(target, http)
 
 
 async def _read_error(response: httpx2.Response) -> str:

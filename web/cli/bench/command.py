@@ -13,30 +13,26 @@ import resource
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import anyio
 import attrs
-import orjson
-from tqdm import tqdm
 
 import quipu
 
+from ..command_output import EXIT_FAILED, EXIT_INTERRUPTED, complain, indented
 from .arguments import OFFLINE, check, make_parser
-from .client import Client, Target
-from .collector import calm_collector
+from .client import Client, Target, open_client
 from .datasets import make_arrivals_s, make_random_prompts, make_wording, make_workload, takes_ids
 from .discovery import DiscoveryError, find_model, find_vocab_size
 from .generated import Kind
-from .load_generator import LoadResult, run_load
+from .load_generator import LoadResult, calm_collector, progress_bar, run_load
 from .prompts import Wording
 from .render import render_csv, render_table
 from .report import describe_requests, summarize
+from .values import KEY_VARIABLE
 from .workload import WorkloadError
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 SPARE_FILES = 64
 """File descriptors besides one per connection."""
 
@@ -56,37 +52,37 @@ class WarmUpError(Exception):
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; `argv` is without `bench`. Returns the exit code."""
-    if argv[:1] and argv[0] in OFFLINE:
+    if argv and argv[0] in OFFLINE:
         from .offline import main as offline  # loads the actors
 
         return offline(argv)
     arguments = make_parser().parse_args(argv)
     if (wrong := check(arguments)) is not None:
-        return _complain(wrong, EXIT_USAGE)
+        return complain(wrong)
     is_interrupted = False
     try:
         return _run(arguments)
     except* KeyboardInterrupt:  # raised in whichever task was running
         is_interrupted = True
     assert is_interrupted
-    return _complain("interrupted: nothing is reported", EXIT_INTERRUPTED)
+    return complain("interrupted: nothing is reported", EXIT_INTERRUPTED)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
         run = anyio.run(measure, arguments, backend="trio")
     except WorkloadError as error:
-        return _complain(str(error), EXIT_USAGE)
+        return complain(error)
     except (DiscoveryError, WarmUpError) as error:
-        return _complain(str(error), EXIT_FAILED)
+        return complain(error, EXIT_FAILED)
     report = describe_run(arguments, run)
     _print(arguments, report)
     if arguments.save_result is not None:
         try:
             _save(arguments, report, run)
         except OSError as error:
-            return _complain(f"--save-result {arguments.save_result}: {error.strerror}", EXIT_FAILED)
-    return 0 if report["completed"] else _complain("no request completed", EXIT_FAILED)
+            return complain(f"--save-result {arguments.save_result}: {error.strerror}", EXIT_FAILED)
+    return 0 if report["completed"] else complain("no request completed", EXIT_FAILED)
 
 
 async def measure(arguments: argparse.Namespace) -> Run:
@@ -98,22 +94,17 @@ async def measure(arguments: argparse.Namespace) -> Run:
     wording = make_wording(arguments, vocab_size)
     workload = make_workload(arguments, wording)
     model = arguments.model or await find_model(arguments.base_url, headers)
-    async with Client.of(make_target(arguments, model, headers)) as client:
+    async with open_client(make_target(arguments, model, headers)) as client:
         await _warm_up(arguments, wording, client)
         _allow_files(arguments.max_concurrency or workload.num_conversations)
-        with calm_collector(), _progress_bar(workload.num_asks, is_off=arguments.disable_tqdm) as bar:
-            result = await run_load(
-                workload,
-                client.ask,
-                make_arrivals_s(arguments, workload),
-                max_concurrency=arguments.max_concurrency,
-                on_ended=bar.update,
-            )
+        arrivals_s, most = make_arrivals_s(arguments, workload), arguments.max_concurrency
+        with calm_collector(), progress_bar(workload.num_asks, is_off=arguments.disable_tqdm) as bar:
+            result = await run_load(workload, client.ask, arrivals_s, max_concurrency=most, on_ended=bar.update)
     return Run(model, workload.num_conversations, result)
 
 
 def make_headers(arguments: argparse.Namespace) -> dict[str, str]:
-    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    key = arguments.api_key or os.environ.get(KEY_VARIABLE)
     return ({"Authorization": f"Bearer {key}"} if key else {}) | dict(arguments.header)
 
 
@@ -158,13 +149,9 @@ async def _warm_up(arguments: argparse.Namespace, wording: Wording, client: Clie
             raise WarmUpError(f"the warm-up failed: {outcome.failure.kind}: {outcome.failure.message}")
 
 
-def _progress_bar(num_asks: int, *, is_off: bool) -> tqdm[NoReturn]:
-    return tqdm(total=num_asks, unit="req", file=sys.stderr, mininterval=0.5, disable=is_off)
-
-
 def _print(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
     if arguments.json:
-        text = orjson.dumps(report, option=orjson.OPT_INDENT_2).decode() + "\n"
+        text = indented(report).decode()
     elif arguments.csv:
         text = render_csv(report)
     else:
@@ -178,9 +165,7 @@ def _save(arguments: argparse.Namespace, report: dict[str, Any], run: Run) -> No
         arguments.save_result.write_text(render_csv(report), "utf-8")
         return
     rows = {"requests": describe_requests(run.result)} if arguments.save_detailed else {}
-    arguments.save_result.write_bytes(
-        orjson.dumps(report | rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    )
+    arguments.save_result.write_bytes(indented(report | rows))
 
 
 def _allow_files(num_connections: int) -> None:
@@ -190,8 +175,3 @@ def _allow_files(num_connections: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"quipu: {message}", file=sys.stderr)
-    return code

@@ -18,9 +18,8 @@ DEFAULT_NUM_PROMPTS = 1000
 
 def takes_ids(arguments: argparse.Namespace) -> bool:
     """Return whether generated prompts are sent as token ids."""
-    if arguments.endpoint == CHAT or arguments.dataset_name in ("multi-turn", "custom"):
-        return False
-    return bool(arguments.prompt_format != "text")
+    is_text = arguments.endpoint == CHAT or arguments.dataset_name in ("multi-turn", "custom")
+    return not is_text and bool(arguments.prompt_format != "text")
 
 
 def make_wording(arguments: argparse.Namespace, vocab_size: int | None) -> Wording:
@@ -33,24 +32,20 @@ def make_wording(arguments: argparse.Namespace, vocab_size: int | None) -> Wordi
 
 def make_random_prompts(arguments: argparse.Namespace, wording: Wording) -> RandomPrompts:
     ratio = arguments.random_range_ratio
-    return RandomPrompts(
-        wording,
-        arguments.seed,
-        input_lengths=Lengths(arguments.random_input_len, ratio),
-        output_lengths=Lengths(arguments.random_output_len, ratio),
-    )
+    inputs, outputs = Lengths(arguments.random_input_len, ratio), Lengths(arguments.random_output_len, ratio)
+    return RandomPrompts(wording, arguments.seed, inputs, outputs)
 
 
 def make_workload(arguments: argparse.Namespace, wording: Wording) -> Workload:
     """Return the requested dataset. Raises WorkloadError."""
-    num_prompts = arguments.num_prompts or DEFAULT_NUM_PROMPTS
+    num_prompts, seed = arguments.num_prompts or DEFAULT_NUM_PROMPTS, arguments.seed
     match arguments.dataset_name:
         case "random":
             return make_random_prompts(arguments, wording).workload(num_prompts)
         case "shared-prefix":
             prefixes = SharedPrefixes(
                 wording,
-                arguments.seed,
+                seed,
                 num_prefixes=arguments.shared_prefix_num_prefixes,
                 prefix_len=arguments.shared_prefix_prefix_len,
                 suffix_len=arguments.shared_prefix_suffix_len,
@@ -58,24 +53,17 @@ def make_workload(arguments: argparse.Namespace, wording: Wording) -> Workload:
             )
             return prefixes.workload(num_prompts)
         case "multi-turn":
-            prompts = make_random_prompts(arguments, wording)
-            turns = MultiTurn(
-                wording,
-                arguments.seed,
-                num_turns=arguments.multi_turn_num_turns,
-                input_lengths=prompts.input_lengths,
-                output_lengths=prompts.output_lengths,
-            )
+            prompts, num_turns = make_random_prompts(arguments, wording), arguments.multi_turn_num_turns
+            turns = MultiTurn(wording, seed, num_turns, prompts.input_lengths, prompts.output_lengths)
             return turns.workload(num_prompts)
         case "custom":
-            return CustomFile(arguments.dataset_path, wording, arguments.custom_output_len).workload(
-                arguments.num_prompts
-            )
+            file = CustomFile(arguments.dataset_path, wording, arguments.custom_output_len)
+            return file.workload(arguments.num_prompts)
         case _:
             trace = TraceFile(
                 arguments.dataset_path,
                 wording,
-                arguments.seed,
+                seed,
                 block_tokens=arguments.trace_block_tokens,
                 speed=arguments.trace_speed,
                 scale=arguments.trace_scale,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import pairwise
 
 import anyio
 import attrs
@@ -82,13 +81,10 @@ class Listener:
             record, error = self._end.record, self._end.error
             usage = ReportedUsage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
             failure = Failure(error.kind.name.lower(), error.message) if error is not None else failure
-        times_s = self._times_s
         return Outcome(
             started_s=self._started_s,
             ended_s=anyio.current_time(),
-            first_token_s=times_s[0] if times_s else None,
-            last_token_s=times_s[-1] if times_s else None,
-            gaps_s=tuple(later - earlier for earlier, later in pairwise(times_s)),
+            output_at_s=tuple(self._times_s),
             text="".join(self._texts),
             usage=usage,
             failure=failure,

@@ -1,7 +1,6 @@
 """Datasets that are read from a file of JSON lines: custom rows, and traces.
 
-An invalid row is refused here, with its line number, before anything is sent. Only the contents of a row are stored;
-the prompts of a trace are made when they are sent.
+An invalid row is refused with its line number, before anything is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 
 from .generated import Kind
 from .prompts import Wording, draw_ids
-from .workload import Ask, Workload, WorkloadError, single
+from .workload import Ask, Workload, WorkloadError, single_turns
 
 Row = TypeVar("Row")
 
@@ -50,7 +49,7 @@ class CustomFile:
 
     def workload(self, limit: int | None) -> Workload:
         asks = [self._ask(row, where) for row, where in read_rows(self.path, CustomRow, limit)]
-        return Workload(len(asks), len(asks), lambda place: single(asks[place]))
+        return single_turns(len(asks), asks.__getitem__)
 
     def _ask(self, row: CustomRow, where: str) -> Ask:
         if (row.prompt is None) == (row.messages is None):
@@ -95,7 +94,7 @@ class TraceFile:
             rows.append(row)
         start = rows[0].timestamp
         arrivals_s = [(row.timestamp - start) / 1000 / self.speed for row in rows]
-        return Workload(len(rows), len(rows), lambda place: single(self.ask(rows[place])), arrivals_s)
+        return single_turns(len(rows), lambda place: self.ask(rows[place]), arrivals_s)
 
     def ask(self, row: TraceRow) -> Ask:
         block_tokens = max(1, round(self.block_tokens * self.scale))
@@ -121,8 +120,7 @@ class TraceFile:
 
 
 def read_rows(path: Path, kind: type[Row], limit: int | None) -> Iterator[tuple[Row, str]]:
-    """Yield the first `limit` rows, each with its location for messages. Raises WorkloadError, also if there are
-    none."""
+    """Yield the first `limit` rows, each with its location for messages. Raises WorkloadError, also without rows."""
     decoder = msgspec.json.Decoder(kind)
     num_rows = 0
     try:

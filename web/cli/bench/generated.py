@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from .prompts import Lengths, Wording, draw_ids
-from .workload import Ask, Conversation, Workload, single
+from .workload import Ask, Conversation, Workload, single_turns
 
 
 class Kind(IntEnum):
@@ -45,7 +45,7 @@ class RandomPrompts:
         return Ask({**self.wording.fields(ids), "max_tokens": max_tokens})
 
     def workload(self, num_prompts: int) -> Workload:
-        return Workload(num_prompts, num_prompts, lambda place: single(self.ask(place)))
+        return single_turns(num_prompts, self.ask)
 
 
 @attrs.frozen
@@ -66,7 +66,7 @@ class SharedPrefixes:
         return Ask({**self.wording.fields([*prefix, *suffix]), "max_tokens": self.output_len})
 
     def workload(self, num_prompts: int) -> Workload:
-        return Workload(num_prompts, num_prompts, lambda place: single(self.ask(place)))
+        return single_turns(num_prompts, self.ask)
 
 
 @attrs.frozen

@@ -1,18 +1,22 @@
 """The load generator: when each conversation starts, how many run at once, and every outcome.
 
 One task per conversation. With a limit on concurrency, a conversation holds its slot from its first turn to its last,
-as a user does, so no more requests than that are in flight; the others wait for a slot, in order. Each ask of the
-workload ends as an `Outcome` or as skipped.
+as a user does; the others wait for a slot, in order. Each ask of the workload ends as an `Outcome` or as skipped.
 """
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Awaitable, Callable, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 import anyio
 import attrs
 import numpy as np
+from tqdm import tqdm
 
 from .answer import Outcome
 from .prompts import generator
@@ -64,8 +68,7 @@ async def run_load(
     max_concurrency: int | None = None,
     on_ended: Callable[[int], object] = lambda num_asks: None,
 ) -> LoadResult:
-    """Send every ask of `workload`. `on_ended` is called with the number of asks that have just ended or been
-    skipped."""
+    """Send every ask of `workload`. `on_ended` is called with how many asks have just ended or been skipped."""
     begin_s = anyio.current_time()
     result = LoadResult(begin_s)
     places = anyio.Semaphore(max_concurrency) if max_concurrency is not None else None
@@ -92,3 +95,21 @@ async def run_load(
                 await places.acquire()
             conversations.start_soon(converse, place, workload.open(place))
     return result
+
+
+def progress_bar(num_asks: int, *, is_off: bool) -> tqdm[NoReturn]:
+    return tqdm(total=num_asks, unit="req", file=sys.stderr, mininterval=0.5, disable=is_off)
+
+
+@contextmanager
+def calm_collector() -> Iterator[None]:
+    """Freeze and disable the collector: a collection during the run would look like latency of the server."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -6,7 +6,6 @@ engine could not be started, 2 for invalid flags and files.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import anyio
 import attrs
 import numpy as np
-import orjson
 from tqdm import tqdm
 
 import quipu
@@ -22,18 +20,16 @@ from quipu.actors.fleet.supervisor import EngineGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
 
 from ...telemetry import logs
+from ..command_output import EXIT_FAILED, EXIT_USAGE, complain, first_leaf, indented
 from .answer import Outcome
-from .collector import calm_collector
 from .datasets import DEFAULT_NUM_PROMPTS, make_wording, make_workload
 from .engine import Engine, open_engine
-from .load_generator import run_load
+from .load_generator import calm_collector, progress_bar, run_load
 from .offline_arguments import Offline, parse_offline
 from .prompts import TokenRange, draw_ids
 from .report import summarize
 from .workload import Ask, WorkloadError
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 """The percentiles that `vllm bench latency` reports."""
 
@@ -47,20 +43,17 @@ def main(argv: Sequence[str]) -> int:
     asked = parse_offline(argv)
     logs.configure(asked.serve.log_level)
     measure = measure_latency if asked.bench.command == "latency" else measure_throughput
-    failure, code = "", 0
+    code = 0
     try:
         report = anyio.run(measure, asked, backend="trio")
     except* (CheckpointError, WorkloadError) as group:
-        failure, code = str(_leaf(group)), EXIT_USAGE
+        code = complain(first_leaf(group), EXIT_USAGE)
     except* (EngineGivenUp, RequestFailed) as group:
-        failure, code = str(_leaf(group)), EXIT_FAILED
+        code = complain(first_leaf(group), EXIT_FAILED)
     if code:
-        print(f"quipu: {failure}", file=sys.stderr)
         return code
     if asked.bench.output_json is not None:
-        asked.bench.output_json.write_bytes(
-            orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        )
+        asked.bench.output_json.write_bytes(indented(report))
     _print(report, as_json=asked.bench.json)
     return EXIT_FAILED if report.get("failed") else 0
 
@@ -74,15 +67,10 @@ async def measure_latency(asked: Offline) -> dict[str, Any]:
         num_iters = bench.num_iters_warmup + bench.num_iters
         with calm_collector():
             for number in tqdm(range(num_iters), unit="batch", file=sys.stderr, disable=bench.disable_tqdm):
-                batch = [
-                    Ask(
-                        {
-                            "prompt": draw_ids(tokens, bench.input_len, bench.seed, number, row),
-                            "max_tokens": bench.output_len,
-                        }
-                    )
-                    for row in range(bench.batch_size)
+                prompts = [
+                    draw_ids(tokens, bench.input_len, bench.seed, number, row) for row in range(bench.batch_size)
                 ]
+                batch = [Ask({"prompt": prompt, "max_tokens": bench.output_len}) for prompt in prompts]
                 took_s = await time_batch(engine, batch)
                 if number >= bench.num_iters_warmup:
                     latencies_s.append(took_s)
@@ -126,7 +114,7 @@ async def measure_throughput(asked: Offline) -> dict[str, Any]:
         wording = make_wording(bench, engine.runtime.desk.info.vocab_size)
         workload = make_workload(bench, wording)
         all_at_once = [0.0] * workload.num_conversations
-        with calm_collector(), _bar(workload.num_asks, bench) as bar:
+        with calm_collector(), progress_bar(workload.num_asks, is_off=bench.disable_tqdm) as bar:
             result = await run_load(workload, engine.ask, all_at_once, on_ended=bar.update)
         summary = summarize(result, metrics=("ttft", "tpot"), percentiles=(50.0, 99.0))
         return describe(asked, engine) | describe_throughput(summary)
@@ -158,13 +146,9 @@ def describe(asked: Offline, engine: Engine) -> dict[str, Any]:
     return {"quipu_version": quipu.__version__, **flags, "engine": ran | settings}
 
 
-def _bar(total: int, bench: argparse.Namespace) -> tqdm[Any]:
-    return tqdm(total=total, unit="req", file=sys.stderr, mininterval=0.5, disable=bench.disable_tqdm)
-
-
 def _print(report: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        text = orjson.dumps(report, option=orjson.OPT_INDENT_2).decode()
+        text = indented(report).decode().rstrip()
     elif "avg_latency" in report:
         spread = ", ".join(f"p{p} {seconds:.4f}" for p, seconds in report["percentiles"].items())
         text = (
@@ -181,9 +165,3 @@ def _print(report: dict[str, Any], *, as_json: bool) -> None:
         for error in report["errors"]:
             text += f"\nfailed: {error['count']} x {error['kind']}: {error['example']}"
     print(text, flush=True)
-
-
-def _leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

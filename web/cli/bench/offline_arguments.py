@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -57,37 +58,24 @@ def make_offline_parser() -> argparse.ArgumentParser:
     )
     for command in (latency, throughput):
         add = command.add_argument
-        add("--model", default="demo", help="a folder, a hub id, or `demo` (default: %(default)s)")
-        add("--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)s)")
+        add("--model", default="demo", help="a folder, a hub id, or `demo`")
+        add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature")
         add("--json", action="store_true", help="print one JSON object instead of lines")
         add("--output-json", type=Path, metavar="FILE", help="also write the JSON to this file")
         add("--disable-tqdm", action="store_true", help="no progress bar")
     add = latency.add_argument
     add("--quick", action=Quick, const=QUICK_LATENCY, help="a smoke test: one small batch")
-    add("--input-len", type=positive, default=32, metavar="N", help="tokens of each prompt (default: %(default)s)")
-    add("--output-len", type=positive, default=128, metavar="N", help="tokens of each response (default: %(default)s)")
-    add("--batch-size", type=positive, default=8, metavar="N", help="sequences at once (default: %(default)s)")
-    add(
-        "--num-iters-warmup",
-        type=count,
-        default=3,
-        metavar="N",
-        help="iterations that are not reported (default: %(default)s)",
-    )
-    add("--num-iters", type=positive, default=10, metavar="N", help="iterations (default: %(default)s)")
-    add("--seed", type=count, metavar="N", default=0, help="seed of prompts (default: %(default)s)")
+    add("--input-len", type=positive, default=32, metavar="N", help="tokens of each prompt")
+    add("--output-len", type=positive, default=128, metavar="N", help="tokens of each response")
+    add("--batch-size", type=positive, default=8, metavar="N", help="sequences at once")
+    add("--num-iters-warmup", type=count, default=3, metavar="N", help="iterations that are not reported")
+    add("--num-iters", type=positive, default=10, metavar="N", help="iterations")
+    add("--seed", type=count, metavar="N", default=0, help="seed of prompts")
     add = throughput.add_argument
     add("--quick", action=Quick, const=QUICK_DATASET, help="a smoke test: three short requests")
+    same = partial(add, type=positive, metavar="N", default=argparse.SUPPRESS)
     for name in ("input", "output"):
-        target = f"random_{name}_len"
-        add(
-            f"--{name}-len",
-            type=positive,
-            dest=target,
-            metavar="N",
-            default=argparse.SUPPRESS,
-            help=f"--random-{name}-len",
-        )
+        same(f"--{name}-len", dest=f"random_{name}_len", help=f"--random-{name}-len")
     add("--dataset", type=Path, metavar="FILE", help="--dataset-name custom --dataset-path FILE")
     add("--chat", action="store_true", help="prompts are text, and go through the chat template")
     add_dataset(throughput.add_argument_group("what is asked"))

@@ -1,15 +1,14 @@
 """From many outcomes to one set of numbers, named as in the benchmarks of vLLM and SGLang.
 
-Only completed requests contribute times and tokens; failed and skipped ones are counted separately. Unknown is not 0: a
-sum is over the requests that reported it, with their number beside it, and null if none did; a throughput in tokens is
-null if any completed request is missing from its sum.
+Only completed requests contribute times and tokens. Unknown is not 0: a sum is over the requests that reported it, with
+their number beside it, and null if none did; a throughput in tokens is null if a completed request is missing from it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import numpy as np
@@ -19,7 +18,7 @@ from .load_generator import Answered, LoadResult
 
 
 def _ttfts_s(outcomes: Iterable[Outcome]) -> list[float]:
-    return [o.first_token_s - o.started_s for o in outcomes if o.first_token_s is not None]
+    return [o.output_at_s[0] - o.started_s for o in outcomes if o.output_at_s]
 
 
 def _itls_s(outcomes: Iterable[Outcome]) -> list[float]:
@@ -27,12 +26,11 @@ def _itls_s(outcomes: Iterable[Outcome]) -> list[float]:
 
 
 def _tpots_s(outcomes: Iterable[Outcome]) -> list[float]:
-    values = []
-    for o in outcomes:
-        num_tokens = o.usage.completion_tokens
-        if num_tokens is not None and num_tokens > 1 and o.first_token_s is not None and o.last_token_s is not None:
-            values.append((o.last_token_s - o.first_token_s) / (num_tokens - 1))
-    return values
+    return [
+        (o.output_at_s[-1] - o.output_at_s[0]) / (num_tokens - 1)
+        for o in outcomes
+        if o.output_at_s and (num_tokens := o.usage.completion_tokens or 0) > 1
+    ]
 
 
 def _e2els_s(outcomes: Iterable[Outcome]) -> list[float]:
@@ -76,8 +74,7 @@ def summarize(result: LoadResult, *, metrics: Sequence[str], percentiles: Sequen
 
 
 def describe_requests(result: LoadResult) -> list[dict[str, Any]]:
-    """Return one row per request, in the order of sending. `due_s` and `start_s` count from the start of the
-    schedule."""
+    """Return a row per request, in the order of sending. `due_s` and `start_s` count from the start of the schedule."""
     by_start = sorted(result.answered, key=lambda answered: answered.outcome.started_s)
     return [_row(answered, result.began_s) for answered in by_start]
 
@@ -115,20 +112,13 @@ def _tokens(completed: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
         "total_output_tokens": sum(outputs) if outputs else None,
         "total_cached_tokens": total_cached,
         "cache_hit_rate": total_cached / total_of_those if total_cached is not None and total_of_those else None,
-        "usage_available": _availability(len(cached), len(completed)),
+        "usage_available": "partial" if 0 < len(cached) < len(completed) else bool(cached),
         "num_usage_reported": min(len(inputs), len(outputs)),
         "num_cached_tokens_reported": len(cached),
         "request_throughput": _rate(len(completed), duration_s),
         "output_throughput": _rate(total_output, duration_s),
         "total_token_throughput": _rate(total_all, duration_s),
     }
-
-
-def _availability(num_reported: int, num_completed: int) -> bool | Literal["partial"]:
-    """Return whether the completed requests reported how many of their prompt tokens were cached."""
-    if not num_reported:
-        return False
-    return True if num_reported == num_completed else "partial"
 
 
 def _rate(amount: int | None, duration_s: float) -> float | None:

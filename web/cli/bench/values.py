@@ -1,15 +1,35 @@
-"""Parsers of flag values. Each raises ArgumentTypeError for an invalid value."""
+"""Parsers of flag values, and the flags that all clients of a server have. Parsers raise ArgumentTypeError."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import orjson
 
+from quipu.actors.config.declarations import Bounds
+
+from ..setting_flags import integer, number
 from .report import METRICS
+
+positive = integer(Bounds(minimum=1))
+count = integer(Bounds(minimum=0))
+rate = number(Bounds(above=0))
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+def add_server_flags(add: Callable[..., Any]) -> None:
+    """Add the flags that name a server, and the key that it wants."""
+    add(
+        "--base-url",
+        type=url,
+        default="http://127.0.0.1:8000",
+        help="URL of the server, with or without /v1 (default: %(default)s)",
+    )
+    add("--api-key", type=visible, help=f"sent as a bearer token (default: ${KEY_VARIABLE})")
 
 
 def url(text: str) -> str:
@@ -21,7 +41,6 @@ def url(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is not an http or https address")
     if parsed.userinfo or parsed.query or parsed.fragment:
         raise argparse.ArgumentTypeError(f"{text!r}: give keys with --api-key or --header, and no query")
-    # With /v1, as clients of the OpenAI API expect it, or without.
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -65,27 +84,9 @@ def percentiles(text: str) -> list[float]:
     return values
 
 
-def positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
-
-
-def count(text: str) -> int:
-    if (value := int(text)) < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
-    return value
-
-
-def positive_float(text: str) -> float:
+def finite(text: str) -> float:
     if not (value := rate(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{value} is not finite")
-    return value
-
-
-def rate(text: str) -> float:
-    if not (value := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
     return value
 
 

@@ -1,8 +1,7 @@
 """The requests of a benchmark: asks, in conversations, in a workload.
 
-A dataset makes a `Workload`; the load generator opens its conversations one after another. A conversation is built when
-it is opened, so many long prompts take no memory before they are sent. Opening the same conversation of the same
-workload twice gives the same asks.
+A dataset makes a `Workload`; the load generator opens its conversations one after another. An ask is made when it is
+about to be sent, so many long prompts take no memory before that, and making it again gives the same one.
 """
 
 from __future__ import annotations
@@ -34,11 +33,6 @@ class Conversation:
     """Makes the next ask from the texts of the responses so far."""
 
 
-def single(ask: Ask) -> Conversation:
-    """Return a conversation of one turn."""
-    return Conversation(1, lambda answers: ask)
-
-
 @attrs.frozen
 class Workload:
     num_conversations: int
@@ -47,3 +41,8 @@ class Workload:
     """Returns the conversation at an index, from 0."""
     arrivals_s: Sequence[float] | None = None
     """Start times of the conversations after the start of the run, if the dataset has them; non-decreasing."""
+
+
+def single_turns(num: int, ask: Callable[[int], Ask], arrivals_s: Sequence[float] | None = None) -> Workload:
+    """Return a workload of conversations of one turn, `ask(index)`."""
+    return Workload(num, num, lambda place: Conversation(1, lambda answers: ask(place)), arrivals_s)

@@ -1,8 +1,8 @@
 """`quipu chat`: from flags to exit code, and the loop over what the user enters.
 
 Exit codes: 0 when the user leaves or the input ends, 1 after an error, 2 for invalid flags, 130 if Ctrl-C ended it
-without a terminal. With a terminal an error does not end the chat; without one the first error does, since what follows
-in the input builds on the answer.
+without a terminal. Without a terminal the first error ends the chat, since what follows in the input builds on the
+answer. Flags shared with `quipu bench serve` have the same names and meanings.
 """
 
 from __future__ import annotations
@@ -20,22 +20,49 @@ import attrs
 from ..bench.answer import Failure, Piece
 from ..bench.client import Target
 from ..bench.discovery import DiscoveryError, find_model
-from ..bench.values import visible
+from ..bench.values import KEY_VARIABLE, add_server_flags, positive, visible
 from ..bench.workload import Ask
-from .chat_flags import make_parser
-from .chat_history import ChatHistory, Turn
-from .slash_commands import QUIT, CommandError, obey
+from ..command_output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, silence
+from ..one_line_parser import OneLineParser
+from .slash_commands import QUIT, ChatHistory, CommandError, Turn, help_text, obey
 from .stoppable import ask_until_stopped, run_until_stopped
-from .terminal import Terminal, silence
+from .terminal import Terminal
 from .wording import describe_counts, describe_failure
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 class ChatError(Exception):
-    """A line could not be obeyed or answered. The message is for the user."""
+    """A line could not be answered. The message is for the user."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="quipu chat",
+        description="Talk to a served model. The line after each answer says how much of the prompt was cached.",
+        epilog=help_text(),
+    )
+    add = parser.add_argument
+    add_server_flags(add)
+    add("--model", type=_text, help="model to request (default: the first that GET /v1/models lists)")
+    add("--system", type=_text, default="", metavar="TEXT", help="system message (default: none)")
+    add("--temperature", type=_temperature, metavar="T", help="sampling temperature (default: the server's)")
+    add("--max-tokens", type=positive, metavar="N", help="maximum length of an answer (default: the server's)")
+    thinking_help = "send `enable_thinking` to the chat template (default: as the template decides)"
+    add("--thinking", action=argparse.BooleanOptionalAction, help=thinking_help)
+    return parser
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes that the locale could not decode
+        raise argparse.ArgumentTypeError("not valid UTF-8") from error
+    return text
+
+
+def _temperature(text: str) -> float:
+    if not 0 <= (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0")
+    return value
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,9 +70,9 @@ def main(argv: Sequence[str]) -> int:
     arguments = make_parser().parse_args(argv)
     terminal = Terminal.of(sys.stdin, sys.stdout, sys.stderr, os.environ)
     try:
-        key = arguments.api_key or visible(os.environ.get("OPENAI_API_KEY", ""))
+        key = arguments.api_key or visible(os.environ.get(KEY_VARIABLE, ""))
     except argparse.ArgumentTypeError as error:
-        terminal.complain(f"OPENAI_API_KEY: {error}")
+        terminal.complain(f"{KEY_VARIABLE}: {error}")
         return EXIT_USAGE
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:

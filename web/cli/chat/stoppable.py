@@ -14,7 +14,7 @@ from typing import TypeVar
 import trio
 
 from ..bench.answer import Outcome, Piece
-from ..bench.client import Client, Target
+from ..bench.client import Target, open_client
 from ..bench.workload import Ask
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def ask_until_stopped(target: Target, ask: Ask, on_piece: Callable[[Piece], obje
                     errors.append(error)
                     scope.cancel()
 
-            async with Client.of(target) as client:
+            async with open_client(target) as client:
                 return await client.ask(ask, take)
         return None
 

@@ -8,7 +8,6 @@ terminal, which would obey it.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -98,11 +97,6 @@ class Terminal:
     def _write(self, stream: TextIO, text: str) -> None:
         stream.write(text)
         stream.flush()  # two streams may be one screen
-
-
-def silence(stream: TextIO) -> None:
-    """Discard what a stream whose reader has gone still holds, so that its flush at exit does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _harmless(text: str) -> str:

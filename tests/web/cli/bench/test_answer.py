@@ -33,7 +33,7 @@ def test_times_of_a_whole_answer() -> None:
     )
     assert outcome.failure is None
     assert outcome.saw_done
-    assert (outcome.first_token_s, outcome.last_token_s, outcome.ended_s) == (2.0, 2.5, 3.5)
+    assert (outcome.first_token_s, outcome.output_at_s, outcome.ended_s) == (2.0, (2.0, 2.5, 2.5), 3.5)
     assert outcome.gaps_s == (0.5, 0.0)
     assert outcome.text == "one two three"
     assert outcome.usage == ReportedUsage(100, 3, 32)
@@ -53,7 +53,7 @@ def test_what_counts_as_output_of_chat(delta: dict[str, Any]) -> None:
     """A chunk with only a role is not output; text, reasoning, a refusal and a tool call are."""
     opening = chat_event({"role": "assistant", "content": ""})
     outcome = read((2.0, opening), (3.0, chat_event(delta)), (4.0, chat_event({}, "stop") + DONE))
-    assert (outcome.first_token_s, outcome.last_token_s) == (3.0, 3.0)
+    assert outcome.output_at_s == (3.0,)
     assert outcome.failure is None
 
 

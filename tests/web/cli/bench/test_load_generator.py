@@ -35,7 +35,7 @@ class SlowServer:
         now_s = trio.current_time()
         failure = Failure("http_500", "") if self.fails(ask) else None
         text = f"text {len(self.asks)}"
-        return Outcome(started_s, now_s, now_s, now_s, (), text, ReportedUsage(), failure, True)
+        return Outcome(started_s, now_s, (now_s,), text, ReportedUsage(), failure, True)
 
 
 def workload_of(num: int, num_turns: int) -> Workload:

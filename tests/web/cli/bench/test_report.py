@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,13 +22,11 @@ def outcome(
     usage: ReportedUsage = TYPICAL,
     failure: Failure | None = None,
 ) -> Outcome:
-    times_s = [started_s + at for at in token_times_s]
+    times_s = tuple(started_s + at for at in token_times_s)
     return Outcome(
         started_s=started_s,
         ended_s=(times_s[-1] if times_s else started_s) + 0.5,
-        first_token_s=times_s[0] if times_s else None,
-        last_token_s=times_s[-1] if times_s else None,
-        gaps_s=tuple(b - a for a, b in pairwise(times_s)),
+        output_at_s=times_s,
         text="",
         usage=usage,
         failure=failure,
