@@ -1,10 +1,9 @@
 """Keeps a web-side actor running: restarts it when it dies, and gives up when it keeps dying.
 
-Used by `wiring`. An actor run like this has no state that must survive it: what its successor needs is kept elsewhere
-(the accountant's entry store, the detokenizer's text store, the tokenizer's job store).
+Used by `wiring`. What an actor's successor needs is kept in a store outside of the actor.
 
 A death with a request in hand is blamed on that request, which its actor refuses after the second one. So no client can
-end the server with a request that kills an actor, however often it is sent and however little else there is to do.
+end the server by sending a request that kills an actor again and again.
 
 What must always hold: every death is logged and counted; an actor that handles messages between its deaths is always
 restarted; one that does not, although no request is to blame, ends the server with an error after more deaths than
@@ -16,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+import attrs
 import structlog
 import trio
 
@@ -31,33 +31,26 @@ class ActorGivenUp(Exception):
     """An actor died too often. The server must end with an error."""
 
 
+@attrs.define(eq=False)
 class Deaths:
     """The deaths of one actor."""
 
-    def __init__(
-        self,
-        actor: str,
-        *,
-        max_restarts: int,
-        window_s: float,
-        progress: Callable[[], int],
-        count: Callable[[str], object],
-    ) -> None:
-        """`progress()` changes when the actor has handled something; refusing a request that kills it does not count.
+    actor: str
+    _max_restarts: int = attrs.field(kw_only=True)
+    _window_s: float = attrs.field(kw_only=True)
+    _progress: Callable[[], int] = attrs.field(kw_only=True)
+    """Its result changes when the actor has handled something; refusing a request that kills it does not count."""
+    _count: Callable[[str], object] = attrs.field(kw_only=True)
+    """Called with the actor's name for each death."""
+    num_restarts: int = attrs.field(default=0, init=False)
+    _progress_at_last: int = attrs.field(init=False)
+    _recent: deque[float] = attrs.field(factory=deque, init=False)
+    """Deaths since the actor last handled anything, without those for which a request is to blame."""
+    _suspects: dict[str, int] = attrs.field(factory=dict, init=False)
+    """Deaths by the request in hand, likewise."""
 
-        `count(actor)` is called for each death.
-        """
-        self.actor = actor
-        self.num_restarts = 0
-        self._max_restarts = max_restarts
-        self._window_s = window_s
-        self._progress = progress
-        self._count = count
-        self._progress_at_last = progress()
-        self._recent: deque[float] = deque()
-        """Deaths since the actor last handled anything, without those for which a request is to blame."""
-        self._suspects: dict[str, int] = {}
-        """Deaths by the request in hand, likewise."""
+    def __attrs_post_init__(self) -> None:
+        self._progress_at_last = self._progress()
 
     def record(self, error: Exception, request_id: str | None) -> None:
         """Record a death from `error` with a request in hand, if there was one. Raises ActorGivenUp from `error`."""

@@ -13,7 +13,7 @@ import trio
 
 from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.fleet.cluster.keeper import Keeper
-from quipu.actors.fleet.cluster.orders import EngineOrder
+from quipu.actors.fleet.cluster.ray_messages import EngineOrder
 from quipu.actors.fleet.cluster.remote_host import RemoteHost, open_cluster, remote_hosts
 from quipu.actors.fleet.cluster.remote_process import Nodes, RemoteProcess
 from quipu.actors.fleet.processes.link_tls import tls_of

@@ -1,7 +1,6 @@
 """Starts the server's engines, further ones on demand, and ends those that are to go.
 
-Run from `wiring`; what operators ask of the request desk arrives here. Each engine has a supervisor in a task of its
-own.
+Run from `wiring`. Each engine has a supervisor in a task of its own.
 
 What must always hold: an engine ends only once it holds nothing, unless the server itself ends; no engine is ended
 while it is the only one that serves, unless that is forced.
@@ -12,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import attrs
 import structlog
 import trio
 
@@ -31,34 +31,25 @@ MakeHost = Callable[[int], EngineHost]
 """Makes the host of the engine with a given id."""
 
 
+@attrs.define(eq=False)
 class EngineManager:
     """Implements `request_desk.interface.EngineControl`."""
 
-    def __init__(
-        self,
-        config: RuntimeConfig,
-        make_host: MakeHost,
-        desk: RequestDesk,
-        accountant: Channel[StepReport | EngineDied],
-        router: Poster[RouterMessage],
-        *,
-        show_ready: Callable[[PooledEngine], object],
-        show_removed: Callable[[int], object],
-    ) -> None:
-        """`show_ready(engine)` and `show_removed(engine_id)` are called when one is ready, and when it has gone."""
-        self._config = config
-        self._make_host = make_host
-        self._desk = desk
-        self._accountant = accountant
-        self._router = router
-        self._show_ready = show_ready
-        self._show_removed = show_removed
-        self._tasks: trio.Nursery
-        self._scopes: dict[int, trio.CancelScope] = {}
-        """Of each engine's supervisor."""
-        self._drains: dict[int, trio.CancelScope] = {}
-        """Of the wait for what each closing engine still serves."""
-        self.hosts: dict[int, EngineHost] = {}
+    _config: RuntimeConfig
+    _make_host: MakeHost
+    _desk: RequestDesk
+    _accountant: Channel[StepReport | EngineDied]
+    _router: Poster[RouterMessage]
+    _show_ready: Callable[[PooledEngine], object] = attrs.field(kw_only=True)
+    """Called when an engine is ready."""
+    _show_removed: Callable[[int], object] = attrs.field(kw_only=True)
+    """Called with its id when an engine has gone."""
+    _tasks: trio.Nursery = attrs.field(init=False)
+    _scopes: dict[int, trio.CancelScope] = attrs.field(factory=dict, init=False)
+    """Of each engine's supervisor."""
+    _drains: dict[int, trio.CancelScope] = attrs.field(factory=dict, init=False)
+    """Of the wait for what each closing engine still serves."""
+    hosts: dict[int, EngineHost] = attrs.field(factory=dict, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the engines until cancelled. Raises EngineGivenUp when none is left that could serve."""

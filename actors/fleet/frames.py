@@ -8,12 +8,12 @@
     body    msgpack
 
 The prompt of a request with several choices is sent once: a Submit that shares its lists with the previous one of its
-request is sent without them, and gets the same lists at the other end. So is a report of a step in which each sequence
-got one token, without the sequences of the tokens.
+request is sent without them, and gets the same lists at the other end. A report of a step in which each sequence got
+one token is sent without the sequences of the tokens.
 
-What must always hold: messages are received once, in order; no frame of an older incarnation is received, but counted;
-end of file means that the peer is gone, and whatever else is not a message of this incarnation means that it is broken:
-either is reported as such, after the messages before it.
+What must always hold: messages are received once, in order; frames of older incarnations are only counted; end of file
+means that the peer is gone, and anything else that is not a message of this incarnation means that it is broken. Both
+are reported after the messages before them.
 """
 
 from __future__ import annotations

@@ -3,13 +3,12 @@
 An engine (scheduler, KV-block manager and executor, restarted as one group) runs in a host: in this loop (`engine.py`)
 or in its own process (`processes/process_host.py`). When it dies, health is updated first, and the router is told; then
 `EngineDied`, after the last of its reports, has the accountant take back all sequences that it held, which are resumed
-or ended, and a new incarnation is started. What was queued for it goes to another engine, or waits. A lost connection
-is a death, too; if the engine goes on, it comes back as the next incarnation, and what the old one still sends is only
-counted.
+or ended, and a new incarnation is started. A lost connection is a death, too; if the engine goes on, it comes back as
+the next incarnation, and what the old one still sends is only counted.
 
 What must always hold: health is never reported better than it is; two engines never hold the same sequence; an engine
-that dies too often within the window is given up, and the server ends with an error when no other serves. Deaths of
-engines that have done some work do not count, nor do those by which the one request is found that causes them.
+that dies too often within the window is given up, and the server ends with an error when no other serves. Deaths do not
+count after the engine has done some work, nor while the server searches for the request that causes them.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class EngineGivenUp(Exception):
 
 
 class EngineRefusal(EngineGivenUp):
-    """No engine can serve as configured, or with its files as they are now; the message says why. Another start would
-    end the same way."""
+    """No engine can serve with this configuration, or with the files as they are now; the message says why."""
 
 
 class Mismatch(Exception):
@@ -70,37 +68,28 @@ class Death:
     """The sequences of the step that it was running, if that is known."""
 
 
+@attrs.define(eq=False)
 class EngineLink:
     """The connection of one incarnation of an engine to the web side."""
 
-    def __init__(
-        self,
-        engine: PooledEngine,
-        incarnation: int,
-        desk: RequestDesk,
-        accountant: EagerSender[StepReport],
-        router: Poster[RouterMessage],
-        show_ready: Callable[[PooledEngine], object],
-        *,
-        must_agree: bool = False,
-    ) -> None:
-        """`show_ready(engine)` is called when the engine is ready.
+    _engine: PooledEngine
+    incarnation: int
+    _desk: RequestDesk
+    _accountant: EagerSender[StepReport]
+    _router: Poster[RouterMessage]
+    _show_ready: Callable[[PooledEngine], object]
+    """Called when the engine is ready."""
+    _must_agree: bool = False
+    """Refuse an engine whose results would differ from the others'."""
+    _ready: trio.Event = attrs.field(factory=trio.Event, init=False)
+    refusal: str | None = attrs.field(default=None, init=False)
+    """Why the engine cannot serve, if it has refused."""
+    has_progressed: bool = attrs.field(default=False, init=False)
+    """Whether the engine has done any work."""
 
-        `must_agree`: refuse an engine whose results would differ from the others'.
-        """
-        self.incarnation = incarnation
-        self.engine_id = engine.engine_id
-        self._engine = engine
-        self._desk = desk
-        self._accountant = accountant
-        self._router = router
-        self._show_ready = show_ready
-        self._must_agree = must_agree
-        self._ready = trio.Event()
-        self.refusal: str | None = None
-        """Why the engine cannot serve, if it has refused."""
-        self.has_progressed = False
-        """Whether the engine has done any work."""
+    @property
+    def engine_id(self) -> int:
+        return self._engine.engine_id
 
     async def take(self) -> list[EngineMessage]:
         """Return the next messages for the engine. Waits until it is ready and there are any.
@@ -157,8 +146,7 @@ class EngineLink:
 
     def _check_numerics(self, ready: EngineReady) -> None:
         for other in self._desk.pool:
-            its = other.ready
-            if its is None or other is self._engine or other.is_given_up:
+            if (its := other.ready) is None or other is self._engine or other.is_given_up:
                 continue
             if its.numerics != ready.numerics:
                 ours, theirs = _arithmetic(self._engine, ready), _arithmetic(other, its)
@@ -188,10 +176,7 @@ def _arithmetic(engine: PooledEngine, ready: EngineReady) -> str:
 
 class EngineHost(Protocol):
     async def run(self, link: EngineLink) -> Death:
-        """Run one incarnation of an engine until it dies, and say why.
-
-        The engine itself may outlive its incarnation, and come back as the next one.
-        """
+        """Run one incarnation of an engine until it dies, and say why. The engine may come back as the next one."""
         ...
 
     async def close(self) -> None:
@@ -199,31 +184,24 @@ class EngineHost(Protocol):
         ...
 
 
+@attrs.define(eq=False)
 class Supervisor:
     """Keeps one engine running."""
 
-    def __init__(
-        self,
-        config: RuntimeConfig,
-        engine: PooledEngine,
-        host: EngineHost,
-        desk: RequestDesk,
-        accountant: Channel[StepReport | EngineDied],
-        router: Poster[RouterMessage],
-        show_ready: Callable[[PooledEngine], object],
-        *,
-        may_fail_alone: bool,
-    ) -> None:
-        """`may_fail_alone`: whether the server goes on if this engine can never serve, as long as others do."""
-        self._config = config
-        self._engine = engine
-        self._host = host
-        self._desk = desk
-        self._accountant = accountant
-        self._router = router
-        self._show_ready = show_ready
-        self._may_fail_alone = may_fail_alone
-        self._incarnation = desk.pool.next_incarnation()  # now, so that engines are numbered in order
+    _config: RuntimeConfig
+    _engine: PooledEngine
+    _host: EngineHost
+    _desk: RequestDesk
+    _accountant: Channel[StepReport | EngineDied]
+    _router: Poster[RouterMessage]
+    _show_ready: Callable[[PooledEngine], object]
+    _may_fail_alone: bool = attrs.field(kw_only=True)
+    """Whether the server goes on if this engine can never serve, as long as others do."""
+    _incarnation: int = attrs.field(init=False)
+
+    @_incarnation.default
+    def _take_incarnation(self) -> int:
+        return self._desk.pool.next_incarnation()  # now, so that engines are numbered in order
 
     async def run(self) -> None:
         """Keep an engine running until cancelled, or until it is given up while others serve. Raises EngineGivenUp."""
@@ -240,14 +218,9 @@ class Supervisor:
         was_ready = False
         while True:
             incarnation = self._incarnation
+            in_cluster = config.cluster is not None
             link = EngineLink(
-                engine,
-                incarnation,
-                desk,
-                self._accountant,
-                self._router,
-                self._show_ready,
-                must_agree=config.cluster is not None,
+                engine, incarnation, desk, self._accountant, self._router, self._show_ready, must_agree=in_cluster
             )
             death = await self._host.run(link)
             self._incarnation = desk.pool.next_incarnation()
@@ -283,15 +256,10 @@ class Supervisor:
         engine.note_gone()
         engine.health = Health(State.FAILED if giving_up else State.RESTARTING, incarnation, death.reason)
         self._router.post(EngineDown(engine.engine_id, incarnation))
-        log.error(
-            "engine.died",
-            engine_id=engine.engine_id,
-            incarnation=incarnation,
-            reason=death.reason,
-            num_held=len(held),
-        )
-        is_last = giving_up and not self._desk.pool.serves_without(engine.engine_id)
-        died = EngineDied(incarnation, death.reason, held, death.step_ids, is_last=is_last, engine_id=engine.engine_id)
+        engine_id, reason = engine.engine_id, death.reason
+        log.error("engine.died", engine_id=engine_id, incarnation=incarnation, reason=reason, num_held=len(held))
+        is_last = giving_up and not self._desk.pool.serves_without(engine_id)
+        died = EngineDied(incarnation, reason, held, death.step_ids, is_last=is_last, engine_id=engine_id)
         self._accountant.post(died)
 
     def _note_shortage(self, incarnation: int, death: Death) -> None:

@@ -1,8 +1,8 @@
-"""Finds the checkpoint that the server serves on the node of an engine, or has it fetched: `find_or_fetch`.
+"""Finds the checkpoint that the server serves on the node of an engine, or fetches it: `find_or_fetch`.
 
-An engine's keeper calls it in its own process before it starts the engine. Looked for, in this order: the same path,
-the copy that ships with the package, the hub's cache, the cache of checkpoints that were fetched earlier. A folder is
-taken only if it is the wanted checkpoint as far as its `Outline` tells.
+An engine's keeper calls it before it starts the engine. It looks at the same path, the copy that ships with the
+package, the hub's cache, and the cache of checkpoints that were fetched earlier, and takes a folder only if its
+`Outline` is that of the wanted checkpoint.
 
 What must always hold: nothing is downloaded from the hub, and nothing at all if there is no source.
 """
@@ -26,7 +26,7 @@ from .shipping import LOCK_SUFFIX, PARTIAL_SUFFIX, PieceSource, Say, fetch_check
 
 @attrs.frozen
 class Wanted:
-    """The checkpoint that the server serves, as engines on other nodes are told of it."""
+    """The checkpoint that the server serves."""
 
     model: str
     """As the operator named it: a folder, a hub id, or `demo`."""
@@ -36,10 +36,7 @@ class Wanted:
 
 
 def describe_wanted(model: str, path: Path) -> Wanted:
-    """Return what other nodes must find. Reads a little of every file; call it off the event loop.
-
-    Raises CheckpointError if the checkpoint cannot be read.
-    """
+    """Return what other nodes must find. Reads a little of every file: blocks. Raises CheckpointError."""
     return Wanted(model, str(path.absolute()), make_outline(path))
 
 
@@ -53,7 +50,7 @@ def default_cache() -> Path:
 def find_or_fetch(wanted: Wanted, source: PieceSource | None, cache: Path, say: Say) -> Path:
     """Return a folder on this node that holds the wanted checkpoint; fetch it from `source` if there is none.
 
-    Raises CheckpointError, which says where it was looked for, and why it could not be fetched.
+    Raises CheckpointError, which says which folders were checked, and why it could not be fetched.
     """
     looked: list[str] = []
     for place, folder in _candidates(wanted, cache):
@@ -97,16 +94,14 @@ def _candidates(wanted: Wanted, cache: Path) -> Iterator[tuple[str, Path | None]
         yield wanted.model, _from_file(wanted.model)
     if is_hub_id(wanted.model):
         yield _hub_cache(), _in_hub_cache(wanted.model, path)
-    found = False
-    for folder in _fetched(cache):
-        found = True
-        yield str(folder), folder
-    if not found:
+    fetched = _fetched(cache)
+    yield from ((str(folder), folder) for folder in fetched)
+    if not fetched:
         yield str(cache), None
 
 
 def _from_file(model: str) -> Path | None:
-    """Return the folder that is made for GGUF files, None if they are not here or cannot be read."""
+    """Return the folder that is made for GGUF files, None if there are none or they cannot be read."""
     try:
         return resolve(model, only_local=True)
     except CheckpointError:
@@ -120,7 +115,7 @@ def _hub_cache() -> str:
 
 
 def _in_hub_cache(model: str, path: Path) -> Path | None:
-    """Return the snapshot in the hub's cache, of the commit that the server has if that is known, or one made of it."""
+    """Return the snapshot in the hub's cache, of the server's commit if that is known, or the folder made of it."""
     if ":" in model:
         return _from_file(model)
     try:

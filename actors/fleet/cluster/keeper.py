@@ -1,8 +1,7 @@
-"""Starts one engine process on the machine that it runs on itself, and watches it. Holds nothing else.
+"""Starts one engine process on its own machine, and watches it.
 
-A Ray actor when serving (`ray_driver.py`): its process is a Ray worker on the engine's node. It has the other end of
-the engine's lifeline, so that the engine ends when this process does, however it does: killed by Ray, or with its node.
-What the engine sends and receives does not pass through here.
+`ray_driver.py` runs it as a Ray actor, in a Ray worker on the engine's node. It has the other end of the engine's
+lifeline, so that the engine ends when the keeper's process does. The engine's messages do not pass through here.
 
 What must always hold: an engine process never outlives its keeper by more than a second; the ticket that lets it be
 connected is in no file, log or list of processes.
@@ -29,14 +28,14 @@ from ...shared.step_record import StepRecord
 from ..machine_parts import available_memory, read_machine
 from ..processes.child import OWN_GROUP, kill_group
 from .checkpoint_finder import Wanted, default_cache, find_or_fetch
-from .orders import Ending, EngineOrder
+from .ray_messages import Ending, EngineOrder
 from .shipping import PieceSource
 
 THREADS = "OMP_NUM_THREADS"
 
 
 class Keeper:
-    """Its methods may be called from several threads; `wait` returns once the engine process has ended."""
+    """Its methods may be called from several threads."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -53,8 +52,8 @@ class Keeper:
     ) -> int:
         """Start the engine process, and return its id. Raises OSError, and CheckpointError if it is not on this node.
 
-        `num_sharing`: engines of this server that share the node's CPUs and memory, this one included. `wanted` is the
-        checkpoint to find here, or to fetch from `source`; without it, the configuration's path is taken.
+        `num_sharing`: engines of this server that share the node's CPUs and memory. `wanted` is the checkpoint to find
+        here, or to fetch from `source`; without it, the configuration's path is taken.
         """
         config = share_node(msgspec.json.decode(order.config, type=EngineConfig), num_sharing)
         if wanted is not None:
@@ -110,9 +109,9 @@ def share_node(config: EngineConfig, num_sharing: int) -> EngineConfig:
 
 
 def environment_of(order: EngineOrder, own: Mapping[str, str], num_sharing: int) -> dict[str, str]:
-    """Return the environment of an engine process: this process's, with as many threads as it may use.
+    """Return the environment of an engine process: this process's, with as many threads as the engine may use.
 
-    Ray sets the number of threads of its workers by itself, to 1 unless they were given CPUs.
+    Ray sets 1 thread for workers without CPUs.
     """
     environment = {**own, **order.environment}
     if THREADS not in order.environment:

@@ -1,7 +1,6 @@
 """What a checkpoint consists of: its files, and the digest of each of their pieces, which is checked on arrival.
 
-Made once by the node that ships (`ray_pieces.py`), and used by those that fetch (`shipping.py`). The digest of it all
-names the checkpoint.
+Made once by the node that ships (`ray_pieces.py`), and used by those that fetch (`shipping.py`).
 
 What must always hold: computing one takes memory for a few slices, however large the files; hashing and reading release
 the GIL. One that came over the network is used only after `check_manifest`.
@@ -60,10 +59,6 @@ class Manifest:
     def num_bytes(self) -> int:
         return sum(file.size for file in self.files)
 
-    @property
-    def num_pieces(self) -> int:
-        return sum(len(file.digests) for file in self.files)
-
     def span(self, file: ManifestFile, piece: int) -> tuple[int, int]:
         """Return the first byte of a piece in its file, and the one after its last."""
         start = piece * self.piece_bytes
@@ -82,7 +77,6 @@ def make_manifest(
     folder: Path,
     *,
     piece_bytes: int = PIECE_BYTES,
-    num_threads: int | None = None,
     progress: Progress = lambda _: None,
 ) -> ListedFolder:
     """Read and hash every file that serving reads, pieces in parallel. Call it off the event loop.
@@ -90,22 +84,20 @@ def make_manifest(
     Raises CheckpointError if the folder is no checkpoint, or a file changes meanwhile. `progress` is called by several
     threads.
     """
-    names = list_served_files(folder)
-    states = {name: _state_of(folder / name) for name in names}
+    states = {name: _state_of(folder / name) for name in list_served_files(folder)}
     jobs = [
-        (name, start, min(start + piece_bytes, states[name].size))
-        for name in names
-        for start in range(0, states[name].size, piece_bytes)
+        (name, start, min(start + piece_bytes, state.size))
+        for name, state in states.items()
+        for start in range(0, state.size, piece_bytes)
     ]
-    digests: dict[str, list[bytes]] = {name: [] for name in names}
+    digests: dict[str, list[bytes]] = {name: [] for name in states}
 
     def hash_piece(job: tuple[str, int, int]) -> tuple[str, bytes]:
         name, start, end = job
         with open_unchanged(folder / name, states[name]) as (descriptor, _):
             return name, hash_span(descriptor, start, end, progress)
 
-    num_threads = num_threads or min(HASHING_THREADS, len(os.sched_getaffinity(0)))
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="digest")
+    pool = ThreadPoolExecutor(min(HASHING_THREADS, len(os.sched_getaffinity(0))), thread_name_prefix="digest")
     try:
         for name, digest in pool.map(hash_piece, jobs):
             digests[name].append(digest)
@@ -114,30 +106,26 @@ def make_manifest(
     for name, state in states.items():  # between two pieces, too
         if _state_of(folder / name) != state:
             raise CheckpointError(f"{folder / name} changed while it was read: start again when nothing writes to it")
-    files = tuple(ManifestFile(name, states[name].size, tuple(digests[name])) for name in names)
+    files = tuple(ManifestFile(name, state.size, tuple(digests[name])) for name, state in states.items())
     return ListedFolder(Manifest(files, piece_bytes), states)
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Raise CheckpointError for a manifest that another node must not send: it says where and how much is written."""
+    """Raise CheckpointError for an invalid manifest of another node: it says where and how much is written."""
     if not 0 < manifest.piece_bytes <= PIECE_BYTES:
-        raise CheckpointError(
-            f"the manifest's pieces have {manifest.piece_bytes} bytes; at most {PIECE_BYTES} are allowed"
-        )
+        size = manifest.piece_bytes
+        raise CheckpointError(f"the manifest's pieces have {size} bytes; at most {PIECE_BYTES} are allowed")
     names = [file.name for file in manifest.files]
     if len(names) > MAX_FILES or sorted(set(names)) != names or CONFIG not in names:
         raise CheckpointError("the manifest's files are not those of one checkpoint")
     for file in manifest.files:
-        if not is_file_name(file.name):
-            raise CheckpointError(
-                f"the manifest names {file.name[:80]!r}, which is not a file in a checkpoint's folder"
-            )
-        if file.size < 0 or len(file.digests) != -(-file.size // manifest.piece_bytes):
-            raise CheckpointError(
-                f"the manifest has {len(file.digests)} digests for the {file.size} bytes of {file.name}"
-            )
+        name, num_digests = file.name, len(file.digests)
+        if not is_file_name(name):
+            raise CheckpointError(f"the manifest names {name[:80]!r}, which is not a file in a checkpoint's folder")
+        if file.size < 0 or num_digests != -(-file.size // manifest.piece_bytes):
+            raise CheckpointError(f"the manifest has {num_digests} digests for the {file.size} bytes of {name}")
         if any(len(digest) != DIGEST_BYTES for digest in file.digests):
-            raise CheckpointError(f"the manifest has invalid digests for {file.name}")
+            raise CheckpointError(f"the manifest has invalid digests for {name}")
 
 
 def _state_of(path: Path) -> FileState:

@@ -1,10 +1,10 @@
-"""Tells in a moment whether a folder holds the checkpoint that is wanted, without reading all of its weights.
+"""Tells in a moment whether a folder holds the wanted checkpoint, without reading all of its weights.
 
-The web process makes an `Outline` of the folder that it serves; each node compares the folders that it has with it
-(`checkpoint_finder.py`). Compared are the names and sizes of all files, the whole contents of the small ones, and of
-files of weights the header and `NUM_SAMPLES` samples of `SAMPLE_BYTES`, evenly spaced. So a checkpoint of the same
-architecture with other weights (a fine-tuned one has the same names, sizes and headers) is told apart; a single flipped
-bit in the weights usually is not. Whatever is shipped is checked bit by bit (`shipping.py`).
+The web process makes an `Outline` of the folder that it serves; each node compares its folders with it
+(`checkpoint_finder.py`): the names and sizes of all files, the contents of the small ones, and for files of weights the
+header and `NUM_SAMPLES` samples of `SAMPLE_BYTES`, evenly spaced. That tells a fine-tuned checkpoint, with the same
+names, sizes and headers, from the original, but usually misses a single flipped bit. Shipped files are checked bit by
+bit (`shipping.py`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,6 @@ class OutlinedFile:
 class Outline:
     files: tuple[OutlinedFile, ...]
     """By name."""
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(file.size for file in self.files)
 
 
 def make_outline(folder: Path) -> Outline:

@@ -1,7 +1,7 @@
 """A checkpoint on its way: the folder on this node into which `shipping.py` writes pieces, in any order.
 
-It becomes the checkpoint's folder by one rename, when every piece is there and on the disk. Until then it may be left
-at any moment, by a crash too: the next one to fetch finds which pieces are there and right.
+It becomes the checkpoint's folder by one rename, when every piece is on the disk. After a crash, the next fetch keeps
+the pieces that are right.
 
 What must always hold: nothing is written outside the folder, whatever is in it; a folder under its final name is
 complete.
@@ -29,8 +29,6 @@ _BLOCK_BYTES = 512
 
 @attrs.frozen
 class PieceKey:
-    """A piece of a file."""
-
     file: ManifestFile
     number: int
 
@@ -41,7 +39,7 @@ class PieceKey:
 
 @attrs.frozen
 class PartialCopy:
-    """The folder of a manifest's files while they arrive. Several threads may call `write`."""
+    """Several threads may call `write`."""
 
     manifest: Manifest
     """It has been checked."""

@@ -1,8 +1,8 @@
 """Where engines are placed: what Ray sets aside for each of them, in placement groups.
 
 Used by `ray_driver.py`. The engines with which the server starts share one group, so that they are spread or packed.
-One that is added later takes a free place in it, or has a group of its own, for which Ray chooses the node. A place in
-the shared group that is free stays set aside for this server. When a node dies, Ray moves the places that it had.
+One that is added later takes a free place in it, or gets a group of its own. Free places in the shared group stay set
+aside for this server. When a node dies, Ray moves its places.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class Placement:
         self.resources = resources or default_resources(ray.cluster_resources())
         self._strategy = strategy.upper()
         self._lock = threading.Lock()
-        first = self._make_group(num_engines)
-        self._shared = first
-        self._free = [Place(first, index) for index in reversed(range(num_engines))]
+        self._shared = self._make_group(num_engines)
+        self._free = [Place(self._shared, index) for index in reversed(range(num_engines))]
         self._taken: dict[int, Place] = {}
         """By the engine's id."""
 
@@ -83,9 +82,8 @@ class Placement:
             if place is None:
                 place = self._free.pop() if self._free else Place(self._make_group(1), 0)
             elif self._free and place.group is not self._shared and not place.group.wait(timeout_seconds=0):
-                self._ray.util.remove_placement_group(
-                    place.group
-                )  # while it waited for a node, another place was freed
+                # while it waited for a node, another place was freed
+                self._ray.util.remove_placement_group(place.group)
                 place = self._free.pop()
             self._taken[engine_id] = place
             return place

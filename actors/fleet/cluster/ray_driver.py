@@ -1,9 +1,8 @@
 """The process that speaks to Ray for a web process: `python -P -m quipu.actors.fleet.cluster.ray_driver`.
 
-Its standard input is a socket to the web process, `ray_link.py`, which gives commands (`ray_messages.py`). In a
-process of its own, Ray brings its threads, signal handlers and, when a cluster breaks, its sudden exits to this one and
-not to the one that keeps the books. Each engine has a thread here, which places its `Keeper` as a Ray actor and waits
-for its end.
+Its standard input is a socket to the web process, `ray_link.py`, which gives commands (`ray_messages.py`). It is a
+process of its own because of Ray's threads, its signal handlers and its sudden exits when a cluster breaks. Each engine
+has a thread here, which places its `Keeper` as a Ray actor and waits for its end.
 
 What must always hold: each `Start` is answered by one `Ended`, unless this process ends first; when the web process
 ends, so does this one, and with it every keeper and engine that it has started.
@@ -18,18 +17,32 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 
 from ...shared.checkpoint import CheckpointError
 from .checkpoint_finder import Wanted, describe_wanted
 from .keeper import Keeper
-from .orders import Ending, EngineOrder
 from .placement import Placement
-from .ray_messages import Command, End, Ended, Event, Failed, Forget, Join, Joined, Kill, Placed, Start
+from .ray_messages import (
+    Command,
+    End,
+    Ended,
+    Ending,
+    EngineOrder,
+    Event,
+    Failed,
+    Forget,
+    Join,
+    Joined,
+    Kill,
+    Placed,
+    Start,
+)
 from .ray_pieces import import_ray, start_ray_source
 from .shipping import PieceSource
 
@@ -46,20 +59,18 @@ class Unwanted(Exception):
     """The engine is not to be started any more."""
 
 
+@attrs.define(eq=False)
 class KeptEngine:
     """One engine process, from its order to its end."""
 
-    def __init__(
-        self, ray: Any, order: EngineOrder, placement: Placement, wanted: Wanted, source: PieceSource | None
-    ) -> None:
-        self._ray = ray
-        self._order = order
-        self._placement = placement
-        self._wanted = wanted
-        self._source = source
-        self._lock = threading.Lock()
-        self._keeper: Any = None
-        self._is_unwanted = False
+    _ray: Any
+    _order: EngineOrder
+    _placement: Placement
+    _wanted: Wanted
+    _source: PieceSource | None
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _keeper: Any = attrs.field(default=None, init=False)
+    _is_unwanted: bool = attrs.field(default=False, init=False)
 
     def place(self) -> tuple[str, int]:
         """Start the keeper once a node has room for it. Returns the node, and the number of engines on it."""
@@ -131,7 +142,8 @@ class RayDriver:
                         self._send(Failed(first_line(error)))
                         return
                 case Start(order):
-                    engine = self._engines[order.incarnation] = self._make(order)
+                    engine = KeptEngine(self._ray, order, self._placement, self._wanted, self._source)
+                    self._engines[order.incarnation] = engine
                     threading.Thread(target=self._keep, args=(engine, order.incarnation), daemon=True).start()
                 case End(incarnation) if incarnation in self._engines:
                     self._engines[incarnation].end()
@@ -142,9 +154,6 @@ class RayDriver:
                 case _:
                     pass  # it has ended
 
-    def _make(self, order: EngineOrder) -> KeptEngine:
-        return KeptEngine(self._ray, order, self._placement, self._wanted, self._source)
-
     def close(self) -> None:
         """Leave the cluster: Ray ends every keeper of this driver."""
         if self._ray is not None:
@@ -152,7 +161,6 @@ class RayDriver:
 
     def _join(self, join: Join) -> None:
         self._ray = import_ray()
-
         address = join.address or os.environ.get("RAY_ADDRESS")
         if address and (absent := nobody_at(address)):
             raise RuntimeError(f"cannot join the Ray cluster at {address}: {absent}")
@@ -175,9 +183,8 @@ class RayDriver:
         if join.ships_weights:
             self._source = start_ray_source(Path(join.model_path))
         self._placement = Placement(self._ray, join.resources, join.strategy, join.num_engines)
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        own_host = self._ray.util.get_node_ip_address()
-        self._send(Joined(own_host, len(nodes), self._placement.resources))
+        num_nodes = sum(node["Alive"] for node in self._ray.nodes())
+        self._send(Joined(self._ray.util.get_node_ip_address(), num_nodes, self._placement.resources))
 
     def _keep(self, engine: KeptEngine, incarnation: int) -> None:
         try:
@@ -206,15 +213,12 @@ class RayDriver:
         return Ending(reason=f"its keeper could not start it: {first_line(error)}")
 
     def _send(self, event: Event) -> None:
-        with self._sending:
-            try:
-                self._link.sendall(msgspec.json.encode(event) + b"\n")
-            except OSError:
-                return  # the web process is gone, which `run` notices
+        with self._sending, suppress(OSError):  # the web process is gone, which `run` notices
+            self._link.sendall(msgspec.json.encode(event) + b"\n")
 
 
 def nobody_at(address: str) -> str:
-    """Return why nothing can be reached at `HOST:PORT`, or nothing. Ray itself would try for a minute or more."""
+    """Return why `HOST:PORT` cannot be reached, empty if it can. Ray itself would try for a minute or more."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return ""  # a name that Ray knows, such as `auto`

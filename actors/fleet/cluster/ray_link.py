@@ -19,8 +19,7 @@ import trio
 
 from ...threads import open_process
 from ..processes.child import OWN_GROUP, kill_group
-from .orders import Ending, EngineOrder
-from .ray_messages import Command, End, Ended, Event, Failed, Join, Joined, Kill, Placed, Start
+from .ray_messages import Command, End, Ended, Ending, EngineOrder, Event, Failed, Join, Joined, Kill, Placed, Start
 from .remote_process import RemoteProcess
 
 log = structlog.get_logger()

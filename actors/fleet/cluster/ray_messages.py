@@ -1,10 +1,46 @@
-"""What a web process and its Ray driver say to each other, one JSON object a line (`ray_link.py`, `ray_driver.py`)."""
+"""What a web process and its Ray driver say to each other, one JSON object a line (`ray_link.py`, `ray_driver.py`).
+
+An `EngineOrder` is made by `remote_host.py`, and carried out and answered with an `Ending` by a `Keeper` (`keeper.py`).
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from .orders import Ending, EngineOrder
+
+class EngineOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one engine process is started with."""
+
+    engine_id: int
+    incarnation: int
+    """The first that the process will be; unique."""
+    beat_s: float
+    address: str
+    """Where its host awaits it, `tcp://HOST:PORT`."""
+    ticket: bytes
+    """Secret: key and secret of its `LinkTicket`."""
+    config: str
+    """Its `EngineConfig` as JSON."""
+    environment: dict[str, str]
+    """What is set beyond its node's own environment."""
+    max_num_seqs: int
+    module: str
+
+    def __repr__(self) -> str:
+        return f"<EngineOrder of engine {self.engine_id}, incarnation {self.incarnation}>"
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How an engine process ended."""
+
+    returncode: int | None = None
+    """As in `subprocess`. None: nobody saw it."""
+    step_ids: tuple[int, ...] | None = None
+    """The sequences of the step that it was running; None: no step, or not known."""
+    reason: str = ""
+    """Why nobody saw it, or why it was not started."""
+    is_hopeless: bool = False
+    """Another start would end the same way."""
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -13,7 +49,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     address: str | None
     model: str
     model_path: str
-    """The checkpoint that engines serve: what the operator called it, and its folder on this machine."""
+    """The checkpoint's folder on this machine; `model` is what the operator called it."""
     ships_weights: bool
     resources: dict[str, float] | None
     strategy: str

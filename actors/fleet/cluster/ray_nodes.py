@@ -1,8 +1,7 @@
-"""The nodes of a Ray cluster, for the hosts of engines that run on them.
+"""The nodes of a Ray cluster, for the hosts of engines that run on them. Made by `wiring`.
 
-Made by `wiring`. Ray itself is known only to a driver process, which `ray_link.py` speaks to.
-
-What must always hold: nothing of Ray is imported here; when a driver has ended, the next start begins another one.
+What must always hold: only the driver process (`ray_link.py`) imports Ray; when it has ended, the next start begins
+another one.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from ...config.cluster_config import ClusterConfig
 from ...shared.checkpoint import CheckpointError
 from ..processes.connected_host import NotStarted
 from ..supervisor import Death
-from .orders import EngineOrder
 from .ray_link import DriverGone, RayLink
-from .ray_messages import Forget, Join
+from .ray_messages import EngineOrder, Forget, Join
 from .remote_process import RemoteProcess
 
 log = structlog.get_logger()
@@ -39,13 +37,7 @@ class RayNodes:
         """`model_path` is the checkpoint's folder here. `num_engines`: how many to set resources aside for at once."""
         resources = None if config.resources is None else dict(config.resources)
         self._join = Join(
-            address=config.address,
-            model=config.model,
-            model_path=model_path,
-            ships_weights=config.ships_weights,
-            resources=resources,
-            strategy=config.placement,
-            num_engines=num_engines,
+            config.address, config.model, model_path, config.ships_weights, resources, config.placement, num_engines
         )
         self._tasks = tasks
         self._joining = trio.Lock()

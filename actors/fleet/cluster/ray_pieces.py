@@ -1,18 +1,18 @@
 """Ships pieces through Ray's object store: an actor on the node that has the checkpoint hands them out.
 
-The web process calls `start_ray_source` and gives the `RayPieces` to the keepers, which are Ray actors on other nodes.
+`ray_driver.py` calls `start_ray_source` and gives the `RayPieces` to the keepers, which are Ray actors on other nodes.
 Ray moves a piece between the nodes' object stores, where it is read in place: the array that arrives is a view of
-shared memory. Nothing else holds it, so Ray frees it on both nodes when that view is dropped, after the piece is
-written.
+shared memory. Ray frees it on both nodes when that view is dropped, after the piece is written.
 
 What must always hold: only files that the manifest lists are read, and a piece of a file that has changed since is
-never handed out; Ray is imported only when this is used; it is an extra (`pip install './quipu_llm-….whl[ray]'`).
+never handed out; Ray, an extra, is imported only when this is used.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from ...shared.checkpoint import CheckpointError
 from .manifest import PIECE_BYTES, ListedFolder, Manifest, make_manifest
 from .served_files import open_unchanged, read_into
 
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
-"""What Ray reads when it is imported: it reports nothing to anyone."""
 PIECES_AT_ONCE = 4
 """Pieces that are read from disk at a time, for all nodes that fetch."""
 PIECE_TIMEOUT_S = 120.0
@@ -64,8 +62,7 @@ class LocalPieces:
 
 def import_ray() -> Any:
     """Import Ray. Raises CheckpointError if it is not installed."""
-    for name, value in RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read at the import: it reports nothing to anyone
     try:
         import ray
     except ImportError as error:
@@ -73,19 +70,13 @@ def import_ray() -> Any:
     return ray
 
 
-class ArrayPieces:
+class ArrayPieces(LocalPieces):
     """What runs in the actor: pieces of a folder, as arrays, which Ray stores without pickling their bytes."""
-
-    def __init__(self, folder: str, piece_bytes: int) -> None:
-        self._pieces = LocalPieces(Path(folder), piece_bytes=piece_bytes)
-
-    def manifest(self) -> Manifest:
-        return self._pieces.manifest()
 
     def read(self, file: str, piece: int) -> Any:
         import numpy as np
 
-        return np.frombuffer(self._pieces.read(file, piece), dtype=np.uint8)
+        return np.frombuffer(super().read(file, piece), dtype=np.uint8)
 
 
 def start_ray_source(folder: Path, *, node_id: str | None = None, piece_bytes: int = PIECE_BYTES) -> RayPieces:
@@ -103,7 +94,7 @@ def start_ray_source(folder: Path, *, node_id: str | None = None, piece_bytes: i
         max_concurrency=PIECES_AT_ONCE,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
     )
-    return RayPieces(actor.remote(str(folder), piece_bytes), str(node_id))
+    return RayPieces(actor.remote(folder, piece_bytes=piece_bytes), str(node_id))
 
 
 @attrs.frozen
@@ -115,13 +106,12 @@ class RayPieces:
 
     def manifest(self) -> Manifest:
         """Wait until the other node has hashed the checkpoint, and return the manifest. Raises CheckpointError."""
-        manifest = self._wait_for(lambda: self.actor.manifest.remote(), timeout_s=None)
-        assert isinstance(manifest, Manifest)
+        manifest: Manifest = self._wait_for(self.actor.manifest.remote, timeout_s=None)
         return manifest
 
     def read(self, file: str, piece: int) -> memoryview:
         """Return a piece as a view of the object store, which keeps it as long as the view exists."""
-        return memoryview(self._wait_for(lambda: self.actor.read.remote(file, piece), timeout_s=PIECE_TIMEOUT_S))
+        return memoryview(self._wait_for(partial(self.actor.read.remote, file, piece), timeout_s=PIECE_TIMEOUT_S))
 
     def _wait_for(self, ask: Any, *, timeout_s: float | None) -> Any:
         ray = import_ray()

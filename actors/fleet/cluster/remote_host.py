@@ -1,9 +1,8 @@
 """Hosts an engine whose process runs on another machine, and calls back over TCP.
 
-Run by the supervisor, see `processes/connected_host.py`. `Nodes` starts the process; the frames of today's socket pair
-go over the connection that it makes to the `LinkPort`.
+Run by the supervisor, see `processes/connected_host.py`. `Nodes` starts the process, which connects to the `LinkPort`.
 
-What must always hold: a process that was not admitted is ended; its death is told once, whoever notices it first.
+What must always hold: a process that was not admitted is ended; its death is reported once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ..processes.link_tls import LinkTls
 from ..processes.process_host import ENGINE_MODULE
 from ..processes.tcp_way import address_of
 from ..supervisor import Death
-from .orders import EngineOrder
+from .ray_messages import EngineOrder
 from .remote_process import Nodes, RemoteEntrance, RemoteProcess
 
 log = structlog.get_logger()
@@ -41,18 +40,18 @@ PATIENCE_S = 30.0
 """How often the log says that an engine is still awaited."""
 
 
+@attrs.define(eq=False)
 class Cluster:
     """What the hosts of one server have in common: the nodes, and the port at which engines call back."""
 
-    def __init__(self, nodes: Nodes, link_address: str | None, tls: LinkTls | None, tasks: trio.Nursery) -> None:
-        self.nodes = nodes
-        self._tls = tls
-        self._link_address = link_address
-        self._tasks = tasks
-        self._opening = trio.Lock()
-        self._port: LinkPort | None = None
-        self._host = ""
-        """As engines call it."""
+    nodes: Nodes
+    _link_address: str | None
+    _tls: LinkTls | None
+    _tasks: trio.Nursery
+    _opening: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _port: LinkPort | None = attrs.field(default=None, init=False)
+    _host: str = attrs.field(default="", init=False)
+    """As engines call it."""
 
     async def port(self) -> LinkPort:
         """Return the open port. Raises NotStarted."""

@@ -2,7 +2,7 @@
 
 `RemoteProcess` is what the host sees, and `Nodes` is who starts it there: Ray (`ray_nodes.py`), or a test.
 
-What must always hold: whoever waits for a killed process does not wait forever, even if its node is gone.
+What must always hold: the wait for a killed process ends, even if its node is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import trio
 from ..processes.link_port import ExpectedEngine
 from ..processes.process_host import explain
 from ..supervisor import Death
-from .orders import Ending, EngineOrder
+from .ray_messages import Ending, EngineOrder
 
 log = structlog.get_logger()
 
@@ -25,20 +25,19 @@ KILL_S = 5.0
 """How long a node may take to say that a process was killed. After that it counts as ended: it cannot connect again."""
 
 
+@attrs.define(eq=False)
 class RemoteProcess:
     """Implements `engine_child.EngineProcess`."""
 
-    def __init__(self, order: EngineOrder, end: Callable[[], object], kill: Callable[[], object]) -> None:
-        """`end()` and `kill()` ask the node to end it; both may be called again, and when it has ended."""
-        self.engine_id = order.engine_id
-        self.incarnation = order.incarnation
-        self.node: str | None = None
-        """Where it runs, once that is known."""
-        self.ending: Ending | None = None
-        self.end = end
-        self._kill = kill
-        self._killed_at: float | None = None
-        self._changed = trio.Event()
+    _order: EngineOrder
+    end: Callable[[], object]
+    """Asks the node to end it. Like `kill`, it may be called again, and when the process has ended."""
+    _kill: Callable[[], object]
+    node: str | None = attrs.field(default=None, init=False)
+    """Where it runs, once that is known."""
+    ending: Ending | None = attrs.field(default=None, init=False)
+    _killed_at: float | None = attrs.field(default=None, init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     @property
     def has_ended(self) -> bool:
@@ -47,11 +46,11 @@ class RemoteProcess:
     def note_placed(self, node: str) -> None:
         """Note where it is about to be started."""
         self.node = node
-        log.info("engine.placed", engine_id=self.engine_id, incarnation=self.incarnation, node=node)
+        log.info("engine.placed", engine_id=self._order.engine_id, incarnation=self._order.incarnation, node=node)
         self._change()
 
     def note_ended(self, ending: Ending) -> None:
-        """Note that it has ended. The first to say so is believed."""
+        """Note how it has ended; later reports are ignored."""
         if self.ending is None:
             self.ending = ending
             self._change()
@@ -86,7 +85,7 @@ class RemoteProcess:
         return attrs.evolve(death, reason=f"{death.reason} on node {self.node}")
 
     def release(self) -> None:
-        """Do nothing: its node holds nothing of it any more."""
+        """Do nothing: its node releases everything."""
 
 
 @attrs.frozen

@@ -1,7 +1,7 @@
 """The files of a checkpoint that serving reads, and how they are read. Used by `manifest.py` and `outline.py`.
 
-What must always hold: only files of the folder itself are named, never a path; a symbolic link, of which a snapshot in
-the hub's cache consists, is followed. Bytes of a file that changes while it is read are not used.
+What must always hold: only files of the folder itself are named, never a path; symbolic links, which snapshots in the
+hub's cache consist of, are followed. Bytes of a file that changes while it is read are not used.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ SERVED_FILES = (
     "chat_template.json",
     INDEX,
 )
-"""All but the weights. Not among them are weights in other formats (`.bin`), which nothing here reads, and
-`additional_chat_templates/`: chats are rendered by the server, from its own folder, and by no engine."""
+"""All but the weights. `additional_chat_templates/` is left out: the server renders chats from its own folder."""
 
 
 @attrs.frozen

@@ -1,7 +1,7 @@
 """Fetches a checkpoint, a piece at a time, from the node that has it; once per node, however many engines want it.
 
-`checkpoint_finder.py` calls `fetch_checkpoint` where nothing else was found. Where pieces come from is a `PieceSource`:
-Ray's object store (`ray_pieces.py`), or a folder (`ray_pieces.py`).
+`checkpoint_finder.py` calls `fetch_checkpoint` if it finds nothing else. Pieces come from a `PieceSource`
+(`ray_pieces.py`).
 
 What must always hold: a piece is written only if it has its digest; memory is bounded by `PIECES_IN_FLIGHT` pieces; the
 folder that is returned is complete. Everything here blocks, and is called off the event loop.
@@ -39,14 +39,11 @@ class PieceSource(Protocol):
     """Where a checkpoint can be fetched. Several threads use it at a time."""
 
     def manifest(self) -> Manifest:
-        """Return what the checkpoint consists of; may take as long as it takes to read all of it.
-
-        Raises CheckpointError.
-        """
+        """Return what the checkpoint consists of, perhaps after reading all of it. Raises CheckpointError."""
         ...
 
     def read(self, file: str, piece: int) -> bytes | memoryview:
-        """Return a piece. Raises CheckpointError if there is none to be had, OSError if it is worth another try."""
+        """Return a piece. Raises CheckpointError if it is not available, OSError if another try may succeed."""
         ...
 
 
@@ -59,10 +56,10 @@ def fetch_checkpoint(
     is_right: Callable[[Path], bool],
     pieces_in_flight: int = PIECES_IN_FLIGHT,
 ) -> Path:
-    """Return this node's folder of the checkpoint, below `cache`. Another process may be fetching it: wait for that.
+    """Return this node's folder of the checkpoint, below `cache`. Waits for another process that is fetching it.
 
-    `is_right` is asked whether a folder that is there already may be used; if not, it is repaired. Raises
-    CheckpointError. What had arrived by then need not be fetched again.
+    `is_right` says whether an existing folder may be used; if not, it is repaired. Raises CheckpointError; what has
+    arrived by then need not be fetched again.
     """
     check_manifest(manifest)
     final = cache / manifest.digest
@@ -90,7 +87,7 @@ def fetch_checkpoint(
 
 @contextmanager
 def _locked(path: Path, say: Say) -> Iterator[None]:
-    """Hold a file's lock for the length of a block. The system lets go of it when the process ends, however it ends."""
+    """Hold a file's lock for the length of a block. The system releases it when the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -106,7 +103,7 @@ def _locked(path: Path, say: Say) -> Iterator[None]:
 def _fetch_pieces(
     source: PieceSource, manifest: Manifest, copy: PartialCopy, missing: list[PieceKey], say: Say, in_flight: int
 ) -> None:
-    """Fetch pieces in parallel. The first error ends it, at the next piece of each thread."""
+    """Fetch pieces in parallel, until the first error."""
     progress = _Progress(manifest, missing, say)
     waiting = iter(missing)
     lock, stopped = threading.Lock(), threading.Event()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quipu.actors.fleet.cluster.checkpoint_finder import Wanted, describe_wanted, find_or_fetch
+from quipu.actors.fleet.cluster.manifest import Manifest
 from quipu.actors.fleet.cluster.ray_pieces import LocalPieces
 
 PIECE_BYTES = 1000
@@ -35,6 +36,10 @@ def make_folder(folder: Path, files: dict[str, bytes] | None = None, *, num_byte
 
 def make_index(shards: list[str]) -> bytes:
     return json.dumps({"weight_map": {f"tensor{number}": shard for number, shard in enumerate(shards)}}).encode()
+
+
+def num_pieces_of(manifest: Manifest) -> int:
+    return sum(len(file.digests) for file in manifest.files)
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ import structlog.testing
 import trio
 
 from quipu.actors.fleet.cluster import remote_host, remote_process
-from quipu.actors.fleet.cluster.orders import Ending, EngineOrder
+from quipu.actors.fleet.cluster.ray_messages import Ending, EngineOrder
 from quipu.actors.fleet.cluster.remote_host import parse_link_address
 from quipu.actors.fleet.cluster.remote_process import RemoteProcess
 from quipu.actors.fleet.processes import link_port

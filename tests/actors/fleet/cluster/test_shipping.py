@@ -39,6 +39,7 @@ from tests.actors.fleet.cluster.folders import (
     contents_of,
     make_folder,
     make_index,
+    num_pieces_of,
     silent,
 )
 from tests.processes import eventually
@@ -69,9 +70,9 @@ def test_folder_arrives(source: DialledPieces, folder: Path, cache: Path) -> Non
     manifest = source.manifest()
     arrived = fetch_checkpoint(source, manifest, cache, said.append, is_right=lambda _: False)
     assert contents_of(arrived) == contents_of(folder)
-    assert len(source.asked) == len(set(source.asked)) == manifest.num_pieces
+    assert len(source.asked) == len(set(source.asked)) == num_pieces_of(manifest)
     assert {path.name for path in cache.iterdir()} == {manifest.digest, f"{manifest.digest}.lock"}
-    assert said[0] == f"fetching {manifest.num_bytes} bytes of the checkpoint in {manifest.num_pieces} pieces"
+    assert said[0] == f"fetching {manifest.num_bytes} bytes of the checkpoint in {num_pieces_of(manifest)} pieces"
     assert re.match(rf"fetched {manifest.num_bytes} bytes in [\d.]+ s", said[-1])
 
 
@@ -118,7 +119,7 @@ def test_wrong_piece_is_asked_for_again(source: DialledPieces, folder: Path, cac
     source.spoil, source.num_spoiled = spoil, MAX_TRIES - 1
     arrived = fetch(source, cache)
     assert contents_of(arrived) == contents_of(folder)
-    assert len(source.asked) == source.manifest().num_pieces + MAX_TRIES - 1
+    assert len(source.asked) == num_pieces_of(source.manifest()) + MAX_TRIES - 1
 
 
 @pytest.mark.parametrize("fault", SPOILED)
@@ -161,13 +162,13 @@ def test_interrupted_fetch_goes_on(source: DialledPieces, folder: Path, cache: P
     arrived = fetch_checkpoint(again, again.manifest(), cache, said.append, is_right=lambda _: True)
     assert contents_of(arrived) == contents_of(folder)
     assert not set(again.asked) & set(source.asked)
-    assert len(again.asked) == again.manifest().num_pieces - num_arrived
+    assert len(again.asked) == num_pieces_of(again.manifest()) - num_arrived
     assert ("from an earlier attempt" in said[0]) == (num_arrived > 0)
 
 
 def test_spoiled_partial_copy_is_repaired(source: DialledPieces, folder: Path, cache: Path) -> None:
     """What an interruption left is checked by its digests: wrong bytes, lengths and files do not survive."""
-    source.fail_after = source.manifest().num_pieces - 1
+    source.fail_after = num_pieces_of(source.manifest()) - 1
     with pytest.raises(SourceLost):
         fetch(source, cache, pieces_in_flight=1)
     partial = cache / (source.manifest().digest + PARTIAL_SUFFIX)
@@ -182,7 +183,7 @@ def test_spoiled_partial_copy_is_repaired(source: DialledPieces, folder: Path, c
     source.asked.clear()
     assert contents_of(fetch(source, cache)) == contents_of(folder)
     assert (SINGLE, 1) in source.asked
-    assert len(source.asked) < source.manifest().num_pieces
+    assert len(source.asked) < num_pieces_of(source.manifest())
 
 
 def test_damaged_copy_is_repaired(source: DialledPieces, folder: Path, cache: Path) -> None:
@@ -265,7 +266,7 @@ def test_processes_fetch_once(source: DialledPieces, folder: Path, cache: Path, 
             process.kill()
             process.communicate()
     assert {lines[-2] for lines in outputs} == {str(cache / source.manifest().digest)}
-    assert sorted(int(lines[-1]) for lines in outputs) == [0, 0, source.manifest().num_pieces]
+    assert sorted(int(lines[-1]) for lines in outputs) == [0, 0, num_pieces_of(source.manifest())]
     assert contents_of(cache / source.manifest().digest) == contents_of(folder)
 
 
@@ -304,7 +305,7 @@ def test_waits_for_the_one_that_fetches(source: DialledPieces, folder: Path, cac
     for thread in threads:
         thread.join()
     assert contents_of(cache / manifest.digest) == contents_of(folder)
-    assert len(other.asked) == manifest.num_pieces - 2
+    assert len(other.asked) == num_pieces_of(manifest) - 2
 
 
 def test_no_room(source: DialledPieces, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +335,7 @@ def test_disk_fills_up_meanwhile(source: DialledPieces, folder: Path, cache: Pat
     monkeypatch.undo()
     again = DialledPieces(folder)
     assert contents_of(fetch(again, cache)) == contents_of(folder)
-    assert len(again.asked) == again.manifest().num_pieces - 2
+    assert len(again.asked) == num_pieces_of(again.manifest()) - 2
 
 
 def test_partial_writes(source: DialledPieces, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
