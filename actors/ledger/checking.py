@@ -1,10 +1,9 @@
-"""Checks that the ledger is as it was written: `quipu ledger verify`.
+"""Checks that the ledger is as it was written: `quipu ledger verify`, with the server down or running.
 
 Walks the chain of each server that ever wrote, through the database and the write-ahead file as one: numbers have no
-gap, each entry has the hash of the one before it, each text matches its own hash, each row's columns match its text,
-and each server's last entry is the one that the next server named. Works with the server down or running.
-
-*Bad* is what was changed, lost or damaged. *Torn* and *open* is what a kill leaves; the next start repairs it.
+gap, each entry has the hash of the one before it, each text matches its own hash and its row's columns, and each
+server's last entry is the one that the next server named. *Bad* is what was changed, lost or damaged. *Torn* and *open*
+is what a kill leaves; the next start repairs it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Final
 import attrs
 import sqlalchemy as sa
 
-from .entries import NO_HASH, Entry, EntryKind, hash_of, parse_text
-from .fields import DEFAULTS, FIELD_NAMES
+from .entries import NO_HASH, EntryKind, hash_of, parse_text
+from .fields import with_defaults
 from .folder import LedgerFolder
 from .reading import LedgerReader, open_reader
 from .schema import marks, records, sources
@@ -51,23 +50,18 @@ class ChainedEntry:
 
 @attrs.define
 class Verdict:
-    """What `verify` found."""
-
     num_records: int = 0
     num_servers: int = 0
     bad: list[str] = attrs.field(factory=list)
     """Each with its place. Only the first of each chain, since what follows it cannot be checked."""
     torn: list[str] = attrs.field(factory=list)
     num_open: int = 0
-    """Requests that were admitted and not closed."""
     is_in_use: bool = False
     """A server is running: what looks torn or open may be in progress."""
 
 
 @attrs.define
 class _WriteAheadFile:
-    """The contents of the write-ahead file."""
-
     chains: dict[str, dict[int, ChainedEntry]] = attrs.field(factory=dict)
     open_ids: set[str] = attrs.field(factory=set)
     damages: list[tuple[Damage, bool]] = attrs.field(factory=list)
@@ -78,9 +72,10 @@ def verify(*, data_dir: Path | None = None, url: str | None = None) -> Verdict:
     """Check a data directory, a database, or both together. Raises LedgerError."""
     verdict = Verdict()
     with open_reader(data_dir=data_dir, url=url) as reader:
-        file = _WriteAheadFile() if data_dir is None else _read_file(LedgerFolder(data_dir))
+        file = _WriteAheadFile()
         if data_dir is not None:
-            verdict.is_in_use = LedgerFolder(data_dir).is_in_use
+            folder = LedgerFolder(data_dir)
+            file, verdict.is_in_use = _read_file(folder), folder.is_in_use
         for damage, is_last in file.damages:
             place = f"segment {damage.start.segment}, byte {damage.start.offset}: {damage.num_bytes} bytes"
             if damage.is_tail and is_last:
@@ -95,14 +90,14 @@ def verify(*, data_dir: Path | None = None, url: str | None = None) -> Verdict:
 def _verify_chains(reader: LedgerReader, file: _WriteAheadFile, verdict: Verdict) -> None:
     with reader.connection() as connection:
         stored = {} if connection is None else _servers(connection)
-        retained = set() if connection is None else _ledgers_with_retention(connection)
+        with_retention = sa.select(sources.c.ledger).where(sources.c.retained_since.is_not(None))
+        retained = set() if connection is None else set(connection.scalars(with_retention))
         ends: dict[str, ChainedEntry] = {}
         heads: dict[str, ChainedEntry] = {}
         for server in dict.fromkeys((*stored, *file.chains)):
             verdict.num_servers += 1
             rows = _links_of(connection, server) if connection is not None else iter(())
             may_begin_late = stored.get(server) in retained
-            problem = None
             for link in _merged(rows, file.chains.get(server, {})):
                 before = ends.get(server)
                 problem = _problem(link, before, server, may_begin_late=may_begin_late)
@@ -129,9 +124,8 @@ def _problem(link: ChainedEntry, before: ChainedEntry | None, server: str, *, ma
     if before is not None and entry.previous != before.hash:
         return "it does not follow the entry before it"
     if link.columns is not None and entry.kind is EntryKind.CLOSED and "request_id" in link.columns:
-        for name in FIELD_NAMES:
-            now, written = link.columns[name], entry.values.get(name, DEFAULTS[name])
-            if now != written:
+        for name, written in with_defaults(entry.values).items():
+            if (now := link.columns[name]) != written:
                 return f"{name} is {now!r} in the database, and was written as {written!r}"
     return None
 
@@ -150,9 +144,6 @@ def _missing_ends(heads: dict[str, ChainedEntry], ends: dict[str, ChainedEntry],
         # a database may know more than a file that lost its end in a power failure
         elif end.number < after["number"] or (end.number == after["number"] and end.hash != after["hash"]):
             yield f"server {after['server']}, {end.name}: {after['number'] - end.number} entries after it are missing"
-
-
-# ---------------------------------------------------------------- database and file as one
 
 
 def _merged(rows: Iterator[ChainedEntry], entries: dict[int, ChainedEntry]) -> Iterator[ChainedEntry]:
@@ -182,20 +173,17 @@ def _read_file(folder: LedgerFolder) -> _WriteAheadFile:
         last_used = number if data else last_used
         found = scan(data, Position(number, 0))
         damages += found.damages
-        for located in found.entries:
-            _add_entry(file, located.entry)
+        for entry in (located.entry for located in found.entries):
+            if entry.kind is EntryKind.ADMITTED:
+                file.open_ids.add(entry.request_id)
+                continue
+            if entry.kind is EntryKind.CLOSED:
+                file.open_ids.discard(entry.request_id)
+            assert entry.number is not None
+            link = ChainedEntry(entry.number, entry.hash, entry.text, None)
+            file.chains.setdefault(entry.server, {})[entry.number] = link
     file.damages = [(damage, damage.start.segment == last_used) for damage in damages]
     return file
-
-
-def _add_entry(file: _WriteAheadFile, entry: Entry) -> None:
-    if entry.kind is EntryKind.ADMITTED:
-        file.open_ids.add(entry.request_id)
-        return
-    if entry.kind is EntryKind.CLOSED:
-        file.open_ids.discard(entry.request_id)
-    assert entry.number is not None
-    file.chains.setdefault(entry.server, {})[entry.number] = ChainedEntry(entry.number, entry.hash, entry.text, None)
 
 
 def _servers(connection: sa.Connection) -> dict[str, str]:
@@ -209,11 +197,6 @@ def _servers(connection: sa.Connection) -> dict[str, str]:
     return {row.server: row.ledger for row in connection.execute(found.order_by(both.c.ledger, first))}
 
 
-def _ledgers_with_retention(connection: sa.Connection) -> set[str]:
-    """Return the ledgers whose old records were deleted by retention."""
-    return set(connection.scalars(sa.select(sources.c.ledger).where(sources.c.retained_since.is_not(None))))
-
-
 def _links_of(connection: sa.Connection, server: str) -> Iterator[ChainedEntry]:
     """Yield a server's rows by number, read in pages."""
     at = -1
@@ -223,13 +206,8 @@ def _links_of(connection: sa.Connection, server: str) -> Iterator[ChainedEntry]:
         others = sa.select(marks).where(marks.c.server == server, marks.c.number > at)
         if len(rows) == _PAGE:
             others = others.where(marks.c.number < rows[-1].number)
-        links = [_link(row) for row in (*rows, *connection.execute(others))]
-        yield from sorted(links, key=lambda link: link.number)
+        for row in sorted((*rows, *connection.execute(others)), key=lambda row: row.number):
+            yield ChainedEntry(row.number, row.hash, row.entry, row._asdict())
         if len(rows) < _PAGE:
             return
         at = rows[-1].number
-
-
-def _link(row: sa.Row[tuple[object, ...]]) -> ChainedEntry:
-    columns = row._asdict()
-    return ChainedEntry(row.number, row.hash, row.entry, columns)

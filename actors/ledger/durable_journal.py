@@ -4,8 +4,7 @@
     close ──▶ chained `closed` line, queued with its release
     flush ──▶ all lines since the last flush are written at once (`segment_writer.py`)
 
-The accountant calls it from the event loop; `run` does what may take long: allocating segments ahead of need, syncing,
-and retrying what failed.
+The accountant calls it from the event loop; `run` does what may take long.
 
 What must always hold: while records cannot be written, no new request is admitted; an admitted request has room for its
 closing record and gets one. Of rejected requests each tenant gets a limited number of records an hour (`refusals.py`).
@@ -161,7 +160,6 @@ class DurableJournal:
 
     @property
     def durable(self) -> Position:
-        """Everything before it may be read."""
         return self._writer.durable
 
     @property
@@ -172,7 +170,6 @@ class DurableJournal:
         return min(*needed, self.durable.segment, self._segments.current.number)
 
     async def wait_beyond(self, position: Position) -> None:
-        """Wait until something after `position` is durable."""
         await self._writer.wait_beyond(position)
 
     async def run(self) -> None:

@@ -1,15 +1,11 @@
-"""The entries of the write-ahead file: the format of a line, and the hash chain between them.
+"""The entries of the write-ahead file: the format of a line, and the hash chain between them. Pure.
 
     SHA-256 of the text, in hex   space   text: one JSON object with its keys in order   newline
 
 A line that was cut off or changed does not match its hash. There are four kinds: `start` and `stop` of a server,
 `admitted` (a request that will have a record) and `closed` (the record). All but `admitted` form the chain of their
-server's incarnation: they are numbered from 0, and each has the hash of the one before it. An `admitted` line is kept
-only until its `closed` line is durable.
-
-Fields that have their default (`fields.DEFAULTS`) are left out: half of a record, and nearly all of a rejected one.
-
-Pure. `durable_journal.py` makes lines, `segment_files.py` parses them.
+server's incarnation: numbered from 0, each with the hash of the one before it. Fields that have their default
+(`fields.DEFAULTS`) are left out: half of a record, and nearly all of a rejected one.
 
 What must always hold: a line is at most MAX_LINE_BYTES long, and a `closed` line at most GROWTH_BYTES longer than its
 `admitted` line, which is the room reserved for it.
@@ -45,15 +41,12 @@ class EntryKind(StrEnum):
 
 @attrs.frozen
 class Entry:
-    """One entry, parsed."""
-
     kind: EntryKind
     server: str
     """The server's incarnation: a random id for each start."""
     hash: str
     text: str
     at: float
-    """Unix seconds, when it was written."""
     number: int | None = None
     """Its place in the chain. None for `admitted`, which is not in one."""
     previous: str | None = None
@@ -74,8 +67,6 @@ class Entry:
 
 @attrs.frozen
 class Line:
-    """One entry, serialized."""
-
     data: bytes
     hash: str
 

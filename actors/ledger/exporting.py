@@ -11,7 +11,7 @@ import importlib
 import io
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from itertools import islice
+from itertools import count, islice
 from typing import Any, BinaryIO, Final
 
 import orjson
@@ -21,7 +21,8 @@ from .fields import FIELD_NAMES, Value, flatten
 from .reading import LedgerRecord
 from .schema import records as table
 
-EXPORT_NAMES: Final = (*FIELD_NAMES, "recovered", "server", "number", "hash")
+_PLACE: Final = ("recovered", "server", "number", "hash")
+EXPORT_NAMES: Final = (*FIELD_NAMES, *_PLACE)
 _GROUP_ROWS: Final = 10_000
 
 
@@ -33,36 +34,27 @@ class ExportFormat(StrEnum):
 
 def export(found: Iterable[LedgerRecord], format_: ExportFormat, output: BinaryIO) -> int:
     """Write records and return how many there were. Raises LedgerError."""
-    match format_:
-        case ExportFormat.CSV:
-            return _export_csv(found, output)
-        case ExportFormat.JSONL:
-            return _export_jsonl(found, output)
-        case ExportFormat.PARQUET:
-            return _export_parquet(found, output)
+    numbers = count()
+    rows = (values_of(one) for one, _ in zip(found, numbers, strict=False))
+    writers = {
+        ExportFormat.CSV: _export_csv,
+        ExportFormat.JSONL: _export_jsonl,
+        ExportFormat.PARQUET: _export_parquet,
+    }
+    writers[format_](rows, output)
+    return next(numbers)
 
 
 def values_of(found: LedgerRecord) -> dict[str, Value]:
-    """Return one record's values by the names of EXPORT_NAMES."""
-    own: dict[str, Value] = {
-        "recovered": found.recovered,
-        "server": found.server,
-        "number": found.number,
-        "hash": found.hash,
-    }
-    return flatten(found.record) | own
+    return flatten(found.record) | {name: getattr(found, name) for name in _PLACE}
 
 
-def _export_csv(found: Iterable[LedgerRecord], output: BinaryIO) -> int:
+def _export_csv(rows: Iterator[dict[str, Value]], output: BinaryIO) -> None:
     text = io.TextIOWrapper(output, "utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, EXPORT_NAMES)
     writer.writeheader()
-    num_records = 0
-    for one in found:
-        writer.writerow({name: _plain(value) for name, value in values_of(one).items()})
-        num_records += 1
+    writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
     text.detach()
-    return num_records
 
 
 def _plain(value: Value) -> Value:
@@ -74,32 +66,18 @@ def _plain(value: Value) -> Value:
     return value
 
 
-def _export_jsonl(found: Iterable[LedgerRecord], output: BinaryIO) -> int:
-    num_records = 0
-    for one in found:
-        output.write(orjson.dumps(values_of(one)) + b"\n")
-        num_records += 1
-    return num_records
+def _export_jsonl(rows: Iterator[dict[str, Value]], output: BinaryIO) -> None:
+    output.writelines(orjson.dumps(row) + b"\n" for row in rows)
 
 
-def _export_parquet(found: Iterable[LedgerRecord], output: BinaryIO) -> int:
+def _export_parquet(rows: Iterator[dict[str, Value]], output: BinaryIO) -> None:
     try:
         pa: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise LedgerError("Parquet needs pyarrow: pip install './quipu_llm-….whl[parquet]'") from None
     kinds = {"text": pa.string(), "big_integer": pa.int64(), "double": pa.float64(), "boolean": pa.bool_()}
-    columns = [(name, kinds[table.c[name].type.__visit_name__]) for name in EXPORT_NAMES]
-    schema = pa.schema(columns)
-    num_records = 0
+    schema = pa.schema([(name, kinds[table.c[name].type.__visit_name__]) for name in EXPORT_NAMES])
     with parquet.ParquetWriter(output, schema) as writer:
-        for group in _groups(found):
-            writer.write_table(pa.Table.from_pylist([values_of(one) for one in group], schema=schema))
-            num_records += len(group)
-    return num_records
-
-
-def _groups(found: Iterable[LedgerRecord]) -> Iterator[list[LedgerRecord]]:
-    remaining = iter(found)
-    while group := list(islice(remaining, _GROUP_ROWS)):
-        yield group
+        while group := list(islice(rows, _GROUP_ROWS)):
+            writer.write_table(pa.Table.from_pylist(group, schema=schema))

@@ -21,8 +21,7 @@ from typing import Final
 import attrs
 import msgspec
 
-from .database import SQLITE_NAME, LedgerError, redacted, sqlite_url
-from .modes import PRIVATE, make_private
+from .database import PRIVATE, SQLITE_NAME, LedgerError, make_private, redacted, sqlite_url
 
 FOLDER: Final = "ledger"
 _ABOUT: Final = "ledger.json"
@@ -30,8 +29,6 @@ _LOCK: Final = "lock"
 
 
 class About(msgspec.Struct, frozen=True):
-    """Contents of `ledger.json`."""
-
     ledger: str
     database: str | None
     """The URL without its password; None: SQLite in the data directory."""
@@ -76,10 +73,6 @@ class LedgerFolder:
         for path in self.path.iterdir():
             make_private(path)
 
-    @property
-    def default_url(self) -> str:
-        return sqlite_url(self.data_dir)
-
     def url_for_reading(self, url: str | None) -> str | None:
         """Return the database's URL. None: nothing was loaded yet. Raises LedgerError if --ledger-url is needed."""
         if url is not None:
@@ -89,7 +82,7 @@ class LedgerFolder:
             raise LedgerError(
                 f"the records of {self.data_dir} are loaded into {about.database}: pass that as --ledger-url"
             )
-        return self.default_url if (self.data_dir / SQLITE_NAME).exists() else None
+        return sqlite_url(self.data_dir) if (self.data_dir / SQLITE_NAME).exists() else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -114,7 +107,6 @@ class LedgerFolder:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a server holds the lock."""
         try:
             fd = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

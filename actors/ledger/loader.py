@@ -1,7 +1,7 @@
-"""The loader: loads the write-ahead file into the database, off the request path.
+"""The loader: a task that loads the write-ahead file into the database, off the request path.
 
-A task of its own. It waits for the journal to make progress, reads part of a segment and loads it in a worker thread.
-Then it deletes segments that are no longer needed and, if a retention is set, old rows.
+It waits for the journal to make progress and loads part of a segment in a worker thread. Then it deletes segments that
+are no longer needed and, if a retention is set, old rows.
 
 What must always hold: the loader never delays a request; while the database is unreachable nothing is lost or skipped;
 a segment is deleted only if all of it is loaded, it contains no open entry, and no earlier segment remains.
@@ -9,22 +9,22 @@ a segment is deleted only if all of it is loaded, it contains no open entry, and
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar, TypeVarTuple
 
 import sqlalchemy as sa
 import structlog
 import trio
 
 from ..threads import run_in_thread
-from .database import Batch, LedgerError, load, loaded_position, migrate, read_firsts, reason
+from .database import LedgerError, load, loaded_position, migrate, read_firsts, reason
+from .durable_journal import DurableJournal
 from .retention import RetentionClock, count_old, delete_old, keep_clock, read_clock
 from .retries import RetryIndex
-from .segment_files import Position, Storage, scan
+from .segment_files import Position, Scan, Storage, scan
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 log = structlog.get_logger("quipu.ledger")
 
@@ -39,31 +39,19 @@ LAST_LOAD_S: Final = 2.0
 """How long a stopping server continues to load. The next one loads the rest."""
 
 
-class LoaderSource(Protocol):
-    """What the loader needs of the journal."""
-
-    @property
-    def durable(self) -> Position: ...
-
-    @property
-    def oldest_needed(self) -> int: ...
-
-    async def wait_beyond(self, position: Position) -> None: ...
-
-
 class Loader:
     def __init__(
         self,
         engine: sa.Engine,
         ledger: str,
         storage: Storage,
-        journal: LoaderSource,
+        journal: DurableJournal,
         retries: RetryIndex,
         *,
         window_s: float,
         max_keys: int,
         retention_s: float | None,
-        unix_time: Callable[[], float] = time.time,
+        unix_time: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._ledger = ledger
@@ -74,20 +62,14 @@ class Loader:
         self._max_keys = max_keys
         self._retention_s = retention_s
         self._unix_time = unix_time
-        self._position: Position | None = None
-        """None: the database has not been reached yet."""
+        self.position: Position | None = None
+        """Everything before it is in the database. None: that has not been reached yet."""
         self._cleaned_at: float | None = None
         self._retention_clock: RetentionClock | None = None
         self.trouble: str | None = None
         """Why nothing is being loaded, if so."""
 
-    @property
-    def position(self) -> Position | None:
-        """Everything before it is in the database."""
-        return self._position
-
     async def run(self) -> None:
-        """Load until cancelled."""
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
@@ -102,7 +84,7 @@ class Loader:
         """Load what is left, for at most `LAST_LOAD_S`."""
         with trio.move_on_after(LAST_LOAD_S):
             try:
-                while self._position is None or self._position < self._journal.durable:
+                while self.position is None or self.position < self._journal.durable:
                     await self._load_some()
             except (sa.exc.SQLAlchemyError, LedgerError, OSError, MemoryError) as error:
                 self._fail(error)
@@ -110,21 +92,21 @@ class Loader:
     async def _run_once(self) -> None:
         num_bytes = await self._load_some()
         await self._clean()
-        assert self._position is not None
+        assert self.position is not None
         if num_bytes < READ_BYTES // 2:
             await trio.sleep(PAUSE_S)
-            await self._journal.wait_beyond(self._position)
+            await self._journal.wait_beyond(self.position)
 
     async def _load_some(self) -> int:
         """Load one batch and return its size in bytes."""
-        start = self._position or await self._reach_database()
+        start = self.position or await self._reach_database()
         until = self._journal.durable
-        batch = await _in_thread(partial(self._load, start, until))
+        batch = await _in_thread(self._load, start, until)
         num_bytes = batch.end.offset - start.offset if batch.end.segment == start.segment else READ_BYTES
         if self.trouble is not None:
             log.info("ledger.database_back")
             self.trouble = None
-        self._position = batch.end
+        self.position = batch.end
         for number in self._storage.numbers():
             if number >= min(batch.end.segment, self._journal.oldest_needed):
                 break
@@ -133,13 +115,13 @@ class Loader:
 
     async def _reach_database(self) -> Position:
         """Migrate the database and read what it has, once per server."""
-        await _in_thread(partial(migrate, self._engine))
-        known_s = await _in_thread(partial(read_clock, self._engine, self._ledger))
+        await _in_thread(migrate, self._engine)
+        known_s = await _in_thread(read_clock, self._engine, self._ledger)
         known_s = self._unix_time() if known_s is None else known_s
         self._retention_clock = RetentionClock(known_s, trio.current_time())
         since = self._unix_time() - self._window_s
-        read_keys = partial(read_firsts, self._engine, since, self._window_s, self._max_keys)
-        for tenant, keys in (await _in_thread(read_keys)).items():
+        firsts = await _in_thread(read_firsts, self._engine, since, self._window_s, self._max_keys)
+        for tenant, keys in firsts.items():
             self._retries.adopt(tenant, keys)
             await trio.lowlevel.checkpoint()
 
@@ -147,10 +129,10 @@ class Loader:
             with self._engine.connect() as connection:
                 return loaded_position(connection, self._ledger)
 
-        self._position = await _in_thread(read)
-        return self._position
+        self.position = await _in_thread(read)
+        return self.position
 
-    def _load(self, start: Position, until: Position) -> Batch:
+    def _load(self, start: Position, until: Position) -> Scan:
         """Load from `start` on, or move on to the next segment. Runs in a worker thread."""
         number = start.segment
         end = until.offset if number == until.segment else None
@@ -162,11 +144,10 @@ class Loader:
         if not found.entries:
             found = scan(data, start)  # there may be entries after unreadable bytes
         if found.entries:
-            batch = Batch(found.entries, found.end)
-            load(self._engine, self._ledger, batch)
-            return batch
+            load(self._engine, self._ledger, found)
+            return found
         later = [other for other in self._storage.numbers() if number < other <= until.segment]
-        return Batch((), Position(later[0], 0) if later else max(start, until))
+        return Scan((), (), Position(later[0], 0) if later else max(start, until))
 
     async def _clean(self) -> None:
         monotonic_s = trio.current_time()
@@ -174,16 +155,16 @@ class Loader:
             return
         assert self._retention_clock is not None
         now = self._retention_clock.now(self._unix_time(), monotonic_s)
-        await _in_thread(partial(keep_clock, self._engine, self._ledger, now))
+        await _in_thread(keep_clock, self._engine, self._ledger, now)
         if self._retention_s is not None:
             await self._delete_old(now - self._retention_s)
         self._cleaned_at = monotonic_s
 
     async def _delete_old(self, before: float) -> None:
-        num_old = await _in_thread(partial(count_old, self._engine, self._ledger, before))
+        num_old = await _in_thread(count_old, self._engine, self._ledger, before)
         if num_old:
             log.info("ledger.retention_due", num_records=num_old, closed_before=before)
-            num_deleted = await _in_thread(partial(delete_old, self._engine, self._ledger, before))
+            num_deleted = await _in_thread(delete_old, self._engine, self._ledger, before)
             log.info("ledger.retention", num_deleted=num_deleted)
 
     def _fail(self, error: Exception) -> None:
@@ -193,6 +174,6 @@ class Loader:
         self.trouble = why
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def _in_thread(work: Callable[[*Ts], T], *args: *Ts) -> T:
     """Run `work` in a thread that is abandoned on cancellation: a hanging database must not keep the server up."""
-    return await run_in_thread(work, abandon_on_cancel=True)
+    return await run_in_thread(work, *args, abandon_on_cancel=True)

@@ -1,10 +1,8 @@
-"""Queries of the ledger: filters, groups and sums, both on records in memory and as SQL.
-
-Used by `reading.py`.
+"""Queries of the ledger: filters, groups and sums, on records in memory and as SQL. Used by `reading.py`.
 
 What must always hold: both ways give the same result; a sum of counted tokens contains no estimates; a request that the
 server itself failed counts as one request and no tokens, except when the ledger is reconciled with the counters; a
-count that cannot be, which earlier versions believed of an upstream, is in no sum, so that no sum overflows.
+count larger than possible, which earlier versions accepted from upstreams, is in no sum, so that no sum overflows.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Any, Final, Literal
 import attrs
 import sqlalchemy as sa
 
-from ..messages.counts import MAX_COUNT, Count, Estimate, Known
+from ..messages.counts import MAX_COUNT, Estimate, Known
 from ..messages.outcomes import Outcome
 from ..messages.usage_record import UsageRecord
 from .fields import TIERS
@@ -41,35 +39,33 @@ class Query:
     outcomes: tuple[Outcome, ...] = ()
     disputed_only: bool = False
 
+    def _named(self) -> dict[str, list[str]]:
+        """Return the values of which a record has to have one, by field."""
+        named = {
+            "request_id": self.request_ids,
+            "tenant": self.tenants,
+            "key_id": self.key_ids,
+            "model": self.models,
+            "endpoint": self.endpoints,
+            "outcome": tuple(outcome.value for outcome in self.outcomes),
+        }
+        return {name: list(values) for name, values in named.items() if values}
+
     def matches(self, record: UsageRecord) -> bool:
         return (
             (self.since is None or record.closed_at >= self.since)
             and (self.until is None or record.closed_at < self.until)
-            and (not self.request_ids or record.request_id in self.request_ids)
-            and (not self.tenants or record.tenant in self.tenants)
-            and (not self.key_ids or record.key_id in self.key_ids)
-            and (not self.models or record.model in self.models)
-            and (not self.endpoints or record.endpoint in self.endpoints)
-            and (not self.outcomes or record.outcome in self.outcomes)
+            and all(getattr(record, name) in values for name, values in self._named().items())
             and (record.disputed or not self.disputed_only)
         )
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         c = records.c
-        wanted: list[sa.ColumnElement[bool]] = []
+        wanted: list[sa.ColumnElement[bool]] = [c[name].in_(values) for name, values in self._named().items()]
         if self.since is not None:
             wanted.append(c.closed_at >= self.since)
         if self.until is not None:
             wanted.append(c.closed_at < self.until)
-        named = (
-            (c.request_id, self.request_ids),
-            (c.tenant, self.tenants),
-            (c.key_id, self.key_ids),
-            (c.model, self.models),
-            (c.endpoint, self.endpoints),
-            (c.outcome, tuple(outcome.value for outcome in self.outcomes)),
-        )
-        wanted += [column.in_(values) for column, values in named if values]
         if self.disputed_only:
             wanted.append(c.disputed)
         return wanted
@@ -150,12 +146,8 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
     for name in _COUNTS:
         columns[f"{name}_tokens"] = total(_of_kind(name, "known", f"{name}_tokens"))
         columns[f"estimated_{name}_tokens"] = total(_of_kind(name, "estimate", f"{name}_tokens"))
-    columns["queried_tokens"] = total(
-        sa.case(
-            (sa.and_(c.prompt_kind == "known", c.cached_kind == "known", _can_be(c.prompt_tokens)), c.prompt_tokens),
-            else_=0,
-        )
-    )
+    is_queried = sa.and_(c.prompt_kind == "known", c.cached_kind == "known", _can_be(c.prompt_tokens))
+    columns["queried_tokens"] = total(sa.case((is_queried, c.prompt_tokens), else_=0))
     groups: list[sa.ColumnElement[Any]] = [is_faulted().label("is_faulted"), *(c[name] for name in group_by)]
     if bucket_s is not None:
         quotient = c.closed_at / bucket_s
@@ -199,13 +191,17 @@ class SumBuilder:
                 return
         for name in _PLAIN:
             _increase(into, name, getattr(record, name))
-        for name, count in zip(_COUNTS, (record.prompt, record.cached, record.cache_write), strict=True):
-            _add(into, name, count)
+        for name in _COUNTS:
+            match getattr(record, name):
+                case Known(n):
+                    _increase(into, f"{name}_tokens", n)
+                case Estimate(n):
+                    _increase(into, f"estimated_{name}_tokens", n)
         if isinstance(record.cached, Known):
-            _add(into, "queried", record.prompt)
+            if isinstance(record.prompt, Known):
+                _increase(into, "queried_tokens", record.prompt.n)
             for tier, number in (record.cached_by_tier or {}).items():
-                name = f"cached_{tier if tier in TIERS else 'unattributed'}_tokens"
-                _increase(into, name, number)
+                _increase(into, f"cached_{tier if tier in TIERS else 'unattributed'}_tokens", number)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         bucket = None if self._bucket_s is None else float(row["bucket"])
@@ -231,14 +227,6 @@ class SumBuilder:
         if key not in self._sums:
             self._sums[key] = Sum(bucket=bucket, group=group)
         return self._sums[key]
-
-
-def _add(into: Sum, name: str, count: Count) -> None:
-    match count:
-        case Known(n):
-            _increase(into, f"{name}_tokens", n)
-        case Estimate(n) if name in _COUNTS:
-            _increase(into, f"estimated_{name}_tokens", n)
 
 
 def _increase(into: Sum, name: str, number: int) -> None:

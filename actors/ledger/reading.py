@@ -7,10 +7,9 @@
 
 All of it blocks, and large sums keep the interpreter lock: a server opens a reader for each report in a process of its
 own (`web/api/admin/report_worker.py`). With a data directory, records that are not loaded yet are read from the
-write-ahead file, so a record can be found as soon as its client has its response. Times select by `closed_at`, `since
-<= closed_at < until`, so a bucket in the past does not change. Sums count every request; one that the server itself
-failed counts no tokens. With `collapse_retries`, a request and its retries count once (`retry_groups.py`); a request
-that did not finish then moves out of its bucket once a retry has finished.
+write-ahead file, so a record can be found as soon as its client has its response. Times select by `closed_at`, so a
+bucket in the past does not change, except with `collapse_retries`: a request that did not finish moves out of its
+bucket once a retry has finished (`retry_groups.py`).
 
 What must always hold: each request is returned once, even while records are being loaded; nothing is changed.
 """
@@ -27,15 +26,14 @@ import sqlalchemy as sa
 
 from ..messages.outcomes import Fault
 from ..messages.usage_record import UsageRecord
-from .database import LedgerError, check_version, loaded_position, reason
+from .database import KeptEngines, LedgerError, check_version, loaded_position, reason
 from .entries import Entry, EntryKind
 from .fields import restore
 from .folder import LedgerFolder
-from .kept_engines import KeptEngines
 from .queries import GroupColumn, Query, Sum, SumBuilder, select_sums
 from .retry_groups import Member, counted, is_counted, member_of, select_members
 from .schema import records
-from .segment_files import DiskStorage, Position, scan
+from .segment_files import BEGINNING, DiskStorage, Position, scan
 
 __all__ = ["GroupColumn", "KeptEngines", "LedgerError", "LedgerReader", "LedgerRecord", "Query", "Sum", "open_reader"]
 
@@ -48,9 +46,7 @@ class LedgerRecord:
 
     record: UsageRecord
     server: str
-    """Incarnation of the server that wrote it."""
     number: int
-    """Its place in that server's chain."""
     hash: str
     recovered: bool
     """Whether its server died, and the next one closed it with what was known at its admission."""
@@ -87,13 +83,9 @@ def open_reader(
 
 
 class LedgerReader:
-    """Reads one ledger; made by `open_reader`."""
-
     def __init__(self, engine: sa.Engine | None, folder: LedgerFolder | None) -> None:
         self._engine = engine
         self._folder = folder
-
-    # ------------------------------------------------------------ for reports
 
     def get(self, request_id: str) -> LedgerRecord | None:
         """Return the record of a request, by the server's own id."""
@@ -121,8 +113,7 @@ class LedgerReader:
     ) -> list[Sum]:
         """Return sums over groups and time buckets (aligned to the epoch, UTC), oldest first.
 
-        Empty groups and buckets are absent; without either there is always one sum. `collapse_retries`: a request and
-        its retries count once.
+        Empty ones are absent; without groups and buckets there is one sum. `collapse_retries`: see `retry_groups.py`.
         """
         query = query or Query()
         view = self._look()
@@ -132,7 +123,7 @@ class LedgerReader:
             if query.matches(found.record) and (groups is None or groups.counts(found.record)):
                 builder.add_record(found.record)
         if self._engine is not None:
-            wanted = [*query.conditions(), *view.condition()]
+            wanted = [*query.conditions(), *view.conditions]
             if groups is not None:
                 wanted.append(groups.condition())
             with self._engine.connect() as connection:
@@ -149,7 +140,7 @@ class LedgerReader:
         if self._engine is not None:
             with self._engine.connect() as connection:
                 for at in range(0, len(roots), _PAGE):
-                    members = select_members(roots[at : at + _PAGE]).where(*view.condition())
+                    members = select_members(roots[at : at + _PAGE]).where(*view.conditions)
                     loaded += [
                         Member(row.request_id, row.retry_of, row.grade, row.closed_at)
                         for row in connection.execute(members)
@@ -166,44 +157,31 @@ class LedgerReader:
         with self._engine.connect() as connection:
             yield connection
 
-    # ------------------------------------------------------------ database and file as one
-
     def _look(self) -> _View:
         """Look up where the database ends, then read what is after that: in this order, since loading may go on."""
-        if self._folder is None:
-            return _View(None, None, ())
-        about = self._folder.about()
-        if about is None:
-            return _View(None, None, ())
-        if self._engine is None:
-            loaded = Position(0, 0)
-        else:
-            with self._engine.connect() as connection:
-                loaded = loaded_position(connection, about.ledger)
+        about = None if self._folder is None else self._folder.about()
+        if self._folder is None or about is None:
+            return _View((), ())
+        with self.connection() as connected:
+            loaded = BEGINNING if connected is None else loaded_position(connected, about.ledger)
+        is_loaded = sa.or_(records.c.ledger != about.ledger, records.c.position <= loaded.packed)
         found: dict[str, LedgerRecord] = {}
         for entry in entries_after(self._folder, loaded):
             if entry.kind is EntryKind.CLOSED:
                 found.setdefault(entry.request_id, _of_entry(entry))
-        for request_id in self._among_loaded(list(found), about.ledger, loaded):
-            del found[request_id]
-        return _View(about.ledger, loaded, tuple(found.values()))
-
-    def _among_loaded(self, request_ids: list[str], ledger: str, loaded: Position) -> set[str]:
-        """Return those requests that the database has already, from before what is read from the file."""
-        there: set[str] = set()
-        if self._engine is None:
-            return there
-        with self._engine.connect() as connection:
-            for at in range(0, len(request_ids), _PAGE):
-                some = records.c.request_id.in_(request_ids[at : at + _PAGE])
-                before = sa.or_(records.c.ledger != ledger, records.c.position <= loaded.packed)
-                there.update(connection.scalars(sa.select(records.c.request_id).where(some, before)))
-        return there
+        if self._engine is not None:
+            request_ids = list(found)
+            with self._engine.connect() as connection:
+                for at in range(0, len(request_ids), _PAGE):
+                    some = sa.select(records.c.request_id).where(records.c.request_id.in_(request_ids[at : at + _PAGE]))
+                    for row in connection.execute(some.where(is_loaded)):
+                        del found[row.request_id]
+        return _View((is_loaded,), tuple(found.values()))
 
     def _loaded(self, query: Query, view: _View, newest_first: bool) -> Iterator[LedgerRecord]:
         if self._engine is None:
             return
-        where = [*query.conditions(), *view.condition()]
+        where = [*query.conditions(), *view.conditions]
         columns = (records.c.closed_at, records.c.request_id)
         order = [column.desc() if newest_first else column.asc() for column in columns]
         last: sa.Row[tuple[object, ...]] | None = None
@@ -246,17 +224,11 @@ class _Groups:
 
 @attrs.frozen
 class _View:
-    """A consistent view: the database up to `loaded`, and the records after it from the file."""
+    """A consistent view: the database up to a position, and the records after it from the file."""
 
-    ledger: str | None
-    loaded: Position | None
+    conditions: tuple[sa.ColumnElement[bool], ...]
+    """Exclude rows loaded since the view was made: `unloaded` has them."""
     unloaded: tuple[LedgerRecord, ...]
-
-    def condition(self) -> list[sa.ColumnElement[bool]]:
-        """Exclude rows loaded since the view was made: `unloaded` has them."""
-        if self.ledger is None or self.loaded is None:
-            return []
-        return [sa.or_(records.c.ledger != self.ledger, records.c.position <= self.loaded.packed)]
 
 
 def entries_after(folder: LedgerFolder, start: Position) -> Iterator[Entry]:

@@ -1,11 +1,9 @@
 """Compares the ledger with the counters: `quipu ledger reconcile`.
 
 Counters live as long as their server. So each server's own records are summed and compared with the counters that it
-wrote when it stopped, or with the ones that it shows now. A server that was killed left no counters; its records are
-summed anyway. Disputed accounts have a line of their own.
-
-Records closed by recovery are left out, since their server's counters were lost. Rejected requests that were counted
-but not written (`refusals.py`) have a counter of their own, which is added to the ledger's number.
+wrote when it stopped, or with the ones that it shows now; a server that was killed left none. Records closed by
+recovery are left out. Rejected requests that were counted but not written (`refusals.py`) have a counter of their own,
+which is added to the ledger's number.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ class Comparison:
     name: str
     ledger: float
     counter: float | None
-    """None: there are no counters."""
 
     @property
     def agrees(self) -> bool:
@@ -152,7 +149,6 @@ def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float
 
 
 def _marks(reader: LedgerReader, folder: LedgerFolder | None) -> tuple[dict[str, Entry], dict[str, Entry]]:
-    """Return the start and stop entries by server."""
     found: list[Entry | None] = []
     with reader.connection() as connection:
         if connection is not None:

@@ -44,17 +44,14 @@ def recover(storage: Storage, retries: RetryIndex) -> Recovered:
         found = scan(data, Position(number, 0))
         for located in found.entries:
             entry = located.entry
-            if entry.kind is EntryKind.ADMITTED:
+            if entry.kind in (EntryKind.ADMITTED, EntryKind.CLOSED):
                 record = _record_of(entry)
-                open_records.pop(record.request_id, None)
-                open_records[record.request_id] = record
                 retries.admit(record)
-                continue
-            after = {"server": entry.server, "number": entry.number, "hash": entry.hash}
-            if entry.kind is EntryKind.CLOSED:
-                record = _record_of(entry)
                 open_records.pop(record.request_id, None)
-                retries.admit(record)
+                if entry.kind is EntryKind.ADMITTED:
+                    open_records[record.request_id] = record
+            if entry.kind is not EntryKind.ADMITTED:
+                after = {"server": entry.server, "number": entry.number, "hash": entry.hash}
         used = len(data.rstrip(b"\0"))
         for damage in found.damages:
             what = {"segment": number, "offset": damage.start.offset, "num_bytes": damage.num_bytes}

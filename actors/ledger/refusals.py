@@ -1,8 +1,8 @@
 """Limits how many records of rejected requests are written for each tenant and hour.
 
-A rejected request costs its client nothing, and its record has no tokens, so it must not be possible to fill the disk
-with them. The journal asks before it writes one. A request without a record is still counted in the metrics, and here
-(`quipu:usage_records_suppressed_total`), and logged now and then. Pure, except for the log.
+A rejected request costs its client nothing, so it must not be possible to fill the disk with records of them. The
+journal asks before it writes one. The others are still counted in the metrics, and here
+(`quipu:usage_records_suppressed_total`), and logged now and then.
 
 What must always hold: one tenant cannot use another's budget; the number of remembered tenants is bounded.
 """

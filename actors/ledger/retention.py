@@ -1,10 +1,8 @@
-"""Deletes records older than the configured retention.
+"""Deletes records older than the configured retention, in batches. Called by the loader, in a worker thread.
 
-Called by the loader, in a worker thread. Deletes in batches, so that no lock is held for long.
-
-The machine's clock may be wrong, and what is deleted is gone. So retention has a clock of its own, which is kept in the
-database: it goes as the monotonic clock does while a server runs, and is put forward to the machine's clock by a day at
-most at each start. (After a stop of a week it is six days late, until other starts.)
+The machine's clock may be wrong, and what is deleted is gone. So retention has a clock of its own, kept in the
+database: it runs with the monotonic clock while a server runs, and is advanced to the machine's clock by at most a day
+at each start. (After a stop of a week it is six days late, until other starts.)
 
 What must always hold: its clock is never ahead of the machine's; what remains of each server's chain is a suffix
 without gaps, so that it can still be verified; the database says from when on its records are complete.
@@ -20,12 +18,9 @@ from .schema import marks, records, sources
 
 BATCH_ROWS: Final = 1000
 MAX_STEP_S: Final = 86_400.0
-"""How far the clock is put forward at a start."""
 
 
 class RetentionClock:
-    """What time it is for retention."""
-
     def __init__(self, known_s: float, monotonic_s: float) -> None:
         """`known_s`: until when time has passed for certain, at the monotonic time `monotonic_s`."""
         self._anchor_s = known_s - monotonic_s
@@ -37,9 +32,12 @@ class RetentionClock:
 
 def read_clock(engine: sa.Engine, ledger: str) -> float | None:
     """Return the time (Unix seconds) that was kept, or else that of the newest record; None if there is neither."""
+    kept = sa.select(sources.c.retention_clock).where(sources.c.ledger == ledger)
+    newest = sa.select(sa.func.max(records.c.closed_at)).where(records.c.ledger == ledger)
     with engine.connect() as connection:
-        kept = connection.scalar(sa.select(sources.c.retention_clock).where(sources.c.ledger == ledger))
-    return newest_time(engine, ledger) if kept is None else float(kept)
+        known = connection.scalar(kept)
+        known = connection.scalar(newest) if known is None else known
+    return None if known is None else float(known)
 
 
 def keep_clock(engine: sa.Engine, ledger: str, now: float) -> None:
@@ -50,19 +48,11 @@ def keep_clock(engine: sa.Engine, ledger: str, now: float) -> None:
         connection.execute(sa.update(sources).where(c.ledger == ledger, is_later).values(retention_clock=now))
 
 
-def newest_time(engine: sa.Engine, ledger: str) -> float | None:
-    """Return when this ledger's newest record was closed (Unix seconds); None if there is none."""
-    with engine.connect() as connection:
-        newest = connection.scalar(sa.select(sa.func.max(records.c.closed_at)).where(records.c.ledger == ledger))
-    return None if newest is None else float(newest)
-
-
 def count_old(engine: sa.Engine, ledger: str, before: float) -> int:
     """Return how many of this ledger's records were closed before `before` (Unix seconds)."""
-    c = records.c
+    old = sa.select(sa.func.count()).where(records.c.ledger == ledger, records.c.closed_at < before)
     with engine.connect() as connection:
-        which = sa.and_(c.ledger == ledger, c.closed_at < before)
-        return connection.scalar(sa.select(sa.func.count()).select_from(records).where(which)) or 0
+        return connection.scalar(old) or 0
 
 
 def delete_old(engine: sa.Engine, ledger: str, before: float) -> int:

@@ -94,7 +94,6 @@ def is_counted() -> sa.ColumnElement[bool]:
 
 
 def grade(table: sa.FromClause) -> sa.ColumnElement[int]:
-    """Return a row's Grade as SQL."""
     return sa.case(
         (table.c.outcome == Outcome.FINISHED.value, sa.literal_column(str(Grade.FINISHED.value))),
         (

@@ -46,11 +46,9 @@ class SegmentFile(Protocol):
 
     def write_at(self, data: bytes, offset: int) -> int:
         """Call write(2) once and return how many bytes it wrote. Raises OSError."""
-        ...
 
     def sync(self) -> None:
         """Return once everything written would survive a power loss. Raises OSError."""
-        ...
 
     def close(self) -> None: ...
 
@@ -60,21 +58,15 @@ class Storage(Protocol):
 
     def create(self, number: int, size: int) -> SegmentFile:
         """Create a segment with all its space allocated. After an OSError there is no such segment."""
-        ...
 
     def numbers(self) -> list[int]:
         """Return the numbers of the existing segments, ascending."""
-        ...
 
     def read(self, number: int, start: int = 0, end: int | None = None) -> bytes:
         """Read a segment's bytes from `start` to `end`. Raises FileNotFoundError."""
-        ...
-
-    def size(self, number: int) -> int: ...
 
     def truncate(self, number: int, size: int) -> None:
         """Cut a segment to `size`. Raises OSError."""
-        ...
 
     def delete(self, number: int) -> None: ...
 
@@ -94,8 +86,6 @@ class DiskFile:
 
 
 class DiskStorage:
-    """Keeps segments as files in one folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -121,9 +111,6 @@ class DiskStorage:
         with self._path(number).open("rb") as file:
             file.seek(start)
             return file.read() if end is None else file.read(max(0, end - start))
-
-    def size(self, number: int) -> int:
-        return self._path(number).stat().st_size
 
     def truncate(self, number: int, size: int) -> None:
         os.truncate(self._path(number), size)
@@ -159,8 +146,6 @@ class Damage:
 
 @attrs.frozen
 class Scan:
-    """What was read from one segment."""
-
     entries: tuple[LocatedEntry, ...]
     damages: tuple[Damage, ...]
     end: Position

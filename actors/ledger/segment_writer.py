@@ -1,8 +1,6 @@
-"""Writes lines into the write-ahead file's segments, in order, and retries what failed.
+"""Writes lines into the write-ahead file's segments, in order, and retries what failed. Used by the journal.
 
     append ──▶ queue ──▶ one write(2) of all queued lines ──▶ (with fsync: one sync of all unsynced writes) ──▶ releases
-
-Used by the journal. `append` and `write` are synchronous; `retry_writes` and `sync_in_groups` are tasks.
 
 What must always hold: a release is called once, and only after its line is written (with fsync: synced); a line that
 could not be written stays queued.
@@ -13,7 +11,6 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 import attrs
 import structlog
@@ -57,7 +54,6 @@ class OpenEntry:
     """An admitted request, until its closing record is durable."""
 
     reserved: int
-    """Bytes reserved for the closing record."""
     segment: int | None = None
     """The segment of its last `admitted` line. None: not written yet."""
 
@@ -97,19 +93,15 @@ class SegmentWriter:
         """Full segments whose last lines are not synced yet."""
         self.closing: set[OpenEntry] = set()
         """Entries whose closing record is not durable yet."""
-        self._durable = segments.current.end
+        self.durable = segments.current.end
+        """Everything before it may be read."""
         self._progress = trio.Event()
         self._has_failed = trio.Event()
         self._to_sync = trio.Event()
 
-    @property
-    def durable(self) -> Position:
-        """Everything before it may be read."""
-        return self._durable
-
     async def wait_beyond(self, position: Position) -> None:
         """Wait until something after `position` is durable."""
-        while self._durable <= position:
+        while self.durable <= position:
             await self._progress.wait()
 
     def append(
@@ -120,7 +112,6 @@ class SegmentWriter:
         closes: OpenEntry | None = None,
         release: Callable[[], None] | None = None,
     ) -> None:
-        """Queue a line."""
         if closes is not None:
             self.closing.add(closes)
         self._queue.append(_QueuedLine(data, opens, closes, release))
@@ -150,12 +141,10 @@ class SegmentWriter:
         if "write" in self._troubles:
             raise OSError(errno.EIO, self._troubles.text or "")
         unsynced = tuple(self._unsynced)
-        self._sync(unsynced, rewrite="sync" in self._troubles)
+        self._sync(unsynced, "sync" in self._troubles)
         self._settle(unsynced)
         self._segments.current.file.sync()
         self._segments.close()
-
-    # ------------------------------------------------------------ writing
 
     def _write_into_current(self) -> None:
         segment = self._segments.current
@@ -193,7 +182,7 @@ class SegmentWriter:
         for write in durable:
             if self._unsynced and self._unsynced[0] is write:
                 self._unsynced.popleft()
-            self._durable = write.end
+            self.durable = write.end
             for line in write.lines:
                 if line.closes is not None:
                     self.closing.discard(line.closes)
@@ -209,10 +198,7 @@ class SegmentWriter:
             self._full.remove(segment)
             segment.file.close()
 
-    # ------------------------------------------------------------ retrying, syncing
-
     async def retry_writes(self) -> None:
-        """Retry failed writes until cancelled."""
         while True:
             await self._has_failed.wait()
             self._has_failed = trio.Event()
@@ -229,7 +215,7 @@ class SegmentWriter:
                 self._to_sync = trio.Event()
                 continue
             try:
-                await run_in_thread(partial(self._sync, group, rewrite=rewrite))
+                await run_in_thread(self._sync, group, rewrite)
             except (OSError, MemoryError) as error:
                 # the kernel may have dropped what was not synced: write it again before the next attempt
                 why = getattr(error, "strerror", None) or str(error) or "out of memory"
@@ -241,7 +227,7 @@ class SegmentWriter:
             self._troubles.mend("sync")
             self._settle(group)
 
-    def _sync(self, group: tuple[_Write, ...], *, rewrite: bool = False) -> None:
+    def _sync(self, group: tuple[_Write, ...], rewrite: bool) -> None:
         if rewrite:
             for write in group:
                 _write_all(write.file, write.data, write.offset)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +20,11 @@ import attrs
 import sqlalchemy as sa
 import structlog
 import trio
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ..threads import run_in_thread
-from .database import LedgerError, make_engine, migrate, reason
+from .database import LedgerError, make_engine, migrate, reason, sqlite_url
 from .durable_journal import DurableJournal
 from .entries import MAX_LINE_BYTES, Chain
 from .folder import LedgerFolder
@@ -32,7 +33,7 @@ from .preallocated_segments import PreallocatedSegments
 from .recovery import Recovered, closing_of, recover
 from .refusals import RefusalBudget
 from .retries import RetryIndex
-from .segment_files import DiskStorage, Storage
+from .segment_files import BEGINNING, DiskStorage, Storage
 
 log = structlog.get_logger("quipu.ledger")
 
@@ -62,12 +63,9 @@ class LedgerConfig:
 
 @attrs.define(eq=False)
 class Ledger:
-    """An open ledger, made by `open_ledger`."""
-
     journal: DurableJournal
     loader: Loader
     server: str
-    """This server's incarnation: a random id for each start."""
     num_recovered: int
     segment_bytes: int
     counters: Callable[[], Mapping[str, float]] | None = None
@@ -77,6 +75,35 @@ class Ledger:
     def trouble(self) -> str | None:
         """Why no request is admitted; None if all is well."""
         return self.journal.trouble
+
+
+class LedgerGauges(Collector):
+    """The ledger's metrics, read when they are collected."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def collect(self) -> Iterator[Metric]:
+        journal, loader = self._ledger.journal, self._ledger.loader
+        info = GaugeMetricFamily("quipu:ledger_info", "This server's id in the ledger.", labels=["server"])
+        info.add_metric([self._ledger.server], 1.0)
+        yield info
+        yield _gauge("ledger_writable", "1: records can be written; 0: none is admitted.", journal.trouble is None)
+        yield _gauge("ledger_open_entries", "Admitted requests whose closing record is not written.", journal.num_open)
+        yield _gauge("ledger_held_back", "Records of rejected requests that wait for room.", journal.num_held_back)
+        start, end = loader.position or BEGINNING, journal.durable
+        behind = (end.segment - start.segment) * self._ledger.segment_bytes + end.offset - start.offset
+        yield _gauge("ledger_unloaded_bytes", "Approximate size of what is not in the database yet.", behind)
+        suppressed = CounterMetricFamily(
+            "quipu:usage_records_suppressed", "Rejected requests without a record, beyond a tenant's budget."
+        )
+        suppressed.add_metric([], journal.num_suppressed)
+        yield suppressed
+        yield _gauge("ledger_database_up", "1: records are loaded; 0: the database is down.", loader.trouble is None)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"quipu:{name}", text, value=float(value))
 
 
 @asynccontextmanager
@@ -107,7 +134,7 @@ async def open_ledger(
                 storage.delete(number)
         except OSError as error:
             raise LedgerError(f"cannot keep a ledger in {config.data_dir}: {error.strerror or error}") from None
-        engine = make_engine(config.url or folder.default_url, durable=config.fsync)
+        engine = make_engine(config.url or sqlite_url(config.data_dir), durable=config.fsync)
         await _first_connect(engine)
         loader = Loader(
             engine,
@@ -151,7 +178,7 @@ async def _first_connect(engine: sa.Engine) -> None:
     """Raise LedgerError early for a database that cannot be used; an unreachable one does not prevent the start."""
     with trio.move_on_after(FIRST_CONNECT_S):
         try:
-            await run_in_thread(partial(migrate, engine), abandon_on_cancel=True)
+            await run_in_thread(migrate, engine, abandon_on_cancel=True)
         except sa.exc.SQLAlchemyError as error:
             log.warning("ledger.database_away", why=reason(error), help="records wait in the write-ahead file")
 

@@ -22,9 +22,8 @@ from quipu.actors.fleet.processes.child import kill_children
 from quipu.actors.fleet.processes.log_writer import LogWriter
 from quipu.actors.fleet.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.ledger.database import LedgerError
-from quipu.actors.ledger.gauges import install_gauges
 from quipu.actors.ledger.reconciling import parse_metrics
-from quipu.actors.ledger.service import LedgerConfig, open_ledger
+from quipu.actors.ledger.service import LedgerConfig, LedgerGauges, open_ledger
 from quipu.actors.request_desk.desk import RequestDesk
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
@@ -172,7 +171,7 @@ async def run_server(
             open_usage(ledger_config.data_dir, ledger_config.url) as usage,
             split(config, info, ledger.journal) as runtime,
         ):
-            install_gauges(ledger, runtime.metrics.registry)
+            runtime.metrics.registry.register(LedgerGauges(ledger))
             tracer.count_in(runtime.metrics.registry)
             logs.count_in(runtime.metrics.registry, log_writer)
             ledger.counters = lambda: parse_metrics(runtime.metrics.render().decode())

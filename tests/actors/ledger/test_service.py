@@ -13,7 +13,7 @@ import sqlalchemy as sa
 import trio
 
 from quipu.actors.ledger.checking import verify
-from quipu.actors.ledger.database import Batch, LedgerError, load, sqlite_url
+from quipu.actors.ledger.database import LedgerError, load, sqlite_url
 from quipu.actors.ledger.entries import Chain, EntryKind, hash_of
 from quipu.actors.ledger.folder import FOLDER, LedgerFolder
 from quipu.actors.ledger.loader import READ_BYTES
@@ -382,7 +382,7 @@ async def test_reader_during_loading(tmp_path: Path) -> None:
 
     def load_all() -> None:
         with sa_engine(tmp_path / "b") as engine:
-            load(engine, about.ledger, Batch(found.entries, found.end))
+            load(engine, about.ledger, found)
         DiskStorage(tmp_path / "b" / FOLDER).delete(1)
 
     assert ids_in(tmp_path / "b") == ids_in(tmp_path / "a")

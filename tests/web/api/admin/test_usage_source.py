@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
 
-from quipu.actors.ledger import kept_engines
+from quipu.actors.ledger import database
 from quipu.actors.ledger.database import SQLITE_NAME, sqlite_url
 from quipu.actors.ledger.reading import KeptEngines, open_reader
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
@@ -190,7 +190,7 @@ async def test_engines_are_used_again(template: Path, tmp_path: Path) -> None:
     engine.dispose()
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_engines, "make_engine", lambda *args, **kwargs: made.append(args))
+        patch.setattr(database, "make_engine", lambda *args, **kwargs: made.append(args))
         with open_reader(data_dir=folder, engines=kept) as again:
             assert again.sums()[0].num_requests == 0
     assert not made
