@@ -59,7 +59,6 @@ from .request_desk.live_sequences import LiveSequences
 from .restarts import Deaths, keep_running
 from .router.actor import Router
 from .router.dispatch import Dispatch
-from .router.held_blocks import held_blocks
 from .router.route_store import NewsInbox, RouterMessage, RouteStore
 from .router.routing import Routing
 from .shared.tokenizers_library import load_library
@@ -148,7 +147,7 @@ async def open_runtime(
     )
     sequences.on_unsent = lambda sequence_id: accounts.post(Unsent(sequence_id))
     sequences.on_resumed = metrics.count_resumed
-    engines.on_stale_frames = metrics.count_stale_frames
+    engines.on_stale_frames = metrics.stale_frames.inc
     entry_store = make_entry_store(config, desk, metrics, trio.current_time)
     text_store, job_store = TextStore(), JobStore()
     route_store = RouteStore(
@@ -159,7 +158,7 @@ async def open_runtime(
             affinity_tokens=config.affinity_tokens,
         )
     )
-    entry_store.cache.held_by = partial(held_blocks, route_store)
+    entry_store.cache.held_by = route_store.held_blocks
     deaths: dict[str, Deaths] = {}
     desk.actor_restarts = lambda: {actor: its.num_restarts for actor, its in deaths.items()}
 
@@ -231,7 +230,8 @@ async def open_runtime(
 
         def record_router_death() -> str | None:
             sequence_id = route_store.record_death()
-            return None if sequence_id is None else sequences.request_of(sequence_id)
+            live = None if sequence_id is None else sequences.find(sequence_id)
+            return None if live is None else live.request_id
 
         async def run_detokenizer() -> None:
             detokenizer = make_detokenizer(text_store, decoder, accounts, sequences.abort, chosen.template)

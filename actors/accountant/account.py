@@ -1,6 +1,6 @@
-"""The account of one request: every entry booked for it, whether the entries add up, and the record they make.
+"""The account of one request: every entry booked for it, whether the entries add up, and the record they make. Pure.
 
-Owned by the accountant. Pure, and a function of its entries: applying the same entries again makes the same account,
+A function of its entries: applying the same entries again makes the same account,
 which is how a restarted accountant recovers its state. A request that engines of this server answer has one
 `SequenceAccount` per sequence (the physical work) and one `PromptAccount` per prompt (what its client is told). One
 that was passed on has an `UpstreamAnswer` instead, whose numbers nobody here can check.
@@ -66,8 +66,6 @@ class Account:
                 # the time when its answer began is not a token's exactly
                 self.admitted_at, self.first_token_at = upstream.forwarded_at, upstream.answering_at
 
-    # ------------------------------------------------------------ entries
-
     def add_sequence(
         self,
         sequence_id: int,
@@ -80,25 +78,26 @@ class Account:
         self.prompts.setdefault(prompt_index, PromptAccount(num_prompt_tokens, breakpoints))
 
     def apply(self, sequence_id: int, entry: Entry) -> None:
-        """Book one entry of one sequence."""
         sequence = self.sequences[sequence_id]
+        prompt = self.prompts[sequence.prompt_index]
         if sequence.has_ended:
             sequence.mismatches.append(f"{type(entry).__name__} after its end")
         match entry:
             case Span():
                 sequence.compute(entry.start, entry.end)
             case Written():
-                self.prompts[sequence.prompt_index].write(entry.start, entry.end)
+                prompt.written.add(entry.start, entry.end)
             case Pinned():
-                self.prompts[sequence.prompt_index].pin(entry.num_tokens)
+                prompt.pin(entry.num_tokens)
             case Admission():
                 self._admit(sequence, entry)
             case FirstToken():
                 self._first_token(sequence, entry.at)
-            case EngineLost():
-                sequence.lose_engine(entry.incarnation)
+            case EngineLost(incarnation):
+                sequence.deaths.add(incarnation)
+                sequence.num_admissions.clear()  # the next engine counts anew
             case HandedOver():
-                sequence.change_engine()
+                sequence.num_admissions.clear()
             case Ended():
                 sequence.has_ended = True
                 self._settle(sequence)
@@ -107,7 +106,6 @@ class Account:
             case Revision():
                 self._revise(sequence, entry)
             case Estimation():
-                prompt = self.prompts[sequence.prompt_index]
                 if sequence.choice_index == 0 and not prompt.settled:
                     prompt.estimated = entry.num_tokens
 
@@ -153,7 +151,6 @@ class Account:
             prompt.revise(revision.tier, revision.num_tokens)
 
     def complete(self, completed: Completed) -> None:
-        """Set what the client was given of a sequence."""
         sequence = self.sequences[completed.sequence_id]
         sequence.num_completion_tokens = completed.num_completion_tokens
         sequence.num_reasoning_tokens = completed.num_reasoning_tokens
@@ -166,8 +163,6 @@ class Account:
             prompt.withdrawn = True
         if self.upstream is not None:
             self.upstream = self.upstream.withdrawn()
-
-    # ------------------------------------------------------------ results
 
     @property
     def admitted_prompts(self) -> list[PromptAccount]:
@@ -194,10 +189,9 @@ class Account:
         """The cached tokens that a router expected; None if no router said so."""
         if self.upstream is not None:
             return self.upstream.forwarded.estimate
-        estimates = [prompt.estimated for prompt in self.admitted_prompts]
-        if not estimates or None in estimates:
-            return None
-        return sum(number for number in estimates if number is not None)
+        admitted = self.admitted_prompts
+        estimates = [prompt.estimated for prompt in admitted if prompt.estimated is not None]
+        return sum(estimates) if admitted and len(estimates) == len(admitted) else None
 
     @property
     def cache_write(self) -> Count:
@@ -236,12 +230,9 @@ class Account:
         """Describe what does not add up or cannot be; empty for a balanced account."""
         if self.upstream is not None:
             return [f"the upstream says: {problem}" for problem in self.upstream.usage.problems]
-        problems = []
-        for sequence in self.sequences.values():
-            problems += [f"sequence {sequence.sequence_id}: {p}" for p in sequence.problems()]
-        for index, prompt in self.prompts.items():
-            problems += [f"prompt {index}: {p}" for p in prompt.problems()]
-        return problems
+        parts = [(f"sequence {i}", sequence.problems()) for i, sequence in self.sequences.items()]
+        parts += [(f"prompt {i}", prompt.problems()) for i, prompt in self.prompts.items()]
+        return [f"{part}: {problem}" for part, problems in parts for problem in problems]
 
     def record(self, now: float) -> UsageRecord:
         """Return the record as it is if the request ends at `now`."""

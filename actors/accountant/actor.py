@@ -1,20 +1,16 @@
 """The usage accountant: keeps one account per request, with two independent entries for every prompt position.
 
-One inbox brings it the opening and leaving of requests, their prompts, every step report, what each client was given,
-and engine deaths. Each message takes one way: its entries are written into the entry store, which notes the requests
-that it concerns, and then each of these has the side effects that are due applied (`effects.py`). A step's tokens are
-passed on between the requests that go on and those that it ended: so `Started` reaches a client's outlet before the
-first token, and a request that is stopped has been given all of its tokens.
-`account.py` has every rule about the numbers.
+Each message takes one way: its entries are written into the entry store, then the side effects that are due are
+applied to the requests that it concerns (`effects.py`). A step's tokens are passed on between the requests that go on
+and those that it ended: so `Started` reaches a client's outlet before the first token, and a stopped request has been
+given all of its tokens. `account.py` has every rule about the numbers.
 
     open ──▶ prompted ──▶ admitted ──▶ every sequence: Terminal (engine) and Completed (detokenizer) ──▶ closed
                 └─ refused, failed, left: what was submitted is ended first, then the same
 
 It keeps no state of its own: everything is in the entry store and the metrics, which outlive it. After a crash its
-successor starts with the message that was being handled.
-
-An account of hundreds of sequences takes milliseconds to make, and one report may concern many accounts, so the actor
-lets other tasks run between them.
+successor starts with the message that was being handled. One report may concern many accounts, each of which may take
+milliseconds to make, so other tasks run between them.
 
 What must always hold: no account outlives its request and its sequences; a message is written once, however often the
 accountant crashes on it.
@@ -49,8 +45,7 @@ from .effects import SideEffects
 from .entry_store import AccountantMessage, EntryStore, Pending, RequestEntries, RequestMessage
 from .journal import Journal
 from .metrics import Metrics
-from .report_writer import ReportWriter
-from .token_times import time_tokens
+from .report_writer import ReportWriter, time_tokens
 
 log = structlog.get_logger()
 
@@ -82,7 +77,6 @@ class Accountant:
         self._slice_end = 0.0
 
     async def run(self, inbox: Receiver[AccountantMessage]) -> None:
-        """Handle messages until cancelled."""
         store, pending = self._store, self._store.pending
         while True:
             while pending:
@@ -104,7 +98,8 @@ class Accountant:
             pending.is_written = True
             self._write(pending)
         if isinstance(message, EngineDied):
-            self._show_engine_gone(message.engine_id)
+            self._metrics.set_engine_gone(message.engine_id, self._desk.num_usable_blocks_of(message.engine_id))
+            self._store.cache.on_engine_gone(message.engine_id)
         await self._apply_due(pending.concerned, pending.at)
         if isinstance(message, StepReport):
             if not self._pass_on(pending, message):
@@ -121,7 +116,16 @@ class Accountant:
                 self._write_report(pending, message)
             case EngineDied():
                 pending.concerned = store.requests_of(message.held_ids)
-                self._write_engine_death(message)
+                taken = self._writer.write_engine_death(message)
+                log.warning(
+                    "engine.requests_taken_back",
+                    engine_id=message.engine_id,
+                    incarnation=message.incarnation,
+                    num_resumed=len(taken.resumed),
+                    num_ended=len(taken.ended),
+                    num_failed=len(taken.failed) + len(taken.culprits),
+                    num_pinned_blocks_lost=self._metrics.num_pinned_blocks_of(message.engine_id),
+                )
             case Unsent(sequence_id):
                 pending.concerned = store.requests_of([sequence_id])
                 self._writer.write_unsent(sequence_id)
@@ -149,8 +153,6 @@ class Accountant:
                 request.fail(message.error, message.fault)
             case Forwarded() | Answering() | Answered():
                 request.add_from_upstream(message, now)
-
-    # ------------------------------------------------------------ one step
 
     def _take_now(self, message: AccountantMessage) -> bool:
         """Note a message, and handle it in its sender's task if that is quick. Return whether it is handled."""
@@ -214,21 +216,17 @@ class Accountant:
 
     def _watch_blocks(self, report: StepReport, now: float) -> None:
         """Tell the cache watch what has become of blocks: with most reports nothing."""
-        self._store.cache.num_pinned[report.engine_id] = report.num_pinned_blocks
+        by_sequence, cache = self._store.by_sequence, self._store.cache
+        cache.num_pinned[report.engine_id] = report.num_pinned_blocks
         if report.filled_ids or report.pinned_ids or report.removed_keys or report.num_pins_yielded:
-            self._follow_blocks(report, now)
+            tenants = {
+                sequence_id: (request.opened.caller.tenant, request.opened.caller.model)
+                for sequence_id in (*report.filled_ids, *report.pinned_ids)
+                if (request := by_sequence.get(sequence_id)) is not None
+            }
+            cache.on_report(report, tenants, now)
         if report.terminal_ids:  # after what these sequences have filled in their last step
-            self._store.cache.on_end(report.terminal_ids, now)
-
-    def _follow_blocks(self, report: StepReport, now: float) -> None:
-        by_sequence = self._store.by_sequence
-        callers = {
-            sequence_id: request.opened.caller
-            for sequence_id in (*report.filled_ids, *report.pinned_ids)
-            if (request := by_sequence.get(sequence_id)) is not None
-        }
-        tenants = {sequence_id: (caller.tenant, caller.model) for sequence_id, caller in callers.items()}
-        self._store.cache.on_report(report, tenants, now)
+            cache.on_end(report.terminal_ids, now)
 
     def _is_next(self, report: StepReport) -> bool:
         """Whether a report is new. One that was received before is not booked again; a gap before it is noted."""
@@ -262,24 +260,6 @@ class Accountant:
         if time.perf_counter() > self._slice_end:
             await trio.lowlevel.checkpoint()
             self._slice_end = time.perf_counter() + SLICE_S
-
-    # ------------------------------------------------------------ an engine's death
-
-    def _write_engine_death(self, message: EngineDied) -> None:
-        taken = self._writer.write_engine_death(message)
-        log.warning(
-            "engine.requests_taken_back",
-            engine_id=message.engine_id,
-            incarnation=message.incarnation,
-            num_resumed=len(taken.resumed),
-            num_ended=len(taken.ended),
-            num_failed=len(taken.failed) + len(taken.culprits),
-            num_pinned_blocks_lost=self._metrics.num_pinned_blocks_of(message.engine_id),
-        )
-
-    def _show_engine_gone(self, engine_id: int) -> None:
-        self._metrics.set_engine_gone(engine_id, self._desk.num_usable_blocks_of(engine_id))
-        self._store.cache.on_engine_gone(engine_id)
 
 
 def tokens_of(report: StepReport) -> Tokens:

@@ -23,11 +23,9 @@ class AppliedEffects:
     """Which side effects of a request have been applied, so that none is applied twice."""
 
     counted_prompts: dict[int, CountedPrompt] = attrs.field(factory=dict)
-    """By index."""
     is_withdrawn: bool = False
     """The journal had no room for it: its prompts are not counted."""
     told: tuple[int | None, ...] = ()
-    """The numbers that its client was last sent."""
     retry_of: str | None = None
     engine_id: int | None = None
     """The engine of the first admission that was counted."""
@@ -37,4 +35,3 @@ class AppliedEffects:
     """Its client was told that the deadline has passed, before the engine ended the request."""
     counted_end: bool = False
     is_filed: bool = False
-    """The journal has its record."""

@@ -1,7 +1,7 @@
 """Metric families with one series per engine, for `metrics.py`.
 
-The label `engine` appears once there have been several engines; until then there is one series, as of a server that
-has only one. What belongs to no engine, for example a request that was refused, has an empty label.
+The label `engine` appears once there have been several engines. What belongs to no engine, for example a request that
+was refused, has an empty label.
 
 What must always hold: counters never decrease, so an engine's stay when it is removed, and their sum over the engines
 is the server's. Not thread-safe: written and read in one thread.
@@ -64,6 +64,8 @@ class EngineLabels:
 class _Family(Collector):
     """Numbers by engine and by the values of one other label, if there is one."""
 
+    _make: type[CounterMetricFamily] | type[GaugeMetricFamily]
+
     def __init__(
         self, name: str, text: str, labels: EngineLabels, label: str | None = None, values: Sequence[str] = ()
     ) -> None:
@@ -78,45 +80,47 @@ class _Family(Collector):
     def value(self, engine_id: int | None, value: str = "") -> float:
         return self._numbers.get(engine_id, {}).get(value, 0.0)
 
-    def _fill(
-        self, family: CounterMetricFamily | GaugeMetricFamily, numbers: dict[int | None, dict[str, float]]
-    ) -> None:
+    def _shown_numbers(self) -> dict[int | None, dict[str, float]]:
+        return self._numbers
+
+    def collect(self) -> Iterator[Metric]:
+        own = [] if self._label is None else [self._label]
+        family = self._make(self._name, self._text, labels=[*self._labels.names, *own])
+        numbers = self._shown_numbers()
         for engine_id in self._labels.series(list(numbers)):
             of_engine = numbers.get(engine_id, {})
             for value in {**self._shown, **of_engine}:
-                labels = self._labels.values(engine_id)
-                family.add_metric(labels if self._label is None else [*labels, value], of_engine.get(value, 0.0))
-
-    @property
-    def _label_names(self) -> list[str]:
-        return self._labels.names if self._label is None else [*self._labels.names, self._label]
+                labels = [*self._labels.values(engine_id), *([value] if own else [])]
+                family.add_metric(labels, of_engine.get(value, 0.0))
+        yield family
 
 
 class EngineCounter(_Family):
     """A counter. What is counted for no engine is not shown until it is counted."""
 
+    _make = CounterMetricFamily
+
     def inc(self, amount: float, engine_id: int | None, value: str = "") -> None:
         of_engine = self._numbers.setdefault(engine_id, {})
         of_engine[value] = of_engine.get(value, 0.0) + amount
 
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=self._label_names)
-        numbers = self._numbers
-        if not self._labels.is_shown:
-            total: dict[str, float] = {}
-            for of_engine in numbers.values():
-                for value, number in of_engine.items():
-                    total[value] = total.get(value, 0.0) + number
-            numbers = {0: total}
-        self._fill(family, numbers)
-        yield family
+    def _shown_numbers(self) -> dict[int | None, dict[str, float]]:
+        if self._labels.is_shown:
+            return self._numbers
+        total: dict[str, float] = {}
+        for of_engine in self._numbers.values():
+            for value, number in of_engine.items():
+                total[value] = total.get(value, 0.0) + number
+        return {0: total}
 
 
 class EngineGauge(_Family):
     """A gauge of each engine that there is."""
 
-    def set(self, number: float, engine_id: int, value: str = "") -> None:
-        self._numbers.setdefault(engine_id, {})[value] = number
+    _make = GaugeMetricFamily
+
+    def set(self, number: float, engine_id: int) -> None:
+        self._numbers[engine_id] = {"": number}
 
     def set_all(self, numbers: dict[str, float], engine_id: int) -> None:
         """Set an engine's numbers for all values of the other label; the dictionary is kept."""
@@ -124,11 +128,6 @@ class EngineGauge(_Family):
 
     def forget(self, engine_id: int) -> None:
         self._numbers.pop(engine_id, None)
-
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(self._name, self._text, labels=self._label_names)
-        self._fill(family, self._numbers)
-        yield family
 
 
 class BulkHistogram(Collector):

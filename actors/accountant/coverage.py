@@ -6,16 +6,16 @@ from __future__ import annotations
 class Coverage:
     """A set of positions, kept as disjoint ascending intervals; nearly always a single one that grows at its end."""
 
-    __slots__ = ("_intervals",)
+    __slots__ = ("intervals",)
 
     def __init__(self) -> None:
-        self._intervals: list[list[int]] = []
+        self.intervals: list[list[int]] = []
 
     def add(self, start: int, end: int) -> int:
         """Cover [start, end) and return how many of its positions were not covered before."""
         if start >= end:
             return 0
-        intervals = self._intervals
+        intervals = self.intervals
         if not intervals or start > intervals[-1][1]:
             intervals.append([start, end])
             return end - start
@@ -31,13 +31,9 @@ class Coverage:
                 merged[-1][1] = max(merged[-1][1], high)
             else:
                 merged.append([low, high])
-        self._intervals = merged
+        self.intervals = merged
         return self.total - before
 
     @property
-    def intervals(self) -> list[list[int]]:
-        return self._intervals
-
-    @property
     def total(self) -> int:
-        return sum(high - low for low, high in self._intervals)
+        return sum(high - low for low, high in self.intervals)

@@ -1,8 +1,8 @@
-"""Applies each request's side effects exactly once.
+"""Applies each request's side effects exactly once. Used by the accountant.
 
-Used by the accountant. Makes a request's account from its entries and compares what is due with what was applied:
-counting an admission, telling the client its numbers, timing its first token, stopping what failed, closing. An
-account is only made after an entry that may make something due, since making it costs more than the rest.
+Makes a request's account from its entries and compares what is due with what was applied: counting an admission,
+telling the client its numbers, timing its first token, stopping what failed, closing. An account is only made after an
+entry that may make something due, since making it costs more than the rest.
 
 What must always hold: the counters of prompts and cache hits rise together, in one event; a prompt is counted only if
 the journal has room for its record; an account closes once, with one outcome; its client sees the end only after the
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -36,22 +36,9 @@ from .watched_prompts import warn_of_no_hits, watch_prompt, watch_upstream_promp
 NO_ROOM = "The usage ledger has no room for another record."
 
 
-class Log(Protocol):
-    """The part of a structlog logger that is used here: the actor's own, so that this module needs none."""
-
-    def is_enabled_for(self, level: int, /) -> bool: ...
-
-    def debug(self, event: str, /, **fields: Any) -> object: ...
-
-    def warning(self, event: str, /, **fields: Any) -> object: ...
-
-    def error(self, event: str, /, **fields: Any) -> object: ...
-
-    def exception(self, event: str, /, **fields: Any) -> object: ...
-
-
 class SideEffects:
-    def __init__(self, store: EntryStore, metrics: Metrics, desk: RequestDesk, journal: Journal, log: Log) -> None:
+    def __init__(self, store: EntryStore, metrics: Metrics, desk: RequestDesk, journal: Journal, log: Any) -> None:
+        """`log` is the actor's structlog logger: this module has none."""
         self._store = store
         self._metrics = metrics
         self._desk = desk
@@ -59,7 +46,6 @@ class SideEffects:
         self._log = log
 
     def apply_due(self, request: RequestEntries, now: float) -> None:
-        """Apply every side effect that is due for one request."""
         self._store.current_request = request
         if request.num_crashes >= MAX_CRASHES:
             self._close_unaccountable(request, now)
@@ -81,8 +67,6 @@ class SideEffects:
                 self._close(request, account or request.account(), now)
         self._store.current_request = None
 
-    # ------------------------------------------------------------ admission
-
     def _admit(self, request: RequestEntries, account: Account) -> None:
         applied = request.applied
         due = [(i, p) for i, p in account.prompts.items() if p.is_admitted and i not in applied.counted_prompts]
@@ -92,7 +76,7 @@ class SideEffects:
         is_first = not applied.counted_prompts
         if is_first:
             applied.retry_of = self._journal.retry_of(so_far)
-        has_room = self._journal.admit(_with_retry(so_far, applied.retry_of))
+        has_room = self._journal.admit(_with_retry(so_far, request))
         if is_first and not has_room:
             self._withdraw(request, account)
             return
@@ -111,7 +95,7 @@ class SideEffects:
             applied.retry_of = self._journal.retry_of(account.opening_record())
         if applied.engine_id != account.engine_id and not applied.is_withdrawn:
             applied.engine_id = account.engine_id
-            if not self._journal.admit(_with_retry(account.opening_record(), applied.retry_of)):
+            if not self._journal.admit(_with_retry(account.opening_record(), request)):
                 self._withdraw(request, account)
         prompt, cached = UNKNOWN if account.upstream is None else account.upstream.usage.prompt, account.cached
         if isinstance(prompt, Known) and not applied.counted_prompts:
@@ -162,8 +146,6 @@ class SideEffects:
             miss = None if prompt.miss is None else f"{prompt.miss.reason} at token {prompt.miss.token}"
             self._log.debug("prefix_cache.stats", request_id=account.request_id, miss=miss, **stats.fields())
 
-    # ------------------------------------------------------------ what the client is told
-
     def _time_first_token(self, request: RequestEntries, account: Account) -> None:
         if account.first_token_at is not None and not request.applied.timed_first_token:
             request.applied.timed_first_token = True
@@ -187,8 +169,6 @@ class SideEffects:
             request.applied.told = numbers
             request.opened.outlet.put(Started(*numbers[:6]))
 
-    # ------------------------------------------------------------ the end
-
     def _stop_failed(self, request: RequestEntries) -> None:
         """Stop all sequences of a failed request: one failed sequence fails the request."""
         if request.error is not None and not request.applied.stopped:
@@ -199,11 +179,11 @@ class SideEffects:
     def _answer_late(self, request: RequestEntries, account: Account, now: float) -> None:
         """Tell the client at once that its deadline has passed, whatever the engine does. The record follows."""
         request.applied.is_answered = True
-        record = _with_retry(account.record(now), request.applied.retry_of)
+        record = _with_retry(account.record(now), request)
         request.opened.outlet.put(Closed(record, request.error, is_final=False))
 
     def _close(self, request: RequestEntries, account: Account, now: float) -> None:
-        record = _with_retry(account.record(now), request.applied.retry_of)
+        record = _with_retry(account.record(now), request)
         if not request.applied.counted_end:
             request.applied.counted_end = True
             self._count_end(account, record, now)
@@ -273,7 +253,8 @@ class SideEffects:
             log.debug("account.closed", **fields_of(record))
 
 
-def _with_retry(record: UsageRecord, retry_of: str | None) -> UsageRecord:
+def _with_retry(record: UsageRecord, request: RequestEntries) -> UsageRecord:
+    retry_of = request.applied.retry_of
     return record if retry_of is None else attrs.evolve(record, retry_of=retry_of)
 
 

@@ -1,8 +1,8 @@
 """The entry store: everything the accountant has received about open requests, kept where its crash cannot lose it.
 
-An account is a function of its entries. The store keeps them until the account closes, together with which of their
-side effects (counters, journal, client) have been applied. The accountant keeps nothing else, so its successor
-continues where it crashed. Owned by `wiring`, written by the accountant; synchronous.
+An account is a function of its entries. The store keeps them until the account closes, with the side effects that have
+been applied, so that the accountant's successor continues where it crashed. Owned by `wiring`, written by the
+accountant.
 
     inbox ──▶ pending ──▶ written into the requests' entries ──▶ side effects that are due ──▶ done
 
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from ..cache_insight.cache_stats import CacheStats
+from ..cache_insight.cache_figures import CacheStats
 from ..cache_insight.cache_watch import CacheWatch
 from ..cache_insight.explanation_store import ExplanationStore
 from ..messages.accountant import (
@@ -68,7 +68,6 @@ class Pending:
     """The requests of which a step report ends sequences."""
     is_timed: bool = False
     is_passed_on: bool = False
-    """Its tokens were sent to the detokenizer."""
     is_shown: bool = False
     """Its gauges were set and its preemptions counted."""
 
@@ -81,7 +80,6 @@ class RequestEntries:
     opened_unix_s: float
     prompted: Prompted | None = None
     entries: dict[int, list[Entry]] = attrs.field(factory=dict)
-    """By sequence."""
     upstream: UpstreamAnswer | None = None
     """Set once it was passed on to an upstream."""
     num_changes: int = 0
@@ -101,7 +99,6 @@ class RequestEntries:
     awaited: frozenset[int] | None = None
     """Its submitted sequences, once no other can follow. None: all of them."""
     num_crashes: int = 0
-    """How often the accountant crashed while handling this request."""
     applied: AppliedEffects = attrs.field(factory=AppliedEffects)
 
     @property
@@ -248,7 +245,6 @@ class EntryStore:
         return list(found.values())
 
     def is_open(self, request: RequestEntries) -> bool:
-        """Return whether the record of a request is still to be made."""
         return self.requests.get(request.request_id) is request
 
     def open(self, opened: OpenAccount, unix_s: float) -> None:
@@ -273,7 +269,6 @@ class EntryStore:
         return ExplainedPrompt(None, None, None, None, outline=notes[index].outline) if index < len(notes) else None
 
     def close(self, request: RequestEntries) -> None:
-        """Remove a request whose record was made."""
         del self.requests[request.request_id]
         for sequence_id in request.entries:
             del self.by_sequence[sequence_id]

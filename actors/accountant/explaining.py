@@ -61,22 +61,15 @@ def explain_request(
     *,
     is_open: bool,
 ) -> Explanation:
-    """Explain a request from its account and the record that this makes.
-
-    `num_usable_blocks` is the size of its engine's cache.
-    """
+    """Explain a request from its account and record. `num_usable_blocks` is the size of its engine's cache."""
     if account.upstream is not None:
         return attrs.evolve(explain_record(record), is_open=is_open)
-    unix_offset_s = request.opened_unix_s - request.opened.received_at
-    prompts = explain_prompts(request, account, name_of, num_usable_blocks, unix_offset_s)
+    prompts = _explain_prompts(request, account, name_of, num_usable_blocks)
     return explanation_of(record, prompts, is_open=is_open)
 
 
 def explain_record(record: UsageRecord) -> Explanation:
-    """Explain a request from its record, if nothing else is left: numbers and reasons, without blocks.
-
-    The record of a list of prompts has sums only, so their own numbers are None.
-    """
+    """Explain a request from its record alone: without blocks, and of several prompts without their own numbers."""
     misses = record.cache_misses
     if len(misses) > 1:
         prompts = [ExplainedPrompt(None, None, None, None, ended=PromptEnd(miss)) for miss in misses]
@@ -89,38 +82,30 @@ def explain_record(record: UsageRecord) -> Explanation:
     return explanation_of(record, prompts, is_open=False)
 
 
-def explain_prompts(
-    request: RequestEntries, account: Account, name_of: NameOf, num_usable_blocks: int, unix_offset_s: float
-) -> list[ExplainedPrompt]:
-    """Explain each prompt of a request that an engine of this server served, or is serving.
-
-    `num_usable_blocks` is the size of its engine's cache; `unix_offset_s` is added to times on the process's clock.
-    """
+def _explain_prompts(
+    request: RequestEntries, account: Account, name_of: NameOf, num_usable_blocks: int
+) -> Iterator[ExplainedPrompt]:
+    unix_offset_s = request.opened_unix_s - request.opened.received_at
     sequences: dict[int, list[SequenceAccount]] = {}
     for sequence in account.sequences.values():
         sequences.setdefault(sequence.prompt_index, []).append(sequence)
-    prompted = request.prompted
-    notes = () if prompted is None else prompted.notes
-    explained = []
+    notes = () if request.prompted is None else request.prompted.notes
     for index, prompt in account.prompts.items():
         own = sequences[index]
         entries = next((request.entries[s.sequence_id] for s in own if s.choice_index == 0), [])
         noted = notes[index] if index < len(notes) else PromptNotes()
         ended = _end_of(prompt, name_of, unix_offset_s)
-        explained.append(
-            ExplainedPrompt(
-                prompt_tokens=prompt.num_prompt_tokens,
-                cached_tokens=billable(prompt.cached) if prompt.is_admitted else None,
-                restored_tokens=sum(sequence.restored_first for sequence in own),
-                recomputed_tokens=sum(sequence.recomputed for sequence in own),
-                cached_by_tier=prompt.by_tier if prompt.is_admitted and isinstance(prompt.cached, Known) else None,
-                blocks=block_spans(entries, prompt.num_prompt_tokens),
-                outline=noted.outline,
-                ended=ended,
-                advice=(*noted.advice, *_about_pool(ended, noted.outline, num_usable_blocks)),
-            )
+        yield ExplainedPrompt(
+            prompt_tokens=prompt.num_prompt_tokens,
+            cached_tokens=billable(prompt.cached) if prompt.is_admitted else None,
+            restored_tokens=sum(sequence.restored_first for sequence in own),
+            recomputed_tokens=sum(sequence.recomputed for sequence in own),
+            cached_by_tier=prompt.by_tier if prompt.is_admitted and isinstance(prompt.cached, Known) else None,
+            blocks=block_spans(entries, prompt.num_prompt_tokens),
+            outline=noted.outline,
+            ended=ended,
+            advice=(*noted.advice, *_about_pool(ended, noted.outline, num_usable_blocks)),
         )
-    return explained
 
 
 def block_spans(entries: Sequence[Entry], num_prompt_tokens: int) -> tuple[BlockSpan, ...]:
@@ -171,18 +156,14 @@ def _end_of(prompt: PromptAccount, name_of: NameOf, unix_offset_s: float) -> Pro
     admission, miss = prompt.admission, prompt.miss
     if admission is None or miss is None or not prompt.is_admitted:
         return None
-    detail = miss.detail
+    detail, bare = miss.detail, CacheMiss(miss.reason, miss.token)
     if detail is None:
-        return PromptEnd(_bare(miss))
+        return PromptEnd(bare)
     name = name_of(detail.sequence_id)
     if miss.reason is not MissReason.EVICTED:
-        return PromptEnd(_bare(miss), diverged_from=None if name is None else name.request_id)
+        return PromptEnd(bare, diverged_from=None if name is None else name.request_id)
     at = admission.at + unix_offset_s - (detail.evicted_ago_s or 0.0)
     return PromptEnd(miss, evicted=EvictedBlock(at, name, detail.idle_s))
-
-
-def _bare(miss: CacheMiss) -> CacheMiss:
-    return CacheMiss(miss.reason, miss.token)
 
 
 def _about_pool(ended: PromptEnd | None, outline: PromptOutline, num_usable_blocks: int) -> tuple[Advice, ...]:

@@ -22,27 +22,22 @@ class Journal(Protocol):
         May be called again for the same request when more of its prompts are admitted; the last call counts. Returns
         False, with nothing written, if there is no room for this entry and the closing record.
         """
-        ...
 
     def close(self, record: UsageRecord, release: Callable[[], None]) -> None:
         """Write a closing record; `release` lets the client see the end of its response and must not raise.
 
         Also called for requests that were never admitted; of rejected ones it may write a bounded number only.
         """
-        ...
 
     def flush(self) -> None:
         """Write everything since the last flush at once."""
-        ...
 
     def retry_of(self, record: UsageRecord) -> str | None:
         """Return the first admitted request with the same idempotency digest within the window, if one is known."""
-        ...
 
     @property
     def trouble(self) -> str | None:
         """Why no request is admitted, for `/health`; None if all is well."""
-        ...
 
 
 class NoJournal:

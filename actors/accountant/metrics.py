@@ -7,18 +7,18 @@ request's numbers have that of its first admission (`collectors.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from ..cache_insight.cache_collector import CacheCollector
-from ..cache_insight.cache_figures import CacheView
+from ..cache_insight.cache_watch import CacheWatch
 from ..messages.accountant import StepReport
 from ..messages.outcomes import Outcome
+from ..messages.tiers import HostTierReport, LoadFailure
 from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels
 from .prompt_account import TIERS, UNATTRIBUTED
-from .tier_metrics import HostTierMetrics
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -52,22 +52,19 @@ class Metrics:
         self.stale_frames = counter("stale_frames", "Frames refused, because they came from a dead incarnation.")
         self.usage_disputed = counter("usage_disputed", "Accounts whose entries did not add up.")
         self.requests = counter("requests", "Requests by outcome.", "outcome", tuple(map(str, Outcome)))
-        self._resumed = Counter(
+        self._resumed = self._server_counter(
             "quipu:requests_resumed",
             "Requests that the next engine went on with after theirs had died.",
-            ["model_name", "same_numerics"],
-            registry=self.registry,
+            same_numerics=("true", "false"),
         )
-        for same in ("true", "false"):
-            self._resumed.labels(model_name, same)
-        self._restarts = Counter(
+        self._restarts = self._server_counter(
             "quipu:actor_restarts",
             "Deaths of an actor of the web process, after each of which it was restarted.",
-            ["model_name", "actor"],
-            registry=self.registry,
+            actor=("accountant", "detokenizer", "router", "tokenizer"),
         )
-        for actor in ("accountant", "detokenizer", "router", "tokenizer"):
-            self._restarts.labels(model_name, actor)
+        self._scalings = self._server_counter(
+            "quipu:engine_scalings", "Engines added or removed because of the load.", direction=("up", "down")
+        )
         self._num_pinned_blocks: dict[int, int] = {}
         """By engine, as its last step report says."""
         self.request_cached_tokens = histogram("request_cached_tokens", "Cached tokens of a request.", (0, *_TOKENS))
@@ -90,34 +87,17 @@ class Metrics:
             _LAG_SECONDS,
         )
         self.registry.register(self.event_loop_lag)
-        self.open_accounts = Gauge(
-            "quipu:open_accounts",
-            "Accounts not closed yet, including those whose client has left.",
-            ["model_name"],
-            registry=self.registry,
-        ).labels(model_name)
-        self.engines_desired = Gauge(
-            "quipu:engines_desired", "Engines that serve or are to serve.", ["model_name"], registry=self.registry
-        ).labels(model_name)
-        self.engines_ready = Gauge(
-            "quipu:engines_ready", "Engines that prompts can be sent to.", ["model_name"], registry=self.registry
-        ).labels(model_name)
-        self._scalings = Counter(
-            "quipu:engine_scalings",
-            "Engines added or removed because of the load.",
-            ["model_name", "direction"],
-            registry=self.registry,
+        self.open_accounts = self._server_gauge(
+            "quipu:open_accounts", "Accounts not closed yet, including those whose client has left."
         )
-        for direction in ("up", "down"):
-            self._scalings.labels(model_name, direction)
+        self.engines_desired = self._server_gauge("quipu:engines_desired", "Engines that serve or are to serve.")
+        self.engines_ready = self._server_gauge("quipu:engines_ready", "Engines that prompts can be sent to.")
         self.num_requests_running = gauge("num_requests_running", "Sequences being computed.")
         self.num_requests_waiting = gauge("num_requests_waiting", "Sequences waiting for admission.")
         self.upstream_ready = gauge("upstream_ready", "1: the upstream answers; 0: it gets no requests.")
         self._kv_blocks = gauge("kv_blocks", "KV blocks.", "state", ("used", "cached", "pinned", "free"))
         self._kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the KV blocks that is in use.")
         self._host_tier = HostTierMetrics(self._labels, self.registry) if has_host_tier else None
-
-    # ------------------------------------------------------------ engines
 
     def add_engine(self, engine_id: int) -> None:
         self._labels.add(engine_id)
@@ -185,11 +165,9 @@ class Metrics:
             if self._host_tier is not None:
                 self._host_tier.set_engine_gone(engine_id)
 
-    def show_cache(self, cache: CacheView) -> None:
+    def show_cache(self, cache: CacheWatch) -> None:
         """Show how the prefix cache was used lately."""
         self.registry.register(CacheCollector(self._model, cache))
-
-    # ------------------------------------------------------------ counters
 
     def count_cached(self, by_tier: Mapping[str, int], engine_id: int | None) -> None:
         for tier, num_tokens in by_tier.items():
@@ -199,9 +177,6 @@ class Metrics:
     def count_resumed(self, num_requests: int, same_numerics: bool) -> None:
         self._resumed.labels(self._model, "true" if same_numerics else "false").inc(num_requests)
 
-    def count_stale_frames(self, num_frames: int, engine_id: int) -> None:
-        self.stale_frames.inc(num_frames, engine_id)
-
     def count_restart(self, actor: str) -> None:
         self._restarts.labels(self._model, actor).inc()
 
@@ -210,6 +185,17 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+    def _server_counter(self, name: str, text: str, **series: Iterable[str]) -> Counter:
+        """Return a counter without engines, with one label, all of whose `series` are shown from the start."""
+        ((label, values),) = series.items()
+        counter = Counter(name, text, ["model_name", label], registry=self.registry)
+        for value in values:
+            counter.labels(self._model, value)
+        return counter
+
+    def _server_gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["model_name"], registry=self.registry).labels(self._model)
 
     def _counter(self, name: str, text: str, *of_label: Any) -> EngineCounter:
         family = EngineCounter(name, text, self._labels, *of_label)
@@ -225,3 +211,42 @@ class Metrics:
         histogram = BulkHistogram(name, text, self._labels, buckets)
         self.registry.register(histogram)
         return histogram
+
+
+class HostTierMetrics:
+    """Blocks of the engines' host tiers. Where prompts' tokens came from is in `quipu:cached_tokens_total`."""
+
+    def __init__(self, labels: EngineLabels, registry: CollectorRegistry) -> None:
+        self._labels = labels
+        self._blocks = EngineGauge("kv_host_blocks", "KV blocks of the host tier.", labels, "state", ("used", "free"))
+        self._stored = EngineCounter("kv_host_stored_blocks", "KV blocks copied to the host tier.", labels)
+        self._loaded = EngineCounter("kv_host_loaded_blocks", "KV blocks loaded from the host tier.", labels)
+        self._evicted = EngineCounter("kv_host_evicted_blocks", "KV blocks evicted from the host tier.", labels)
+        self._failed = EngineCounter(
+            "kv_host_failed_load_blocks",
+            "KV blocks that could not be loaded from the host tier, and were computed.",
+            labels,
+            "reason",
+            tuple(map(str, LoadFailure)),
+        )
+        for family in (self._blocks, self._stored, self._loaded, self._evicted, self._failed):
+            registry.register(family)
+
+    def set_tier(self, report: HostTierReport, engine_id: int) -> None:
+        """Set the gauge to what an engine says of its tier, and count what has happened since it said so last."""
+        if engine_id in self._labels.engines:  # else it has been removed since
+            states: dict[str, float] = {"used": report.num_used, "free": report.num_blocks - report.num_used}
+            self._blocks.set_all(states, engine_id)
+        self._stored.inc(report.num_stored, engine_id)
+        self._loaded.inc(report.num_loaded, engine_id)
+        self._evicted.inc(report.num_evicted, engine_id)
+        for reason, num_blocks in report.failed_loads.items():
+            self._failed.inc(num_blocks, engine_id, reason)
+
+    def set_engine_gone(self, engine_id: int) -> None:
+        """Show an empty tier of an engine that has died: its successor's is as large, and nothing is in it."""
+        num_blocks = self._blocks.value(engine_id, "used") + self._blocks.value(engine_id, "free")
+        self._blocks.set_all({"used": 0, "free": num_blocks}, engine_id)
+
+    def forget_engine(self, engine_id: int) -> None:
+        self._blocks.forget(engine_id)

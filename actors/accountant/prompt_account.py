@@ -1,11 +1,9 @@
-"""The numbers that a client is told about one prompt, frozen at the first admission of its first choice.
-
-Part of an `Account`. Pure.
+"""The numbers that a client is told about one prompt, frozen at the first admission of its first choice. Pure.
 
     granted ──(revised: a load from a lower tier failed)──▶ settled ──▶ reported, counted, never changed
 
-A grant from the device settles at once. One from a lower tier settles with the first token: until then a load can
-fail, and tokens that failed to load are computed, not reused.
+A grant from the device settles at once, one from a lower tier with the first token: until then a load can fail, and
+tokens that failed to load are computed, not reused.
 
 What must always hold: `cached` is the sum of its tiers; once settled it does not change; nothing is clamped.
 """
@@ -63,9 +61,6 @@ class PromptAccount:
         self.reused -= num_tokens
         self.tiers[tier] = self.tiers.get(tier, 0) - num_tokens
 
-    def write(self, start: int, end: int) -> None:
-        self.written.add(start, end)
-
     def pin(self, num_tokens: int) -> None:
         self.num_pinned = max(self.num_pinned, num_tokens)
 
@@ -73,8 +68,6 @@ class PromptAccount:
         if self.frozen_write_tokens is None:
             self.frozen_write_tokens = self.cache_write_tokens
             self.frozen_created = self.created
-
-    # ------------------------------------------------------------ results
 
     @property
     def is_admitted(self) -> bool:
@@ -119,10 +112,7 @@ class PromptAccount:
 
     @property
     def created(self) -> dict[CacheTtl, int]:
-        """Written tokens up to the last breakpoint, by the ttl of the first breakpoint after each.
-
-        Counts pinned positions only. All 0 where it is unknown what was reused, since these might be the same tokens.
-        """
+        """Written and pinned tokens, by the ttl of the first breakpoint after each; 0 if reuse is unknown."""
         if self.frozen_created is not None:
             return self.frozen_created
         created = dict.fromkeys(CacheTtl, 0)

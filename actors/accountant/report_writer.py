@@ -18,6 +18,7 @@ from .account_entries import (
     Admission,
     Ended,
     EngineLost,
+    Entry,
     Estimation,
     FirstToken,
     Gap,
@@ -27,6 +28,7 @@ from .account_entries import (
     Written,
 )
 from .entry_store import EntryStore
+from .metrics import Metrics
 
 
 class ReportWriter:
@@ -38,7 +40,7 @@ class ReportWriter:
         """Write every entry of a report into its request's entries. Raises ValueError for a malformed report.
 
         `first_ids` are its sequences that had no token before. Columns that most reports leave empty are skipped
-        together: a report is written for every step of every engine.
+        together.
         """
         requests, sequences = self._store.by_sequence, self._sequences
         if report.admitted_ids or report.admitted_number:
@@ -65,28 +67,26 @@ class ReportWriter:
                 sequences.note_prompt_scores(sequence_id, start + num_packed(packed))
         sequences.note_progress(report.span_ids, report.span_ends)
         for sequence_id in dict.fromkeys(first_ids):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, FirstToken(now))
+            self._add(sequence_id, FirstToken(now))
         if report.terminal_ids or report.terminal_errors:
             self._write_terminals(report)
 
+    def _add(self, sequence_id: int, entry: Entry) -> None:
+        """Write an entry, unless its request is closed."""
+        if (request := self._store.by_sequence.get(sequence_id)) is not None:
+            request.add(sequence_id, entry)
+
     def _write_corrections(self, report: StepReport) -> None:
-        requests = self._store.by_sequence
         for sequence_id, num_tokens in zip(report.estimated_ids, report.estimated_tokens, strict=True):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, Estimation(num_tokens))
+            self._add(sequence_id, Estimation(num_tokens))
         for sequence_id, tier, num in zip(report.revised_ids, report.revised_tiers, report.revised_tokens, strict=True):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, Revision(tier, num))
+            self._add(sequence_id, Revision(tier, num))
 
     def _write_commits(self, report: StepReport) -> None:
-        requests = self._store.by_sequence
         for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, Written(start, end))
+            self._add(sequence_id, Written(start, end))
         for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, Pinned(end))
+            self._add(sequence_id, Pinned(end))
 
     def _write_terminals(self, report: StepReport) -> None:
         for sequence_id, error, kind in zip(
@@ -100,10 +100,8 @@ class ReportWriter:
 
     def write_gap(self, incarnation: int) -> None:
         """Mark every sequence that an engine holds: a report of it was lost, and may have concerned any of them."""
-        requests = self._store.by_sequence
         for sequence_id in self._sequences.held_by(incarnation):
-            if (request := requests.get(sequence_id)) is not None:
-                request.add(sequence_id, Gap())
+            self._add(sequence_id, Gap())
 
     def write_engine_death(self, message: EngineDied) -> TakenBack:
         """Write what becomes of the sequences that the dead engine held; expect its successor's first report."""
@@ -118,12 +116,13 @@ class ReportWriter:
             requests[sequence_id].add(sequence_id, EngineLost(incarnation))
         for sequence_id in taken.ended:
             self._write_terminal(sequence_id, None, None, None)
-        for sequence_id in taken.failed:
-            error = f"The engine died: {message.reason}"
-            self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
-        for sequence_id in taken.culprits:
-            error = f"The engine died again when no other request could have been the cause: {message.reason}"
-            self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
+        for sequence_ids, what in (
+            (taken.failed, "The engine died"),
+            (taken.culprits, "The engine died again when no other request could have been the cause"),
+        ):
+            for sequence_id in sequence_ids:
+                error = f"{what}: {message.reason}"
+                self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
         return taken
 
     def _resume_elsewhere(self, sequence_id: int) -> bool:
@@ -136,9 +135,7 @@ class ReportWriter:
 
     def write_estimate(self, routed: Routed) -> None:
         """Write what the router expects an engine to reuse of a sequence's prompt."""
-        request = self._store.by_sequence.get(routed.sequence_id)
-        if request is not None:
-            request.add(routed.sequence_id, Estimation(routed.num_overlapping))
+        self._add(routed.sequence_id, Estimation(routed.num_overlapping))
 
     def write_unsent(self, sequence_id: int) -> None:
         """End a sequence that no engine was given again."""
@@ -150,10 +147,7 @@ class ReportWriter:
         return [i for i in report.token_sequence_ids if i not in last_token_at]
 
     def sequences_with_gaps(self, report: StepReport) -> list[int]:
-        """Return the sequences with lost reports about which the engine will say no more.
-
-        That is so after their Terminal, and for all that it holds when it is idle.
-        """
+        """Return the sequences with lost reports that have ended: by a Terminal, or because the engine is idle."""
         requests = self._store.by_sequence
         is_idle = report.num_running == report.num_waiting == 0
         if not (is_idle or report.terminal_ids):
@@ -218,3 +212,22 @@ class ReportWriter:
             request.add(sequence_id, Ended())
             if error is not None:
                 request.fail(RequestError(ErrorKind(kind or ErrorKind.INTERNAL), error), fault)
+
+
+def time_tokens(report: StepReport, now: float, store: EntryStore, metrics: Metrics) -> None:
+    """Observe how long each token of a step came after its predecessor, and note when it came.
+
+    Nearly all of them have waited for the same step, so equal times are observed in one call.
+    """
+    last, requests = store.last_token_at, store.by_sequence
+    num_since: dict[float, int] = {}
+    """Number of tokens by the time of their predecessor."""
+    for sequence_id in report.token_sequence_ids:
+        before = last.get(sequence_id)
+        if before is not None:
+            num_since[before] = num_since.get(before, 0) + 1
+        elif sequence_id not in requests:
+            continue
+        last[sequence_id] = now
+    for before, num_tokens in num_since.items():
+        metrics.inter_token_latency.observe(now - before, num_tokens, engine_id=report.engine_id)

@@ -49,7 +49,6 @@ class SequenceAccount:
     mismatches: list[str] = attrs.field(factory=list)
     num_completion_tokens: int = 0
     num_reasoning_tokens: int = 0
-    """Those of them that are reasoning."""
     finish_reason: FinishReason | None = None
 
     def admit(self, admission: Admission) -> bool:
@@ -73,35 +72,22 @@ class SequenceAccount:
             self.admissions.append(admission)
         return True
 
-    def _restore(self, start: int, end: int) -> None:
-        """Book positions that an admission found computed. Only those of the prompt have to add up."""
-        boundary = self.num_prompt_tokens
-        new = self.covered.add(min(start, boundary), min(end, boundary))
-        new_output = self.covered.add(max(start, boundary), max(end, boundary))
-        self.restored_first += new
-        self.recomputed += end - start - new - new_output
-
-    def lose_engine(self, incarnation: int) -> None:
-        """Note that its engine died; the next one counts its admissions anew."""
-        self.deaths.add(incarnation)
-        self.change_engine()
-
-    def change_engine(self) -> None:
-        """Note that another engine goes on with it, which counts its admissions anew."""
-        self.num_admissions.clear()
-
     def compute(self, start: int, end: int) -> None:
         """Book one span whose KV a step wrote."""
         self.has_spans = True
+        self.computed_first += self._cover(start, end)
+
+    def _restore(self, start: int, end: int) -> None:
+        """Book positions that an admission found computed."""
+        self.restored_first += self._cover(start, end)
+
+    def _cover(self, start: int, end: int) -> int:
+        """Cover positions, and return how many of the prompt were not covered before: only these have to add up."""
         boundary = self.num_prompt_tokens
-        if start >= boundary:
-            new_output = self.covered.add(start, end)
-            self.recomputed += max(0, end - start) - new_output
-            return
-        new_prompt = self.covered.add(start, min(end, boundary))
+        new = self.covered.add(start, min(end, boundary))
         new_output = self.covered.add(max(start, boundary), end)
-        self.computed_first += new_prompt
-        self.recomputed += max(0, end - start) - new_prompt - new_output
+        self.recomputed += max(0, end - start) - new - new_output
+        return new
 
     def problems(self) -> list[str]:
         """Say why the entries do not add up; empty if they do."""

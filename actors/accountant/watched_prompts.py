@@ -7,7 +7,7 @@ engine did not count is not.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from ..cache_insight.cache_watch import CacheWatch, WatchedPrompt
 from ..cache_insight.prefix_tree import Passage
@@ -17,10 +17,6 @@ from ..shared.breakpoints import TTL_S
 from .applied_effects import CountedPrompt
 from .entry_store import RequestEntries
 from .prompt_account import PromptAccount
-
-
-class WarningLog(Protocol):
-    def warning(self, event: str, /, **fields: Any) -> object: ...
 
 
 def watch_prompt(
@@ -58,7 +54,7 @@ def watch_upstream_prompt(watch: CacheWatch, request: RequestEntries, num_tokens
     watch.on_prompt(WatchedPrompt(caller.tenant, caller.model, num_tokens, cached, is_first_hit=cached > 0), now)
 
 
-def warn_of_no_hits(watch: CacheWatch, log: WarningLog) -> None:
+def warn_of_no_hits(watch: CacheWatch, log: Any) -> None:
     """Log once if many requests have found nothing."""
     figures = watch.take_no_hits()
     if figures is not None:

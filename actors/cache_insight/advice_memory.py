@@ -71,8 +71,6 @@ class ToolOrder:
 
 @attrs.define
 class TenantMemory:
-    """What is kept of one tenant."""
-
     prompts: Bounded[list[PromptDigests]] = attrs.field(factory=lambda: Bounded(MAX_OTHERS))
     """By what a conversation begins with: its last prompts, newest last."""
     num_messages: int = 0
@@ -95,8 +93,6 @@ class TenantMemory:
 
 
 class AdviceMemory:
-    """The memories of all tenants."""
-
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
 

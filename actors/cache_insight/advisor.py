@@ -66,8 +66,6 @@ class Advisor:
         places = [(code, None if at is None else indexes.get(at, at)) for code, at in found]
         return tuple(Advice(code, message) for code, message in places[:MAX_ADVICE])
 
-    # ------------------------------------------------------------ tools
-
     def _about_tools(self, prompt: PromptDigests, memory: TenantMemory, scope: int) -> AdviceCode | None:
         ordered = tuple(tool for tool, _ in prompt.tools)
         sorted_keys = tuple(tool for _, tool in prompt.tools)
@@ -77,8 +75,6 @@ class Advisor:
         if before is None or before.ordered == ordered:
             return None
         return AdviceCode.KEYS_REORDERED if before.sorted_keys == sorted_keys else AdviceCode.TOOLS_REORDERED
-
-    # ------------------------------------------------------------ messages
 
     def _about_difference(
         self, old: PromptDigests | None, new: PromptDigests, at: int, first_user: int
@@ -110,8 +106,6 @@ class Advisor:
             and "user" not in new.roles[at:]
             and self._had_reasoning(old.request_id)
         )
-
-    # ------------------------------------------------------------ system prompts
 
     def _about_system(
         self, chat: ChatPrompt, prompt: PromptDigests, memory: TenantMemory, scope: int, *, is_continued: bool

@@ -11,13 +11,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .cache_figures import CacheView
+from .cache_watch import CacheWatch
 
 
 class CacheCollector(Collector):
     """Gauges over the window. What is not known is left out."""
 
-    def __init__(self, model_name: str, cache: CacheView) -> None:
+    def __init__(self, model_name: str, cache: CacheWatch) -> None:
         self._model_name = model_name
         self._cache = cache
 

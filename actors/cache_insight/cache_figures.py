@@ -1,14 +1,11 @@
-"""How the prefix cache was used within the last while: what the accountant's `CacheWatch` tells the web layer.
-
-Read by `web/api/cache/stats.py` and by the metrics. Pure data, but for the protocol.
+"""How the prefix cache was used lately: what `CacheWatch` tells the web layer, the metrics and the log. Pure data.
 
 What must always hold: the figures of a tenant are made of its own requests alone, evictions apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 import attrs
 
@@ -60,9 +57,7 @@ class Evictions:
 @attrs.frozen
 class PinFigures:
     num_prompts: int
-    """Prompts with a pinned prefix."""
     num_tokens: int
-    """In those prefixes."""
 
 
 @attrs.frozen
@@ -75,7 +70,6 @@ class CacheFigures:
     """The name that requests gave. None: all of them."""
     num_requests: int
     num_hits: int
-    """Requests with cached tokens."""
     prompt_tokens: int
     cached_tokens: int
     series: tuple[HitRate, ...]
@@ -167,39 +161,24 @@ class PinnedNow:
     """Pins dropped early within the window, because blocks ran out."""
 
 
-class CacheView(Protocol):
-    """What is known of the use of the cache, on all engines. Every method returns soon."""
+@attrs.define
+class CacheStats:
+    """Sums for the log line `prefix_cache.stats`, over the life of the web process.
 
-    window_s: float
-    block_size: int
+    Of requests of which it is known how many tokens were cached: an upstream may not say.
+    """
 
-    def overall(self) -> CacheFigures:
-        """Return the figures of all tenants and models."""
-        ...
+    total_requests: int = 0
+    hit_requests: int = 0
+    total_prompt_tokens: int = 0
+    total_cached_tokens: int = 0
+    total_host_tokens: int = 0
+    """Those of the cached ones that were loaded from host tiers."""
 
-    def figures(self, tenant: str | None = None, model: str | None = None) -> Iterator[CacheFigures]:
-        """Yield the figures of each tenant and model, the last used ones first, as they are when it begins.
-
-        Making one may take a millisecond, so the caller may wait between two. What has been forgotten meanwhile is left
-        out.
-        """
-        ...
-
-    def tree(
-        self,
-        tenant: str | None = None,
-        branch_id: str | None = None,
-        depth: int = 1,
-        request_id: str | None = None,
-    ) -> Iterator[TreeNode | None]:
-        """Yield the cached branches of a tenant, or of all, or those below a branch, in `depth` levels, top first.
-
-        `request_id`: the branches on its path come before all others, however deep they are and whether they are cached
-        or not. Yields None between two, too, and the caller may wait after each: it gets branches as they are when they
-        are made. Raises UnknownBranch and UnknownRequest.
-        """
-        ...
-
-    def pinned(self) -> PinnedNow:
-        """Return what is pinned on all engines."""
-        ...
+    def fields(self) -> dict[str, int | float]:
+        return {
+            **attrs.asdict(self),
+            "miss_requests": self.total_requests - self.hit_requests,
+            "hit_rate": self.hit_requests / max(1, self.total_requests),
+            "token_hit_rate": self.total_cached_tokens / max(1, self.total_prompt_tokens),
+        }

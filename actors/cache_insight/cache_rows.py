@@ -41,7 +41,6 @@ class CacheRow:
     _slices: deque[_Slice] = attrs.field(factory=lambda: deque(maxlen=NUM_SLICES))
 
     def slice_at(self, now: float) -> _Slice:
-        """Return the slice to count in."""
         self.used_at = now
         number = int(now * NUM_SLICES / self.window_s)
         if not self._slices or self._slices[-1].number != number:

@@ -1,11 +1,9 @@
 """How the prefix cache is used within a window of time, by tenant and model name, on all engines together.
 
-Part of the entry store, so that it outlives the accountant; fed by `effects.py` with each prompt whose numbers are
-frozen and by the accountant's actor with each step report; read by the web layer (`cache_insight/cache_figures.py`) and
-by the metrics. Synchronous.
-
-The blocks of each tenant and model are followed in a sketch of their own, so that what one tenant is told does not
-depend on the others, and those of all in a shared one. While there is a single tenant and model, the two are the same.
+Part of the entry store, so that it outlives the accountant, which feeds it with each prompt whose numbers are frozen
+(`effects.py`) and with each step report; read by the web layer and by the metrics. The blocks of each tenant and model
+are followed in a sketch of their own, so that what one tenant is told does not depend on the others, and those of all
+in a shared one. While there is a single tenant and model, the two are the same.
 
 What must always hold: memory is bounded by `MAX_ROWS` and `MAX_FOLLOWED`, and the time of a call by its keys; nothing
 here runs in an engine.
@@ -15,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 
 import attrs
@@ -27,7 +26,7 @@ from .cache_figures import CacheFigures, HeldBlocks, PinnedNow, TreeNode
 from .cache_rows import CacheRow
 from .prefix_tree import NOBODY, Passage, PrefixTree
 from .request_paths import RequestPaths
-from .reuse_sketch import Sketch, make_sketch
+from .reuse_sketch import make_sketch
 from .reuse_window import ReuseWindow
 from .tree_view import TreeView
 
@@ -39,12 +38,6 @@ SAMPLED_KEYS = 8192
 REGISTER_BITS = 16
 NO_HITS_AFTER = 500
 """Requests without a hit after which the log says so."""
-WINDOW_S = 3600.0
-BLOCK_SIZE = 16
-
-
-def _make_sketch() -> Sketch:
-    return make_sketch(SAMPLED_KEYS, REGISTER_BITS)
 
 
 @attrs.frozen
@@ -70,22 +63,19 @@ class WatchedPrompt:
 
 
 class CacheWatch:
-    """Implements `CacheView`."""
+    """Follows the use of the cache. Every method returns soon."""
 
     def __init__(
         self,
-        window_s: float = WINDOW_S,
-        block_size: int = BLOCK_SIZE,
+        window_s: float = 3600.0,
+        block_size: int = 16,
         *,
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
         tree: PrefixTree | None = None,
         max_paths: int = 10_000,
     ) -> None:
-        """`clock` is the one of the times that everything here is given. `tree` is fed; None: one of its own.
-
-        The paths of the last `max_paths` requests through it are remembered.
-        """
+        """Remember the paths of `max_paths` requests through `tree` (None: one of its own). `clock` gives all times."""
         self.window_s = window_s
         self.block_size = block_size
         self._clock = clock
@@ -109,8 +99,6 @@ class CacheWatch:
         """Of open sequences that mark prefixes."""
         self._num_without_hit: int | None = 0
         """Requests so far; None after the first hit, and once it was said that there is none."""
-
-    # ------------------------------------------------------------ what happens
 
     def on_prompt(self, prompt: WatchedPrompt, now: float) -> None:
         """Count a prompt. Called in the order of the admissions, once for each."""
@@ -170,12 +158,15 @@ class CacheWatch:
         self._num_without_hit = None
         return self.overall()
 
-    # ------------------------------------------------------------ what is told
-
     def overall(self) -> CacheFigures:
+        """Return the figures of all tenants and models."""
         return self._all.figures(self._clock(), self._unix_time(), self.block_size)
 
     def figures(self, tenant: str | None = None, model: str | None = None) -> Iterator[CacheFigures]:
+        """Yield the figures of each tenant and model, the last used ones first, as they are when it begins.
+
+        Making one may take a millisecond, so the caller may wait between two. What was forgotten meanwhile is left out.
+        """
         for its_tenant, its_model in reversed(list(self._rows)):
             if tenant in (None, its_tenant) and model in (None, its_model):
                 row = self._rows.get((its_tenant, its_model))
@@ -189,6 +180,12 @@ class CacheWatch:
         depth: int = 1,
         request_id: str | None = None,
     ) -> Iterator[TreeNode | None]:
+        """Yield the cached branches of a tenant, or of all, or those below a branch, in `depth` levels, top first.
+
+        `request_id`: the branches on its path come before all others, however deep they are and whether they are cached
+        or not. Yields None between two, too, and the caller may wait after each: it gets branches as they are when they
+        are made. Raises UnknownBranch and UnknownRequest.
+        """
         view = TreeView(
             self._tree,
             self._paths,
@@ -201,6 +198,7 @@ class CacheWatch:
         return view.nodes(tenant, branch_id, depth, request_id)
 
     def pinned(self) -> PinnedNow:
+        """Return what is pinned on all engines."""
         return PinnedNow(sum(self.num_pinned.values()), self._all.num_yielded(self._clock()))
 
     @property
@@ -208,8 +206,6 @@ class CacheWatch:
         """The memory of all sketches, about."""
         windows = {id(row.reuse): row.reuse for row in (self._all, *self._rows.values()) if row.reuse is not None}
         return sum(reuse.num_bytes for reuse in windows.values())
-
-    # ------------------------------------------------------------ rows
 
     def _row(self, tenant: str, model: str, now: float) -> CacheRow:
         """Return a tenant's row, which becomes the last used one."""
@@ -231,7 +227,7 @@ class CacheWatch:
         if row.reuse is None and self._may_be_followed(now):
             if shared is not None and any(one.reuse is shared for one in self._followed):
                 self._all.reuse = shared = shared.copy()
-            row.reuse = ReuseWindow.begin(self.window_s, _make_sketch, now)
+            row.reuse = ReuseWindow.begin(self.window_s, partial(make_sketch, SAMPLED_KEYS, REGISTER_BITS), now)
             self._followed.append(row)
             if shared is None:
                 self._all.reuse = shared = row.reuse

@@ -1,9 +1,8 @@
-"""The explanations of the last requests, and whose their sequences were.
+"""The explanations of the last requests, and whose their sequences were. For `GET /v1/cache/explain`.
 
-Part of the entry store, written by the accountant; read by the request desk for `GET /v1/cache/explain`. Synchronous.
-
-Thousands are kept for hours and few are ever asked for. As objects they would be most of what a full garbage collection
-walks, with the event loop waiting; so they are kept as bytes, and names as plain tuples, which it does not track.
+Part of the entry store, written by the accountant. Thousands are kept for hours and few are ever asked for. As objects
+they would be most of what a full garbage collection walks, with the event loop waiting; so they are kept as bytes, and
+names as plain tuples, which it does not track.
 
 What must always hold: the number of explanations and their size are bounded, the oldest going first; the tenant of a
 request is compared before anything is made of it.
@@ -61,7 +60,6 @@ class ExplanationStore:
         return len(self._kept)
 
     def name_sequences(self, prompted: Prompted, tenant: str) -> None:
-        """Remember whose sequences these are."""
         if not self._max_requests or not prompted.sequence_ids:
             return
         ids = prompted.sequence_ids

@@ -1,13 +1,12 @@
 """The prefix tree of what prompts have put into the cache: branches of blocks, and knots where prompts part or end.
 
-Part of the cache watch, so that it outlives the accountant; fed with each admitted prompt, with the blocks that
-decoding fills and with the ends of sequences; read by `tree_view.py`. It says what was cached once: whether a block
-still is, the router knows (`router/held_blocks.py`).
+Part of the cache watch, which feeds it with each admitted prompt, the blocks that decoding fills and the ends of
+sequences; read by `tree_view.py`. Whether a block is still cached, the router knows (`router/route_store.py`).
 
     root of a tenant ── branch: 12 blocks, 40 requests ─┬─ branch: 3 blocks, 30 requests
                                                         └─ branch: 8 blocks, 9 requests (one ended at the knot)
 
-Keys are chained, so that two chains with the same key at a place are the same up to there: a prompt finds its way by
+Keys are chained, so two chains with the same key at a place are the same up to there: a prompt finds its way by
 bisection, in a time that grows with the branches it passes and not with its blocks.
 
 What must always hold: siblings begin with different keys; at most `MAX_BLOCKS` blocks in `MAX_BRANCHES` branches are
@@ -105,10 +104,7 @@ class PrefixTree:
         return len(self._by_id)
 
     def find(self, branch_id: bytes) -> Branch | None:
-        """Return a branch by its id."""
         return self._by_id.get(branch_id)
-
-    # ------------------------------------------------------------ what happens
 
     def begin(
         self, tenant: str, sequence_ids: Iterable[int], keys: Sequence[bytes], now: float, passage: Passage = NOBODY
@@ -172,8 +168,6 @@ class PrefixTree:
             if not branch.children:
                 self._leaves[branch.tenant][branch] = None
             branch = branch.parent
-
-    # ------------------------------------------------------------ branches
 
     def _hold(self, branch: Branch) -> None:
         """Note that an open sequence ends with a branch."""

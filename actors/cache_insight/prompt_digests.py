@@ -87,8 +87,6 @@ class PromptDigests:
 
 
 class Digester:
-    """Makes digests with one random key."""
-
     def __init__(self) -> None:
         self._key = secrets.token_bytes(16)
 

@@ -1,7 +1,7 @@
 """The paths of the last requests through the prefix tree. Part of the cache watch; read by `tree_view.py`.
 
-A path is kept as the branch with which the prompt ended. A branch that is cut stays the lower part, so that it leads up
-through all that was cut off it since.
+A path is kept as the branch with which the prompt ended. A branch that is split stays the lower part, so that it leads
+up through all that was split off it since.
 
 What must always hold: at most `max_requests` requests are remembered, and `PATHS_EACH` prompts of each on average; what
 is forgotten is the oldest request of the tenant with the most; a branch that the tree has dropped is not kept alive;

@@ -48,7 +48,6 @@ def bin_of(distance: int) -> int:
 
 
 def bounds_of(index: int) -> range:
-    """Return the distances of a bin."""
     if index < 16:
         return range(index, index + 1)
     width = 1 << index // 16 - 1
@@ -85,12 +84,10 @@ class ReuseSketch:
 
     @property
     def num_keys(self) -> int:
-        """The size of the sample."""
         return len(self._uses)
 
     @property
     def num_bytes(self) -> int:
-        """Memory, about."""
         return 300 * len(self._uses) + len(self._registers) + 40 * NUM_BINS
 
     def access(self, keys: list[bytes], num_found: int, num_matchable: int, now: int, owner: int) -> None:
@@ -127,8 +124,7 @@ class ReuseSketch:
                 self._use(words[i], now, owner)
 
     def touch(self, prefixes: bytes, now: int, owner: int) -> None:
-        """Note blocks that were filled and not asked for, by the first 8 bytes of each key. Known ones stay as they
-        are."""
+        """Note filled blocks, by the first 8 bytes of each key. Known ones stay as they are."""
         for word in _words_of(prefixes):
             self._count_distinct(word)
             if self._is_sampled(word) and word not in self._uses:
@@ -161,8 +157,6 @@ class ReuseSketch:
         twin._num_queries, twin._num_new, twin._bins = self.counts()
         return twin
 
-    # ------------------------------------------------------------ the sample
-
     def _is_sampled(self, word: int) -> bool:
         return (word >> 26 & 0xFFFFFF) >> (MAX_SHIFT - self.shift) == 0
 
@@ -182,8 +176,6 @@ class ReuseSketch:
         self.shift += 1
         self._uses = {word: use for word, use in self._uses.items() if self._is_sampled(word)}
         self._places = sorted(use.place for use in self._uses.values())
-
-    # ------------------------------------------------------------ all keys
 
     def _count_distinct(self, word: int) -> float:
         """Return how many keys the change of a register stands for, 0 if there is none."""
@@ -224,8 +216,8 @@ def make_sketch(max_keys: int, register_bits: int) -> Sketch:
 def blocks_for(bins: Sequence[int], num_hits: float, share: float) -> int | None:
     """Return how many blocks an LRU cache needs for a share of `num_hits`; None if there are no hits.
 
-    `bins` are distances. Where they are too few or too many, hits at the smallest distances are missing from the sample
-    or too often in it: a few keys that all prompts use.
+    `bins` are distances. If their sum is too small or too large, keys that all prompts use are missing from the sample
+    or too often in it, so the smallest distances are corrected.
     """
     corrected = list(bins)
     surplus = num_hits - sum(corrected)

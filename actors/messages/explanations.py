@@ -13,6 +13,7 @@ from enum import StrEnum
 import attrs
 
 from .block_manager import CacheMiss
+from .prompts import PartSpan
 from .tiers import Tier
 
 
@@ -20,7 +21,6 @@ class BlockSource(StrEnum):
     """Where the KV of prompt positions came from."""
 
     REUSED = "reused"
-    """From cached blocks."""
     COPIED = "copied"
     """From a part of a cached block. Not counted as cached."""
     COMPUTED = "computed"
@@ -44,7 +44,6 @@ class AdviceCode(StrEnum):
     """An early message differs a little in each request of one conversation."""
     TOOLS_REORDERED = "tools_reordered"
     KEYS_REORDERED = "keys_reordered"
-    """JSON has the same members in another order."""
     PER_SESSION_HEADER = "per_session_header"
     """The same message differs a little in each conversation."""
     REASONING_STRIPPED = "reasoning_stripped"
@@ -55,8 +54,6 @@ class AdviceCode(StrEnum):
 
 @attrs.frozen
 class Advice:
-    """One thing that could be changed."""
-
     code: AdviceCode
     message: int | None
     """Index of the message; None for the tools."""
@@ -67,18 +64,6 @@ class Advice:
 
 
 @attrs.frozen
-class OutlinedPart:
-    """Where a part of a client's message lies in its prompt."""
-
-    message: int | None
-    """None: from no message, but from the system prompt's own field, the tools, or the template."""
-    part: int | None
-    role: str
-    start: int
-    end: int
-
-
-@attrs.frozen
 class PromptOutline:
     """Where the parts of a chat lie in its prompt, in order and without gaps; compact, since there may be thousands.
 
@@ -86,7 +71,6 @@ class PromptOutline:
     """
 
     roles: tuple[str, ...] = ()
-    """The roles that occur."""
     role_of: bytes = b""
     """By part, its role's index in `roles`."""
     messages: bytes = b""
@@ -97,7 +81,7 @@ class PromptOutline:
     """By part, the prompt tokens up to its end. The next one begins there."""
 
     @classmethod
-    def of(cls, parts: Iterable[OutlinedPart]) -> PromptOutline:
+    def of(cls, parts: Iterable[PartSpan]) -> PromptOutline:
         """Return the outline of these parts, each of which begins where the one before it ends, the first one at 0."""
         roles: dict[str, int] = {}
         role_of = bytearray()
@@ -112,9 +96,9 @@ class PromptOutline:
     def __len__(self) -> int:
         return len(self.role_of)
 
-    def __getitem__(self, index: int) -> OutlinedPart:
+    def __getitem__(self, index: int) -> PartSpan:
         message, part, ends = _numbers(self.messages)[index], _numbers(self.parts)[index], _numbers(self.ends)
-        return OutlinedPart(
+        return PartSpan(
             None if message < 0 else message,
             None if part < 0 else part,
             self.roles[self.role_of[index]],
@@ -122,7 +106,7 @@ class PromptOutline:
             ends[index],
         )
 
-    def part_at(self, token: int) -> OutlinedPart | None:
+    def part_at(self, token: int) -> PartSpan | None:
         """Return the part that a position belongs to; None if there is none."""
         index = bisect_right(_numbers(self.ends), token)
         return self[index] if index < len(self) else None
@@ -193,7 +177,6 @@ class ExplainedPrompt:
     """None: it was not admitted, or the engine does not say."""
     advice: tuple[Advice, ...] = ()
     cached_by_tier: Mapping[str, int] | None = None
-    """`cached_tokens` by tier."""
 
 
 @attrs.frozen
@@ -210,5 +193,4 @@ class Explanation:
     recomputed_tokens: int
     prompts: tuple[ExplainedPrompt, ...]
     has_reasoning: bool = False
-    """Whether its answer contains reasoning."""
     cached_by_tier: Mapping[str, int] | None = None

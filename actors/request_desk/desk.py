@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 import trio
 
-from ..cache_insight.cache_figures import CacheView
+from ..cache_insight.cache_watch import CacheWatch
 from ..channel import Poster, Sender
 from ..messages.accountant import Caller, Left, OpenAccount, Refused
 from ..messages.detokenizer import Forget, Track
@@ -57,7 +57,7 @@ class RequestDesk:
         self.pool = engines
         self.control: EngineControl
         """What starts and ends engines; set when it runs."""
-        self.cache: CacheView
+        self.cache: CacheWatch
         """How the prefix cache was used; set when it is known who counts."""
         self.upstreams: Forwarding | None = None
         """What passes requests on to other servers, if there are any."""
@@ -68,7 +68,7 @@ class RequestDesk:
         """Why readiness is withheld, while it is (`web/cli/self_check.py`)."""
         self._accountant = accountant
         self._detokenizer = detokenizer
-        self._metrics = metrics
+        self.render_metrics = metrics
         self._trouble = trouble
         self.actor_restarts: Callable[[], Mapping[str, int]] = dict
         self._max_open_requests = max_open_requests
@@ -156,9 +156,6 @@ class RequestDesk:
         if (trouble := self._trouble()) is not None:
             return attrs.evolve(health, state=State.REFUSING, detail=trouble)
         return health
-
-    def render_metrics(self) -> bytes:
-        return self._metrics()
 
     @property
     def num_open_requests(self) -> int:

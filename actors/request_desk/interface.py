@@ -14,7 +14,7 @@ from typing import Protocol
 
 import attrs
 
-from ..cache_insight.cache_figures import CacheView
+from ..cache_insight.cache_watch import CacheWatch
 from ..messages.accountant import Caller
 from ..messages.block_manager import CacheMiss
 from ..messages.explanations import Explanation
@@ -48,7 +48,6 @@ class ServingInfo:
     model_names: tuple[str, ...]
     """The first is the model's own name; a request may use any of them."""
     created: int
-    """Unix seconds."""
     max_model_len: int
     """As configured, until an engine reports what its KV cache has room for."""
     block_size: int
@@ -107,14 +106,12 @@ class Forwarding(Protocol):
 
         `on_routed` has to be called, however the request ends.
         """
-        ...
 
     async def pass_on(self, forward: Forward, outlet: ForwardOutlet) -> None:
         """Have an upstream answer an open request, whose account is told of it. Returns when nothing more comes.
 
         To be cancelled when the client leaves.
         """
-        ...
 
 
 @attrs.frozen
@@ -126,7 +123,6 @@ class PromptLookUp:
     engine_id: int
     """The engine that it would be sent to."""
     miss: CacheMiss
-    """Why it is not more."""
     pinned_for_s: float | None
     """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
     num_host_tokens: int = 0
@@ -135,32 +131,24 @@ class PromptLookUp:
     """The tokens of each part of each message, if the prompt is a chat."""
 
 
-class Explain(Protocol):
-    """Explains what became of a request's prompts in the cache."""
-
-    def __call__(self, request_id: str, tenant: str | None, /) -> Explanation | None:
-        """Return what is known of a request of this tenant, None: of any; None if that is nothing, or not any more."""
-        ...
+Explain = Callable[[str, str | None], Explanation | None]
+"""Returns what became in the cache of the prompts of a request (its id), if it is of this tenant (None: of any); None
+if nothing is known, or not any more."""
 
 
 class Ticket(Protocol):
-    """One open request."""
-
     @property
     def request_id(self) -> str:
         """The id that the server gave it."""
-        ...
 
     @property
     def mailbox(self) -> Mailbox: ...
 
     async def start(self) -> None:
         """Send the request to the tokenizer. Waits while its inbox is full, unless the request fails (`expire`)."""
-        ...
 
     async def pass_on(self, outlet: ForwardOutlet) -> None:
         """Have an upstream answer the request, which is a `Forward`. Returns when nothing more comes."""
-        ...
 
     def when_encoded(self, call: Callable[[], object], /) -> None:
         """Call `call` once when the request's prompts are no longer needed; at once if that is so already.
@@ -168,28 +156,21 @@ class Ticket(Protocol):
         They are not needed once all sequences are submitted, the request was refused, or it has left and nothing works
         on it. `call` must not raise or block.
         """
-        ...
 
     @property
     def dropped(self) -> tuple[str, ...]:
         """Paths of what was dropped from the schemas of the request's tools, known before its first event."""
-        ...
 
     def expire(self, after_s: float) -> None:
         """Fail a request whose deadline has passed, unless it has ended. Its mailbox gets the error at once."""
-        ...
 
     def leave(self) -> None:
         """Release everything: account, sequences, mailbox. Called by the request's scope and by nothing else."""
-        ...
 
 
 class EngineControl(Protocol):
-    """Starts and ends engines."""
-
     def add(self, count: int) -> tuple[int, ...]:
         """Start further engines, and return their ids. They serve when they are ready."""
-        ...
 
     def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None, *, force: bool = False) -> None:
         """Send an engine no more prompts, and end and remove it once it holds nothing.
@@ -198,7 +179,6 @@ class EngineControl(Protocol):
         last one, whose requests then fail. Raises UnknownEngine, and LastEngine where no other engine is ready to
         serve.
         """
-        ...
 
 
 class Desk(Protocol):
@@ -208,23 +188,19 @@ class Desk(Protocol):
     def info(self) -> ServingInfo: ...
 
     @property
-    def cache(self) -> CacheView:
+    def cache(self) -> CacheWatch:
         """How the prefix cache was used lately."""
-        ...
 
     @property
     def upstreams(self) -> Forwarding | None:
         """What passes requests on; None if there are no upstreams."""
-        ...
 
     @property
     def control(self) -> EngineControl:
         """What starts and ends engines, where there are any."""
-        ...
 
     def open(self, request: Encode | Forward, endpoint: str, caller: Caller = ..., /) -> Ticket:
         """Open a request and its account; `request.request_id` comes from `new_request_id`. Raises DeskClosed."""
-        ...
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         """Return the number of tokens that a request with this prompt would have. Opens no account, uses no engine.
@@ -232,7 +208,6 @@ class Desk(Protocol):
         `prompt_param` names the prompt's field in errors. Counts as an open request while it waits for the tokenizer.
         Raises PromptRefused, also if the prompt exceeds the context length, and DeskClosed.
         """
-        ...
 
     async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
         """Return what each prompt of a request would find in the cache now. Opens no account and changes nothing.
@@ -240,25 +215,20 @@ class Desk(Protocol):
         Counts as an open request until it is answered. Raises PromptRefused for what would be refused as a request, or
         if no engine can answer, and DeskClosed.
         """
-        ...
 
     def new_request_id(self) -> str: ...
 
     @property
     def explain(self) -> Explain:
         """What explains requests that are open, or were the last to be closed."""
-        ...
 
     def health(self) -> Health: ...
 
     def reset_prefix_cache(self) -> None:
         """Drop the prefix cache of every engine. Running requests are not affected."""
-        ...
 
     def engines(self) -> Sequence[EngineStatus]:
         """Return the engines of this server, in the order of their ids; those that were removed are left out."""
-        ...
 
     def render_metrics(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
-        ...

@@ -1,13 +1,12 @@
 """The sequences that were submitted and have not ended, and the queue on which they go to the router.
 
-Owned by the request desk. The desk submits through it; the detokenizer and the desk abort sequences; the accountant
-records what engines report, and takes back what a dead one held; each engine's link takes what the router has queued
-for it (`engine_pool.py`).
+Owned by the request desk, which submits through it. The detokenizer and the desk abort sequences; the accountant
+records what engines report, and takes back what a dead one held; each engine's link takes what the router has queued.
 
 The queue is first in, first out. A `Submit` waits for a slot, which it keeps until an engine takes it; then its request
-is looked at, so that none is queued for one that has left. An `Abort` never waits, since its `Submit` has made room for
-it. So no `Submit` can follow its own `Abort`. What a dead engine held goes to the head of the queue, with the tokens
-that were drawn; during a search for the cause of several deaths (`suspects.py`), some sequences wait outside it.
+is checked, so that none is queued for one that has left. An `Abort` never waits, so no `Submit` can follow its own
+`Abort`. What a dead engine held goes to the head of the queue, with the tokens that were drawn; during a search for the
+cause of several deaths (`suspects.py`), some sequences wait outside it.
 
 What must always hold: every submitted sequence is in `_live` until its Terminal is booked, or the death of its engine
 if it is not resumed; a sequence is queued for, or held by, one engine at most.
@@ -32,8 +31,6 @@ from .suspects import Suspects
 
 
 class RouterInbox(Protocol):
-    """The channel to the router."""
-
     def post(self, item: EngineMessage | SequenceEnded, /) -> None: ...
 
     def post_first(self, items: Sequence[EngineMessage], /) -> None: ...
@@ -51,7 +48,6 @@ class LiveSequences:
         self._waiting: dict[int, Submit] = {}
         """Sequences that wait for a search to end, in order."""
         self.lookups = Lookups(channel.post)
-        """Questions that go the same way."""
         self._taken_back = trio.Event()
         self._next_sequence_id = 1
         self._released = trio.Event()
@@ -92,7 +88,6 @@ class LiveSequences:
             self._waiting[submit.sequence_id] = submit
 
     def post(self, message: Abort | ResetPrefixCache) -> None:
-        """Queue a message without waiting."""
         self._channel.post(message)
 
     # ------------------------------------------------------------ for accountant and detokenizer
@@ -238,15 +233,9 @@ class LiveSequences:
             self._taken_back = trio.Event()
             await self._taken_back.wait()
 
-    def request_of(self, sequence_id: int) -> str | None:
-        """Return the request of a sequence; None if it has ended."""
-        live = self._live.get(sequence_id)
-        return None if live is None else live.request_id
-
-    def numerics_of(self, sequence_id: int) -> str | None:
-        """Return which bits a sequence's last engine computed; None if it had none."""
-        live = self._live.get(sequence_id)
-        return None if live is None else live.numerics
+    def find(self, sequence_id: int) -> LiveSequence | None:
+        """Return what is kept of a sequence; None if it has ended."""
+        return self._live.get(sequence_id)
 
     # ------------------------------------------------------------ engines that are to end
 

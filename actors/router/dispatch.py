@@ -47,7 +47,6 @@ class Dispatch:
     # ------------------------------------------------------------ engines
 
     def handle_news(self, news: EngineNews) -> None:
-        """Handle what an engine or its supervisor says."""
         match news:
             case StepReport():
                 self._on_report(news)
@@ -150,7 +149,6 @@ class Dispatch:
                 routing.on_first_token(its.route)
 
     def _clear(self, engine: ReadyEngine) -> None:
-        """Forget what an engine had cached."""
         by_slot, sequences = self._store.by_slot, self._store.sequences.values()
         del by_slot[engine.slot]
         routes = [its.route for its in sequences if its.engine_id == engine.engine_id]
@@ -244,26 +242,19 @@ class Dispatch:
 
     def _slots_to_resume_on(self, submit: Submit) -> list[int] | None:
         """Return the engines that a sequence may be resumed on; None: any that prompts may be sent to."""
-        numerics = self._sequences.numerics_of(submit.sequence_id)
-        if numerics is None:
+        live = self._sequences.find(submit.sequence_id)
+        if live is None or (numerics := live.numerics) is None:
             return None
         engines = self._store.engines.values()
         same = [engine.slot for engine in engines if engine.numerics == numerics and not engine.is_closing]
         if self._only_same and not same and not self._may_come(numerics):
             error = RequestError(ErrorKind.INTERNAL, "Its engine died, and no other computes the same bits.")
-            if (request_id := self._sequences.request_of(submit.sequence_id)) is not None:
-                self._accountant.post(Refused(request_id, error, Fault.ENGINE_DIED))
+            self._accountant.post(Refused(live.request_id, error, Fault.ENGINE_DIED))
         return same if same or self._only_same else None
 
     def _may_come(self, numerics: str) -> bool:
         """Whether an engine that computed these bits may be ready again."""
-        return any(
-            engine.ready is not None
-            and engine.ready.numerics == numerics
-            and not engine.is_closing
-            and not engine.is_given_up
-            for engine in self._pool
-        )
+        return any(e.is_wanted and e.ready is not None and e.ready.numerics == numerics for e in self._pool)
 
     def _drop(self, sequence_id: int) -> None:
         """Forget a sequence that its engine has ended, or will not have."""

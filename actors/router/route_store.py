@@ -11,11 +11,12 @@ What must always hold: a message leaves `reports` or `prompts` only once it was 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 
+from ..cache_insight.cache_figures import HeldBlocks
 from ..channel import Channel, Poster
 from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp
@@ -33,15 +34,12 @@ RouterMessage = EngineMessage | EngineNews
 
 @attrs.define(eq=False, repr=False)
 class RoutedSequence:
-    """Where a sequence was sent."""
-
     engine_id: int
     num_prompt_tokens: int
     """Those of resumed sequences include their output."""
     group_id: int
     route: Route
     is_prefilling: bool = True
-    """It has no token yet."""
 
 
 @attrs.define
@@ -56,8 +54,6 @@ class Group:
 
 @attrs.define(eq=False, repr=False)
 class ReadyEngine:
-    """An engine that may be sent something."""
-
     engine_id: int
     incarnation: int
     slot: int
@@ -65,7 +61,6 @@ class ReadyEngine:
     queue: Channel[EngineMessage]
     """The pool's, of which the engine may be gone before the router hears of it."""
     num_reports: int = 0
-    """Number of its last report."""
     is_closing: bool = False
 
 
@@ -97,6 +92,23 @@ class RouteStore:
                 self.prompts.append(message)
             else:
                 self.reports.append(message)
+
+    def held_blocks(self, keys: Sequence[bytes]) -> dict[int, HeldBlocks]:
+        """Return, for each engine that holds the first of these blocks, how many of them it holds from there on.
+
+        For the prefix tree; may lag behind the engines by the reports on their way. Takes a time in proportion to the
+        engines, not to the blocks.
+        """
+        index, lowered = self.routing.index, self.routing.lowered
+        found: dict[int, tuple[int, int]] = {}
+        for match in index.match(keys):
+            for slot, engine in self.by_slot.items():
+                if match.slots >> slot & 1:
+                    found[engine.engine_id] = max((match.num_blocks, slot), found.get(engine.engine_id, (0, slot)))
+        return {
+            engine_id: HeldBlocks(num_blocks, num_blocks - lowered.num_on_device(slot, keys[:num_blocks]))
+            for engine_id, (num_blocks, slot) in found.items()
+        }
 
     def may_skip(self, report: StepReport) -> bool:
         """Whether a report says nothing that the router keeps: no keys, and no engine has a prompt to compute.

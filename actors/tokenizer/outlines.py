@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from ..messages.explanations import NO_OUTLINE, OutlinedPart, PromptOutline
-from ..messages.prompts import ChatPart, ChatPrompt
+from ..messages.explanations import NO_OUTLINE, PromptOutline
+from ..messages.prompts import ChatPart, ChatPrompt, PartSpan
 
 MAX_PARTS = 2048
 """A chat of more parts gets no outline."""
@@ -68,11 +68,11 @@ def outline_of(parts: Sequence[ChatPart], ends: Sequence[int], num_tokens: int) 
     return PromptOutline.of(_filled_parts((*parts, ChatPart(None, None, GENERATED_ROLE, 0, 0)), (*ends, num_tokens)))
 
 
-def _filled_parts(parts: Iterable[ChatPart], ends: Iterable[int]) -> Iterator[OutlinedPart]:
+def _filled_parts(parts: Iterable[ChatPart], ends: Iterable[int]) -> Iterator[PartSpan]:
     start = 0
     for part, end in zip(parts, ends, strict=True):
         if end > start:
-            yield OutlinedPart(part.message, part.part, part.role, start, end)
+            yield PartSpan(part.message, part.part, part.role, start, end)
             start = end
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 import trio
 
-from quipu.actors.cache_insight.cache_figures import CacheView
 from quipu.actors.cache_insight.cache_watch import CacheWatch
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
@@ -192,7 +191,7 @@ class FakeDesk:
     script: Script = lambda encode: hello(len(encode.prompts) * encode.num_choices)
     info: ServingInfo = INFO
     upstreams: Forwarding | None = None
-    cache: CacheView = attrs.field(factory=CacheWatch)
+    cache: CacheWatch = attrs.field(factory=CacheWatch)
     closed: str | None = None
     """If set, no request can be opened, for this reason."""
     start_error: Exception | None = None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from quipu.actors.cache_insight.cache_figures import CacheView
+from quipu.actors.cache_insight.cache_watch import CacheWatch
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.counts import Known
 from quipu.actors.messages.handler import Closed, Delta, Started
@@ -56,7 +56,7 @@ class StandInDesk:
         self._open: dict[str, OpenRequest] = {}
 
     @property
-    def cache(self) -> CacheView:
+    def cache(self) -> CacheWatch:
         return self._desk.cache
 
     @property

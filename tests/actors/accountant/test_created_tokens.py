@@ -36,7 +36,7 @@ def test_each_position_is_created_once(
     breakpoints = [Breakpoint(position, ttl) for position, ttl in sorted(marks)]
     prompt = book(cached, *breakpoints)
     for start, end in spans:
-        prompt.write(start, end)
+        prompt.written.add(start, end)
     for end in pinned:
         prompt.pin(end)
     expected = dict.fromkeys(CacheTtl, 0)
@@ -52,10 +52,10 @@ def test_each_position_is_created_once(
 def test_created_tokens_are_frozen_at_first_token() -> None:
     """What is written or pinned later is not charged to the client."""
     prompt = book(0, Breakpoint(16, LONG), Breakpoint(32, SHORT))
-    prompt.write(0, 24)
+    prompt.written.add(0, 24)
     prompt.pin(16)
     prompt.freeze_written()
-    prompt.write(24, LENGTH)
+    prompt.written.add(24, LENGTH)
     prompt.pin(32)
     assert prompt.created == {LONG: 16, SHORT: 0}
 
@@ -64,6 +64,6 @@ def test_nothing_is_created_if_reads_are_unknown() -> None:
     """A router's estimate may cover the very tokens that were written, so the parts of the prompt could overlap."""
     prompt = book(None, Breakpoint(32, SHORT))
     prompt.estimated = 32
-    prompt.write(0, 32)
+    prompt.written.add(0, 32)
     prompt.pin(32)
     assert prompt.created == {LONG: 0, SHORT: 0}

@@ -23,10 +23,10 @@ from quipu.actors.messages.explanations import (
     ExplainedPrompt,
     Explanation,
     NamedRequest,
-    OutlinedPart,
     PromptEnd,
     PromptOutline,
 )
+from quipu.actors.messages.prompts import PartSpan
 from quipu.actors.messages.tiers import Tier
 from tests.actors.accountant.accounts import admission
 from tests.actors.ledger.ledgers import record_of
@@ -99,7 +99,7 @@ def test_last_requests_are_kept() -> None:
 
 def test_what_is_kept_is_found_as_it_was() -> None:
     """Nothing is lost by packing, neither numbers that are not known nor what only some prompts have."""
-    parts = [OutlinedPart(None, None, "system", 0, 4), OutlinedPart(0, 1, "user", 4, 70_000)]
+    parts = [PartSpan(None, None, "system", 0, 4), PartSpan(0, 1, "user", 4, 70_000)]
     miss = CacheMiss(MissReason.EVICTED, 16, MissDetail(7, 1.5, None, 3))
     evicted = PromptEnd(miss, evicted=EvictedBlock(1e9, NamedRequest("b", "acme"), None))
     advice = (Advice(AdviceCode.POOL_TOO_SMALL, 0, 16, 40), Advice(AdviceCode.TOOLS_REORDERED, None))

@@ -11,7 +11,6 @@ from quipu.actors.messages.router import EngineDown, EngineUp
 from quipu.actors.request_desk.engine_pool import EnginePool
 from quipu.actors.request_desk.live_sequences import LiveSequences
 from quipu.actors.router.dispatch import Dispatch
-from quipu.actors.router.held_blocks import held_blocks
 from quipu.actors.router.key_index import NUM_SHARDS
 from quipu.actors.router.lowered_blocks import LoweredBlocks
 from quipu.actors.router.route_store import RouterMessage, RouteStore
@@ -50,7 +49,7 @@ class Engines:
         self.dispatch.handle_news(told)
 
     def held(self) -> dict[int, HeldBlocks]:
-        return held_blocks(self.store, KEYS)
+        return self.store.held_blocks(KEYS)
 
     def best(self) -> int:
         """Return the engine that a prompt with these keys is sent to."""

@@ -21,10 +21,10 @@ from quipu.actors.messages.explanations import (
     EvictedBlock,
     ExplainedPrompt,
     Explanation,
-    OutlinedPart,
     PromptEnd,
     PromptOutline,
 )
+from quipu.actors.messages.prompts import PartSpan
 
 from ..usage import all_tiers, miss_for_client
 
@@ -154,7 +154,7 @@ def _list_pieces(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 def _messages(outline: PromptOutline) -> Iterator[dict[str, Any]]:
     """Yield where each message lies; parts that come from no message have no index."""
 
-    def place(part: OutlinedPart) -> tuple[int | None, str]:
+    def place(part: PartSpan) -> tuple[int | None, str]:
         return part.message, part.role
 
     for (message, role), parts in groupby(map(outline.__getitem__, range(len(outline))), key=place):

@@ -16,7 +16,8 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.cache_insight.cache_figures import CacheFigures, CacheView, Evictions, HitRate, Reuse
+from quipu.actors.cache_insight.cache_figures import CacheFigures, Evictions, HitRate, Reuse
+from quipu.actors.cache_insight.cache_watch import CacheWatch
 from quipu.actors.request_desk.interface import Desk
 
 from ...request.request_context import current_request_context
@@ -80,7 +81,7 @@ def describe_blocks(desk: Desk) -> dict[str, int]:
     }
 
 
-def _pinned(view: CacheView) -> dict[str, int]:
+def _pinned(view: CacheWatch) -> dict[str, int]:
     pinned = view.pinned()
     return {"blocks": pinned.num_blocks, "yielded": pinned.num_yielded}
 

@@ -25,10 +25,10 @@ from quipu.actors.messages.explanations import (
     ExplainedPrompt,
     Explanation,
     NamedRequest,
-    OutlinedPart,
     PromptEnd,
     PromptOutline,
 )
+from quipu.actors.messages.prompts import PartSpan
 from quipu.actors.messages.tiers import Tier
 from quipu.web.api.admin.reports import Report
 from quipu.web.api.cache import explain as explain_module
@@ -62,7 +62,7 @@ def outlined(*ends: int) -> PromptOutline:
     messages = [*range(len(ends) - 1), None]
     roles = itertools.cycle(("user", "assistant"))
     places = zip(messages, roles, itertools.pairwise((0, *ends)), strict=False)
-    return PromptOutline.of(OutlinedPart(message, None, role, *place) for message, role, place in places)
+    return PromptOutline.of(PartSpan(message, None, role, *place) for message, role, place in places)
 
 
 def explanation_of(prompt: ExplainedPrompt) -> Explanation:
