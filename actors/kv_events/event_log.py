@@ -55,8 +55,6 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_onl
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
-    """Blocks that were evicted."""
-
     block_hashes: list[bytes]
     medium: str | None
     group_idx: int | None = None
@@ -70,8 +68,6 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What one grant changed."""
-
     ts: float
     """Seconds since the epoch."""
     events: list[Event]
@@ -90,8 +86,6 @@ class EventLog:
         """Return all events since the last call, oldest first."""
         events, self._events = self._events, []
         return events
-
-    # ------------------------------------------------------------ observer of the pool
 
     def on_stored(
         self,

@@ -141,8 +141,6 @@ def chain_root(block_size: int) -> bytes:
 
 
 class CacheFollower:
-    """Follows one publisher."""
-
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self._on_device = _KnownBlocks()

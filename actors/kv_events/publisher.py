@@ -96,8 +96,6 @@ class EventPublisher:
             if not self._thread.is_alive():
                 os.close(self._wake)
 
-    # ------------------------------------------------------------ the thread
-
     def _run(self) -> None:
         try:
             poller = zmq.Poller()

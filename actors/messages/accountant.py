@@ -129,7 +129,6 @@ class Caller:
     key_id: str | None = None
     """Id of the request's API key. None: the server has no keys."""
     model: str = ""
-    """The requested model name."""
     client_request_id: str | None = None
     """The client's own id, logged and echoed; never used as a key."""
     idempotency_key: str | None = None
@@ -254,7 +253,6 @@ class Answered:
     request_id: str
     usage: UpstreamUsage
     finish_reason: FinishReason | None
-    """The first choice's."""
     num_choices: int
     is_complete: bool
     """Its response has its end."""

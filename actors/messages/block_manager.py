@@ -16,7 +16,6 @@ class MissReason(StrEnum):
     NONE = "none"
     """No miss: every block that may be reused was."""
     DISABLED = "disabled"
-    """Prefix caching is disabled."""
     TOO_SHORT = "shorter_than_a_block"
     """The prompt without its last token does not fill a block."""
     EVICTED = "evicted"
@@ -57,7 +56,6 @@ class LookUp:
     """Tell what a sequence with this prompt would find in the cache. Changes nothing. Answered by `LookedUp`."""
 
     number: int
-    """Which question it is, for the answer."""
     prompt_token_ids: list[int]
     root_key: bytes
     block_keys: list[bytes]
@@ -91,9 +89,7 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     """Running sequences that need something from the KV cache in this step, in the order of being served: those that
     prefill, and those whose next position opens a block. The others run unless they are preempted."""
     row_starts: list[int]
-    """First position each row computes in this step."""
     row_counts: list[int]
-    """Positions each row computes in this step."""
     victim_ids: list[int]
     """Whom to preempt when blocks run out, first victim first; empty if there are certainly enough."""
     candidate_ids: list[int]
@@ -103,15 +99,12 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     candidate_num_prompt_tokens: list[int]
     """How many of these are prompt tokens: after a preemption there are output tokens too."""
     candidate_keys: list[list[bytes]]
-    """Chain keys of each candidate's full blocks."""
     candidate_root_keys: list[bytes]
-    """Root key of each chain."""
     candidate_token_ids: list[list[int]]
     """Each candidate's tokens. Neither side changes these lists."""
     token_budget: int
     """Positions left for candidates once every row is served."""
     candidate_chunk_limit: int = 1 << 30
-    """Most positions that one candidate computes in this step."""
     reset_prefix_cache: bool = False
     """Before anything else, forget all published keys."""
     unread_ids: list[int] = []

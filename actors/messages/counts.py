@@ -24,9 +24,6 @@ class Known:
     def __add__(self, other: Known) -> Known:
         return Known(self.n + other.n) if type(other) is Known else NotImplemented
 
-    def __sub__(self, other: Known) -> Known:
-        return Known(self.n - other.n) if type(other) is Known else NotImplemented
-
 
 @attrs.frozen
 class Estimate:

@@ -27,11 +27,9 @@ class Track:
     skip_special_tokens: bool
     outlet: Outlet
     is_scored: bool = False
-    """Its tokens come with scores."""
     scores_from: int | None = None
     """The sequence with which its prompt is scored: itself, or the prompt's first choice. None: it is not scored."""
     num_prompt_scores: int = 0
-    """How many prompt tokens are scored."""
     echo: PromptText | None = None
     """The prompt, if the choice's text begins with it."""
     prompt_only: bool = False

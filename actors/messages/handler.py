@@ -41,11 +41,12 @@ class LookedUp:
     number: int
     num_cached_tokens: int
     miss: CacheMiss
-    """Why it is not more."""
     num_host_tokens: int = 0
     """Those of `num_cached_tokens` that would be loaded from the host tier."""
     pinned_for_s: float | None = None
     """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
+    engine_id: int = 0
+    """Set when the answer is received."""
 
 
 class PromptOutlet(Protocol):
@@ -55,7 +56,6 @@ class PromptOutlet(Protocol):
 
     def when_left(self, call: Callable[[], object], /) -> None:
         """Call `call` when nobody waits for the answer any more; at once if that is so already."""
-        ...
 
 
 @attrs.frozen
@@ -83,7 +83,6 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """Completion tokens that this item accounts for."""
     finish_reason: FinishReason | None
     stop_match: str | None = None
-    """The stop string that ended it."""
     events: tuple[OutputEvent, ...] = ()
     """What the output means, in order, if it is not all text; `text` is empty then."""
     num_reasoning_tokens: int = 0

@@ -102,7 +102,6 @@ class ChatPrompt:
     marks: tuple[Mark, ...] = ()
     """Cache breakpoints, in the order of the prompt."""
     documents: tuple[Mapping[str, str], ...] = ()
-    """Texts for templates that show documents."""
     parts: tuple[ChatPart, ...] = attrs.field(default=(), eq=False)
     """Where the client's messages are in these ones, in order."""
     locates_parts: bool = False
@@ -119,7 +118,6 @@ class Pin:
     num_blocks: int
     """Full blocks, at least 1."""
     ttl_s: int
-    """How long it is kept after its last use."""
 
 
 @attrs.frozen

@@ -72,8 +72,6 @@ class TokenScores(Protocol):
 
     def offset(self, at: int, /) -> int:
         """Return the number of characters before one token in its choice's text."""
-        ...
 
     def tokens(self, start: int, end: int, num_top: int, /) -> Iterator[ScoredToken]:
         """Yield the tokens from `start` to `end`, each with at most `num_top` of the most likely ones."""
-        ...

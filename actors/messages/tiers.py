@@ -17,7 +17,6 @@ class Tier(StrEnum):
     """Where the KV of a block lies."""
 
     DEVICE = "device"
-    """Where the executor reads it."""
     HOST = "host"
     """Memory of the host beside that (`--kv-host-memory`), from which it is loaded first."""
     DISK = "disk"
@@ -41,11 +40,9 @@ class HostTierReport(msgspec.Struct, array_like=True, frozen=True):
     """The host tier when a report is made, and what happened in it since the report before."""
 
     num_blocks: int
-    """Blocks that there is room for."""
     num_used: int
     """Those that can be found, or are being stored."""
     num_stored: int = 0
-    """Blocks that were copied to it."""
     num_loaded: int = 0
     """Blocks that were copied from it to the device, and found to be right."""
     num_evicted: int = 0

@@ -35,8 +35,7 @@ class Encode:
     priority: int = 0
     """Lower is served first under `--scheduling-policy priority`."""
     affinity: bytes = b""
-    """Stands for the client within its tenant: near-ties between engines go to the one that served it last. Empty: for
-    nobody."""
+    """Affinity key: near-ties between engines go to the one that served this client last. Empty: there is none."""
     cache_salt: str = ""
     """Subdivides the domain: prompts share blocks only with those of the same salt."""
     echo: bool = False
@@ -52,7 +51,6 @@ class Encode:
     thinking_budget: int | None = None
     """After this many tokens of reasoning, the model is made to close it. None: no limit."""
     kind: SequenceKind = SequenceKind.GENERATE
-    """What its sequences are computed for."""
     adapter: str = ""
     """Digest of the adapter whose weights are added to the model's. Part of every block key. Empty: there is none."""
     system_param: str = ""
@@ -83,4 +81,3 @@ class KeyPrompt:
 
 
 PromptQuestion = CountTokens | KeyPrompt
-"""What the tokenizer answers by itself."""

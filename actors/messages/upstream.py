@@ -55,23 +55,18 @@ class ForwardOutlet(Protocol):
 
     def on_routed(self) -> None:
         """Note that an upstream was chosen. Called once for each that is tried."""
-        ...
 
     def begin(self) -> None:
         """Note that a stream follows."""
-        ...
 
     async def send(self, data: bytes) -> None:
         """Send a part of a stream. Waits while the client is slow."""
-        ...
 
     def finish(self, last: bytes) -> None:
         """Keep what ends a stream, or a whole response, until the record is stored."""
-        ...
 
     def refuse(self, refusal: UpstreamRefusal) -> None:
         """Keep what the client gets in place of a response."""
-        ...
 
 
 @attrs.frozen

@@ -34,7 +34,6 @@ class UsageRecord:
     closed_at: float = 0.0
     outcome: Outcome
     finish_reason: FinishReason | None = None
-    """The first choice's."""
     num_choices: int = 0
     """Number of sequences: prompts times choices of each."""
     prompt: Count = UNKNOWN
@@ -57,7 +56,6 @@ class UsageRecord:
     recomputed_tokens: int = 0
     disputed: bool = False
     cache_misses: tuple[CacheMiss, ...] = ()
-    """Why each admitted prompt's cached prefix ended where it did."""
     engine: int | None = None
     """The id of the engine that admitted it first. None in records of older servers."""
     incarnation: int | None = None

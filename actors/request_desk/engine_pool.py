@@ -1,8 +1,7 @@
 """The engines of this server: what is known of each, and the queue of messages to it.
 
-Shared by the web process's actors, like the rest of the request desk. The router fills the queues, each engine's link
-empties its own; supervisors set what is known, and the web layer reads it. An engine stays in the pool when its process
-dies and is started again.
+Shared by the web process's actors: the router fills the queues, each engine's link empties its own; supervisors set
+what is known, and the web layer reads it. An engine stays in the pool when its process dies and is started again.
 
 What must always hold: an engine's state is never reported better than it is; ids and incarnations are never given
 twice, so that an incarnation names its engine, too.
@@ -42,19 +41,15 @@ class PoolMember:
 
 @attrs.define(eq=False, kw_only=True)
 class PooledEngine(PoolMember):
-    """One engine."""
-
     queue: Channel[EngineMessage] = attrs.field(factory=lambda: Channel[EngineMessage](1))
     """What the router has sent it and it has not taken. Filled with `post` alone."""
     health: Health = attrs.field(factory=lambda: Health(State.STARTING, 0, "the engine is loading"))
     ready: EngineReady | None = None
     """What it found out when it last became ready."""
     is_closing: bool = False
-    """It is to end."""
     num_running: int = 0
     num_waiting: int = 0
     num_used_blocks: int = 0
-    """As its last report says."""
     num_computed_tokens: int = 0
     """Over all its incarnations."""
 
@@ -79,14 +74,20 @@ class PooledEngine(PoolMember):
         self.num_running = self.num_waiting = self.num_used_blocks = 0
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether it serves or is to serve."""
+        return not self.is_closing and not self.is_given_up
+
+    @property
+    def is_open(self) -> bool:
+        """Whether prompts can be sent to it."""
+        return self.is_ready and not self.is_closing
+
+    @property
     def state(self) -> EngineState:
-        match self.health.state:
-            case State.STARTING:
-                return EngineState.STARTING
-            case State.READY:
-                return EngineState.DRAINING if self.is_closing else EngineState.READY
-            case _:
-                return EngineState.DEAD
+        if self.is_ready:
+            return EngineState.DRAINING if self.is_closing else EngineState.READY
+        return EngineState.STARTING if self.health.state is State.STARTING else EngineState.DEAD
 
     def status(self) -> EngineStatus:
         return EngineStatus(
@@ -132,7 +133,6 @@ class EnginePool:
             raise UnknownEngine(f"There is no engine {engine_id}.") from None
 
     def add(self) -> PooledEngine:
-        """Return a new engine."""
         engine_id = self.new_id()
         self._num_added += 1
         engine = self._engines[engine_id] = PooledEngine(engine_id=engine_id)
@@ -148,18 +148,17 @@ class EnginePool:
 
     @property
     def was_ever_several(self) -> bool:
-        """Whether there has been a second engine."""
         return self._num_added > 1
 
     @property
     def num_desired(self) -> int:
         """Engines that serve or are to serve."""
-        return sum(not engine.is_closing and not engine.is_given_up for engine in self._engines.values())
+        return sum(engine.is_wanted for engine in self)
 
     @property
     def num_ready(self) -> int:
         """Engines that prompts can be sent to."""
-        return sum(engine.is_ready and not engine.is_closing for engine in self._engines.values())
+        return sum(engine.is_open for engine in self)
 
     def next_incarnation(self) -> int:
         self.num_started += 1
@@ -167,22 +166,19 @@ class EnginePool:
 
     def serves_without(self, engine_id: int) -> bool:
         """Whether another engine serves, or is about to."""
-        return any(
-            engine.engine_id != engine_id and not engine.is_closing and not engine.is_given_up
-            for engine in self._engines.values()
-        )
+        return any(engine.is_wanted for engine in self if engine.engine_id != engine_id)
 
     def may_end(self, engine_id: int) -> bool:
         """Whether requests are served without an engine: one that serves is needed until another does."""
         engine = self[engine_id]
-        if engine.is_closing or not engine.is_ready:
+        if not engine.is_open:
             return self.serves_without(engine_id)
-        return any(other is not engine and other.is_ready and not other.is_closing for other in self)
+        return any(other.is_open for other in self if other is not engine)
 
     def health(self) -> Health:
         """Return the server's health: as good as its best engine's."""
-        engines = [engine for engine in self._engines.values() if not engine.is_closing] or list(self._engines.values())
-        best = min(engines, key=lambda engine: _RANKS[engine.health.state], default=None)
+        engines = [engine for engine in self if not engine.is_closing] or list(self)
+        best = min(engines, key=lambda engine: _BEST_FIRST.index(engine.health.state), default=None)
         if best is None:
             return Health(State.FAILED, self.num_started, "every engine was removed")
         incarnation = max(engine.health.incarnation for engine in engines)
@@ -194,10 +190,4 @@ class EnginePool:
         return Health(best.health.state, incarnation, detail)
 
 
-_RANKS = {
-    State.READY: 0,
-    State.STARTING: 1,
-    State.RESTARTING: 2,
-    State.FAILED: 3,
-}
-"""The states of an engine, best first."""
+_BEST_FIRST = (State.READY, State.STARTING, State.RESTARTING, State.FAILED)

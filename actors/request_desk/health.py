@@ -43,8 +43,6 @@ class UpstreamState(StrEnum):
 
 @attrs.frozen
 class EngineStatus:
-    """One engine, for operators."""
-
     engine_id: int
     """Counted from 0, and never given again."""
     incarnation: int
@@ -53,7 +51,6 @@ class EngineStatus:
     detail: str = ""
     """Why it is not ready."""
     ready: EngineReady | None = None
-    """What it found out when it last became ready."""
     num_running: int = 0
     num_waiting: int = 0
     """Sequences, the ones on their way to it included."""
@@ -104,5 +101,4 @@ class Withheld:
     """Why a server whose engine is ready does not say so: it has not shown yet that clients are answered."""
 
     state: State
-    """What it says instead."""
     detail: str

@@ -22,9 +22,7 @@ class LiveSequence:
     incarnation: int | None = None
     """The engine that holds it; None while it is queued, or waits for a search to end."""
     engine_id: int | None = None
-    """Likewise."""
     has_slot: bool = False
-    """It occupies a slot of the queue."""
     numerics: str | None = None
     """Of the last engine that held it."""
     is_handed_over: bool = False

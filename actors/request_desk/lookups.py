@@ -1,7 +1,7 @@
 """Look-ups in the engines' caches that have no answer yet.
 
-Part of the live sequences, whose way to the engines they share: the desk asks here (`prompt_questions.py`), the router
-chooses the engine, its link takes the question and delivers the answer.
+The desk asks (`prompt_questions.py`), the router chooses the engine, its link takes the question and delivers the
+answer.
 
     asked ──(a slot)──▶ router ──▶ an engine's queue ──▶ taken (the slot is free) ──▶ answered
                           └─ there is no engine              └─ its engine has gone, in either case: unanswered
@@ -27,22 +27,13 @@ NO_ENGINE = RequestError(ErrorKind.OVERLOADED, "No engine is ready to look into 
 ENGINE_GONE = RequestError(ErrorKind.OVERLOADED, "The engine that was asked has ended. Please try again.")
 
 
-@attrs.frozen
-class EngineAnswer:
-    """What an engine has said."""
-
-    engine_id: int
-    looked_up: LookedUp
-
-
 @attrs.define(eq=False)
 class _Question:
     answered: trio.Event = attrs.field(factory=trio.Event)
-    answer: EngineAnswer | RequestError | None = None
+    answer: LookedUp | RequestError | None = None
     engine_id: int | None = None
-    """The engine that has taken it."""
 
-    def put(self, answer: EngineAnswer | RequestError) -> None:
+    def put(self, answer: LookedUp | RequestError) -> None:
         self.answer = answer
         self.answered.set()
 
@@ -58,7 +49,7 @@ class Lookups:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def ask(self, keyed: Keyed, affinity: bytes) -> EngineAnswer | RequestError:
+    async def ask(self, keyed: Keyed, affinity: bytes) -> LookedUp | RequestError:
         """Ask the engine that a sequence with this prompt would be sent to."""
         await self._slots.acquire()
         number, question = self._next_number, _Question()
@@ -90,7 +81,7 @@ class Lookups:
     def answer(self, looked_up: LookedUp, engine_id: int) -> None:
         """Pass on what an engine has said, unless nobody waits for it."""
         if (question := self._waiting.get(looked_up.number)) is not None:
-            question.put(EngineAnswer(engine_id, looked_up))
+            question.put(attrs.evolve(looked_up, engine_id=engine_id))
 
     def on_engine_gone(self, engine_id: int) -> None:
         """Note that an engine will not answer what it has taken."""

@@ -1,8 +1,7 @@
 """The queue in which one request's events wait for its handler.
 
-The accountant and the detokenizer write, in one event loop; the request's handler reads. `put` is synchronous and never
-blocks, and any number of items costs the reader a single wake-up. The length is bounded by what the request may produce
-(`max_tokens` items and a few more).
+The accountant and the detokenizer write, in one event loop; the request's handler reads. `put` never blocks, and any
+number of items costs the reader a single wake-up. The length is bounded by what the request may produce.
 
 What must always hold: items come out in order and once each, also across `attach`; nothing comes out after the first
 `Closed`, final or not.
@@ -30,7 +29,6 @@ class Mailbox:
         self._is_answered = False
         """A `Closed` has been put: the reader gets nothing after it."""
         self.closed: Closed | None = None
-        """The final `Closed`, once it has been put."""
 
     def put(self, event: OutletEvent, /) -> None:
         closed = event if isinstance(event, Closed) else None

@@ -96,7 +96,6 @@ class OpenRequest:
     # ------------------------------------------------------------ for the desk, the tokenizer and the queue
 
     def note_submitted(self, submit: Submit) -> None:
-        """Record one of its sequences."""
         self.submitted_ids.append(submit.sequence_id)
         self.group_id = submit.group_id
         self.num_to_come, self.tokens_to_come = submit.num_to_come, submit.tokens_to_come

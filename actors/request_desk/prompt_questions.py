@@ -17,10 +17,7 @@ from ..messages.handler import Counted, Keyed
 from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, Prompt
 from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
-from .interface import (
-    PromptLookUp,
-    PromptRefused,
-)
+from .interface import PromptLookUp, PromptRefused
 from .lookups import Lookups
 from .open_requests import OpenRequest, PromptSlot
 
@@ -34,10 +31,8 @@ class PromptQuestions:
         self._lookups = lookups
         self._check_room = check_room
         self.num_open = 0
-        """Calls in progress."""
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str) -> int:
-        """Implement `Desk.count_tokens`."""
         self._check_room()
         self.num_open += 1
         try:
@@ -48,7 +43,6 @@ class PromptQuestions:
         return counted.num_tokens
 
     async def look_up(self, request: Encode) -> list[PromptLookUp]:
-        """Implement `Desk.look_up`."""
         self._check_room()
         self.num_open += 1
         try:
@@ -63,15 +57,14 @@ class PromptQuestions:
             request = attrs.evolve(request, prompts=(attrs.evolve(prompt, locates_parts=True),))
         keyed = await self._ask(lambda slot: KeyPrompt(request, slot))
         assert isinstance(keyed, Keyed)
-        answer = await self._lookups.ask(keyed, request.affinity)
-        if isinstance(answer, RequestError):
-            raise PromptRefused(answer)
-        looked_up = answer.looked_up
+        looked_up = await self._lookups.ask(keyed, request.affinity)
+        if isinstance(looked_up, RequestError):
+            raise PromptRefused(looked_up)
         return PromptLookUp(
             num_prompt_tokens=len(keyed.token_ids),
             num_cached_tokens=looked_up.num_cached_tokens,
             num_host_tokens=looked_up.num_host_tokens,
-            engine_id=answer.engine_id,
+            engine_id=looked_up.engine_id,
             miss=looked_up.miss,
             pinned_for_s=looked_up.pinned_for_s,
             spans=keyed.spans,

@@ -1,13 +1,11 @@
-"""Which of the requests that an engine held when it died may have killed it, and which of them may run meanwhile.
+"""Which of the requests that an engine held when it died may have killed it, and which of them may run meanwhile. Pure.
 
-Used by `live_sequences.py`. Pure. A death counts against the requests of the step that the engine was running, or
-against all that it held if that is not known; half as much against the others that it held, for it may have died of
-something else. It is forgotten when the request makes progress on an engine.
+A death counts against the requests of the step that the engine was running, or against all that it held if that is not
+known; half as much against the others that it held. It is forgotten when the request makes progress on an engine.
 
     first death         everything is resumed
     second in a row     if it counts against the same requests, they are tried in halves, one half at a time, and then
                         the others that made no progress in between; what has not made progress on this engine waits
-                        until they are through
     death of a trial    its half is halved again; a request is tried alone until two deaths count against it, and is
                         then the culprit
 
@@ -48,7 +46,6 @@ class Suspects:
         self._proven: set[str] = set()
         """Requests that have made progress on the present engine; kept while there is any suspicion."""
         self._trial: set[str] = set()
-        """Suspects that run."""
         self._untried: list[Sequence[str]] = []
         """Groups of suspects that wait until the trial is over."""
         self._count_alone = 0

@@ -51,11 +51,9 @@ class Exchange(Protocol):
     @property
     def is_timed(self) -> bool:
         """Whether the request ends by itself after a time, so that a long silence does not matter."""
-        ...
 
     def give_up(self, why: str) -> None:
         """Treat it as failed."""
-        ...
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -36,7 +36,6 @@ class Router:
         self._dispatch = dispatch
 
     async def run(self, inbox: Receiver[RouterMessage]) -> None:
-        """Handle messages until cancelled."""
         store, dispatch = self._store, self._dispatch
         while True:
             slice_end = time.perf_counter() + SLICE_S

@@ -29,12 +29,9 @@ class Match:
 
     num_blocks: int
     slots: int
-    """A bit for each slot."""
 
 
 class KeyIndex:
-    """The blocks of all engines."""
-
     def __init__(self) -> None:
         self._shards: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
         self._live = 0

@@ -32,7 +32,6 @@ class EngineLoads:
         self.placed: Column = np.zeros(FIRST_SLOTS)
         """Prompt tokens that it was sent and had to compute, the older the less."""
         self.capacity: Column = np.zeros(FIRST_SLOTS)
-        """Tokens that its cache holds."""
         self._all_placed = self._all_capacity = 0.0
         """The columns' sums: adding up takes longer than all else that `place` does."""
 
@@ -50,7 +49,6 @@ class EngineLoads:
         self._add_up()
 
     def end(self, slot: int) -> None:
-        """Stop using a slot."""
         self.in_use[slot] = False
         for column in (self.queued, self.running, self.blocks, self.placed, self.capacity):
             column[slot] = 0

@@ -10,6 +10,7 @@ removed since; no call takes time in proportion to all entries.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from .key_index import KeyIndex
@@ -54,11 +55,4 @@ class LoweredBlocks:
         its = self._slots.get(slot)
         if its is None:
             return len(keys)
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high) // 2
-            if self._index.holders(keys[middle]) >> its & 1:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return bisect_left(keys, True, key=lambda key: bool(self._index.holders(key) >> its & 1))

@@ -44,10 +44,8 @@ class Choice:
     """By slot, tokens of the prompt that the engine holds, or is about to."""
     loads: EngineLoads
     in_use: npt.NDArray[np.bool_]
-    """The slots to choose from."""
     block_size: int
     prefill_budget: int
-    """Tokens of a step."""
     number: int
     """Of the prompts that were routed."""
     rng: random.Random

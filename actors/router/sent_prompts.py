@@ -36,13 +36,10 @@ class _Run:
     counts: dict[int, int] = attrs.field(factory=dict)
     """By slot, prompts that have this run."""
     slots: int = 0
-    """A bit for each slot of `counts`."""
 
 
 @attrs.define(eq=False, repr=False)
 class SentPrompt:
-    """One prompt on its way."""
-
     slot: int
     keys: Sequence[bytes]
     last: _Run

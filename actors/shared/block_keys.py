@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from .native import IS_COMPILED
 
 KEY_BYTES = 32
-"""Length of a key (SHA-256)."""
 KEY_PREFIX_BYTES = 8
 """How much of a key is reported to the web side: enough for an estimate of what an engine has cached."""
 

@@ -28,23 +28,18 @@ class BlockObserver(Protocol):
         """Note that a run of blocks can be found in a tier from now on.
 
         Their contents are the tokens from `start` on, one block's worth each. `block_index` is the first block's
-        position in its chain; `parent_key` is a root key if that is 0. `token_ids` is never changed. It may be a whole
-        prompt, so keeping a reference to it keeps all of that in memory. `sequence_id` wrote the blocks; 0: not known.
+        position in its chain; `parent_key` is a root key if that is 0. `token_ids`, which is never changed, may be a
+        whole prompt: keeping a reference to it keeps all of that in memory. `sequence_id` wrote the blocks; 0: unknown.
 
-        Blocks come to a tier other than the device as copies of blocks that were stored on the device before, though
-        they may have left it since. Of those only `keys` and `tier` need be said: with no `token_ids`, nothing else has
-        a meaning, and `keys` need not be a chain.
+        Blocks come to other tiers as copies of blocks that were stored on the device before. With no `token_ids`, only
+        `keys`, which need not be a chain then, and `tier` have a meaning.
         """
-        ...
 
     def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
-        """Note that blocks were evicted from a tier, in this order. They may still be found in another one.
+        """Note that blocks were evicted from a tier, in this order.
 
-        A block that goes from the device to the host is told of either as stored there and then removed here, or as
-        removed first, and stored when its copy is complete.
+        A block may be removed from the device before or after it is stored on the host.
         """
-        ...
 
     def on_cleared(self) -> None:
         """Note that the cache was reset: no block can be found any more, in any tier."""
-        ...

@@ -7,6 +7,7 @@ hold: nothing here opens a weight file.
 from __future__ import annotations
 
 import json
+import re
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -14,15 +15,15 @@ from typing import Any, TypeGuard
 
 import attrs
 
-from .end_token import end_token_ids
 from .hub import HubError, fetch
 
 DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo" / "checkpoint"
-"""The checkpoint that ships with the package."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _MAX = 2**31 - 1
 """The limit of any size or token id."""
+_ID = re.compile("[0-9]{1,10}")
+"""An id as a key of JSON. Python refuses to read the longest numbers."""
 _MAX_DEPTH = 100
 """The limit of nesting; three levels are usual."""
 _SHOWN_CHARACTERS = 80
@@ -38,9 +39,7 @@ class CheckpointError(ValueError):
 class CheckpointInfo:
     path: Path
     name: str
-    """The name that clients use."""
     max_model_len: int
-    """The context length, in tokens."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
@@ -99,12 +98,10 @@ def _with_json(path: Path) -> Path:
 def read_info(
     path: Path, *, name: str | None = None, dtype: str = "auto", quantization: str | None = None
 ) -> CheckpointInfo:
-    """Read the checkpoint in `path`, which is to be quantized as told.
+    """Read the checkpoint in `path`, which is to be quantized as told. Raises CheckpointError.
 
     A turn ends with any token that config.json (`text_config` included), generation_config.json,
     tokenizer_config.json or special_tokens_map.json names as its end.
-
-    Raises CheckpointError.
     """
     config = read_json(path / "config.json")
     max_model_len = _context_length(config)
@@ -122,7 +119,7 @@ def read_info(
         eos += _as_ids("config.json: text_config.eos_token_id", text_config.get("eos_token_id"))
     if generation.exists():
         eos += _as_ids(f"{generation.name}: eos_token_id", read_json(generation).get("eos_token_id"))
-    eos += [token_id for token_id in end_token_ids(path, read_json) if token_id < vocab_size]
+    eos += [token_id for token_id in _end_token_ids(path) if token_id < vocab_size]
     return CheckpointInfo(
         path=path,
         name=name or path.name,
@@ -173,6 +170,55 @@ def _as_ids(place: str, value: object) -> list[int]:
     if len(ids) < len(values):
         raise CheckpointError(f"{place} must be a token id or a list of them, not {_shown(value)}")
     return ids
+
+
+def _end_token_ids(folder: Path) -> list[int]:
+    """Return the ids of the `eos_token` of tokenizer_config.json and of the older special_tokens_map.json.
+
+    Chat models that were made from base models often name it only here: their config.json and generation_config.json
+    keep the base model's end, and an answer that is not stopped at this one runs on, and is billed. A name that is not
+    in the vocabulary ends no turn.
+    """
+    files = [folder / "tokenizer_config.json", folder / "special_tokens_map.json"]
+    config, special = (read_json(path) if path.exists() else {} for path in files)
+    names = dict.fromkeys(name for name in (_end_token(config), _end_token(special)) if name is not None)
+    return [token_id for name in names for token_id in _find_token(name, config, folder / "tokenizer.json")]
+
+
+def _end_token(file: dict[str, Any]) -> str | None:
+    value = file.get("eos_token")
+    name = value.get("content") if isinstance(value, dict) else value
+    return name if isinstance(name, str) else None
+
+
+def _find_token(name: str, config: dict[str, Any], tokenizer: Path) -> list[int]:
+    added = config.get("added_tokens_decoder")
+    if isinstance(added, dict):
+        for key, token in added.items():
+            if isinstance(token, dict) and token.get("content") == name and _ID.fullmatch(key):
+                return [int(key)]
+    return _in_vocabulary(tokenizer, name)
+
+
+def _in_vocabulary(path: Path, name: str) -> list[int]:
+    if not path.exists():
+        return []
+    tokenizer = read_json(path)
+    added = tokenizer.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and token.get("content") == name:
+            return _one_id(token.get("id"))
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        return _one_id(vocabulary.get(name))
+    if isinstance(vocabulary, list):  # Unigram: pairs of token and score
+        return [number for number, pair in enumerate(vocabulary) if isinstance(pair, list) and pair[:1] == [name]][:1]
+    return []
+
+
+def _one_id(value: object) -> list[int]:
+    return [value] if type(value) is int and value >= 0 else []
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -10,38 +10,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .native import IS_COMPILED
 
 T = TypeVar("T")
-
-
-class KeyTable(Protocol[T]):
-    """The value of each key that was put."""
-
-    def __len__(self) -> int: ...
-
-    def put(self, keys: Sequence[bytes], value: T, /) -> None:
-        """Set the value of all `keys`."""
-
-    def take(self, keys: Sequence[bytes], /) -> list[T | None]:
-        """Remove `keys` and return their values, None for those that were not there."""
-        ...
-
-    def discard(self, keys: Sequence[bytes], /) -> None:
-        """Remove those of `keys` that are there."""
-
-    def find(self, key: bytes, /) -> T | None:
-        """Return the value of a key, None if it is not there."""
-        ...
-
-    def all_keys(self) -> list[bytes]:
-        """Return the keys, in any order."""
-        ...
-
-    def clear(self) -> None:
-        """Remove all keys."""
 
 
 class PythonKeyTable(Generic[T]):
@@ -54,12 +27,15 @@ class PythonKeyTable(Generic[T]):
         return len(self._values)
 
     def put(self, keys: Sequence[bytes], value: T, /) -> None:
+        """Set the value of all `keys`."""
         self._values.update(dict.fromkeys(keys, value))
 
     def take(self, keys: Sequence[bytes], /) -> list[T | None]:
+        """Remove `keys` and return their values, None for those that were not there."""
         return list(map(self._values.pop, keys, repeat(None)))
 
     def discard(self, keys: Sequence[bytes], /) -> None:
+        """Remove those of `keys` that are there."""
         if self._values:
             for key in keys:
                 self._values.pop(key, None)
@@ -68,10 +44,19 @@ class PythonKeyTable(Generic[T]):
         return self._values.get(key)
 
     def all_keys(self) -> list[bytes]:
+        """Return the keys, in any order."""
         return list(self._values)
 
     def clear(self) -> None:
         self._values.clear()
+
+
+if TYPE_CHECKING:
+    from .native._native import KeyTable as CompiledKeyTable
+
+    KeyTable = PythonKeyTable[T] | CompiledKeyTable[T]
+else:
+    KeyTable = PythonKeyTable
 
 
 def make_key_table() -> KeyTable[T]:

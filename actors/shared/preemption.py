@@ -26,15 +26,10 @@ class Preemptible(Protocol):
     next_start: int
     num_slots: int
 
-    def restart(self) -> None: ...
-
 
 S = TypeVar("S", bound=Preemptible)
 Rank = Callable[[S], Any]
 """What orders sequences: the lower, the later preempted."""
-
-
-# ------------------------------------------------------------ when
 
 
 def may_run_out(rows: Iterable[Preemptible], ends: Iterable[int], block_size: int, num_free_blocks: int) -> bool:
@@ -43,14 +38,6 @@ def may_run_out(rows: Iterable[Preemptible], ends: Iterable[int], block_size: in
     for row, end in zip(rows, ends, strict=True):
         missing += max(0, -(-(end - row.num_slots) // block_size))
     return missing > num_free_blocks
-
-
-def watermark(num_blocks: int, *, others_run: bool) -> int:
-    """Return how many blocks have to stay free at an admission."""
-    return num_blocks if others_run else 0
-
-
-# ------------------------------------------------------------ whom
 
 
 def victims(running: Iterable[S], rank: Rank[S]) -> list[int]:
@@ -71,11 +58,3 @@ def next_victims(order: Iterator[int], requesting: int, served: Collection[int])
             if victim == requesting:
                 return
     yield requesting
-
-
-# ------------------------------------------------------------ how
-
-
-def recompute(sequence: Preemptible) -> None:
-    """Have a sequence whose blocks are released start again from its known tokens."""
-    sequence.restart()

@@ -46,17 +46,6 @@ def num_packed(scores: PackedScores) -> int:
 class ScoredColumns:
     """A growing list of scored tokens; implements `messages.scores.TokenScores`."""
 
-    __slots__ = (
-        "_logprobs",
-        "_offsets",
-        "_ranks",
-        "_token_ids",
-        "_token_text",
-        "_top_ends",
-        "_top_ids",
-        "_top_logprobs",
-    )
-
     def __init__(self, token_text: TokenTextLookup) -> None:
         """`token_text` returns the text of any token that is added."""
         self._token_text = token_text
@@ -91,11 +80,7 @@ class ScoredColumns:
 
     def append_unscored(self, token_id: int) -> None:
         """Append a prompt's first token, which has no score."""
-        self._token_ids.append(token_id)
-        self._offsets.append(0)
-        self._logprobs.append(math.nan)
-        self._ranks.append(0)
-        self._top_ends.append(len(self._top_ids))
+        self.append(ScoredToken(token_id, "", b"", 0, None, None, ()))
 
     def extend(self, scores: PackedScores, offsets: array[int]) -> None:
         """Append packed tokens, or none of them if one cannot be read (ValueError).
@@ -112,8 +97,6 @@ class ScoredColumns:
         self._ranks.extend(ranks)
         self._top_logprobs.extend(top_logprobs)
         self._top_ends.extend(num_likely + scores.num_top * at for at in range(1, count + 1))
-
-    # ------------------------------------------------------------ reading
 
     def offset(self, at: int) -> int:
         """Return the number of characters before one token in its choice's text."""

@@ -43,7 +43,6 @@ class StepRecord:
         words[0] = count
 
     def end(self) -> None:
-        """Note that no step is running."""
         self._words[0] = 0
 
     def read(self) -> tuple[int, ...] | None:

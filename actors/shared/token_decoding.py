@@ -17,17 +17,14 @@ class TokenDecoder(Protocol):
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes: often its own text, empty in the middle of a character."""
-        ...
 
     def flush(self) -> str:
         """Return the remaining text at the end, with U+FFFD for an incomplete character."""
-        ...
 
 
 class MakeDecoder(Protocol):
     def __call__(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> TokenDecoder:
         """Return a decoder for the tokens that follow `prompt_tail`, the last ids of a prompt."""
-        ...
 
 
 @attrs.frozen

@@ -85,8 +85,6 @@ class Library:
             # not this object: the library forgets some flags of tokens that were there before, until it is loaded anew
             return self.load(tokenizer.to_str().encode())
 
-    # ------------------------------------------------------------ text to ids (an `encoder.EncodingBackend`)
-
     def encode(self, text: str, *, max_tokens: int, add_special_tokens: bool = True) -> array[int] | int:
         encoding = self._encode(self.tokenizer.encode_batch_fast, text, add_special_tokens)
         return len(encoding) if len(encoding) > max_tokens else array("I", encoding.ids)

@@ -30,7 +30,6 @@ from collections.abc import Callable, Sequence
 from ...messages.block_manager import LookUp, Reserve
 from ...messages.handler import LookedUp
 from ...messages.scheduler import Granted
-from ...shared import preemption
 from ...shared.block_observer import BlockObserver
 from .cached_prefix import CacheReader
 from .grant_columns import GrantColumns, WrittenColumns
@@ -246,7 +245,7 @@ class BlockManager:
                 num_loaded = host.loads.num_found(sequence_id, keys, len(shared), prefix.limit)
                 if num_loaded and any(grant.admitted_copy_sources):
                     continue  # until the next step: it could load into a block that this one has yet to copy
-            watermark = preemption.watermark(self._watermark_blocks, others_run=bool(self.allocations))
+            watermark = self._watermark_blocks if self.allocations else 0
             pool.share(shared)
             num_wanted = -(-num_tokens // size) - len(shared) + watermark
             if pool.num_free + pool.num_pinned_only < num_wanted:

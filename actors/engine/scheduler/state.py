@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 
 from ...messages.outcomes import ErrorKind
-from ...shared.preemption import recompute
 from .config import SchedulerConfig
 from .in_flight import StepsInFlight
 from .report_builder import ReportBuilder
@@ -148,5 +147,5 @@ class SchedulerState:
         self.released_ids.append(sequence.id)
 
     def _requeue(self, sequence: Sequence) -> None:
-        recompute(sequence)
+        sequence.restart()
         self.waiting.push(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import trio
 import trio.testing
 
@@ -12,7 +13,7 @@ from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.router import EngineClosing, EngineUp
 from quipu.actors.request_desk.engine_pool import EngineMessage, EnginePool
 from quipu.actors.request_desk.live_sequences import LiveSequences
-from quipu.actors.request_desk.lookups import ENGINE_GONE, MAX_QUEUED, NO_ENGINE, EngineAnswer, Lookups
+from quipu.actors.request_desk.lookups import ENGINE_GONE, MAX_QUEUED, NO_ENGINE, Lookups
 from quipu.actors.router.dispatch import Dispatch
 from quipu.actors.router.route_store import RouterMessage, RouteStore
 from quipu.actors.router.routing import Routing
@@ -25,14 +26,14 @@ def found(number: int) -> LookedUp:
     return LookedUp(number, 4, CacheMiss(MissReason.NONE, 4))
 
 
-async def ask(lookups: Lookups, answers: list[EngineAnswer | RequestError]) -> None:
+async def ask(lookups: Lookups, answers: list[LookedUp | RequestError]) -> None:
     answers.append(await lookups.ask(KEYED, b""))
 
 
 async def test_an_answer_reaches_who_has_asked() -> None:
     """And nobody else; an answer to a question that was given up is dropped."""
     posted: list[LookUp] = []
-    lookups, answers = Lookups(posted.append), list[EngineAnswer | RequestError]()
+    lookups, answers = Lookups(posted.append), list[LookedUp | RequestError]()
     async with trio.open_nursery() as nursery:
         for _ in range(2):
             nursery.start_soon(ask, lookups, answers)
@@ -41,7 +42,7 @@ async def test_an_answer_reaches_who_has_asked() -> None:
         lookups.answer(found(99), 3)
         lookups.answer(found(posted[1].number), 3)
         await trio.testing.wait_all_tasks_blocked()
-        assert answers == [EngineAnswer(3, found(posted[1].number))]
+        assert answers == [attrs.evolve(found(posted[1].number), engine_id=3)]
         lookups.on_engine_gone(2)
         await trio.testing.wait_all_tasks_blocked()
         assert len(answers) == 1
@@ -76,7 +77,7 @@ async def test_the_router_asks_an_engine_that_is_in_use() -> None:
     engines = [pool.add() for _ in range(2)]
     sequences = LiveSequences(channel, 10)
     dispatch = Dispatch(RouteStore(Routing(block_size=4, prefill_budget=64)), pool, sequences, Posts(), resume_on="any")
-    answers = list[EngineAnswer | RequestError]()
+    answers = list[LookedUp | RequestError]()
 
     async def route_all() -> None:
         await trio.testing.wait_all_tasks_blocked()
@@ -100,7 +101,7 @@ async def test_the_router_asks_an_engine_that_is_in_use() -> None:
         messages: list[EngineMessage] = await sequences.take_for(second, 1)
         assert isinstance(messages[0], LookUp) and messages[0].block_keys == KEYED.block_keys
         sequences.lookups.answer(found(messages[0].number), second.engine_id)
-    assert answers[1] == EngineAnswer(second.engine_id, found(messages[0].number))
+    assert answers[1] == attrs.evolve(found(messages[0].number), engine_id=second.engine_id)
 
 
 async def test_a_question_that_was_given_up_goes_to_no_engine() -> None:
