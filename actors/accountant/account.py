@@ -1,9 +1,9 @@
 """The account of one request: every entry booked for it, whether the entries add up, and the record they make. Pure.
 
-A function of its entries: applying the same entries again makes the same account,
-which is how a restarted accountant recovers its state. A request that engines of this server answer has one
-`SequenceAccount` per sequence (the physical work) and one `PromptAccount` per prompt (what its client is told). One
-that was passed on has an `UpstreamAnswer` instead, whose numbers nobody here can check.
+A function of its entries: applying the same entries again makes the same account, which is how a restarted accountant
+recovers its state. A request that engines of this server answer has one `SequenceAccount` per sequence (the physical
+work) and one `PromptAccount` per prompt (what its client is told). One that was passed on has an `UpstreamAnswer`
+instead, whose numbers nobody here can check.
 
 What must always hold: `cached` is frozen at the first admission of a prompt's first choice; preemption, recomputation
 and restarts do not change it. A mismatch is never clamped: the account is disputed, and the client is still told the
