@@ -16,7 +16,7 @@ import msgspec
 
 from ...shared import preemption
 from .config import SchedulerConfig
-from .sequence import Sequence, SharedAdvance
+from .sequence import ALONE, Sequence, SharedAdvance
 from .token_budget import TokenBudget
 from .waiting import Policy, WaitingQueue
 
@@ -53,6 +53,9 @@ class SteadyStep(msgspec.Struct, frozen=True, gc=False):
     """The rows that fill a block."""
 
 
+_NOBODY: list[int] = []
+
+
 class Proposal(msgspec.Struct, frozen=True, gc=False):
     """A step before the block manager has been asked."""
 
@@ -83,9 +86,9 @@ class RunningSet:
         self._decoding = NONE_DECODE
         self._advance = SharedAdvance()
         """That of `_decoding`."""
-        self._opening_at: list[list[int]] = []
+        self._opening_at: dict[int, list[int]] = {}
         """Where sequences advance by one position a step: the indexes in `_decoding` of those that open a block when
-        the set has advanced so many positions, or this and a multiple of the block size. Never changed."""
+        the set has advanced so many positions, modulo the block size. Lists are never changed."""
         self._tokens: list[list[int]] = []
         self._stop_ids: frozenset[int] = frozenset()
         self._prefilling: list[Sequence] = []
@@ -106,7 +109,7 @@ class RunningSet:
 
     def remove(self, sequence: Sequence) -> None:
         del self._running[sequence.id]
-        sequence.advance_alone()
+        sequence.advance_with(ALONE)
         self._phases_changed = True
         self.num_removals += 1
 
@@ -128,9 +131,9 @@ class RunningSet:
         self._num_stable -= most_positions
         if self._num_stable <= 0:
             self._phases_changed = True
-        elif self._opening_at:
-            # a block is full where the next position opens one
-            return SteadyStep(self._tokens, self._stop_ids, self._opening_at[advance.positions % len(self._opening_at)])
+        elif self._config.most_positions == 1:
+            # a row fills a block if its next position opens one
+            return SteadyStep(self._tokens, self._stop_ids, self._opening_next())
         return None
 
     def propose(self) -> Proposal:
@@ -147,8 +150,8 @@ class RunningSet:
             decoding = DecodingSet.of(order[:budget])
         most = self._most_positions(len(decoding.sequences), budget)
         budget -= len(decoding.sequences) * most
-        if decoding is self._decoding and self._opening_at:
-            growing = self._opening_at[self._advance.positions % self._config.block_size]
+        if decoding is self._decoding and self._config.most_positions == 1:
+            growing = self._opening_next()
             rows, counts = [decoding.sequences[index] for index in growing], [1] * len(growing)
         else:
             growing, rows, counts = _growing_rows(decoding.sequences, most)
@@ -191,12 +194,16 @@ class RunningSet:
         served = preemption.in_order_of_service(zip(proposal.rows, proposal.counts, strict=True), self._waiting.rank)
         return msgspec.structs.replace(proposal, rows=[s for s, _ in served], counts=[count for _, count in served])
 
+    def _opening_next(self) -> list[int]:
+        """Return the indexes in `_decoding` of those that open a block with their next position."""
+        return self._opening_at.get(self._advance.positions % self._config.block_size, _NOBODY)
+
     def _split_by_phase(self) -> None:
         advance, size = SharedAdvance(), self._config.block_size
         self._advance = advance
         decoding: list[Sequence] = []
         self._prefilling = []
-        self._opening_at = [[] for _ in range(size)] if self._config.most_positions == 1 else []
+        opening_at: dict[int, list[int]] = {}
         self._num_stable = self._config.max_model_len
         for s in sorted(self._running.values(), key=self._waiting.rank):
             start = s.next_start
@@ -204,11 +211,10 @@ class RunningSet:
                 self._prefilling.append(s)
             elif start < s.max_len - 1:
                 self._num_stable = min(self._num_stable, s.max_len - 1 - start)
-                if self._opening_at:
-                    self._opening_at[(s.num_slots - start) % size].append(len(decoding))
+                opening_at.setdefault((s.num_slots - start) % size, []).append(len(decoding))
                 s.advance_with(advance)
                 decoding.append(s)
-        self._decoding = DecodingSet.of(decoding)
+        self._decoding, self._opening_at = DecodingSet.of(decoding), opening_at
         self._tokens = [s.tokens for s in decoding]
         self._stop_ids = frozenset().union(*{s.stop_ids for s in decoding})
         self._phases_changed = False

@@ -42,7 +42,7 @@ class SharedAdvance:
         """The latest step that they were planned into together; 0 before the first."""
 
 
-_ALONE = SharedAdvance()
+ALONE = SharedAdvance()
 """That of a sequence that advances with no other. Never changed."""
 
 
@@ -86,7 +86,7 @@ class Sequence:
     num_admissions: int = 0
     has_loaded: bool = False
     """Blocks have been loaded for it, or are being loaded: the block manager knows it, though it may be waiting."""
-    _advance: SharedAdvance = _ALONE
+    _advance: SharedAdvance = ALONE
     _start: int = 0
     """`next_start` without what it has advanced together with others."""
     _own_last_step: int = 0
@@ -111,15 +111,11 @@ class Sequence:
     def last_step(self, step: int) -> None:
         self._own_last_step = step
 
-    def advance_with(self, advance: SharedAdvance) -> None:
+    def advance_with(self, others: SharedAdvance) -> None:
         """Advance together with others from here on, and no longer with those of before."""
-        self.advance_alone()
-        self._start -= advance.positions
-        self._advance = advance
-
-    def advance_alone(self) -> None:
-        """Advance together with no other from here on."""
-        self._start, self._own_last_step, self._advance = self.next_start, self.last_step, _ALONE
+        before, self._advance = self._advance, others
+        self._start += before.positions - others.positions
+        self._own_last_step = max(self._own_last_step, before.last_step)
 
     @property
     def is_prefilling(self) -> bool:
