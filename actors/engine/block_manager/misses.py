@@ -5,7 +5,8 @@ compares the prompt with the longest cached chain. Used by the KV-block manager,
 decision.
 
 A stored run is kept in parts of `MAX_RUN_BLOCKS`, each with its own tokens and no others, for as long as its first
-block is cached. So at most one part of a chain is kept for blocks that are no longer cached.
+block is cached. So at most one part of a chain is kept for blocks that are no longer cached. Blocks that a sequence
+stores one after the other are one run.
 
 What must always hold: what is kept is bounded by the number of blocks in the pool and a fixed number of evicted keys.
 """
@@ -35,7 +36,7 @@ MAX_RUN_BLOCKS = 64
 class StoredRun:
     """Consecutive blocks of one chain that were stored together. Some may have been evicted since."""
 
-    keys: Sequence[bytes]
+    keys: list[bytes]
     parent_key: bytes
     token_ids: array[int]
     """The tokens of these blocks."""
@@ -58,6 +59,8 @@ class MissTracker:
 
         Ordered by links: of thousands of runs that follow one key, any may be removed, or the newest be asked for.
         """
+        self._by_last_key: dict[bytes, StoredRun] = {}
+        """Those that their sequences may continue."""
         self._beginnings: Counter[tuple[int, ...]] = Counter()
         """How many chains begin with these tokens, in whatever cache domain."""
         self.evictions = EvictionLog(num_blocks, is_stored)
@@ -78,12 +81,20 @@ class MissTracker:
         if tier is not Tier.DEVICE:
             return  # copies: how chains go on is kept of the device's blocks
         size = self._block_size
+        last = self._by_last_key.get(parent_key)
+        if last is not None and last.sequence_id == sequence_id and len(last.keys) + len(keys) <= MAX_RUN_BLOCKS:
+            del self._by_last_key[parent_key]
+            last.keys.extend(keys)
+            last.token_ids.frombytes(pack_tokens(token_ids, start, start + len(keys) * size))
+            self._by_last_key[last.keys[-1]] = last
+            return
         for first in range(0, len(keys), MAX_RUN_BLOCKS):
-            part = keys[first : first + MAX_RUN_BLOCKS]
+            part = list(keys[first : first + MAX_RUN_BLOCKS])
             part_start = start + first * size
             tokens = array("I", pack_tokens(token_ids, part_start, part_start + len(part) * size))
             run = StoredRun(part, keys[first - 1] if first else parent_key, tokens, block_index + first, sequence_id)
             self._by_first_key.put(part[:1], run)
+            self._by_last_key[part[-1]] = run
             self._runs_after.setdefault(run.parent_key, OrderedDict())[run] = None
             if run.block_index == 0:
                 self._beginnings[self._first_tokens(run)] += 1
@@ -99,6 +110,8 @@ class MissTracker:
 
     def _forget(self, run: StoredRun) -> None:
         """Drop a run whose first block was evicted; the others were evicted before it."""
+        if self._by_last_key.get(run.keys[-1]) is run:
+            del self._by_last_key[run.keys[-1]]
         runs = self._runs_after[run.parent_key]
         del runs[run]
         if not runs:
@@ -111,6 +124,7 @@ class MissTracker:
 
     def on_cleared(self) -> None:
         self._by_first_key.clear()
+        self._by_last_key.clear()
         self._runs_after.clear()
         self._beginnings.clear()
         self.evictions.on_cleared()

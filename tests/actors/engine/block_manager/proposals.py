@@ -27,6 +27,17 @@ def root_of(domain: str, block_size: int) -> bytes:
     return root_key(domain=domain, model="m", kv_dtype="f32", kv_layout="paged", block_size=block_size)
 
 
+@attrs.frozen
+class Filled:
+    """A block that decoding has filled."""
+
+    sequence_id: int
+    index: int
+    key: bytes
+    parent_key: bytes = b""
+    token_ids: list[int] = attrs.field(factory=list)
+
+
 def keys_of(domain: str, tokens: Sequence[int], block_size: int) -> list[bytes]:
     """Return the keys of the full blocks of `tokens`."""
     return chain_keys(root_of(domain, block_size), tokens, block_size)
@@ -38,7 +49,7 @@ def reserve(
     *,
     failed: Sequence[int] = (),
     committed: Sequence[int] = (),
-    filled: Sequence[tuple[int, int, bytes]] = (),
+    filled: Sequence[Filled] = (),
     reset: bool = False,
     free: Sequence[int] = (),
     rows: Sequence[tuple[int, int, int]] = (),
@@ -47,16 +58,16 @@ def reserve(
     budget: int = 1_000,
     chunk: int = 1 << 30,
 ) -> Reserve:
-    """Make a Reserve. `rows` are (sequence, start, count), `filled` are (sequence, block index, key)."""
+    """Make a Reserve. `rows` are (sequence, start, count)."""
     return Reserve(
         step=step,
         failed_steps=list(failed),
         committed_steps=list(committed),
-        filled_sequence_ids=[f[0] for f in filled],
-        filled_block_indexes=[f[1] for f in filled],
-        filled_keys=[f[2] for f in filled],
-        filled_parent_keys=[b""] * len(filled),
-        filled_token_ids=[[]] * len(filled),
+        filled_sequence_ids=[f.sequence_id for f in filled],
+        filled_block_indexes=[f.index for f in filled],
+        filled_keys=[f.key for f in filled],
+        filled_parent_keys=[f.parent_key for f in filled],
+        filled_token_ids=[f.token_ids for f in filled],
         free_sequence_ids=list(free),
         row_ids=[r[0] for r in rows],
         row_starts=[r[1] for r in rows],

@@ -23,7 +23,7 @@ from quipu.actors.messages.scheduler import Granted
 from quipu.actors.shared.native import IS_COMPILED
 from tests.actors.engine.block_manager.block_oracle import Content
 from tests.actors.engine.block_manager.pool_kinds import POOLS
-from tests.actors.engine.block_manager.proposals import Candidate, keys_of, reserve
+from tests.actors.engine.block_manager.proposals import Candidate, Filled, keys_of, reserve, root_of
 
 MAX_IN_FLIGHT = 3
 MAX_OUTPUTS = 7
@@ -275,7 +275,7 @@ class ReservationRules(RuleBasedStateMachine):
             self.size,
             failed=self.failed,
             committed=self.committed,
-            filled=[(i, index, self.key(content)) for i, index, content in self.filled],
+            filled=[self.fill(*filled) for filled in self.filled],
             reset=self.reset,
             free=self.frees,
             rows=rows,
@@ -306,6 +306,12 @@ class ReservationRules(RuleBasedStateMachine):
         if sent:
             self.in_flight.append((self.step, sent))
             self.step += 1
+
+    def fill(self, sequence_id: int, index: int, content: Content) -> Filled:
+        domain, tokens = content
+        start = index * self.size
+        parent = self.key((domain, tokens[:start])) if index else root_of(domain, self.size)
+        return Filled(sequence_id, index, self.key(content), parent, list(tokens[start:]))
 
     def key(self, content: Content) -> bytes:
         if content not in self.seen:

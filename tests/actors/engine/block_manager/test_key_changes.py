@@ -13,7 +13,7 @@ from quipu.actors.engine.block_manager.pools import Pool
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.messages.scheduler import Granted
 from tests.actors.engine.block_manager.pool_kinds import POOLS
-from tests.actors.engine.block_manager.proposals import Candidate, keys_of, reserve
+from tests.actors.engine.block_manager.proposals import Candidate, Filled, keys_of, reserve
 from tests.actors.key_reader import split
 
 SIZE = 2
@@ -62,7 +62,7 @@ def test_filled_block(cache: Cache) -> None:
     cache.grant(candidates=[Candidate(1, [1], 1)])
     cache.grant(rows=[(1, 1, 1)])
     (key,) = keys_of("a", [1, 7], SIZE)
-    assert cache.grant(filled=[(1, 0, key)]).stored_keys == key[:8]
+    assert cache.grant(filled=[Filled(1, 0, key)]).stored_keys == key[:8]
 
 
 def test_removed_by_eviction(cache: Cache) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quipu.actors.engine.block_manager.reservation import BlockManager
-from tests.actors.engine.block_manager.proposals import Candidate, keys_of, reserve, reused_of, written_of
+from tests.actors.engine.block_manager.proposals import Candidate, Filled, keys_of, reserve, reused_of, written_of
 
 SIZE = 4
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -54,7 +54,9 @@ def test_caching_disabled() -> None:
     """Grants are 0, not unknown, and no write is credited."""
     manager = manager_of(20, enable_prefix_caching=False)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1)]))
-    done = manager.grant(reserve(2, SIZE, committed=[1], filled=[(1, 2, b"k")], free=[1], candidates=[candidate(2)]))
+    done = manager.grant(
+        reserve(2, SIZE, committed=[1], filled=[Filled(1, 2, b"k")], free=[1], candidates=[candidate(2)])
+    )
     assert reused_of(done) == {2: 0}
     assert written_of(done) == []
     assert done.num_cached_blocks == 0
@@ -99,7 +101,9 @@ def test_decoded_block_is_cached_but_not_credited() -> None:
     key = keys_of("a", answered, SIZE)[2]
     manager.grant(reserve(2, SIZE, committed=[1], rows=[(1, 10, 1)]))
     manager.grant(reserve(3, SIZE, committed=[2], rows=[(1, 11, 1)]))
-    after = manager.grant(reserve(4, SIZE, committed=[3], filled=[(1, 2, key)], candidates=[candidate(2, answered)]))
+    after = manager.grant(
+        reserve(4, SIZE, committed=[3], filled=[Filled(1, 2, key)], candidates=[candidate(2, answered)])
+    )
     assert reused_of(after) == {2: 12}
     assert written_of(after) == []
 
