@@ -73,7 +73,7 @@ class Revision:
 
 @attrs.frozen
 class Estimation:
-    """A router's estimate of what the engine reuses that it has chosen."""
+    """The router's estimate of what its chosen engine reuses."""
 
     num_tokens: int
 
@@ -94,7 +94,7 @@ class EngineLost:
 
 @attrs.frozen
 class HandedOver:
-    """The engine that held the sequence has ended it, and another one goes on with it."""
+    """The engine that held the sequence has ended it for another one to resume."""
 
 
 @attrs.frozen

@@ -264,7 +264,7 @@ def _num_known(cached: Count) -> int:
 
 
 def fields_of(record: UsageRecord) -> dict[str, Any]:
-    """Return a record as fields of a log line: numbers as numbers, and the kind of a count that is an estimate."""
+    """Return a record as fields of a log line, with the kind of each estimated count."""
     fields = attrs.asdict(record, recurse=False)
     for name in ("prompt", "cached", "cache_write"):
         count = fields.pop(name)

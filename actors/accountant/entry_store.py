@@ -261,7 +261,7 @@ class EntryStore:
                 self.by_sequence[sequence_id] = request
 
     def known_prompt(self, request_id: str, index: int) -> ExplainedPrompt | None:
-        """Return what is known of a prompt; while its request is open only where its messages lie."""
+        """Return what is known of a prompt; of an open request's, only where its messages lie."""
         request = self.requests.get(request_id)
         if request is None:
             return self.explanations.prompt(request_id, index)

@@ -167,7 +167,7 @@ def _end_of(prompt: PromptAccount, name_of: NameOf, unix_offset_s: float) -> Pro
 
 
 def _about_pool(ended: PromptEnd | None, outline: PromptOutline, num_usable_blocks: int) -> tuple[Advice, ...]:
-    """Advise a larger cache where the next block would still be there if more blocks had been free."""
+    """Advise a larger cache if more free blocks would have kept the next block."""
     if ended is None or ended.miss.reason is not MissReason.EVICTED or ended.miss.detail is None:
         return ()
     needed = num_usable_blocks + ended.miss.detail.num_evicted_since

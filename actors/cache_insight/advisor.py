@@ -79,7 +79,7 @@ class Advisor:
     def _about_difference(
         self, old: PromptDigests | None, new: PromptDigests, at: int, first_user: int
     ) -> Iterator[tuple[AdviceCode, int]]:
-        """Yield what explains that two prompts differ first in message `at`."""
+        """Yield possible causes of the first difference of two prompts, in message `at`."""
         if old is None or at >= len(new):
             return
         if at == len(old):
@@ -110,7 +110,7 @@ class Advisor:
     def _about_system(
         self, chat: ChatPrompt, prompt: PromptDigests, memory: TenantMemory, scope: int, *, is_continued: bool
     ) -> AdviceCode | None:
-        """Return what is to be said of the texts that this system prompt has had, disregarding times and ids."""
+        """Return advice on the variants of this system prompt, ignoring times and ids."""
         if prompt.num_chars[0] < MIN_SHARED_CHARS:
             return None
         key, whole = self._digester.digest(scope, prompt.loose[0]), prompt.whole[0]
@@ -132,7 +132,7 @@ class Advisor:
         return AdviceCode.PER_SESSION_HEADER if named else AdviceCode.VOLATILE_PREFIX
 
     def _alternates(self, prompt: PromptDigests, memory: TenantMemory, scope: int, first: int) -> bool:
-        """Whether a conversation, known by its first two messages, takes turns with two system prompts."""
+        """Whether a conversation, identified by its first two messages, alternates between two system prompts."""
         if len(prompt) < first + 2 or sum(prompt.num_chars[first : first + 2]) < MIN_SHARED_CHARS:
             return False
         key = self._digester.digest(scope, *prompt.whole[first : first + 2])
@@ -148,7 +148,7 @@ class Advisor:
 
 
 def _closest(others: list[PromptDigests], prompt: PromptDigests) -> tuple[PromptDigests | None, int]:
-    """Return the one that has most messages in common from the first on, and how many; the newest of several."""
+    """Return the prompt with the longest common prefix of messages (the newest of several), and its length."""
     closest: PromptDigests | None = None
     most = 0
     for other in others:

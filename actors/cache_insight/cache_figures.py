@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import attrs
 
 SHARES = (0.5, 0.9, 0.99)
-"""Of the hits of an infinite cache, for which the size of a cache is told."""
+"""Shares of an infinite cache's hits for which a cache size is reported."""
 QUANTILES = (0.5, 0.9, 0.99)
-"""Of the time that evicted blocks had not been used."""
+"""Quantiles of the idle time of evicted blocks that are reported."""
 
 
 @attrs.frozen
@@ -96,11 +96,11 @@ class UnknownRequest(Exception):
 
 @attrs.frozen
 class Divergence:
-    """Where a branch begins to differ from what it is beside."""
+    """Where a branch diverges from its siblings."""
 
     token: int
     is_exact: bool
-    """Else the difference is in the block that begins there."""
+    """False: the difference is somewhere in the block that begins there."""
     role: str | None
     """Of the message that the token is in. None: not known, or not a chat."""
     message: int | None
@@ -111,7 +111,7 @@ class Divergence:
 
 @attrs.frozen
 class HeldBlocks:
-    """Blocks of a chain, from its beginning, that an engine has cached. Of a branch that is told, it is tokens."""
+    """The first blocks of a chain that an engine has cached. In a `TreeNode`, counts are tokens."""
 
     num: int
     num_on_host: int = 0
@@ -120,7 +120,7 @@ class HeldBlocks:
 
 @attrs.frozen
 class TreeNode:
-    """A branch of the prefix tree: blocks that the same prompts have, up to a knot where some part or end."""
+    """A branch of the prefix tree: blocks that the same prompts share, up to where some part or end."""
 
     branch_id: str
     """The beginning of its first block's key, as hexadecimal digits."""
@@ -144,13 +144,13 @@ class TreeNode:
     is_held: bool
     """Running requests use it, so that it cannot be evicted."""
     last_release: int
-    """A larger number than that of another one: it was let go later, and is evicted later."""
+    """Larger than another branch's: released later, and evicted later."""
     last_request_id: str | None
     """The last request with all of it. None: its path is not remembered any more."""
     diverged: Divergence | None
     """None: neither the request that made it nor the last one is remembered."""
     path_tokens: int
-    """Tokens of it that the prompts of the request have whose path is asked for."""
+    """Its tokens in the prompts of the request whose path was asked for."""
 
 
 @attrs.frozen

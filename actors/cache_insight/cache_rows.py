@@ -68,7 +68,7 @@ class CacheRow:
         return sum(one.num_yielded for one in self._within(now))
 
     def figures(self, now: float, unix_s: float, block_size: int) -> CacheFigures:
-        """Return what there was within the window that ends now; `unix_s` is now since the Unix epoch."""
+        """Return the figures of the window that ends at `now`, which is `unix_s` in Unix time."""
         slices = self._within(now)
         return CacheFigures(
             tenant=self.tenant,

@@ -31,7 +31,7 @@ from .reuse_window import ReuseWindow
 from .tree_view import TreeView
 
 MAX_ROWS = 1024
-"""Tenants and models; then those that were used least recently are forgotten."""
+"""Tenants and models; beyond it, the least recently used are forgotten."""
 MAX_FOLLOWED = 32 if IS_COMPILED else 8
 """Tenants and models whose blocks are followed, each in about 0.7 MB (2.5 MB in Python), for some time in two."""
 SAMPLED_KEYS = 8192
@@ -98,7 +98,7 @@ class CacheWatch:
         self._pin_ttls: dict[int, int] = {}
         """Of open sequences that mark prefixes."""
         self._num_without_hit: int | None = 0
-        """Requests so far; None after the first hit, and once it was said that there is none."""
+        """Requests so far; None after the first hit, and once the warning was logged."""
 
     def on_prompt(self, prompt: WatchedPrompt, now: float) -> None:
         """Count a prompt. Called in the order of the admissions, once for each."""
@@ -142,7 +142,6 @@ class CacheWatch:
             self._all.slice_at(now).num_yielded += report.num_pins_yielded
 
     def on_end(self, sequence_ids: Iterable[int], now: float) -> None:
-        """Note that sequences hold no blocks any more."""
         for sequence_id in sequence_ids:
             self._tree.end(sequence_id, now)
             self._pin_ttls.pop(sequence_id, None)
@@ -174,11 +173,7 @@ class CacheWatch:
                     yield row.figures(self._clock(), self._unix_time(), self.block_size)
 
     def tree(
-        self,
-        tenant: str | None = None,
-        branch_id: str | None = None,
-        depth: int = 1,
-        request_id: str | None = None,
+        self, tenant: str | None = None, branch_id: str | None = None, depth: int = 1, request_id: str | None = None
     ) -> Iterator[TreeNode | None]:
         """Yield the cached branches of a tenant, or of all, or those below a branch, in `depth` levels, top first.
 
@@ -198,7 +193,6 @@ class CacheWatch:
         return view.nodes(tenant, branch_id, depth, request_id)
 
     def pinned(self) -> PinnedNow:
-        """Return what is pinned on all engines."""
         return PinnedNow(sum(self.num_pinned.values()), self._all.num_yielded(self._clock()))
 
     @property
@@ -222,7 +216,7 @@ class CacheWatch:
         return row
 
     def _followed_by(self, row: CacheRow, now: float) -> list[ReuseWindow]:
-        """Return what follows the blocks of a row: its own sketch, if it may have one, and the shared one."""
+        """Return the sketches that follow the blocks of a row: its own, if it may have one, and the shared one."""
         shared = self._all.reuse
         if row.reuse is None and self._may_be_followed(now):
             if shared is not None and any(one.reuse is shared for one in self._followed):
@@ -234,7 +228,7 @@ class CacheWatch:
         return [reuse for reuse in {id(one): one for one in (row.reuse, shared)}.values() if reuse is not None]
 
     def _may_be_followed(self, now: float) -> bool:
-        """Return whether there is room for another sketch, if need be that of a row without requests in the window."""
+        """Return whether there is room for another sketch; takes one from a row idle for a window if need be."""
         if len(self._followed) < MAX_FOLLOWED:
             return True
         idle = min(self._followed, key=attrgetter("used_at"))

@@ -23,7 +23,7 @@ from ..messages.explanations import ExplainedPrompt, Explanation, NamedRequest
 MAX_BYTES = 64 << 20
 """Of all explanations together, about."""
 EXPLANATION_BYTES = 500
-"""Of each, besides what is packed: its place, its ids and those of its sequences."""
+"""Overhead of each: its place, its ids and those of its sequences."""
 PROMPT_BYTES = 50
 
 _Range = tuple[int, int, str, str]
@@ -68,7 +68,7 @@ class ExplanationStore:
             del self._ranges[: -self._max_requests]
 
     def name_of(self, sequence_id: int) -> NamedRequest | None:
-        """Return whose a sequence is or was; None if that is not known any more."""
+        """Return the request of a sequence; None if it is no longer known."""
         place = bisect_right(self._ranges, sequence_id, key=itemgetter(0)) - 1
         if place < 0:
             return None
@@ -76,7 +76,7 @@ class ExplanationStore:
         return NamedRequest(request_id, tenant) if sequence_id < end else None
 
     def keep(self, explanation: Explanation) -> None:
-        """Keep the explanation of a closed request, and drop the oldest ones that there is no room for."""
+        """Keep the explanation of a closed request, and drop the oldest to make room."""
         if not self._max_requests:
             return
         if (previous := self._kept.pop(explanation.request_id, None)) is not None:

@@ -54,13 +54,13 @@ class Branch:
     """Blocks before it."""
     made_at: float
     used_at: float
-    """When the last prompt came by, or the last sequence let go of it that still shared it with none or one above."""
+    """Time of the last prompt through it, or of the last release by a sequence that ended with it or below."""
     num_requests: int = 0
     """Prompts that contain all of it, or have filled it."""
     num_open: int = 0
     """Open sequences that end with it, and children that are open. It is held if there is any."""
     last_release: int = 0
-    """Number of the release after which nothing held it; of no meaning while something does."""
+    """Number of the release that left it unheld; meaningless while it is held."""
     pin_ttl_s: float = 0.0
     """For how long after its last use it is pinned. 0: it is not."""
     made_by: Passage = NOBODY
@@ -209,7 +209,7 @@ class PrefixTree:
         self._shares.add(tenant, num_blocks + _BRANCH_SHARE * num_branches)
 
     def _split(self, lower: Branch, length: int) -> Branch:
-        """Cut a branch after `length` blocks; return the new upper part. Open sequences keep the lower one."""
+        """Split a branch after `length` blocks; return the new upper part. Open sequences keep the lower one."""
         parent = lower.parent
         assert parent is not None
         upper = attrs.evolve(lower, keys=lower.keys[:length], children={}, num_open=int(lower.num_open > 0))
@@ -267,7 +267,7 @@ class PrefixTree:
 
 
 def _num_common(ours: Sequence[bytes], keys: Sequence[bytes], at: int) -> int:
-    """Return how many of `ours` the chain `keys` has from `at` on. The first is known to be the same."""
+    """Return the length of the common prefix of `ours` and `keys[at:]`, at least 1."""
     low, high = 1, min(len(ours), len(keys) - at)
     while low < high:
         middle = (low + high + 1) // 2

@@ -26,7 +26,7 @@ MAX_MESSAGES = 512
 """Messages of one chat that are digested, from the first."""
 MAX_TOOLS = 256
 EDGE_CHARACTERS = 1 << 13
-"""Of a longer text, so much of each end is digested, and its length."""
+"""Of a longer text, this much of each end and the length are digested."""
 MAX_JSON_CHARACTERS = 1 << 14
 """A longer text is not read as JSON."""
 MAX_JSON_NODES = 2_000
@@ -165,7 +165,7 @@ def _mixed(*digests: str | int) -> int:
 
 
 def without_times(text: str) -> str:
-    """Return a text with one sign for words that look like times or ids, however long; of a long text, both ends."""
+    """Replace words that look like times or ids by `#`; of a long text, keep both ends."""
     words: list[str] = []
     for word in text[:LOOSE_CHARACTERS].split():
         if _DIGIT.search(word) or word.strip(",.;:()[]\"'").lower() in _NAMES:
@@ -186,7 +186,7 @@ def _dump(value: Any, *, is_sorted: bool = False) -> bytes:
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value has few parts and short texts, which is found out in bounded time."""
+    """Return whether a value has few parts and short texts, in bounded time."""
     left, num_nodes, num_chars = [value], 0, 0
     while left:
         one = left.pop()

@@ -81,7 +81,7 @@ class RequestPaths:
         return request_id in self._paths
 
     def of(self, request_id: str, tenant: str | None) -> Iterator[PromptPath] | None:
-        """Return the paths of a request of this tenant, None: of any; None if none is known, or not any more."""
+        """Return the paths of a request of this tenant (None: of any tenant); None if they are unknown."""
         if tenant not in (None, self._tenants.get(request_id)):
             return None
         paths = self._paths.get(request_id)

@@ -19,7 +19,7 @@ from .cache_figures import SHARES, Reuse
 from .reuse_sketch import Sketch, blocks_for
 
 NUM_SLICES = 12
-"""Of the window: what is told of it lacks up to one slice."""
+"""Slices of the window; reports lack up to one slice."""
 WINDOWS = 8
 
 
@@ -78,7 +78,7 @@ class ReuseWindow:
             self._coming.touch(prefixes, int(now), owner)
 
     def copy(self) -> ReuseWindow:
-        """Return one that goes on by itself from here."""
+        """Return an independent copy."""
         coming = None if self._coming is None else self._coming.copy()
         past = deque(self._past, NUM_SLICES - 1)
         return attrs.evolve(self, sketch=self.sketch.copy(), coming=coming, past=past, now=copy(self._now))

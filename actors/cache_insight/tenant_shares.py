@@ -16,7 +16,7 @@ class TenantShares:
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
-        """Negative amounts, largest first, among them some that are not true any more."""
+        """Negative amounts, largest first; some entries are stale."""
 
     def add(self, tenant: str, amount: int) -> None:
         """Note that a tenant takes so much more, or less."""

@@ -26,7 +26,7 @@ _DIVERGED = (MissReason.DIVERGED, MissReason.OTHER_DOMAIN)
 
 @attrs.frozen
 class TreeView:
-    """The tree as it is told from one moment on."""
+    """Reads the tree as of one moment."""
 
     _tree: PrefixTree
     _paths: RequestPaths
@@ -50,7 +50,7 @@ class TreeView:
         return self._generate(tops, depth, paths, None if branch_id is None else tops[0])
 
     def _tops(self, tenant: str | None, branch_id: str | None) -> list[Branch]:
-        """Return what the nodes are to be below: tenants' roots, or one branch."""
+        """Return the tenants' roots, or the one branch, below which the nodes are."""
         if branch_id is None:
             roots = self._tree.roots
             return list(roots.values()) if tenant is None else [roots[tenant]] if tenant in roots else []
@@ -127,7 +127,7 @@ class TreeView:
         )
 
     def _divergence(self, branch: Branch) -> Divergence | None:
-        """Return where a branch begins to differ: as the engine has told its first prompt, or else its first token."""
+        """Return where a branch diverges: as the engine reported for its first prompt, else its first token."""
         start = branch.depth * self._block_size
         first, last = self._prompt(branch.made_by), self._prompt(branch.last)
         ended = None if first is None else first.ended
@@ -151,7 +151,7 @@ def _divergence(token: int, outline: PromptOutline, *, is_exact: bool) -> Diverg
 
 
 def _below(branch: Branch, parent: Branch) -> Branch | None:
-    """Return what is next below a parent on the way to what was its child; None if that was dropped."""
+    """Return the child of `parent` that now leads to `branch`; None if that was dropped."""
     current: Branch | None = branch
     while current is not None and current.parent is not parent:
         current = current.parent

@@ -186,7 +186,7 @@ class CacheFollower:
         return self._on_device.get(name) or self._on_host.get(name)
 
     def _tier(self, medium: str | None) -> _KnownBlocks | None:
-        """Return what is known to be in a tier, None for one that is not followed."""
+        """Return the known blocks of a tier; None for a tier that is not followed."""
         if medium in (None, MEDIUM_DEVICE):
             return self._on_device
         return self._on_host if medium == MEDIUM_HOST else None
@@ -237,7 +237,7 @@ class CacheFollower:
                 yield
 
     def _copy(self, names: list[Hash]) -> None:
-        """Note that blocks which are on the device are on the host, too. Of others it is not told what they are."""
+        """Note that blocks on the device are also on the host. The contents of others are not published."""
         if self._has_room(len(names)):
             for name in names:
                 if (key := self._on_device.get(name)) is not None:

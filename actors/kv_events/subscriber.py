@@ -87,7 +87,7 @@ class EventSubscriber:
             self._context.destroy(linger=0)
 
     def _give(self, news: CacheNews) -> None:
-        """Have news taken, and wait for it: the loop runs all at once that it finds waiting."""
+        """Hand news to the event loop and wait until they are taken: it runs all calls that wait at once."""
         self._is_taken.clear()
         if not self._closing:
             self._token.run_sync_soon(self._take_and_say, news)

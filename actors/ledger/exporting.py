@@ -36,11 +36,7 @@ def export(found: Iterable[LedgerRecord], format_: ExportFormat, output: BinaryI
     """Write records and return how many there were. Raises LedgerError."""
     numbers = count()
     rows = (values_of(one) for one, _ in zip(found, numbers, strict=False))
-    writers = {
-        ExportFormat.CSV: _export_csv,
-        ExportFormat.JSONL: _export_jsonl,
-        ExportFormat.PARQUET: _export_parquet,
-    }
+    writers = {ExportFormat.CSV: _export_csv, ExportFormat.JSONL: _export_jsonl, ExportFormat.PARQUET: _export_parquet}
     writers[format_](rows, output)
     return next(numbers)
 

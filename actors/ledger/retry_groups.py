@@ -85,10 +85,7 @@ def is_counted() -> sa.ColumnElement[bool]:
     )
     is_finished = this.c.outcome == Outcome.FINISHED.value
     return sa.or_(
-        sa.and_(
-            this.c.retry_of.is_(None),
-            sa.or_(is_finished, this.c.idempotency_digest.is_(None), ~better_retry),
-        ),
+        sa.and_(this.c.retry_of.is_(None), sa.or_(is_finished, this.c.idempotency_digest.is_(None), ~better_retry)),
         sa.and_(this.c.retry_of.is_not(None), better_than_first, ~sooner),
     )
 
@@ -96,10 +93,7 @@ def is_counted() -> sa.ColumnElement[bool]:
 def grade(table: sa.FromClause) -> sa.ColumnElement[int]:
     return sa.case(
         (table.c.outcome == Outcome.FINISHED.value, sa.literal_column(str(Grade.FINISHED.value))),
-        (
-            sa.or_(is_faulted(table), table.c.admitted_at.is_(None)),
-            sa.literal_column(str(Grade.NOTHING.value)),
-        ),
+        (sa.or_(is_faulted(table), table.c.admitted_at.is_(None)), sa.literal_column(str(Grade.NOTHING.value))),
         else_=sa.literal_column(str(Grade.CUT_SHORT.value)),
     )
 

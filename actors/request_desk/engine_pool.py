@@ -25,7 +25,7 @@ EngineMessage = Submit | Abort | ResetPrefixCache | LookUp
 
 @attrs.define(eq=False, kw_only=True)
 class PoolMember:
-    """Who answers requests, an engine of this server or another server, whichever process it is at present."""
+    """An engine of this server or an upstream, across restarts of its process."""
 
     engine_id: int
     """Given once to an engine or an upstream."""
@@ -64,7 +64,6 @@ class PooledEngine(PoolMember):
         return 0 if self.ready is None else self.ready.num_blocks - 1
 
     def note(self, report: StepReport) -> None:
-        """Note what a report says of the engine's load."""
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.num_computed_tokens += sum(report.span_ends) - sum(report.span_starts)
         self.num_used_blocks = self.num_blocks - report.num_free_blocks - report.num_pinned_blocks

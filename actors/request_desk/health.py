@@ -98,7 +98,7 @@ class Health:
 
 @attrs.frozen
 class Withheld:
-    """Why a server whose engine is ready does not say so: it has not shown yet that clients are answered."""
+    """Why readiness is withheld: it has not been shown yet that clients are answered."""
 
     state: State
     detail: str

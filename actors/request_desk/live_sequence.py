@@ -44,7 +44,7 @@ class LiveSequence:
 
 @attrs.frozen
 class TakenBack:
-    """What became of the sequences that a dead engine held."""
+    """The fate of the sequences that a dead engine held."""
 
     resumed: tuple[int, ...] = ()
     """They run again, now or after others."""

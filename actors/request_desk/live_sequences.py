@@ -78,7 +78,6 @@ class LiveSequences:
         return True
 
     def put(self, submit: Submit, request: OpenRequest) -> None:
-        """Queue a Submit that has a slot."""
         request.note_submitted(submit)
         live = self._live[submit.sequence_id] = LiveSequence(request, submit, has_slot=True)
         if self._suspects.may_run(request.request_id):
@@ -118,7 +117,6 @@ class LiveSequences:
             self._let_run()
 
     def note_tokens(self, sequence_ids: Iterable[int], token_ids: Iterable[int]) -> None:
-        """Record tokens that an engine has reported."""
         if not self._resumes:
             return
         live = self._live
@@ -138,7 +136,7 @@ class LiveSequences:
             sequence.num_scored = max(sequence.num_scored, end)
 
     def note_progress(self, sequence_ids: Iterable[int], ends: Iterable[int]) -> None:
-        """Note up to which position an engine has computed these sequences. What is done again is no progress."""
+        """Note up to which position an engine has computed these sequences; recomputing is no progress."""
         if not self._suspects.is_active:
             return
         requests: dict[str, None] = {}
@@ -250,11 +248,10 @@ class LiveSequences:
         self._released.set()
 
     def requests_on(self, engine: PooledEngine) -> set[str]:
-        """Return the requests that have sequences on an engine."""
         return {live.request_id for live in self._live.values() if live.engine_id == engine.engine_id}
 
     def hand_over(self, engine: PooledEngine) -> int:
-        """Have an engine end what it holds, so that others go on with it. Returns how many sequences that are."""
+        """Have an engine end what it holds, so that others resume it; return the number of sequences."""
         num_handed_over = 0
         for sequence_id, live in self._live.items():
             if live.engine_id == engine.engine_id and not (live.aborted or live.has_ended or live.is_handed_over):

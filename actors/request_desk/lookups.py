@@ -22,7 +22,7 @@ from ..messages.handler import Keyed, LookedUp
 from ..messages.outcomes import ErrorKind, RequestError
 
 MAX_QUEUED = 64
-"""Look-ups that engines have not taken, those included for which nobody waits any more: each has a whole prompt."""
+"""Look-ups that no engine has taken yet, abandoned ones included: each has a whole prompt."""
 NO_ENGINE = RequestError(ErrorKind.OVERLOADED, "No engine is ready to look into its cache. Please try again later.")
 ENGINE_GONE = RequestError(ErrorKind.OVERLOADED, "The engine that was asked has ended. Please try again.")
 

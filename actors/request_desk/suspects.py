@@ -30,7 +30,7 @@ SUSPICIOUS = 2 * IN_STEP
 
 @attrs.frozen
 class Verdict:
-    """What becomes of the requests that a dead engine held."""
+    """The fate of the requests that a dead engine held."""
 
     resumed: list[str]
     """They may run on the next engine at once. All others wait."""
@@ -42,7 +42,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        """By request: what the deaths of engines count that held it since it last made progress."""
+        """By request: the sum of what deaths since its last progress count against it."""
         self._proven: set[str] = set()
         """Requests that have made progress on the present engine; kept while there is any suspicion."""
         self._trial: set[str] = set()
@@ -51,7 +51,7 @@ class Suspects:
         self._count_alone = 0
         """What deaths count against the request that is tried alone, since then."""
         self.num_culprits = 0
-        """Found in a row, without any progress in between: more than one means that it is not the requests."""
+        """Culprits in a row without progress in between; several mean that requests are not the cause."""
 
     @property
     def is_active(self) -> bool:

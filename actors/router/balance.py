@@ -36,13 +36,7 @@ _OWN, _FAR = 1, 2
 
 class Balance:
     def __init__(
-        self,
-        policy: str,
-        own: Routing,
-        upstreams: UpstreamRouting,
-        *,
-        prefill_budget: int,
-        seed: int | None = None,
+        self, policy: str, own: Routing, upstreams: UpstreamRouting, *, prefill_budget: int, seed: int | None = None
     ) -> None:
         self._choose = POLICIES[policy]
         self._looks_at_caches = policy in ("prefix", "dynamo")

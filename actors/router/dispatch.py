@@ -274,7 +274,7 @@ class Dispatch:
 
 
 def _announce_less(waiting: dict[int, Submit], gone: Submit) -> None:
-    """Have those before a sequence in its group not say that it follows."""
+    """Stop earlier sequences of a group from announcing one that is gone."""
     if gone.group_id:
         for sequence_id, other in waiting.items():
             if other.group_id == gone.group_id and other.num_to_come > gone.num_to_come:

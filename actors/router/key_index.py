@@ -70,7 +70,6 @@ class KeyIndex:
         self._leaving = {slot: left - 1 for slot, left in self._leaving.items() if left > 1}
 
     def store(self, slot: int, keys: Iterable[bytes]) -> None:
-        """Note that an engine holds these blocks."""
         shards, bit = self._shards, 1 << slot
         for key in keys:
             digest = key[:DIGEST_BYTES]
@@ -78,7 +77,6 @@ class KeyIndex:
             shard[digest] = shard.get(digest, 0) | bit
 
     def remove(self, slot: int, keys: Iterable[bytes]) -> None:
-        """Note that an engine does not hold these blocks any more."""
         shards, keep = self._shards, ~(1 << slot)
         for key in keys:
             digest = key[:DIGEST_BYTES]
@@ -90,7 +88,6 @@ class KeyIndex:
                 shard.pop(digest, None)
 
     def holders(self, key: bytes) -> int:
-        """Return the slots that hold a block."""
         return self._shards[(key[0] << 8 | key[1]) % NUM_SHARDS].get(key[:DIGEST_BYTES], 0) & self._live
 
     def match(self, keys: Sequence[bytes], slots: int | None = None) -> list[Match]:

@@ -30,7 +30,7 @@ class EngineLoads:
         self.blocks: Column = np.zeros(FIRST_SLOTS)
         """Blocks that the sequences sent to it fill."""
         self.placed: Column = np.zeros(FIRST_SLOTS)
-        """Prompt tokens that it was sent and had to compute, the older the less."""
+        """Prompt tokens that it was sent and had to compute, decaying with age."""
         self.capacity: Column = np.zeros(FIRST_SLOTS)
         self._all_placed = self._all_capacity = 0.0
         """The columns' sums: adding up takes longer than all else that `place` does."""
@@ -55,7 +55,6 @@ class EngineLoads:
         self._add_up()
 
     def move(self, slot: int, new: int) -> None:
-        """Give an engine another slot."""
         while new >= len(self.in_use):
             self._grow()
         for column in (self.in_use, self.queued, self.running, self.blocks, self.placed, self.capacity):
@@ -63,7 +62,7 @@ class EngineLoads:
         self.end(slot)
 
     def only(self, slots: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Return which slots may be sent something, of these alone."""
+        """Return the mask of those of these slots that are in use."""
         mask = np.zeros_like(self.in_use)
         mask[list(slots)] = True
         return mask & self.in_use

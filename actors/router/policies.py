@@ -28,11 +28,11 @@ import numpy.typing as npt
 from .loads import Column, EngineLoads
 
 QUEUE_WEIGHT: Final = 1 / 8
-"""What a token in the queue costs beside one that has to be computed for this prompt."""
+"""Cost of a queued token, relative to one that has to be computed for this prompt."""
 UNEVENNESS_WEIGHT: Final = 1 / 32
-"""What a token costs that an engine was sent, and had to compute, beyond the engine that was sent least."""
+"""Cost of a token that an engine was sent, and had to compute, beyond the engine that was sent least."""
 RUNNING_TOKENS: Final = 16
-"""What a running sequence counts in the queue, in tokens."""
+"""Tokens that a running sequence counts for in the queue."""
 
 
 @attrs.frozen(eq=False)

@@ -59,7 +59,7 @@ class ReadyEngine:
     slot: int
     numerics: str
     queue: Channel[EngineMessage]
-    """The pool's, of which the engine may be gone before the router hears of it."""
+    """The pool's queue. The engine may leave the pool before the router hears of it."""
     num_reports: int = 0
     is_closing: bool = False
 
@@ -81,7 +81,7 @@ class RouteStore:
     """By id."""
     by_slot: dict[int, ReadyEngine] = attrs.field(factory=dict)
     num_handled: int = 0
-    """Messages that were handled, without prompts that have killed the router too often."""
+    """Messages handled, except prompts that have killed the router too often."""
     num_deaths_in_hand: int = 0
     """How often the router has died of the message that it was handling."""
 
@@ -119,14 +119,14 @@ class RouteStore:
         return not (self.prefilling or has_keys or report.is_cleared)
 
     def record_death(self) -> int | None:
-        """Note that the router has died, and return the sequence that it had in hand, if there was one."""
+        """Note that the router has died; return the sequence that it was handling, if any."""
         self.num_deaths_in_hand += 1
         in_hand = None if self.reports or not self.prompts else self.prompts[0]
         return in_hand.sequence_id if isinstance(in_hand, Submit) else None
 
     @property
     def is_to_be_careful(self) -> bool:
-        """Whether what is in hand must be handled without what has killed the router."""
+        """Whether the current message must be handled without the code that has killed the router."""
         return self.num_deaths_in_hand >= MAX_DEATHS
 
     def take_off(self, queue: deque[Any]) -> None:
@@ -139,7 +139,7 @@ class RouteStore:
 
 @attrs.frozen
 class NewsInbox:
-    """The way of engines and supervisors to the router, which is not woken for a report that says nothing to it."""
+    """Where engines and supervisors post to the router, which is not woken for reports that it can skip."""
 
     store: RouteStore
     channel: Poster[RouterMessage]

@@ -111,7 +111,7 @@ class SentPrompts:
         return found
 
     def _run_of(self, before: _Run, keys: Sequence[bytes], depth: int) -> _Run:
-        """Return the run behind `before` that the block at `depth` begins and all of whose blocks `keys` have."""
+        """Return the run after `before` that begins with the block at `depth` and has only blocks of `keys`."""
         run = before.after.get(keys[depth])
         if run is None:
             run = before.after[keys[depth]] = _Run(keys, depth, len(keys), before)
@@ -148,7 +148,7 @@ def _keys_of_another(run: _Run) -> Sequence[bytes]:
 
 
 def _join(run: _Run, before: _Run) -> None:
-    """Let the one run that follows begin where `run` does."""
+    """Extend the only following run to begin where `run` does."""
     (after,) = run.after.values()
     before.after[after.keys[run.start]] = after
     after.before, after.start = before, run.start

@@ -12,7 +12,7 @@ from pathlib import Path
 _HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<type>[\w-]+))?", re.ASCII)
 _JSON_AND_WEIGHTS = ["*.json", "*.safetensors", "*.jinja"]
 _OTHER_GGUF = ["mmproj*", "*/mmproj*"]
-"""Encoders of images, which are stored beside models of the same types."""
+"""Image encoders, which are stored beside models of the same types."""
 
 
 class HubError(ValueError):

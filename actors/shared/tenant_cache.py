@@ -29,7 +29,7 @@ class TenantCache(Generic[K, V]):
         return self._num_entries
 
     def get(self, tenant: str, key: K) -> V | None:
-        """Return an entry, which is the last used one now."""
+        """Return an entry and mark it as most recently used."""
         its = self._tenants.get(tenant)
         if its is None or key not in its:
             return None
@@ -37,7 +37,7 @@ class TenantCache(Generic[K, V]):
         return its[key]
 
     def put(self, tenant: str, key: K, value: V) -> V | None:
-        """Keep an entry, and return the one that had to go for it."""
+        """Store an entry and return the one that was evicted for it."""
         its = self._tenants.setdefault(tenant, OrderedDict())
         self._num_entries += key not in its
         its[key] = value

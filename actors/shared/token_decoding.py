@@ -13,7 +13,7 @@ import attrs
 
 
 class TokenDecoder(Protocol):
-    """Decode the tokens of one sequence incrementally."""
+    """Decodes the tokens of one sequence incrementally."""
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes: often its own text, empty in the middle of a character."""
