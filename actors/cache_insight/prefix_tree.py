@@ -54,7 +54,7 @@ class Branch:
     """Blocks before it."""
     made_at: float
     used_at: float
-    """Time of the last prompt through it, or of the last release by a sequence that ended with it or below."""
+    """Time of the last prompt through it, or of the last release that reached it (`end`)."""
     num_requests: int = 0
     """Prompts that contain all of it, or have filled it."""
     num_open: int = 0
@@ -245,25 +245,6 @@ class PrefixTree:
             leaves[parent] = None
             following = next(iter(leaves))
             leaves.move_to_end(parent, last=parent.used_at > following.used_at)
-
-    def check(self) -> None:
-        """Raise AssertionError unless every invariant holds."""
-        branches, pending = [], list(self.roots.values())
-        while pending:
-            branch = pending.pop()
-            for first, child in branch.children.items():
-                assert child.parent is branch and child.keys[0] == first
-                assert child.depth == branch.depth + len(branch.keys) and child.tenant == branch.tenant
-                assert self._by_id[child.id] is child
-                is_free = not child.children and not child.num_open
-                assert (child in self._leaves[child.tenant]) == is_free
-                branches.append(child)
-            pending += branch.children.values()
-        assert len(branches) == len(self._by_id)
-        assert sum(len(branch.keys) for branch in branches) == self.num_blocks
-        for branch in branches:
-            own = sum(tip is branch for tip in self._tips.values())
-            assert branch.num_open == own + sum(child.num_open > 0 for child in branch.children.values())
 
 
 def _num_common(ours: Sequence[bytes], keys: Sequence[bytes], at: int) -> int:
