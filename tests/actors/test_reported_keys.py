@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import attrs
@@ -25,6 +25,17 @@ from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Client, small_runtime
 
 POISON = 5
+
+
+@attrs.frozen
+class WatchedLink:
+    """A link with a `deliver` of its own."""
+
+    _link: EngineLink
+    deliver: Callable[[Iterable[object]], Awaitable[None]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
 
 
 class WatchedHost(LoopHost):
@@ -50,8 +61,8 @@ class WatchedHost(LoopHost):
                     self._read(message)
             await deliver(messages)
 
-        setattr(link, "deliver", deliver_watched)  # noqa: B010 - mypy lets no method be assigned
-        return await super().run(link)
+        watched: Any = WatchedLink(link, deliver_watched)
+        return await super().run(watched)
 
     def _watch(self, engine: Engine) -> None:
         grant: Callable[[Reserve, float], Granted] = engine.block_manager.grant
