@@ -105,6 +105,8 @@ class BackendConfig:
     """Engines that share the device's memory, this one included: each sizes itself as one of so many."""
     memory_share: int | None = None
     """Bytes of the host's memory that this process may hold in all, if it computes there; None: what is free."""
+    host_tier_bytes: int = 0
+    """Bytes of the host's memory that this process will allocate for blocks that leave the device."""
     kv_cache_dtype: str = "auto"
     """A dtype (see `Capabilities`), or `auto`: that of the weights."""
     determinism: str = "auto"

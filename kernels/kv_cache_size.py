@@ -8,7 +8,7 @@ their caches fill: each keeps to its own share (`memory_share`, measured before 
 one part in `num_sharing` of what is a share of the whole memory.
 
 What must always hold: a cache that cannot hold one sequence of the maximum length is refused, unless that length may be
-shortened; and the cache never exceeds the available memory.
+shortened; and the cache never exceeds the available memory, less what the host tier will take of the same memory.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ class DeviceMemory:
     """Used if the operator has set nothing. If empty: a size that leaves memory for other processes."""
     share: int | None = None
     """What this process may hold in all; None: what is available."""
+    host_tier: int = 0
+    """What of it this process will take for the host tier of the KV cache; on devices with memory of their own none."""
 
     def available(self) -> int:
-        """Return what can be allocated now, within the share."""
+        """Return what can be allocated now, within the share, and may be."""
         available = self.memory().available
-        return available if self.share is None else min(available, max(0, self.share - self.held))
+        if self.share is not None:
+            available = min(available, self.share - self.held)
+        return max(0, available - self.host_tier)
 
 
 @attrs.frozen
@@ -114,9 +118,10 @@ def _choose(config: BackendConfig, device: DeviceMemory) -> _Choice:
     memory = device.memory()
     if asked.utilization is not None:
         num_bytes = int(memory.total * asked.utilization) // config.num_sharing - device.held - workspace
+        num_bytes -= device.host_tier
         said = (
             f"--gpu-memory-utilization {asked.utilization:g} of {show(memory.total)}{_each(config)}, less "
-            f"{show(device.held)} held and {show(workspace)} for the largest pass,"
+            f"{show(device.held)} held and {show(workspace)} for the largest pass{_beside(device)},"
         )
         return _Choice(max(0, num_bytes) // device.block_bytes, said, workspace)
     enough = 1 + DEFAULT_CONTEXTS * _num_blocks(config)
@@ -139,8 +144,13 @@ def _check(config: BackendConfig, device: DeviceMemory, choice: _Choice, longest
     if choice.num_blocks * device.block_bytes > available:
         raise ValueError(
             f"{choice.said} asks for {show(choice.num_blocks * device.block_bytes)} of KV cache, and {show(available)} "
-            f"of memory is available{_each(config)}: lower it"
+            f"of memory is available{_beside(device)}{_each(config)}: lower it"
         )
+
+
+def _beside(device: DeviceMemory) -> str:
+    """Return words to follow an amount from which the host tier is deducted."""
+    return f", less --kv-host-memory {show(device.host_tier)}" if device.host_tier else ""
 
 
 def _each(config: BackendConfig) -> str:

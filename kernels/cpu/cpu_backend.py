@@ -139,6 +139,7 @@ class CpuBackend(RunsAtOnce):
                 profile=profile,
                 memory=memory,
                 share=share,
+                host_tier=config.host_tier_bytes,
             ),
         )
         set_up(self._memory_plan.num_blocks)

@@ -91,6 +91,7 @@ class ReferenceBackend(RunsAtOnce):
                 profile=partial(self._profile, config, model_config.vocab_size),
                 memory=memory,
                 share=share,
+                host_tier=config.host_tier_bytes,
             ),
         )
         self.cache = KVCache(self._memory_plan.num_blocks, block)

@@ -33,6 +33,7 @@ def pool_of(
     default: KVMemory | None = None,
     num_sharing: int = 1,
     share: int | None = None,
+    host_tier: int = 0,
 ) -> MemoryPlan:
     """Plan a device with 2 GiB in use, where a block of 16 tokens takes 1 MiB and the largest pass 1 GiB."""
     config = backend_config(
@@ -51,6 +52,7 @@ def pool_of(
         memory=lambda: Memory(total, available),
         default=default or KVMemory(),
         share=share,
+        host_tier=host_tier,
     )
     return plan_memory(config, device)
 
@@ -96,6 +98,32 @@ def test_number_of_blocks(settings: dict[str, Any], num_blocks: int) -> None:
 def test_number_of_blocks_of_several_engines(settings: dict[str, Any], num_blocks: int) -> None:
     """Each of several engines keeps to its share, whatever the others have taken of theirs so far."""
     assert pool_of(may_shorten=True, max_model_len=65_536, **settings).num_blocks == num_blocks
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_blocks"),
+    [
+        ({"available": 4 * GIB}, 1536),
+        ({"num_sharing": 2, "share": 5 * GIB}, 1024),
+        ({"kv_memory": KVMemory(utilization=0.5)}, (8 - 2 - 1 - 1) * 1024),
+        ({"num_blocks": 77}, 77),
+        ({"kv_memory": KVMemory(num_bytes=100 * MIB)}, 100),
+    ],
+)
+def test_host_tier_in_the_same_memory(settings: dict[str, Any], num_blocks: int) -> None:
+    """A size that is chosen leaves the host tier its memory; what is said in blocks or bytes stays."""
+    assert pool_of(may_shorten=True, max_model_len=65_536, host_tier=GIB, **settings).num_blocks == num_blocks
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_no_memory_beside_the_host_tier(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    """A cache that leaves the tier less than was asked for is refused with its flag, by each backend on the CPU."""
+    monkeypatch.setattr(f"quipu.kernels.{executor}.{executor}_backend.memory", lambda: Memory(8 * GIB, GIB))
+    assert load_backend(executor, backend_config(checkpoints["llama"], host_tier_bytes=GIB // 2))
+    with pytest.raises(ValueError, match=r"0 of memory is available, less --kv-host-memory 1.00GiB: lower it"):
+        load_backend(executor, backend_config(checkpoints["llama"], host_tier_bytes=GIB))
 
 
 def test_shares_fit_together() -> None:

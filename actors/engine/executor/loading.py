@@ -34,6 +34,7 @@ def load_executor(config: EngineConfig) -> Executor:
         may_shorten=config.may_shorten,
         num_sharing=config.num_sharing,
         memory_share=config.memory_share,
+        host_tier_bytes=config.kv_host_memory or 0,
         kv_cache_dtype=config.kv_cache_dtype,
         determinism=config.determinism,
         quantization=config.quantization,

@@ -86,3 +86,13 @@ async def test_same_tokens_from_the_host(kv_cache_dtype: str) -> None:
     assert [answer.tokens for answer in moved] == [answer.tokens for answer in held]
     assert all(answer.reused == answer.read for answer in moved)
     assert sum(answer.from_host for answer in moved) > 0 and not any(answer.from_host for answer in held)
+
+
+def test_tier_leaves_the_cache_no_memory() -> None:
+    """The backend on the CPU is told of the tier, which will take of the same memory."""
+    config = EngineConfig(
+        model_path=str(TINY), executor="cpu", block_size=SIZE, num_blocks=9, max_model_len=8 * SIZE, eos_token_ids=()
+    )
+    load_executor(config).close()
+    with pytest.raises(ValueError, match=r"available, less --kv-host-memory 1048576\.00GiB: lower it"):
+        load_executor(attrs.evolve(config, kv_host_memory=1 << 50))
