@@ -1,8 +1,8 @@
 """Reads the prefix tree for the web layer, branch by branch, while it goes on changing. Used by `cache_watch.py`.
 
 What must always hold: between two branches any number of others may be made, cut or dropped; a branch that was cut
-meanwhile is told from its top; none that no engine has is told, but for those on the path of a request that was
-asked for.
+meanwhile is told from its top; an engine has a block only if it has all before it, without which no prompt finds it;
+none that no engine has is told, but for those on the path of a request that was asked for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from .request_paths import PromptPath, RequestPaths
 
 CHUNK = 1000
 """Children that are sorted at a time."""
+Holders = set[int] | None
+"""Engines that have all blocks down to some branch. None: down to the root, which has none, so all."""
 _DIVERGED = (MissReason.DIVERGED, MissReason.OTHER_DOMAIN)
 
 
@@ -75,16 +77,22 @@ class TreeView:
             branches = path.branches()
             if below is not None:
                 branches = branches[branches.index(below) + 1 :] if below in branches else []
+            holders = self._holders(below)
             for branch in branches:
-                if branch.id in told or not branch.keys or branch.parent is None:
+                if not branch.keys or branch.parent is None:
+                    yield None
+                    continue
+                engines = self._held_below(holders, branch)
+                holders = _whole(engines, branch)
+                if branch.id in told:
                     yield None
                     continue
                 told.add(branch.id)
                 num_blocks = min(len(branch.keys), path.num_blocks - branch.depth)
-                yield self._node(branch, self._held_by(branch.keys), num_blocks)
-        pending = deque((top, depth) for top in tops)
+                yield self._node(branch, engines, num_blocks)
+        pending = deque((top, depth, self._holders(top)) for top in tops)
         while pending:
-            parent, levels = pending.popleft()
+            parent, levels, holders = pending.popleft()
             chunks: list[list[Branch]] = []
             children = list(parent.children.values())
             for start in range(0, len(children), CHUNK):
@@ -92,13 +100,25 @@ class TreeView:
                 yield None
             for child in merge(*chunks, key=_by_requests):
                 found = _below(child, parent)
-                engines = {} if found is None else self._held_by(found.keys)
+                engines = {} if found is None else self._held_below(holders, found)
                 if found is None or not engines:
                     yield None
                     continue
                 if levels > 1 and found.children:
-                    pending.append((found, levels - 1))
+                    pending.append((found, levels - 1, _whole(engines, found)))
                 yield None if found.id in told else self._node(found, engines)
+
+    def _holders(self, branch: Branch | None) -> Holders:
+        """Return the engines that have all of a branch and of those above it."""
+        holders: Holders = None
+        for part in () if branch is None else branch.path():
+            holders = _whole(self._held_below(holders, part), part)
+        return holders
+
+    def _held_below(self, holders: Holders, branch: Branch) -> Mapping[int, HeldBlocks]:
+        """Return what engines have of a branch, of those that have all above it."""
+        engines = self._held_by(branch.keys)
+        return engines if holders is None else {engine: held for engine, held in engines.items() if engine in holders}
 
     def _node(self, branch: Branch, engines: Mapping[int, HeldBlocks], num_path_blocks: int = 0) -> TreeNode:
         size, offset_s = self._block_size, self._unix_s - self._now
@@ -148,6 +168,11 @@ def _divergence(token: int, outline: PromptOutline, *, is_exact: bool) -> Diverg
         return Divergence(token, is_exact, part.role, part.message, part.part)
     # what follows the prompt of a chat is its answer
     return Divergence(token, is_exact, "assistant" if len(outline) else None, None, None)
+
+
+def _whole(engines: Mapping[int, HeldBlocks], branch: Branch) -> Holders:
+    """Return the engines that have all blocks of a branch."""
+    return {engine for engine, held in engines.items() if held.num == len(branch.keys)}
 
 
 def _below(branch: Branch, parent: Branch) -> Branch | None:
