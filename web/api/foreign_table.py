@@ -12,6 +12,7 @@ costs no more than one with few.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -30,203 +31,134 @@ class ForeignField:
 
     name: str
     servers: tuple[str, ...]
-    neutral: tuple[object, ...] = OFF
+    neutral: tuple[object, ...]
     """Values that are accepted in silence, since they ask for nothing."""
-    is_refused: bool = attrs.field(default=True, kw_only=True)
+    is_refused: bool = True
     """Whether other values are refused, since they would change the answer, or only named in a header."""
-    instead: str | None = attrs.field(default=None, kw_only=True)
+    instead: str | None = None
     """The field of chat and completions that means the same."""
-    only_with: Mapping[str, object] = attrs.field(factory=dict, kw_only=True)
+    only_with: Mapping[str, object] = attrs.field(factory=dict)
     """Fields without which it has no effect, and their own neutral values. Empty: it has an effect by itself."""
-    members: frozenset[str] = attrs.field(default=frozenset(), kw_only=True)
+    members: frozenset[str] = frozenset()
     """An object with no others than these is named, not refused."""
 
 
-def _harmless(name: str, *servers: str, neutral: tuple[object, ...] = OFF) -> ForeignField:
-    return ForeignField(name, servers, neutral, is_refused=False)
+def _fields(names: str, *servers: str, neutral: tuple[object, ...] = OFF, **declared: Any) -> tuple[ForeignField, ...]:
+    """Declare fields that have everything but their names in common."""
+    return tuple(ForeignField(name, servers, neutral, **declared) for name in names.split())
 
 
 _PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-_XTC, _DRY, _MIROSTAT = {"xtc_probability": 0}, {"dry_multiplier": 0}, {"mirostat": 0}
-_BUDGET = {"reasoning_budget_tokens": -1}
-_RUNNER = frozenset(
-    {
-        *("f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread"),
-        *("numa", "use_mlock", "use_mmap", "vocab_only"),
-    }
+_RUNNER = (
+    "f16_kv logits_all low_vram main_gpu num_batch num_ctx num_gpu num_keep num_thread numa use_mlock use_mmap "
+    "vocab_only"
 )
 """Options of Ollama that say how a model is loaded."""
 
 _REFUSED = (
     # other ways to choose tokens
-    ForeignField("use_beam_search", (VLLM,)),
-    ForeignField("length_penalty", (VLLM,), (1,)),
-    ForeignField("early_stopping", (VLLM,)),
-    ForeignField("watermarking", (VLLM,)),
-    ForeignField("logits_processors", (VLLM,)),
-    ForeignField("repetition_detection", (VLLM,)),
-    ForeignField("repetition_ngram_size", (LMDEPLOY,)),
-    ForeignField("repetition_ngram_threshold", (LMDEPLOY,), only_with={"repetition_ngram_size": 0}),
-    ForeignField("custom_logit_processor", (SGLANG,)),
-    ForeignField("custom_params", (SGLANG,)),
-    ForeignField("samplers", (LLAMA,), ()),
-    ForeignField("min_keep", (LLAMA,)),
-    ForeignField("typical_p", (LLAMA, OLLAMA), (1,)),
-    ForeignField("tfs_z", (LLAMA, OLLAMA), (1,)),
-    ForeignField("top_n_sigma", (LLAMA,), (-1, 0)),
-    ForeignField("xtc_probability", (LLAMA,)),
-    ForeignField("xtc_threshold", (LLAMA,), only_with=_XTC),
-    ForeignField("dynatemp_range", (LLAMA,)),
-    ForeignField("dynatemp_exponent", (LLAMA,), only_with={"dynatemp_range": 0}),
-    ForeignField("dry_multiplier", (LLAMA,)),
-    ForeignField("dry_base", (LLAMA,), only_with=_DRY),
-    ForeignField("dry_allowed_length", (LLAMA,), only_with=_DRY),
-    ForeignField("dry_penalty_last_n", (LLAMA,), only_with=_DRY),
-    ForeignField("dry_sequence_breakers", (LLAMA,), only_with=_DRY),
-    ForeignField("mirostat", (LLAMA, OLLAMA)),
-    ForeignField("mirostat_tau", (LLAMA, OLLAMA), only_with=_MIROSTAT),
-    ForeignField("mirostat_eta", (LLAMA, OLLAMA), only_with=_MIROSTAT),
-    ForeignField("adaptive_target", (LLAMA,), (-1,)),
-    ForeignField("adaptive_decay", (LLAMA,), only_with={"adaptive_target": -1}),
-    ForeignField("repeat_penalty", (LLAMA, OLLAMA), (1,), instead="repetition_penalty"),
-    ForeignField("repeat_last_n", (LLAMA, OLLAMA), (-1,), only_with=_PENALTIES),
-    ForeignField("penalize_nl", (LLAMA,), (True,), only_with=_PENALTIES),
-    ForeignField("penalize_newline", (OLLAMA,), (True,), only_with=_PENALTIES),
-    ForeignField("do_sample", (OTHERS,), (True,), instead="temperature"),
-    ForeignField("num_beams", (OTHERS,), (1,)),
-    ForeignField("top_a", (OTHERS,)),
-    ForeignField("tfs", (OTHERS,), (1,)),
-    ForeignField("epsilon_cutoff", (OTHERS,)),
-    ForeignField("eta_cutoff", (OTHERS,)),
-    ForeignField("smoothing_factor", (OTHERS,)),
-    ForeignField("no_repeat_ngram_size", (OTHERS,)),
-    ForeignField("mirostat_mode", (OTHERS,)),
-    ForeignField("dynamic_temperature", (OTHERS,)),
-    ForeignField("temperature_last", (OTHERS,)),
-    ForeignField("guidance_scale", (OTHERS,), (1,)),
-    ForeignField("negative_prompt", (OTHERS,)),
-    ForeignField("ban_eos_token", (OTHERS,), instead="ignore_eos"),
-    ForeignField("random_seed", (OTHERS,), (), instead="seed"),
-    # other models
-    ForeignField("lora", (LLAMA,)),
-    ForeignField("lora_path", (SGLANG,)),
-    ForeignField("adapter_name", (LMDEPLOY,)),
-    # other ends of the output
-    ForeignField("stop_regex", (SGLANG,)),
-    ForeignField("no_stop_trim", (SGLANG,), instead="include_stop_str_in_output"),
-    ForeignField("n_predict", (LLAMA,), (), instead="max_tokens"),
-    ForeignField("num_predict", (OLLAMA,), (), instead="max_tokens"),
-    ForeignField("max_new_tokens", (OTHERS,), (), instead="max_tokens"),
-    ForeignField("min_new_tokens", (LMDEPLOY,), instead="min_tokens"),
-    ForeignField("n_cmpl", (LLAMA,), (1,), instead="n"),
-    ForeignField("n_indent", (LLAMA,)),
-    ForeignField("t_max_predict_ms", (LLAMA,), (-1, 0)),
-    ForeignField("reasoning_budget_tokens", (LLAMA,), (-1,)),
-    ForeignField("reasoning_budget_start_tag", (LLAMA,), only_with=_BUDGET),
-    ForeignField("reasoning_budget_end_tag", (LLAMA,), only_with=_BUDGET),
-    ForeignField("reasoning_budget_message", (LLAMA,), only_with=_BUDGET),
-    ForeignField("reasoning_budget_arm_immediately", (LLAMA,), only_with=_BUDGET),
-    ForeignField("thinking_budget_tokens", (LLAMA,), (-1,)),
-    # other prompts
-    ForeignField("truncate_prompt_tokens", (VLLM,)),
-    ForeignField("prompt_embeds", (VLLM,)),
-    ForeignField("mm_processor_kwargs", (VLLM, LMDEPLOY)),
-    ForeignField("media_io_kwargs", (VLLM,)),
-    ForeignField("previous_input_messages", (VLLM,)),
-    ForeignField("previous_response", (VLLM,)),
-    ForeignField("vllm_xargs", (VLLM,)),
-    ForeignField("input_ids", (SGLANG,)),
-    ForeignField("session_params", (SGLANG,)),
-    ForeignField("task", (SGLANG,)),
-    ForeignField("do_preprocess", (LMDEPLOY,), (True,)),
-    ForeignField("input_prefix", (LLAMA,)),
-    ForeignField("input_suffix", (LLAMA,)),
-    ForeignField("input_extra", (LLAMA,)),
-    ForeignField("generation_prompt", (LLAMA,)),
-    ForeignField("think", (OLLAMA,), ()),
-    ForeignField("raw", (OLLAMA,)),
-    ForeignField("template", (OLLAMA,)),
-    ForeignField("context", (OLLAMA,)),
-    ForeignField("images", (OLLAMA,)),
-    ForeignField("options", (OLLAMA,), members=_RUNNER),
-    ForeignField("_debug_render_only", (OLLAMA,)),
-    # other answers to the same tokens
-    ForeignField("regex", (SGLANG,)),
-    ForeignField("ebnf", (SGLANG,)),
-    ForeignField("structural_tag", (SGLANG,)),
-    ForeignField("json_schema", (SGLANG, LLAMA)),
-    ForeignField("format", (OLLAMA,), instead="response_format"),
-    ForeignField("guided_whitespace_pattern", (VLLM,)),
-    ForeignField("grammar_lazy", (LLAMA,)),
-    ForeignField("grammar_triggers", (LLAMA,)),
-    ForeignField("preserved_tokens", (LLAMA,)),
-    ForeignField("spaces_between_special_tokens", (VLLM, SGLANG, LMDEPLOY), EITHER),
-    ForeignField("separate_reasoning", (SGLANG,), (True,)),
-    ForeignField("reasoning_format", (LLAMA,), ("auto", "deepseek")),
-    ForeignField("parse_tool_calls", (LLAMA,), (True,)),
-    ForeignField("thinking_forced_open", (LLAMA,)),
-    ForeignField("chat_format", (LLAMA,)),
-    ForeignField("chat_parser", (LLAMA,)),
-    ForeignField("logprob_token_ids", (VLLM,), ()),
-    ForeignField("n_probs", (LLAMA,), instead="logprobs"),
-    ForeignField("post_sampling_probs", (LLAMA,)),
-    ForeignField("return_hidden_states", (SGLANG,)),
-    ForeignField("return_routed_experts", (SGLANG, LMDEPLOY)),
-    ForeignField("return_prompt_token_ids", (SGLANG,), instead="return_token_ids"),
-    ForeignField("return_tokens", (LLAMA,), instead="return_token_ids"),
-    # other caches
-    ForeignField("kv_transfer_params", (VLLM,)),
-    ForeignField("ec_transfer_params", (VLLM,)),
-    ForeignField("migration_request", (LMDEPLOY,)),
-    ForeignField("extra_key", (SGLANG,), instead="cache_salt"),
-)
-_HARMLESS = (
-    _harmless("request_id", VLLM),
-    _harmless("rid", SGLANG),
-    _harmless("session_id", VLLM, SGLANG, LMDEPLOY, neutral=(-1,)),
-    _harmless("truncation_side", VLLM),
-    _harmless("guided_decoding_backend", VLLM),
-    _harmless("return_token_offsets", VLLM),
-    _harmless("return_prompt_text", VLLM),
-    _harmless("return_mm_kwargs", VLLM, neutral=EITHER),
-    _harmless("routed_experts_prompt_start", VLLM),
-    _harmless("routed_experts_start_len", SGLANG),
-    _harmless("stream_interval", VLLM, neutral=(1,)),
-    _harmless("enable_response_messages", VLLM),
-    _harmless("return_meta_info", SGLANG),
-    _harmless("stream_reasoning", SGLANG, neutral=(True,)),
-    _harmless("images_config", SGLANG),
-    _harmless("max_dynamic_patch", SGLANG),
-    _harmless("min_dynamic_patch", SGLANG),
-    _harmless("use_audio_in_video", SGLANG),
-    _harmless("bootstrap_host", SGLANG),
-    _harmless("bootstrap_port", SGLANG),
-    _harmless("bootstrap_room", SGLANG),
-    _harmless("routed_dp_rank", SGLANG),
-    _harmless("disagg_prefill_dp_rank", SGLANG),
-    _harmless("data_parallel_rank", SGLANG),
-    _harmless("ngram_corpus_id", SGLANG),
-    _harmless("custom_labels", SGLANG),
-    _harmless("with_cache", LMDEPLOY),
-    _harmless("preserve_cache", LMDEPLOY),
-    _harmless("cache_prompt", LLAMA, neutral=(True,)),
-    _harmless("id_slot", LLAMA, neutral=(-1,)),
-    _harmless("n_keep", LLAMA),
-    _harmless("n_discard", LLAMA),
-    _harmless("n_cache_reuse", LLAMA),
-    _harmless("response_fields", LLAMA),
-    _harmless("timings_per_token", LLAMA),
-    _harmless("return_progress", LLAMA),
-    _harmless("sse_ping_interval", LLAMA),
-    _harmless("backend_sampling", LLAMA, neutral=EITHER),
-    *(
-        _harmless(f"speculative.{name}", LLAMA)
-        for name in ("n_max", "n_min", "p_min", "type", "ngram_size_n", "ngram_size_m", "ngram_m_hits")
+    *_fields("use_beam_search early_stopping watermarking logits_processors repetition_detection", VLLM),
+    *_fields("length_penalty", VLLM, neutral=(1,)),
+    *_fields("repetition_ngram_size", LMDEPLOY),
+    *_fields("repetition_ngram_threshold", LMDEPLOY, only_with={"repetition_ngram_size": 0}),
+    *_fields("custom_logit_processor custom_params", SGLANG),
+    *_fields("samplers", LLAMA, neutral=()),
+    *_fields("min_keep", LLAMA),
+    *_fields("typical_p tfs_z", LLAMA, OLLAMA, neutral=(1,)),
+    *_fields("top_n_sigma", LLAMA, neutral=(-1, 0)),
+    *_fields("xtc_probability dynatemp_range dry_multiplier", LLAMA),
+    *_fields("xtc_threshold", LLAMA, only_with={"xtc_probability": 0}),
+    *_fields("dynatemp_exponent", LLAMA, only_with={"dynatemp_range": 0}),
+    *_fields(
+        "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers", LLAMA, only_with={"dry_multiplier": 0}
     ),
-    _harmless("keep_alive", OLLAMA),
-    _harmless("truncate", OLLAMA, neutral=EITHER),
-    _harmless("shift", OLLAMA, neutral=EITHER),
-    *(_harmless(name, OLLAMA) for name in sorted(_RUNNER)),
+    *_fields("mirostat", LLAMA, OLLAMA),
+    *_fields("mirostat_tau mirostat_eta", LLAMA, OLLAMA, only_with={"mirostat": 0}),
+    *_fields("adaptive_target", LLAMA, neutral=(-1,)),
+    *_fields("adaptive_decay", LLAMA, only_with={"adaptive_target": -1}),
+    *_fields("repeat_penalty", LLAMA, OLLAMA, neutral=(1,), instead="repetition_penalty"),
+    *_fields("repeat_last_n", LLAMA, OLLAMA, neutral=(-1,), only_with=_PENALTIES),
+    *_fields("penalize_nl", LLAMA, neutral=(True,), only_with=_PENALTIES),
+    *_fields("penalize_newline", OLLAMA, neutral=(True,), only_with=_PENALTIES),
+    *_fields("do_sample", OTHERS, neutral=(True,), instead="temperature"),
+    *_fields("num_beams tfs guidance_scale", OTHERS, neutral=(1,)),
+    *_fields("top_a epsilon_cutoff eta_cutoff smoothing_factor no_repeat_ngram_size mirostat_mode", OTHERS),
+    *_fields("dynamic_temperature temperature_last negative_prompt", OTHERS),
+    *_fields("ban_eos_token", OTHERS, instead="ignore_eos"),
+    *_fields("random_seed", OTHERS, neutral=(), instead="seed"),
+    # other models
+    *_fields("lora", LLAMA),
+    *_fields("lora_path", SGLANG),
+    *_fields("adapter_name", LMDEPLOY),
+    # other ends of the output
+    *_fields("stop_regex", SGLANG),
+    *_fields("no_stop_trim", SGLANG, instead="include_stop_str_in_output"),
+    *_fields("n_predict", LLAMA, neutral=(), instead="max_tokens"),
+    *_fields("num_predict", OLLAMA, neutral=(), instead="max_tokens"),
+    *_fields("max_new_tokens", OTHERS, neutral=(), instead="max_tokens"),
+    *_fields("min_new_tokens", LMDEPLOY, instead="min_tokens"),
+    *_fields("n_cmpl", LLAMA, neutral=(1,), instead="n"),
+    *_fields("n_indent", LLAMA),
+    *_fields("t_max_predict_ms", LLAMA, neutral=(-1, 0)),
+    *_fields("reasoning_budget_tokens thinking_budget_tokens", LLAMA, neutral=(-1,)),
+    *_fields(
+        "reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_message reasoning_budget_arm_immediately",
+        LLAMA,
+        only_with={"reasoning_budget_tokens": -1},
+    ),
+    # other prompts
+    *_fields("truncate_prompt_tokens prompt_embeds media_io_kwargs previous_input_messages previous_response", VLLM),
+    *_fields("vllm_xargs", VLLM),
+    *_fields("mm_processor_kwargs", VLLM, LMDEPLOY),
+    *_fields("input_ids session_params task", SGLANG),
+    *_fields("do_preprocess", LMDEPLOY, neutral=(True,)),
+    *_fields("input_prefix input_suffix input_extra generation_prompt", LLAMA),
+    *_fields("think", OLLAMA, neutral=()),
+    *_fields("raw template context images _debug_render_only", OLLAMA),
+    *_fields("options", OLLAMA, members=frozenset(_RUNNER.split())),
+    # other answers to the same tokens
+    *_fields("regex ebnf structural_tag", SGLANG),
+    *_fields("json_schema", SGLANG, LLAMA),
+    *_fields("format", OLLAMA, instead="response_format"),
+    *_fields("guided_whitespace_pattern", VLLM),
+    *_fields("grammar_lazy grammar_triggers preserved_tokens", LLAMA),
+    *_fields("spaces_between_special_tokens", VLLM, SGLANG, LMDEPLOY, neutral=EITHER),
+    *_fields("separate_reasoning", SGLANG, neutral=(True,)),
+    *_fields("reasoning_format", LLAMA, neutral=("auto", "deepseek")),
+    *_fields("parse_tool_calls", LLAMA, neutral=(True,)),
+    *_fields("thinking_forced_open chat_format chat_parser post_sampling_probs", LLAMA),
+    *_fields("logprob_token_ids", VLLM, neutral=()),
+    *_fields("n_probs", LLAMA, instead="logprobs"),
+    *_fields("return_hidden_states", SGLANG),
+    *_fields("return_routed_experts", SGLANG, LMDEPLOY),
+    *_fields("return_prompt_token_ids", SGLANG, instead="return_token_ids"),
+    *_fields("return_tokens", LLAMA, instead="return_token_ids"),
+    # other caches
+    *_fields("kv_transfer_params ec_transfer_params", VLLM),
+    *_fields("migration_request", LMDEPLOY),
+    *_fields("extra_key", SGLANG, instead="cache_salt"),
+)
+_harmless = partial(_fields, is_refused=False)
+_HARMLESS = (
+    *_harmless("request_id truncation_side guided_decoding_backend return_token_offsets return_prompt_text", VLLM),
+    *_harmless("routed_experts_prompt_start enable_response_messages", VLLM),
+    *_harmless("return_mm_kwargs", VLLM, neutral=EITHER),
+    *_harmless("stream_interval", VLLM, neutral=(1,)),
+    *_harmless("session_id", VLLM, SGLANG, LMDEPLOY, neutral=(-1,)),
+    *_harmless("rid routed_experts_start_len return_meta_info images_config max_dynamic_patch", SGLANG),
+    *_harmless("min_dynamic_patch use_audio_in_video bootstrap_host bootstrap_port bootstrap_room", SGLANG),
+    *_harmless("routed_dp_rank disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id custom_labels", SGLANG),
+    *_harmless("stream_reasoning", SGLANG, neutral=(True,)),
+    *_harmless("with_cache preserve_cache", LMDEPLOY),
+    *_harmless("cache_prompt", LLAMA, neutral=(True,)),
+    *_harmless("id_slot", LLAMA, neutral=(-1,)),
+    *_harmless("n_keep n_discard n_cache_reuse response_fields timings_per_token return_progress", LLAMA),
+    *_harmless("sse_ping_interval speculative.n_max speculative.n_min speculative.p_min speculative.type", LLAMA),
+    *_harmless("speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_m_hits", LLAMA),
+    *_harmless("backend_sampling", LLAMA, neutral=EITHER),
+    *_harmless("keep_alive", OLLAMA),
+    *_harmless("truncate shift", OLLAMA, neutral=EITHER),
+    *_harmless(_RUNNER, OLLAMA),
 )
 FOREIGN: Mapping[str, ForeignField] = {field.name: field for field in (*_REFUSED, *_HARMLESS)}
 """In the order in which they are refused: a field before those that have an effect only with it."""
