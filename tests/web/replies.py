@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.output import OutputFormat
 from quipu.web.api.answer import ParsedRequest, Reader, Reply
-from quipu.web.api.stream import Transcript
+from quipu.web.api.stream import Stream, Transcript
 from quipu.web.http.sse import Sink
 from quipu.web.options import AppOptions
 from quipu.web.request.tally import Tally
@@ -50,7 +50,7 @@ def whole(reply: Reply, events: Iterable[OutletEvent]) -> Any:
 def streamed(reply: Reply, events: Iterable[OutletEvent]) -> list[dict[str, Any]]:
     """Return the events of a stream, which must have ended without a crash of its writer."""
     sink = Sink(1 << 30, lambda: None)
-    writer = reply.writer(sink, Tally(), structlog.get_logger())
+    writer = reply.writer(Stream(sink, Tally(), structlog.get_logger()))
     with capture_logs() as crashes:
         for event in events:
             writer.consume([event])

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import attrs
-import structlog
 import trio
 from quart import Response
 
@@ -36,7 +35,6 @@ from ..http.unread_limit import unread_limit_of_run
 from ..options import AppOptions
 from ..request.errors import raise_error_of
 from ..request.request_context import RequestContext, current_request_context
-from ..request.tally import Tally
 from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
 from .body_table import SHAPES
@@ -44,7 +42,7 @@ from .fields import parse_object
 from .generation import GenerationRequest, check_priority
 from .ignored_fields import IgnoredNames, ignored_fields
 from .json_structure import MAX_CHAT_VALUES
-from .stream import StreamWriter, Transcript
+from .stream import Stream, StreamWriter, Transcript
 
 MAX_MADE_BYTES = 1 << 16
 """Bytes of a large response that are made before it is sent."""
@@ -56,23 +54,20 @@ class Reply(ABC):
     heartbeat: bytes = sse.PING
     """Sent by an idle stream from time to time."""
 
-    def __init__(self, wanted: GenerationRequest) -> None:
+    def __init__(self, wanted: GenerationRequest, answer_id: str) -> None:
         self.wanted = wanted
+        self.answer_id = answer_id
+        """In its API."""
         self.ignored = IgnoredNames()
         """Fields of its body without an effect."""
-
-    @property
-    @abstractmethod
-    def answer_id(self) -> str:
-        """The id of the response in its API."""
 
     @abstractmethod
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
         """Yield the body of a complete response as JSON, in pieces that take about a millisecond each to make."""
 
     @abstractmethod
-    def writer(self, sink: sse.Sink, tally: Tally, log: structlog.typing.BindableLogger) -> StreamWriter:
-        """Return the writer of the stream's events into `sink`."""
+    def writer(self, stream: Stream) -> StreamWriter:
+        """Return the writer of a streamed response."""
 
 
 @attrs.frozen
@@ -251,7 +246,7 @@ async def _answer_streamed(reply: Reply, ticket: Ticket, context: RequestContext
     sink = open_sink(context, options)
     if first is None:
         sink.push(reply.heartbeat)
-    writer = start.writer = reply.writer(sink, context.tally, context.log)
+    writer = start.writer = reply.writer(Stream(sink, context.tally, context.log))
     mailbox.attach(writer.consume)
     return stream_response(sink, reply.heartbeat, context, options)
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
-import structlog
 import trio
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
@@ -115,13 +114,22 @@ class Transcript:
         return self.contents.get(index) or Content()
 
 
+@attrs.frozen
+class Stream:
+    """Where a stream goes, and what is noted of it."""
+
+    sink: Sink
+    tally: Tally
+    log: Any
+
+
 class StreamWriter(ABC):
     """Encodes a request's events, in the format of one API, into the sink of its stream."""
 
-    def __init__(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> None:
-        self._sink = sink
-        self._tally = tally
-        self._log: Any = log
+    def __init__(self, stream: Stream) -> None:
+        self._sink = stream.sink
+        self._tally = stream.tally
+        self._log = stream.log
 
     def consume(self, events: list[OutletEvent]) -> None:
         """Push `events`. Called by the mailbox."""

@@ -29,7 +29,7 @@ from quipu.web.api.openai.logprobs import MAX_ENTRIES
 from quipu.web.api.openai.responses_items import OutputItems
 from quipu.web.api.openai.responses_routes import read as read_response
 from quipu.web.api.openai.routes import read_chat
-from quipu.web.api.stream import Transcript
+from quipu.web.api.stream import Stream, Transcript
 from quipu.web.app import make_app
 from quipu.web.http import turns
 from quipu.web.http.sse import Sink
@@ -278,7 +278,7 @@ async def test_streamed_response_of_many_calls(error: RequestError | None, monke
     *events, closed = many_calls()
     reply = await reply_to(read_response, {"input": "x", "stream": True})
     sink = Sink(1 << 30, lambda: None)
-    writer = reply.writer(sink, Tally(), structlog.get_logger())
+    writer = reply.writer(Stream(sink, Tally(), structlog.get_logger()))
     writer.consume(events)
     while sink.take_nowait():
         pass

@@ -12,18 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
-import structlog
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 
-from ...http.sse import Sink, json_for_line
+from ...http.sse import json_for_line
 from ...request.errors import APIError, error_of
 from ...request.tally import Tally
 from ..content import CallIds, shown_events
 from ..generation import GenerationRequest
-from ..stream import StreamWriter, Transcript
+from ..stream import Stream, StreamWriter, Transcript
 from .blocks import BlockWriter, whole_blocks
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -116,16 +115,8 @@ _STOP = _event("message_stop")
 class MessageWriter(StreamWriter):
     """Encodes a stream's events into its sink."""
 
-    def __init__(
-        self,
-        sink: Sink,
-        message_id: str,
-        wanted: GenerationRequest,
-        call_ids: CallIds,
-        tally: Tally,
-        log: structlog.typing.BindableLogger,
-    ) -> None:
-        super().__init__(sink, tally, log)
+    def __init__(self, stream: Stream, message_id: str, wanted: GenerationRequest, call_ids: CallIds) -> None:
+        super().__init__(stream)
         self._message_id = message_id
         self._wanted = wanted
         self._request_id = call_ids.request_id

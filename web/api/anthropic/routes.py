@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
@@ -13,16 +12,14 @@ from quipu.actors.config.declarations import MESSAGES
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk
 
-from ...http.sse import Sink
 from ...options import AppOptions
 from ...request.errors import speaks_anthropic
 from ...request.request_context import current_request_context
-from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
 from ..generation import GenerationRequest
-from ..stream import Transcript
+from ..stream import Stream, Transcript
 from .body import read_count, read_messages_request
 from .message import PING, MessageWriter, whole_message
 
@@ -36,19 +33,14 @@ class MessageReply(Reply):
     heartbeat = PING
 
     def __init__(self, wanted: GenerationRequest, call_ids: CallIds) -> None:
-        super().__init__(wanted)
+        super().__init__(wanted, f"msg_{call_ids.request_id}")
         self._call_ids = call_ids
-        self._message_id = f"msg_{call_ids.request_id}"
-
-    @property
-    def answer_id(self) -> str:
-        return self._message_id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        return whole_message(self._message_id, self.wanted, transcript, record, self._call_ids)
+        return whole_message(self.answer_id, self.wanted, transcript, record, self._call_ids)
 
-    def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> MessageWriter:
-        return MessageWriter(sink, self._message_id, self.wanted, self._call_ids, tally, log)
+    def writer(self, stream: Stream) -> MessageWriter:
+        return MessageWriter(stream, self.answer_id, self.wanted, self._call_ids)
 
 
 def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:

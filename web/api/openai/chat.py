@@ -25,9 +25,6 @@ from .chat_tools import read_chat_tools
 from .logprobs import read_chat_scores
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 
-ID_PREFIX = "chatcmpl-"
-OBJECT_NAME = "chat.completion"
-
 
 async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
     """Check a body. Raises APIError."""

@@ -12,18 +12,16 @@ from typing import Any
 
 import attrs
 import orjson
-import structlog
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import TokenScores
 
-from ...http.sse import DONE, Sink, json_for_line
+from ...http.sse import DONE, json_for_line
 from ...request.errors import APIError, error_of
-from ...request.tally import Tally
 from ..content import CallIds
 from ..generation import GenerationRequest, WantedScores
-from ..stream import StreamWriter
+from ..stream import Stream, StreamWriter
 from ..usage import openai_usage, tallied_usage
 
 MAX_IDS = 1 << 14
@@ -58,16 +56,8 @@ class ChunkWriter(StreamWriter):
 
     OBJECT_NAME: str
 
-    def __init__(
-        self,
-        sink: Sink,
-        envelope: Envelope,
-        wanted: GenerationRequest,
-        call_ids: CallIds,
-        tally: Tally,
-        log: structlog.typing.BindableLogger,
-    ) -> None:
-        super().__init__(sink, tally, log)
+    def __init__(self, stream: Stream, envelope: Envelope, wanted: GenerationRequest, call_ids: CallIds) -> None:
+        super().__init__(stream)
         self._delivery = wanted.delivery
         self._wanted = wanted
         self._call_ids = call_ids

@@ -38,7 +38,6 @@ from .logprobs import (
 )
 from .prompt_cache import PREWARM, read_cache_wishes
 
-ID_PREFIX = "cmpl-"
 OBJECT_NAME = "text_completion"
 DEFAULT_MAX_TOKENS = 16
 _NUM_LOOKED_AT = 1024

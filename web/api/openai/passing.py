@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
-import structlog
 import trio
 from quart import Response
 
@@ -24,17 +23,16 @@ from quipu.actors.messages.upstream import Forward, UpstreamRefusal
 from quipu.actors.request_desk.interface import Desk, Placement, ServingInfo
 
 from ...auth.caller import caller_of
-from ...http.sse import DONE, PING, Sink
+from ...http.sse import DONE, PING
 from ...options import AppOptions
 from ...request.errors import APIError, error_of, raise_error_of
 from ...request.request_context import current_request_context, note_error
-from ...request.tally import Tally
 from ..answer import ReceivedBody, open_request, open_sink, stream_response
 from ..body_table import PORTABLE
 from ..declared_body import Body
 from ..generation import GenerationRequest, affinity_of, read_affinity_key
 from ..request_reader import AFFINITY_FIELDS
-from ..stream import StreamWriter
+from ..stream import Stream, StreamWriter
 
 ReadPrompt = Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRequest]]
 """Reads a body as for an engine of this server."""
@@ -72,7 +70,7 @@ class ForwardedRoute:
         is_stream = forward.is_stream
         traced = attrs.evolve(context.traced, model=forward.model, is_streamed=is_stream)
         ticket = open_request(forward, self.endpoint, caller, desk, options, traced)
-        outlet = PassedOn(open_sink(context, options), context.tally, context.log, placement)
+        outlet = PassedOn(Stream(open_sink(context, options), context.tally, context.log), placement)
         ticket.mailbox.attach(outlet.consume)
         context.scope.start_soon(ticket.pass_on, outlet)
         del forward, received, body, data
@@ -146,11 +144,9 @@ def refused(refusal: UpstreamRefusal) -> Response:
 class PassedOn(StreamWriter):
     """Takes an upstream's answer and, at the end, the request's record. Implements `ForwardOutlet`."""
 
-    def __init__(
-        self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger, placement: Placement | None = None
-    ) -> None:
-        super().__init__(sink, tally, log)
-        self.sink = sink
+    def __init__(self, stream: Stream, placement: Placement | None) -> None:
+        super().__init__(stream)
+        self.sink = stream.sink
         self._placement = placement
         self.begun = trio.Event()
         """Set when a stream begins, or the request has ended before one began."""

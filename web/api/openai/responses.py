@@ -19,6 +19,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 from ...request.errors import bad_value, unsupported_value
 from ..declared_body import Body
 from ..fields import Fields, wrong_type
+from ..forced_calls import read_calls_grammar
 from ..generation import GenerationRequest, TokenLimit, read_model
 from ..output_grammar import read_format
 from ..pace import Pace
@@ -64,11 +65,11 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         choice = await read_tool_choice(fields, pace)
         one_call = choice.one_call or not several
         answer = await read_format(fields.fields("text"), "format", None, pace)
-        grammar = await tools.grammar(choice, answer, info.output.call_form, one_call=one_call)
+        grammar = await read_calls_grammar(tools, choice, answer, info.output.call_form, one_call=one_call, pace=pace)
     prompt = ChatPrompt(
         messages=read.messages,
         template_kwargs=read_template_kwargs(fields, thinking),
-        tools=tools.shown,
+        tools=tuple(tools.shown),
         marks=breakpoints.marks(read.parts),
         parts=read.parts,
     )
@@ -83,8 +84,8 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     wanted = attrs.evolve(
         wanted,
         system_param="instructions" if fields.get("instructions") else "",
-        output=tools.output(choice, one_call=one_call),
-        rules=tools.rules(),
+        output=tools.rules(choice.names, one_call=one_call),
+        rules=tools.reply_rules(),
         include_reasoning=fields.flag("include_reasoning"),
         grammar=grammar,
         thinking_budget=thinking.budget,

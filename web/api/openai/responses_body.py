@@ -20,6 +20,7 @@ from quipu.actors.messages.usage_record import UsageRecord
 from ...http.sse import json_for_line
 from ...request.errors import APIError
 from ...request.tally import Tally
+from ..generation import GenerationRequest
 from ..usage import openai_usage, tallied_usage
 
 
@@ -32,9 +33,7 @@ class ResponseVersions:
     """Unix seconds."""
     echo: Mapping[str, Any]
     """Fields repeated from the request."""
-    with_tiers: bool = False
-    is_prewarm: bool = False
-    """No output was wanted, so that none is missing."""
+    wanted: GenerationRequest
 
     def body(
         self,
@@ -62,22 +61,20 @@ class ResponseVersions:
         """Return the last version of a successful response: completed, or incomplete because of its token limit."""
         return self.body(
             "incomplete" if is_cut else "completed",
-            usage=response_usage(openai_usage(record, with_tiers=self.with_tiers)),
+            usage=response_usage(openai_usage(record, with_tiers=self.wanted.delivery.with_tiers)),
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
         )
 
     def failed(self, error: APIError, known: UsageRecord | Tally) -> dict[str, Any]:
         """Return the last version of a failed response."""
-        usage = (
-            tallied_usage(known, with_tiers=False)
-            if isinstance(known, Tally)
-            else openai_usage(known, with_tiers=False)
-        )
-        return self.body(
-            "failed",
-            usage=None if usage is None else response_usage(usage),
-            error=_describe(error),
-        )
+        if isinstance(known, Tally):
+            usage = tallied_usage(known, with_tiers=False)
+        else:
+            usage = openai_usage(known, with_tiers=False)
+        # The client's types have a fixed list of codes that lacks ours.
+        code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
+        told = {"code": code, "message": error.message, "type": error.error_type, "param": error.param}
+        return self.body("failed", usage=None if usage is None else response_usage(usage), error=told)
 
 
 def with_items(body: dict[str, Any], items: Iterable[dict[str, Any]]) -> Iterator[bytes]:
@@ -98,9 +95,3 @@ def response_usage(usage: dict[str, Any]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": usage["total_tokens"],
     }
-
-
-def _describe(error: APIError) -> dict[str, Any]:
-    # The client's types have a fixed list of codes that lacks ours.
-    code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
-    return {"code": code, "message": error.message, "type": error.error_type, "param": error.param}

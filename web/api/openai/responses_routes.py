@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
@@ -18,14 +17,12 @@ from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk
 
-from ...http.sse import Sink
 from ...options import AppOptions
 from ...request.errors import not_found
-from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
-from ..stream import Transcript
+from ..stream import Stream, Transcript
 from .responses import ResponseRequest, read_response
 from .responses_body import ResponseVersions, with_items
 from .responses_items import OutputItems
@@ -38,30 +35,23 @@ class ResponseReply(Reply):
     """A response object, whole or as events."""
 
     def __init__(self, asked_for: ResponseRequest, call_ids: CallIds) -> None:
-        super().__init__(asked_for.wanted)
-        self._versions = ResponseVersions(
-            response_id=f"resp_{call_ids.request_id}",
-            created_at=int(time.time()),
-            echo=asked_for.echo,
-            with_tiers=asked_for.wanted.delivery.with_tiers,
-            is_prewarm=asked_for.wanted.is_prewarm,
-        )
+        super().__init__(asked_for.wanted, f"resp_{call_ids.request_id}")
+        self._created_at = int(time.time())
+        self._echo = asked_for.echo
         self._call_ids = call_ids
-
-    @property
-    def answer_id(self) -> str:
-        return self._versions.response_id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
         is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH and not self.wanted.is_prewarm
         output: Iterable[dict[str, Any]] = ()
         if not self.wanted.is_prewarm:
             output = self._items().output(transcript.content(0), is_whole=not is_cut)
-        return with_items(self._versions.served(record, is_cut=is_cut), output)
+        return with_items(self._versions().served(record, is_cut=is_cut), output)
 
-    def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ResponseWriter:
-        with_reasoning = self.wanted.include_reasoning
-        return ResponseWriter(sink, self._versions, self._items(), tally, log, with_reasoning=with_reasoning)
+    def writer(self, stream: Stream) -> ResponseWriter:
+        return ResponseWriter(stream, self._versions(), self._items())
+
+    def _versions(self) -> ResponseVersions:
+        return ResponseVersions(self.answer_id, self._created_at, self._echo, self.wanted)
 
     def _items(self) -> OutputItems:
         return OutputItems(self._call_ids, self.wanted.rules)

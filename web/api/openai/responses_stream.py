@@ -15,17 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import structlog
-
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 
-from ...http.sse import Sink
 from ...request.errors import APIError, error_of
-from ...request.tally import Tally
 from ..content import shown_events
-from ..stream import StreamWriter
+from ..stream import Stream, StreamWriter
 from .responses_body import ResponseVersions, with_items
 from .responses_item_events import ItemWriter, NumberedEvents
 from .responses_items import OutputItems
@@ -37,20 +33,11 @@ MAX_ITEMS_AT_ONCE = 64
 class ResponseWriter(StreamWriter):
     """Encodes one response's events into its sink."""
 
-    def __init__(
-        self,
-        sink: Sink,
-        versions: ResponseVersions,
-        items: OutputItems,
-        tally: Tally,
-        log: structlog.typing.BindableLogger,
-        *,
-        with_reasoning: bool,
-    ) -> None:
-        super().__init__(sink, tally, log)
+    def __init__(self, stream: Stream, versions: ResponseVersions, items: OutputItems) -> None:
+        super().__init__(stream)
         self._versions = versions
+        self._wanted = versions.wanted
         self._output_items = items
-        self._with_reasoning = with_reasoning
         self._events = NumberedEvents()
         self._items = ItemWriter(self._events, items)
         self._finish_reason: FinishReason | None = None
@@ -77,7 +64,7 @@ class ResponseWriter(StreamWriter):
                     self._finish(*self._failing(error))
 
     def _shown(self, delta: Delta) -> bytes:
-        shown = shown_events(delta.events, with_reasoning=self._with_reasoning)
+        shown = shown_events(delta.events, with_reasoning=self._wanted.include_reasoning)
         return b"".join(map(self._items.show, shown))
 
     def _opening(self) -> bytes:
@@ -97,8 +84,8 @@ class ResponseWriter(StreamWriter):
             self._end(first + b"".join(last))
 
     def _closing(self, record: UsageRecord) -> tuple[bytes, Iterator[bytes]]:
-        is_cut = self._finish_reason is FinishReason.LENGTH and not self._versions.is_prewarm
-        first = self._opening() + (b"" if self._versions.is_prewarm else self._items.end(is_whole=not is_cut))
+        is_cut = self._finish_reason is FinishReason.LENGTH and not self._wanted.is_prewarm
+        first = self._opening() + (b"" if self._wanted.is_prewarm else self._items.end(is_whole=not is_cut))
         name = "response.incomplete" if is_cut else "response.completed"
         return first, self._last(name, self._versions.served(record, is_cut=is_cut), is_whole=not is_cut)
 

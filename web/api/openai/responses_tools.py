@@ -13,12 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quipu.actors.messages.call_syntax import CallForm
-from quipu.actors.messages.grammar import GrammarSpec
-from quipu.actors.messages.output import OutputRules
-
 from ..fields import Fields
-from ..forced_calls import ToolChoice, read_calls_grammar
 from ..generation import NamespacedTool, ReplyRules
 from ..pace import Pace
 from ..tool_set import ToolSet, read_name
@@ -31,35 +26,15 @@ _FREE_TEXT: Mapping[str, Any] = {
 }
 
 
-class ResponseTools:
+class ResponseTools(ToolSet):
     """The tools of one request, from all places."""
 
     def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._set = ToolSet(pace)
+        super().__init__(pace)
         self._custom: set[str] = set()
         self._namespaces: dict[str, NamespacedTool] = {}
 
-    @property
-    def shown(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(self._set.shown)
-
-    @property
-    def unused(self) -> list[str]:
-        """Paths of tools and items that were skipped, and of fields without effect."""
-        return self._set.unused
-
-    def output(self, choice: ToolChoice, *, one_call: bool) -> OutputRules:
-        """Return how the output is read (`ToolSet.rules`)."""
-        return self._set.rules(choice.names, one_call=one_call)
-
-    async def grammar(
-        self, choice: ToolChoice, answer: GrammarSpec | None, form: CallForm | None, *, one_call: bool
-    ) -> GrammarSpec | None:
-        """Return what the output must match (`read_calls_grammar`). Raises APIError."""
-        return await read_calls_grammar(self._set, choice, answer, form, one_call=one_call, pace=self._pace)
-
-    def rules(self) -> ReplyRules:
+    def reply_rules(self) -> ReplyRules:
         """Return how calls are written."""
         return ReplyRules(custom_tools=frozenset(self._custom), namespaces=self._namespaces)
 
@@ -76,7 +51,7 @@ class ResponseTools:
                 await self._pace.tick()
                 await self.read(entry, read_name(entry, MAX_NAME_CHARS), skip_known=skip_known)
             else:
-                await self._set.skip(entry.path)
+                await self.skip(entry.path)
 
     async def _add(self, tool: Fields, namespace: str | None, *, is_custom: bool, skip_known: bool) -> None:
         name = read_name(tool, MAX_NAME_CHARS)
@@ -84,18 +59,18 @@ class ResponseTools:
             grouped = NamespacedTool(namespace, name)
             name = grouped.flat_name
             self._namespaces[name] = grouped
-        if skip_known and name in self._set:
+        if skip_known and name in self:
             await self._pace.tick()
             return
         if is_custom:
             self._custom.add(name)
             description, schema, is_strict = _describe_custom(tool), _FREE_TEXT, False
         else:
-            is_strict = self._set.read_strict(tool)
-            description, schema = tool.get("description"), await self._set.read_schema(tool)
+            is_strict = self.read_strict(tool)
+            description, schema = tool.get("description"), await self.read_schema(tool)
         function = {"name": name, **({"description": description} if description else {}), "parameters": schema}
         shown = {"type": "function", "function": function}
-        await self._set.add(name, tool.param("name"), shown, schema, tool.param("parameters"), is_strict=is_strict)
+        await self.add(name, tool.param("name"), shown, schema, tool.param("parameters"), is_strict=is_strict)
 
 
 def _describe_custom(tool: Fields) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import orjson
-import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
@@ -16,16 +15,14 @@ from quipu.actors.config import declarations
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk, ServingInfo
 
-from ...http.sse import Sink
 from ...options import AppOptions
-from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..declared_body import Body
 from ..generation import GenerationRequest
 from ..json_structure import MAX_VALUES
 from ..request_reader import read_delivery
-from ..stream import Transcript
+from ..stream import Stream, Transcript
 from ..usage import openai_usage
 from . import chat, chat_response, completions
 from .chunks import ChunkWriter, Envelope, id_pieces
@@ -49,7 +46,7 @@ class Dialect:
 
 COMPLETIONS = Dialect(
     endpoint=declarations.COMPLETIONS,
-    id_prefix=completions.ID_PREFIX,
+    id_prefix="cmpl-",
     object_name=completions.OBJECT_NAME,
     read=completions.read_completion,
     choice=completions.completion_choice,
@@ -58,8 +55,8 @@ COMPLETIONS = Dialect(
 )
 CHAT = Dialect(
     endpoint=declarations.CHAT,
-    id_prefix=chat.ID_PREFIX,
-    object_name=chat.OBJECT_NAME,
+    id_prefix="chatcmpl-",
+    object_name="chat.completion",
     read=chat.read_chat,
     choice=chat_response.chat_choice,
     writer=chat_response.ChatWriter,
@@ -71,14 +68,10 @@ class ChoicesReply(Reply):
     """A response with choices, whole or in chunks."""
 
     def __init__(self, dialect: Dialect, wanted: GenerationRequest, parsed: ParsedRequest) -> None:
-        super().__init__(wanted)
+        super().__init__(wanted, dialect.id_prefix + parsed.request_id)
         self._dialect = dialect
-        self._envelope = Envelope(dialect.id_prefix + parsed.request_id, int(time.time()), wanted.model)
+        self._envelope = Envelope(self.answer_id, int(time.time()), wanted.model)
         self._call_ids = CallIds(parsed.request_id, parsed.info.output.has_short_call_ids)
-
-    @property
-    def answer_id(self) -> str:
-        return self._envelope.id
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
         yield orjson.dumps(self._envelope.fields(self._dialect.object_name))[:-1] + b',"choices":['
@@ -100,8 +93,8 @@ class ChoicesReply(Reply):
             yield b',"prompt_token_ids":'
             yield from id_pieces(transcript.prompt_token_ids.get(0, ()))
 
-    def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ChunkWriter:
-        return self._dialect.writer(sink, self._envelope, self.wanted, self._call_ids, tally, log)
+    def writer(self, stream: Stream) -> ChunkWriter:
+        return self._dialect.writer(stream, self._envelope, self.wanted, self._call_ids)
 
 
 def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
