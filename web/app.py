@@ -40,7 +40,7 @@ from .request.error_handlers import install_error_handlers
 from .request.errors import respond, unavailable
 from .request.request_context import current_request_context, install_request_contexts
 from .telemetry.logs import frames_of
-from .telemetry.tracing import NoTracer, Tracer
+from .telemetry.tracing import Tracer
 from .ui.routes import install_root, install_ui
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})
@@ -89,7 +89,7 @@ def make_app(
         BODY_TIMEOUT=options.body_timeout_s,
         MAX_CONTENT_LENGTH=options.max_body_bytes,
     )
-    install_request_contexts(app, desk, tracer or NoTracer())
+    install_request_contexts(app, desk, tracer or Tracer())
     install_reserved_connections(app)
     install_browser_rules(app, options.browsers)
     # Authentication comes before every hook that reads or opens something.

@@ -1,9 +1,8 @@
 """How a field of a request body is declared: its type and bounds, who reads it, and who refuses it.
 
-`body_shapes.py` declares the fields of the objects within bodies, `body_table.py` those of the bodies themselves;
-`Fields` reads by the declarations, `ignored_fields.py` names what they lack, and `python -m scripts.declared_tables`
-writes them into `docs/use/fields.md`. Sampling fields are declared in `actors/messages/sampling.py`. This module is
-data only.
+`body_table.py` declares the fields of bodies, `body_shapes.py` those of the objects within; `Fields` reads by the
+declarations, `ignored_fields.py` names what they lack, and `python -m scripts.declared_tables` writes them into
+`docs/use/fields.md`.
 
 What must always hold: a bound, default or choice that is declared is written down nowhere else.
 """

@@ -1,7 +1,6 @@
 """Reading of a JSON object field by field, as its fields are declared, with errors that name the field.
 
-Used by the readers of every API. Null means absent, unknown fields are skipped (`ignored_fields.py` reports them), and
-a bool is never a number.
+Null means absent, unknown fields are skipped (`ignored_fields.py` reports them), and a bool is never a number.
 
 What must always hold: messages name fields and limits, and never quote the client's value.
 """
@@ -23,10 +22,7 @@ from .pace import Pace
 async def parse_object(
     data: bytes | bytearray, expect: Callable[[int], object] | None = None, max_values: int = MAX_CHAT_VALUES
 ) -> dict[str, Any]:
-    """Parse a request's body as an object, whatever its content type says. Raises APIError.
-
-    `expect`, `max_values`: see `parse_json`.
-    """
+    """Parse a request's body as an object, as `parse_json` does, whatever its content type says. Raises APIError."""
     try:
         body = await parse_json(data, expect, max_values)
     except InvalidJson as error:
@@ -42,9 +38,8 @@ Number = TypeVar("Number", int, float)
 _MAX_TYPE_CHARS = 40
 _EXACT = 2**53
 """Up to here a float is one integer and no other."""
-_IDS_A_SLICE = 32_768
-_IDS_AN_ITEM = 128
-"""Token ids that take about as long to check as one part of a message."""
+_IDS_A_SLICE, _IDS_AN_ITEM = 32_768, 128
+"""The latter take about as long to check as one part of a message."""
 
 
 def wrong_type(param: str, expected: str) -> APIError:
@@ -52,7 +47,7 @@ def wrong_type(param: str, expected: str) -> APIError:
 
 
 def unsupported_type(fields: Fields, what: str, allowed: str = "") -> APIError:
-    """Return the error for an object of a type that is not served; `what` it is, and the types that are `allowed`."""
+    """Return the error for an object of a type that is not served. `what` it is, in the plural."""
     named = fields.text("type")[:_MAX_TYPE_CHARS]
     problem = f"{what} of type `{named}` are not supported by this server"
     return unsupported_value(fields.param("type"), f"must be {allowed}; {problem}" if allowed else problem)
@@ -101,25 +96,21 @@ class Fields:
     Every method that reads a field raises APIError; null is absent. Bounds, choices and defaults are the declaration's.
     """
 
-    __slots__ = ("_index", "_path", "_shape", "values")
+    __slots__ = ("_index", "_shape", "path", "values")
 
     def __init__(
         self, values: dict[str, Any], path: str = "", declared: Shape | None = None, index: str | None = None
     ) -> None:
         """`index`: how an index of a list is written in a path; None: as `declared` says."""
         self.values = values
-        self._path = path
+        self.path = path
+        """As in `messages[1]`."""
         self._shape = NO_SHAPE if declared is None else declared
         self._index = self._shape.index if index is None else index
 
     def param(self, name: str) -> str:
         """Return the field's full path, as in `messages[1].content`."""
-        return f"{self._path}.{name}" if self._path else name
-
-    @property
-    def path(self) -> str:
-        """The object's own path, as in `messages[1]`."""
-        return self._path
+        return f"{self.path}.{name}" if self.path else name
 
     def get(self, name: str) -> Any:
         """Return the field's value as it came, None if it is absent or null."""
@@ -167,7 +158,6 @@ class Fields:
         return Fields(value, self.param(name), self._declared(name).inner, self._index)
 
     def required_fields(self, name: str) -> Fields:
-        """Return a nested object."""
         if self.get(name) is None:
             raise missing(self.param(name))
         return self.fields(name)
@@ -206,22 +196,17 @@ class Fields:
         return self._shape.by_name.get(name, ANY)
 
 
-def token_ids(value: list[Any], param: str, vocab_size: int) -> tuple[int, ...]:
-    """Check a list of token ids that cannot be long."""
-    _check_ids(value, param, vocab_size)
-    return tuple(value)
-
-
 async def many_token_ids(value: list[Any], param: str, vocab_size: int, pace: Pace) -> tuple[int, ...]:
     """Check a list of token ids without a Python loop: prompts have many thousands of them, some a million."""
     for start in range(0, len(value), _IDS_A_SLICE):
         part = value[start : start + _IDS_A_SLICE]
-        _check_ids(part, param, vocab_size)
+        check_ids(part, param, vocab_size)
         await pace.tick(1 + len(part) // _IDS_AN_ITEM)
     return tuple(value)
 
 
-def _check_ids(value: list[Any], param: str, vocab_size: int) -> None:
+def check_ids(value: list[Any], param: str, vocab_size: int) -> None:
+    """Raise APIError for what is no list of token ids."""
     if set(map(type, value)) - {int}:
         raise wrong_type(param, "a list of integer token ids")
     if value and not (min(value) >= 0 and max(value) < vocab_size):

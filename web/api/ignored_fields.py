@@ -1,9 +1,8 @@
 """Which fields of a body were ignored. They are reported to the client, which may have misspelt one.
 
-A body that has been read is compared with what is declared of its endpoint (`body_table.py`), or with another `Shape`
-(`api/admin/engines.py`), and the fields that are not in it go into the response header
-`X-Quipu-Ignored-Fields`, after those that a reader knows but this model cannot honour, and before what the tokenizer
-drops from the schemas of tools: paths as in the `param` of an error, percent-encoded and comma-separated.
+The response header `X-Quipu-Ignored-Fields` has the paths of fields that this model cannot honour, of those that are
+not declared (`body_table.py`), and of what the tokenizer drops from the schemas of tools: as in the `param` of an
+error, percent-encoded and comma-separated.
 
 What must always hold: the header is ASCII and at most `MAX_HEADER_BYTES` long; the comparison is linear in the body and
 has checkpoints, like the readers.
@@ -31,10 +30,7 @@ _MAX_KEYS = 256
 
 
 async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable[str] = ()) -> IgnoredNames:
-    """Return the names of the fields of a body that has been read which are unknown or have no effect.
-
-    `unused` are the paths of fields that are known and had no effect.
-    """
+    """Return the names of a body's fields that are unknown, after `unused`: paths of known ones without effect."""
     unused = (*unused, *ignored_foreign(body))
     names = IgnoredNames()
     for path in unused[: MAX_NAMES + 1]:
@@ -46,7 +42,7 @@ async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable
 
 @attrs.frozen
 class _Comparison:
-    """The comparison of one body with what is declared."""
+    """The comparison of one body with its declared shape."""
 
     names: IgnoredNames
     skipped: frozenset[str]
@@ -63,7 +59,7 @@ class _Comparison:
                 if value is not None and name not in shape.by_name:
                     self.names.add(f"{path}{name[:MAX_HEADER_BYTES]}")
             if len(values) > _MAX_KEYS:
-                self.names.cut()
+                self.names.is_full = True
             await self.pace.tick(min(len(values), _MAX_KEYS) // 8)
         for name, inner in shape.objects.items():
             value = values.get(name)
@@ -87,6 +83,7 @@ class IgnoredNames:
         self._encoded: list[str] = []
         self._num_bytes = len(AND_MORE)
         self.is_full = False
+        """There are more names than fit."""
 
     def add(self, path: str) -> None:
         if self.is_full:
@@ -94,14 +91,10 @@ class IgnoredNames:
         encoded = quote(path, safe="[]", errors="replace")
         num_bytes = self._num_bytes + len(encoded) + 1
         if len(self._encoded) == MAX_NAMES or num_bytes > MAX_HEADER_BYTES:
-            self.cut()
+            self.is_full = True
         else:
             self._encoded.append(encoded)
             self._num_bytes = num_bytes
-
-    def cut(self) -> None:
-        """Note that there are more names than fit."""
-        self.is_full = True
 
     def header(self, more: Iterable[str] = ()) -> str | None:
         """Return the header's value, with `more` names; None if every field is known and has an effect."""

@@ -1,8 +1,7 @@
 """How tokens are drawn: reads the sampling fields of every API as they are declared in `actors/messages/sampling.py`.
 
-Used by the readers of request bodies. What is read here is checked completely: nothing below the web layer looks at it
-again, and a value that an executor could not take would fail the step of all its neighbours. Bad words are only
-counted here; the tokenizer turns them into tokens.
+Values are checked completely: nothing below the web layer looks at them again, and a value that an executor could not
+take would fail the step of all its neighbours. Bad words are only counted here; the tokenizer turns them into tokens.
 
 What must always hold: no field is named here; one that an endpoint does not take is refused, never ignored.
 """
@@ -22,8 +21,8 @@ from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value, unknown_parameter
 from .declared_body import Body
-from .fields import Fields, read_boolean, read_integer, read_number, token_ids, wrong_type
-from .generation import NO_SCORES, TokenLimit, WantedScores
+from .fields import check_ids, read_boolean, read_integer, read_number, wrong_type
+from .generation import TokenLimit, WantedScores
 
 _FROM_CHECKPOINT: Mapping[type[attrs.AttrsInstance], Mapping[str, str]] = {
     message: {field.name: field.attribute for field in sampling_fields_of(message) if field.from_checkpoint}
@@ -34,8 +33,7 @@ _NO_RULES = LogitRules()
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _SEED_SPACE = 2**64
 _RANDOM_SEED_BITS = 53
-"""Bits of a seed that the client did not choose. JavaScript and jq round longer integers, and the client may want to
-send the seed again."""
+"""Of a seed that the client did not choose and may want to send again: JavaScript and jq round longer integers."""
 
 
 @attrs.frozen
@@ -55,10 +53,13 @@ class _Context:
     limit: TokenLimit
 
 
-def read_sampling(body: Body, info: ServingInfo, limit: TokenLimit, scores: WantedScores = NO_SCORES) -> Sampling:
-    """Read every sampling field of a body. Raises APIError."""
+def read_sampling(body: Body, info: ServingInfo, limit: TokenLimit, scores: WantedScores) -> Sampling:
+    """Read every sampling field of a body. Raises APIError, also for those that its endpoint does not take."""
     context = _Context(info, limit)
-    _refuse(body, _REFUSED[body.endpoint])
+    for field in _REFUSED[body.endpoint]:
+        value = body.get(field.name)
+        if value is not None and value not in field.off:
+            raise unknown_parameter(field.name)
     given = _suggested(info, SamplingParams) | _read(body, _PARAMS[body.endpoint], context)
     rules = _suggested(info, LogitRules) | _read(body, _RULES[body.endpoint], context)
     bad_words: tuple[str, ...] = rules.pop(_WORDS.attribute, ())
@@ -83,28 +84,16 @@ _Reader = Callable[[SamplingField, Any, _Context], Any]
 _Readers = Sequence[tuple[SamplingField, _Reader]]
 
 
-def _read(fields: Fields, readers: _Readers, context: _Context) -> dict[str, Any]:
+def _read(body: Body, readers: _Readers, context: _Context) -> dict[str, Any]:
     """Return the values of the fields that are present, by their names in the message to the engine."""
     values: dict[str, Any] = {}
     for field, read in readers:
-        value = fields.get(field.name)
+        value = body.get(field.name)
         if value is not None:
             values[field.attribute] = read(field, value, context)
         elif field.reader == "seed":
             values[field.attribute] = secrets.randbits(_RANDOM_SEED_BITS)
     return values
-
-
-def _refuse(fields: Fields, refused: Sequence[SamplingField]) -> None:
-    """Raise APIError for fields that an endpoint does not take, unless they ask for nothing."""
-    for field in refused:
-        value = fields.get(field.name)
-        if value is not None and value not in field.off:
-            raise unknown_parameter(field.name)
-
-
-def _read_number(field: SamplingField, value: Any, context: _Context) -> float:
-    return read_number(value, field.name, field.bounds)
 
 
 def _read_integer(field: SamplingField, value: Any, context: _Context) -> int:
@@ -115,10 +104,6 @@ def _read_integer(field: SamplingField, value: Any, context: _Context) -> int:
     if number == field.same_as_off:
         return int(field.default)
     return min(number, context.info.vocab_size) if field.is_clamped else number
-
-
-def _read_boolean(field: SamplingField, value: Any, context: _Context) -> bool:
-    return read_boolean(value, field.name)
 
 
 def _read_seed(field: SamplingField, value: Any, context: _Context) -> int:
@@ -132,7 +117,8 @@ def _read_token_ids(field: SamplingField, value: Any, context: _Context) -> tupl
     max_length = context.info.vocab_size if field.max_length is None else field.max_length
     if len(value) > max_length:
         raise bad_value(field.name, f"must have at most {max_length} entries")
-    return token_ids(value, field.name, context.info.vocab_size)
+    check_ids(value, field.name, context.info.vocab_size)
+    return tuple(value)
 
 
 def _read_some_token_ids(field: SamplingField, value: Any, context: _Context) -> tuple[int, ...]:
@@ -142,13 +128,14 @@ def _read_some_token_ids(field: SamplingField, value: Any, context: _Context) ->
 
 
 def _read_biases(field: SamplingField, value: Any, context: _Context) -> dict[int, float]:
-    expected = "an object of token ids and numbers"
     if type(value) is dict and field.max_length is not None and len(value) > field.max_length:
         raise bad_value(field.name, f"must have at most {field.max_length} entries")
-    if type(value) is not dict or any(type(bias) not in (int, float) for bias in value.values()):
-        raise wrong_type(field.name, expected)
-    if not all(map(_TOKEN_ID.fullmatch, value)):
-        raise wrong_type(field.name, expected)
+    if (
+        type(value) is not dict
+        or any(type(bias) not in (int, float) for bias in value.values())
+        or not all(map(_TOKEN_ID.fullmatch, value))
+    ):
+        raise wrong_type(field.name, "an object of token ids and numbers")
     biases = {int(token_id): float(bias) for token_id, bias in value.items()}
     if any(token_id >= context.info.vocab_size for token_id in biases):
         raise bad_value(field.name, f"token ids must be at least 0 and below {context.info.vocab_size}")
@@ -168,10 +155,10 @@ def _read_words(field: SamplingField, value: Any, context: _Context) -> tuple[st
 
 
 _READERS: Mapping[str, _Reader] = {
-    "boolean": _read_boolean,
+    "boolean": lambda field, value, context: read_boolean(value, field.name),
     "integer": _read_integer,
     "biases": _read_biases,
-    "number": _read_number,
+    "number": lambda field, value, context: read_number(value, field.name, field.bounds),
     "seed": _read_seed,
     "some_token_ids": _read_some_token_ids,
     "token_ids": _read_token_ids,

@@ -1,13 +1,9 @@
 """Errors as clients see them: one exception for handlers to raise, and the JSON shape of the API that was called.
 
-A field that cannot be served, or an error that an actor sent, is an `APIError`; `error_handlers.py` makes one of
-everything else by which a request fails before its status line. The shape is OpenAI's,
-`{"error": {"message", "type", "param", "code"}}`, or Anthropic's on the paths of its API (`speaks_anthropic`):
+`error_handlers.py` makes an `APIError` of everything else by which a request fails before its status line. The shape is
+OpenAI's, `{"error": {"message", "type", "param", "code"}}`, or Anthropic's on the paths of its API:
 `{"type": "error", "error": {"type", "message"}, "request_id"}`. Messages follow OpenAI's wording, with field names in
-backticks.
-
-What must always hold: nothing that a client sent is ever logged, so exceptions are logged by type and stack frames,
-never by message.
+backticks. They may quote a client, so they are never logged.
 """
 
 from __future__ import annotations
@@ -69,7 +65,8 @@ class APIError(Exception):
     def response(self) -> Response:
         if speaks_anthropic():
             status = ANTHROPIC_OVERLOADED if self.status == HTTPStatus.SERVICE_UNAVAILABLE else self.status
-            response = Response(self.anthropic_body(_request_id()), status=int(status), content_type="application/json")
+            request_id = current_request_context().request_id if "request_context" in g else None
+            response = Response(self.anthropic_body(request_id), status=int(status), content_type="application/json")
         else:
             response = Response(self.body(), status=self.status, content_type="application/json")
         if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -102,18 +99,14 @@ def anthropic_type(status: int) -> str:
 
 
 def speaks_anthropic() -> bool:
-    """Return whether the current request is answered in Anthropic's shape. Its path decides, whatever its headers.
+    """Return whether the current request is answered in Anthropic's shape.
 
-    On a path that both APIs have, the presence of the header `anthropic-version` decides.
+    Its path decides; on a path that both APIs have, the presence of the header `anthropic-version`.
     """
     path = request.path
     if path == _SHARED_PATH or path.startswith(f"{_SHARED_PATH}/"):
         return "anthropic-version" in request.headers
     return path == "/v1/messages" or path.startswith(_ANTHROPIC_TREES)
-
-
-def _request_id() -> str | None:
-    return current_request_context().request_id if "request_context" in g else None
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> APIError:
@@ -128,11 +121,8 @@ def bad_value(param: str, problem: str, code: str = "invalid_value") -> APIError
 
 def unsupported_parameter(param: str, instead: str | None = None) -> APIError:
     """Return an error for a parameter that this server does not implement, and that cannot be ignored."""
-    return invalid(
-        f"Unsupported parameter: `{param}` would change the answer and is not supported by this server.{_use(instead)}",
-        param,
-        "unsupported_parameter",
-    )
+    message = f"Unsupported parameter: `{param}` would change the answer and is not supported by this server."
+    return invalid(message + _use(instead), param, "unsupported_parameter")
 
 
 def _use(instead: str | None) -> str:
@@ -146,9 +136,8 @@ def unsupported_value(param: str, problem: str) -> APIError:
 
 def unknown_parameter(param: str, instead: str | None = None) -> APIError:
     """Return an error for a parameter that this endpoint does not have."""
-    return invalid(
-        f"Unknown parameter: `{param}` is not a parameter of this endpoint.{_use(instead)}", param, "unknown_parameter"
-    )
+    message = f"Unknown parameter: `{param}` is not a parameter of this endpoint."
+    return invalid(message + _use(instead), param, "unknown_parameter")
 
 
 def not_found(message: str, param: str | None = None, code: str | None = None) -> APIError:
@@ -156,8 +145,7 @@ def not_found(message: str, param: str | None = None, code: str | None = None) -
 
 
 def no_model(name: str, served: Sequence[str]) -> APIError:
-    """Return the error for a model name, as the client wrote it, under which nothing is served; `served` are those of
-    `/v1/models`, which the same client may read."""
+    """Return the error for a model that is not among those `served`, which the client may read at `/v1/models`."""
     names = ", ".join(map(quoted, served[:MAX_NAMED]))
     more = f" and {len(served) - MAX_NAMED} more (GET /v1/models)" if len(served) > MAX_NAMED else ""
     hint = f" Served here: {names}{more}." if served else ""
@@ -166,23 +154,19 @@ def no_model(name: str, served: Sequence[str]) -> APIError:
 
 def quoted(text: str) -> str:
     """Return a client's input as a message may quote it: unprintable characters are escaped, long input is cut."""
-    shown = "".join(char if char.isprintable() and char not in '"\\' else _escaped(char) for char in text[:MAX_QUOTED])
+    shown = "".join(
+        char if char.isprintable() and char not in '"\\' else json.dumps(char)[1:-1] for char in text[:MAX_QUOTED]
+    )
     return f'"{shown}"' if len(text) <= MAX_QUOTED else f'"{shown}…"'
 
 
-def _escaped(char: str) -> str:
-    return json.dumps(char)[1:-1]
-
-
-def unavailable(message: str, code: str | None = None) -> APIError:
+def unavailable(message: str, code: str = "overloaded") -> APIError:
     """Return an error for a request that may succeed later."""
-    return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable", code=code or "overloaded")
+    return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable", code=code)
 
 
-def internal(
-    message: str = "The server had an error while processing the request.", code: str | None = None
-) -> APIError:
-    return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "server_error", code=code or "internal_error")
+def internal(message: str = "The server had an error while processing the request.") -> APIError:
+    return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "server_error", code="internal_error")
 
 
 def no_engines() -> APIError:
@@ -191,24 +175,21 @@ def no_engines() -> APIError:
     return APIError(HTTPStatus.CONFLICT, message, "invalid_request_error", code="no_engines")
 
 
-def bad_gateway(message: str, code: str | None = None) -> APIError:
-    """Return an error for a request that another server should have answered."""
-    return APIError(HTTPStatus.BAD_GATEWAY, message, "server_error", code=code or "upstream_error")
+_BY_KIND: Mapping[ErrorKind, tuple[HTTPStatus, str, str | None]] = {
+    ErrorKind.INVALID: (HTTPStatus.BAD_REQUEST, "invalid_request_error", "invalid_value"),
+    ErrorKind.OVERLOADED: (HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable", "overloaded"),
+    ErrorKind.TIMEOUT: (HTTPStatus.GATEWAY_TIMEOUT, "timeout_error", None),
+    ErrorKind.INTERNAL: (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "internal_error"),
+    ErrorKind.UPSTREAM: (HTTPStatus.BAD_GATEWAY, "server_error", "upstream_error"),
+}
+"""Status, type and default code of actors' errors."""
 
 
 def from_request_error(error: RequestError) -> APIError:
     """Return an actor's error as an HTTP error."""
-    match error.kind:
-        case ErrorKind.INVALID:
-            return invalid(error.message, error.param, error.code or "invalid_value")
-        case ErrorKind.OVERLOADED:
-            return unavailable(error.message, error.code)
-        case ErrorKind.TIMEOUT:
-            return APIError(HTTPStatus.GATEWAY_TIMEOUT, error.message, "timeout_error", code=error.code)
-        case ErrorKind.INTERNAL:
-            return internal(error.message, error.code)
-        case ErrorKind.UPSTREAM:
-            return bad_gateway(error.message, error.code)
+    status, error_type, code = _BY_KIND[error.kind]
+    param = error.param if error.kind is ErrorKind.INVALID else None
+    return APIError(status, error.message, error_type, param=param, code=error.code or code)
 
 
 def error_of(closed: Closed) -> APIError | None:

@@ -1,4 +1,4 @@
-"""Spans over OTLP/HTTP, with OpenTelemetry's SDK. Imported only if traces are wanted (`tracing_config.py`).
+"""Spans over OTLP/HTTP, with OpenTelemetry's SDK.
 
     account closes ──record──▶ one span, started and ended at once ──▶ queue ──▶ the SDK's thread ──POST──▶ collector
 
@@ -28,13 +28,14 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import quipu
+from quipu.actors.config.declarations import COMPLETIONS
 from quipu.actors.messages.counts import Estimate, Known
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 
 from .logs import frames_of
-from .tracing import Refusal, TracedRequest
+from .tracing import Refusal, TracedRequest, Tracer
 
 log = structlog.get_logger("quipu.tracing")
 
@@ -48,10 +49,8 @@ CLOSING_S: Final = 3.0
 
 Value = str | bool | int | float | list[str]
 
-_TEXT_ENDPOINTS: Final = ("/v1/completions",)
 
-
-class OtelTracer:
+class OtelTracer(Tracer):
     """Makes spans and hands them to the SDK."""
 
     def __init__(
@@ -109,7 +108,7 @@ class OtelTracer:
         return self._exporter.num_refused + self._num_displaced
 
     def flush(self) -> None:
-        """Send all queued spans, however long that takes."""
+        """Send all queued spans."""
         self._processor.force_flush()
 
     def close(self) -> None:
@@ -167,10 +166,8 @@ class CountingExporter(SpanExporter):
         self._exporter = exporter
         self._is_away = False
         self.num_taken = 0
-        """Spans taken out of the queue, of which these have been sent..."""
-        self.num_sent = 0
-        self.num_refused = 0
-        """... and these have been refused."""
+        """Spans taken out of the queue."""
+        self.num_sent = self.num_refused = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.num_taken += len(spans)
@@ -226,7 +223,7 @@ def _resource() -> Resource:
 
 def _request_attributes(traced: TracedRequest) -> dict[str, Value]:
     attributes: dict[str, Value] = {
-        "gen_ai.operation.name": "text_completion" if traced.endpoint in _TEXT_ENDPOINTS else "chat",
+        "gen_ai.operation.name": "text_completion" if traced.endpoint == COMPLETIONS else "chat",
         "gen_ai.provider.name": "quipu",
         "http.route": traced.endpoint,
         "quipu.request_id": traced.request_id,

@@ -1,8 +1,7 @@
-"""Spans for OpenTelemetry: what the web layer says of a request, and where the setting comes from.
+"""Spans for OpenTelemetry: what the web layer says of a request.
 
-A `Tracer` is given to the application. The life of a generation has it watch the request's mailbox: the span is made
-from the record with which the account closes, whether or not its client is still there. `otel.py` has the real one,
-which is loaded only where traces are wanted; without it nothing is traced.
+The application is given a `Tracer`. A span is made from the record with which the account closes, whether or not its
+client is still there. `otel.py` has the real tracer, which is loaded only if traces are wanted.
 
 What must always hold: one span a request; no prompt, no token and no text in any of them.
 """
@@ -10,7 +9,6 @@ What must always hold: one span a request; no prompt, no token and no text in an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import attrs
 from prometheus_client import CollectorRegistry
@@ -27,12 +25,11 @@ class TracedRequest:
     headers: Mapping[str, str]
     """`traceparent` and `tracestate`, as received."""
     server: tuple[str, int] | None
-    """Address and port at which the request came in."""
+    """Address and port."""
     request_id: str
     model: str | None = None
     """As requested; None if no model of that name is served."""
     response_id: str | None = None
-    """Id of the response in its API."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -51,30 +48,14 @@ class Refusal:
     ended_unix_s: float
 
 
-class Tracer(Protocol):
-    """Makes spans. No method blocks or raises."""
+class Tracer:
+    """Makes no spans; `OtelTracer` does. No method blocks or raises."""
 
     def record(self, traced: TracedRequest, closed: Closed) -> None:
         """Make the span of a request whose account has closed."""
-        ...
 
     def refuse(self, traced: TracedRequest, refusal: Refusal) -> None:
         """Make the span of a request that ended without an account."""
-        ...
 
     def count_in(self, registry: CollectorRegistry) -> None:
         """Export the numbers of sent and dropped spans as metrics."""
-        ...
-
-
-class NoTracer:
-    """A tracer that does nothing."""
-
-    def record(self, traced: TracedRequest, closed: Closed) -> None:
-        pass
-
-    def refuse(self, traced: TracedRequest, refusal: Refusal) -> None:
-        pass
-
-    def count_in(self, registry: CollectorRegistry) -> None:
-        pass

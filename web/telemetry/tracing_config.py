@@ -1,7 +1,6 @@
 """Whether requests are traced and where their spans go, from the flag and from the environment of OpenTelemetry.
 
-The command line reads the `TracingConfig` and opens the tracer. `otel.py` is imported only if traces are wanted, so its
-packages are optional.
+`otel.py` is imported only if traces are wanted, so its packages are optional.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import trio
 
 from quipu.actors.threads import run_in_thread
 
-from .tracing import NoTracer, Tracer
+from .tracing import Tracer
 
 log = structlog.get_logger("quipu.tracing")
 
@@ -79,7 +78,7 @@ async def open_tracer(config: TracingConfig | None) -> AsyncIterator[Tracer]:
     Raises TracingError if the flag is given and the packages are missing.
     """
     if config is None:
-        yield NoTracer()
+        yield Tracer()
         return
     try:
         from .otel import OtelTracer
@@ -87,7 +86,7 @@ async def open_tracer(config: TracingConfig | None) -> AsyncIterator[Tracer]:
         if config.endpoint is not None:
             raise TracingError(_missing(error)) from None
         log.warning("tracing.off", why=_missing(error))
-        yield NoTracer()
+        yield Tracer()
         return
     tracer = OtelTracer(config.endpoint)
     try:

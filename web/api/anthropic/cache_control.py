@@ -1,16 +1,11 @@
 """`cache_control`: up to which points a client wants its prompt cached, and for how long.
 
-A `Breakpoints` is passed every block that can be marked, in the order of the prompt (tools, system, messages), and
-returns the prompt's marks, whose tokens the tokenizer finds.
-
 What must always hold: at most four breakpoints, and none of an hour after one of five minutes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import attrs
 
 from quipu.actors.messages.prompts import CacheTtl, Mark
 
@@ -24,19 +19,12 @@ Place = Callable[[CacheTtl], Mark]
 """Makes the mark for the end of a block from its ttl."""
 
 
-@attrs.frozen
-class _Found:
-    ttl: CacheTtl
-    param: str
-    mark: Mark | None
-    """None if the block is not rendered."""
-
-
 class Breakpoints:
-    """Collects the breakpoints of one request."""
+    """The breakpoints of one request, which is passed every block that can be marked, in the order of the prompt."""
 
     def __init__(self) -> None:
-        self._found: list[_Found] = []
+        self._found: list[tuple[CacheTtl, Mark | None]] = []
+        """The mark is None if its block is not rendered."""
         self._last_place: Place | None = None
         self._last_marked: CacheTtl | None = None
         """The ttl of the last block that can be marked, if it is."""
@@ -65,16 +53,16 @@ class Breakpoints:
         self._add(ttl, NAME, self._last_place(ttl))
 
     def marks(self) -> tuple[Mark, ...]:
-        """Return all marks, in the order of the prompt."""
-        return tuple(found.mark for found in self._found if found.mark is not None)
+        """Return all marks, whose tokens the tokenizer finds."""
+        return tuple(mark for _, mark in self._found if mark is not None)
 
     def _add(self, ttl: CacheTtl, param: str, mark: Mark | None) -> None:
-        if ttl is CacheTtl.ONE_HOUR and any(found.ttl is CacheTtl.FIVE_MINUTES for found in self._found):
+        if ttl is CacheTtl.ONE_HOUR and any(earlier is CacheTtl.FIVE_MINUTES for earlier, _ in self._found):
             order = f"`1h` must not follow a `{NAME}` of `5m`, in the order of `tools`, `system`, `messages`"
             raise bad_value(f"{param}.ttl", order)
         if len(self._found) == MAX_BREAKPOINTS:
             raise bad_value(param, f"at most {MAX_BREAKPOINTS} blocks may have a `{NAME}`")
-        self._found.append(_Found(ttl, param, mark))
+        self._found.append((ttl, mark))
 
 
 def read_cache_control(fields: Fields) -> CacheTtl | None:

@@ -1,23 +1,20 @@
-"""From the blocks of a conversation to the messages of a chat template.
+"""From the blocks of a conversation to the messages of a chat template, as `prompt.py` lists them.
 
-Text blocks become the content of their role's message; thinking and tool calls are added to the assistant's message; a
-result is a message of its own. Every block that may have a `cache_control` is passed to the `Breakpoints`, with the
-point where it ends. Used by `prompt.py`.
+Every block that may have a `cache_control` is passed to the `Breakpoints`, with the point where it ends.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ContentMark
+from quipu.actors.messages.prompts import CallMark, ChatPart, ContentMark
 
 from ...request.errors import bad_value
 from ..body_shapes import CACHE_CONTROL as NAME
 from ..fields import Fields, wrong_type
 from ..pace import Pace
-from .block_texts import BlockTexts, blocks_of, is_skipped
-from .cache_control import Breakpoints
+from .block_texts import blocks_of, is_skipped, read_text
+from .cache_control import Breakpoints, Place
 
 REDACTED = "[redacted]"
 """Stands for encrypted thinking."""
@@ -25,15 +22,14 @@ _PARAGRAPH = "\n\n"
 
 
 class Conversation:
-    """The messages so far. The last one may still grow, by pieces that are joined once."""
+    """The messages so far. The last one may still grow."""
 
     def __init__(self, breakpoints: Breakpoints, pace: Pace) -> None:
         self.breakpoints = breakpoints
         self.pace = pace
         self.pending_calls: set[str] = set()
-        """Ids of tool calls that have no result yet."""
+        """Ids of tool calls without a result."""
         self.parts: list[ChatPart] = []
-        """The ends of the client's parts so far."""
         self.message: int | None = None
         """The client's message that is being read; None: the system prompt."""
         self.unused: list[str] = []
@@ -62,15 +58,17 @@ class Conversation:
     def think(self, text: str) -> None:
         self._thought.append(text)
 
-    def call(self, call: dict[str, Any]) -> partial[CallMark]:
+    def call(self, call: dict[str, Any]) -> Place:
         """Add a tool call to the last message, and return its place."""
         calls = self._messages[-1].setdefault("tool_calls", [])
         calls.append(call)
-        return partial(_call_mark, len(self._messages) - 1, len(calls) - 1)
+        message, index = len(self._messages) - 1, len(calls) - 1
+        return lambda ttl: CallMark(ttl, message, index)
 
-    def place(self) -> partial[ContentMark]:
+    def place(self) -> Place:
         """Return the end of the content so far."""
-        return partial(_content_mark, len(self._messages) - 1, self._num_chars)
+        message, num_chars = len(self._messages) - 1, self._num_chars
+        return lambda ttl: ContentMark(ttl, message, num_chars)
 
     def end_part(self, part: int | None, role: str, *, is_call: bool = False) -> None:
         """Note the end of a part of the client's message."""
@@ -81,17 +79,13 @@ class Conversation:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the last message has tool calls."""
         return "tool_calls" in self._messages[-1]
 
     @property
     def ends_with_space(self) -> bool:
-        """Whether the last message ends with whitespace."""
-        last = next((text for text in reversed(self._said) if text), "")
-        return last[-1:].isspace()
+        return next((text for text in reversed(self._said) if text), "")[-1:].isspace()
 
     def finish(self) -> tuple[dict[str, Any], ...]:
-        """Return all messages."""
         self._complete()
         return tuple(self._messages)
 
@@ -101,14 +95,6 @@ class Conversation:
             if self._thought:
                 self._messages[-1]["reasoning_content"] = _PARAGRAPH.join(self._thought)
         self._said, self._thought, self._num_chars = [], [], 0
-
-
-def _content_mark(message: int, num_chars: int, ttl: CacheTtl) -> ContentMark:
-    return ContentMark(ttl, message, num_chars)
-
-
-def _call_mark(message: int, call: int, ttl: CacheTtl) -> CallMark:
-    return CallMark(ttl, message, call)
 
 
 async def read_system(blocks: list[Fields], conversation: Conversation, first: int = 0) -> None:
@@ -199,9 +185,7 @@ async def _read_result(block: Fields, conversation: Conversation) -> None:
 
 async def say_text(block: Fields, conversation: Conversation, *, is_result: bool = False) -> None:
     """Add the text of a block. `is_result`: it is part of a tool's result, whose images are skipped."""
-    texts = BlockTexts(conversation.pace, is_result=is_result)
-    text = await texts.read(block)
-    conversation.unused += texts.unused
+    text = await read_text(block, conversation.pace, conversation.unused if is_result else None)
     conversation.say(text)
     if not text and block.get("type") == "text" and block.get(NAME) is not None:
         raise bad_value(block.param(NAME), "cannot be set for an empty text block")
@@ -209,7 +193,7 @@ async def say_text(block: Fields, conversation: Conversation, *, is_result: bool
 
 
 def _skip(block: Fields, conversation: Conversation) -> None:
-    """Leave out a block that means nothing here; a `cache_control` at it has no effect."""
+    """Skip a block, whose `cache_control` then has no effect."""
     conversation.breakpoints.block(block, None)
     conversation.unused.append(block.path)
 

@@ -1,21 +1,18 @@
-"""`tools` and `tool_choice`.
+"""`tools`, which are rendered into the prompt, and `tool_choice`.
 
-Tools are rendered into the prompt, whatever the choice. Tools that Anthropic defines (`web_search_20250305`,
-`bash_20250124` and the like) have no meaning to other models: they are skipped and reported to the client.
+Tools that Anthropic defines (`web_search_20250305`, `bash_20250124`) are skipped and reported to the client.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
-from quipu.actors.messages.prompts import CacheTtl, ToolMark
+from quipu.actors.messages.prompts import ToolMark
 
 from ...request.errors import bad_value
 from ..fields import Fields, wrong_type
 from ..forced_calls import ToolChoice
 from ..pace import Pace
 from ..tool_set import ToolSet
-from .cache_control import Breakpoints
+from .cache_control import Breakpoints, Place
 
 
 async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> ToolSet:
@@ -23,9 +20,12 @@ async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> To
     read = ToolSet(pace)
     for tool in fields.objects("tools", "a list of tools", pace.check_tools):
         await _read_tool(tool, read)
-        shown = len(read.shown)  # a breakpoint at a tool that is skipped is at the end of the one before it
-        breakpoints.block(tool, partial(_tool_mark, shown - 1) if shown else None)
+        breakpoints.block(tool, _place(len(read.shown) - 1))  # of one that is skipped: the end of the one before it
     return read
+
+
+def _place(index: int) -> Place | None:
+    return None if index < 0 else lambda ttl: ToolMark(ttl, index)
 
 
 async def _read_tool(fields: Fields, tools: ToolSet) -> None:
@@ -42,10 +42,6 @@ async def _read_tool(fields: Fields, tools: ToolSet) -> None:
     function = {"name": name, "description": description, "parameters": schema}
     shown, is_strict = {"type": "function", "function": function}, tools.read_strict(fields)
     await tools.add(name, fields.param("name"), shown, schema, fields.param("input_schema"), is_strict=is_strict)
-
-
-def _tool_mark(index: int, ttl: CacheTtl) -> ToolMark:
-    return ToolMark(ttl, index)
 
 
 def read_choice(fields: Fields) -> tuple[ToolChoice, bool]:

@@ -1,11 +1,8 @@
 """The `input` of a response: items of a conversation, read into the messages of a chat prompt.
 
-A string is one user message. Items are messages, calls of tools, their results, and reasoning. What OpenAI's server
-does by itself (searches, images, compacted histories) is skipped and reported to the client; every other type is
-refused by name.
-
-Items are flat where chat messages are nested: calls and reasoning next to an assistant message become part of it
-(`tool_calls`, `reasoning_content`), in the form that chat templates expect.
+A string is one user message. Items are messages, calls of tools, their results, and reasoning; calls and reasoning next
+to an assistant message become part of it, as chat templates expect. What OpenAI's server does by itself (searches,
+images, compacted histories) is skipped and reported to the client; every other type is refused by name.
 """
 
 from __future__ import annotations
@@ -23,35 +20,16 @@ from .prompt_cache import PartBreakpoints
 from .responses_tools import ResponseTools
 from .tool_choice import read_flat_name
 
-SKIPPED = frozenset(
-    {
-        "agent_message",
-        "code_interpreter_call",
-        "compaction",
-        "compaction_summary",
-        "compaction_trigger",
-        "computer_call",
-        "computer_call_output",
-        "configuration_update",
-        "context_compaction",
-        "file_search_call",
-        "image_generation_call",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "mcp_call",
-        "mcp_list_tools",
-        "program",
-        "program_output",
-        "tool_search_call",
-        "tool_search_output",
-        "web_search_call",
-    }
-)
+SKIPPED = {
+    *("agent_message", "code_interpreter_call", "compaction", "compaction_summary", "compaction_trigger"),
+    *("computer_call", "computer_call_output", "configuration_update", "context_compaction", "file_search_call"),
+    *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
+    *("program", "program_output", "tool_search_call", "tool_search_output", "web_search_call"),
+}
 _TEXT_PARTS = ("input_text", "output_text")
 _ANSWER_PARTS = (*_TEXT_PARTS, "refusal")
 _UNREADABLE = ("input_image", "input_file")
-"""Parts that the model cannot read: refused in a message, skipped in the result of a tool, since a history that has one
-could never be continued."""
+"""Refused in a message, and skipped in a tool's result: a history that has one could never be continued."""
 _REASONING_PARTS = {"content": ("reasoning_text", "text"), "summary": ("summary_text",)}
 
 Message = dict[str, Any]
@@ -85,7 +63,6 @@ class _Reader:
         """`system`: the messages before the input."""
         self.messages = [*system]
         self.parts = [ChatPart(None, None, "system", 0, len(message["content"])) for message in system]
-        """Where the texts and calls of the items are in the messages."""
         self._num_before = len(system)
         self._breakpoints = breakpoints
         self.item: int | None = None
@@ -109,7 +86,6 @@ class _Reader:
         }
 
     async def read(self, fields: Fields) -> None:
-        """Read an item."""
         await self._pace.tick()
         item_type = fields.optional_text("type")
         if item_type is None:
@@ -166,8 +142,8 @@ class _Reader:
         message = self.messages[-1]
         calls = message.setdefault("tool_calls", [])
         calls.append(call)
-        place = len(self.messages) - 1, len(message["content"]), len(calls) - 1
-        self.parts.append(ChatPart(self.item, None, "assistant", *place))
+        index, num_chars = len(self.messages) - 1, len(message["content"])
+        self.parts.append(ChatPart(self.item, None, "assistant", index, num_chars, len(calls) - 1))
 
     async def _read_call_output(self, fields: Fields, *, may_be_absent: bool = False) -> None:
         is_empty = fields.get("output") == [] or (may_be_absent and fields.get("output") is None)
@@ -205,6 +181,5 @@ class _Reader:
     async def _read_text(
         self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS, skipped: tuple[str, ...] = ()
     ) -> TextParts:
-        """Return a string, or the joined texts of a list of parts."""
         allowed = " or ".join(part_types)
         return await read_parts(fields, name, part_types, skipped, self._tools.unused, self._pace, allowed)
