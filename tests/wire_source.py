@@ -53,9 +53,10 @@ class SourceNames:
                     yield node.value.decode("latin-1")
 
     def words(self) -> list[str]:
-        """Return every literal and every declared field that could be the name of a JSON field."""
+        """Return every literal, word of a literal and declared field that could be the name of a JSON field."""
+        listed = {word for text in self._literals for word in text.split()}
         declared = {node.target.id for node in self._declarations() if isinstance(node.target, ast.Name)}
-        return sorted(text for text in self._literals | declared if _WORD.fullmatch(text))
+        return sorted(text for text in self._literals | listed | declared if _WORD.fullmatch(text))
 
     def log_events(self) -> dict[str, list[str]]:
         """Return the keywords of every call whose first argument is an event name; `**` for unpacked ones."""

@@ -2,8 +2,7 @@
 
 Check the body, open a ticket at the request desk, register its release on the request's scope, wait for the first event
 (so that early errors have their own status; a stream waits for one heartbeat interval), then respond as a whole or as a
-stream. Each endpoint calls `answer` with a reader of its API, which returns the `Reply` that formats the response
-(`api/openai/routes.py`, `api/anthropic/routes.py`).
+stream. Each endpoint calls `answer` with a reader of its API, which returns the `Reply` that formats the response.
 
 What must always hold: there is no checkpoint between `desk.open` and `on_close(ticket.leave)`; nothing else releases a
 ticket.
@@ -76,15 +75,12 @@ class ParsedRequest:
 
     body: dict[str, Any]
     request_id: str
-    """The server's own."""
     info: ServingInfo
     options: AppOptions
 
 
 @attrs.frozen
 class ReceivedBody:
-    """A body that has arrived and been parsed."""
-
     data: bytes | bytearray
     body: dict[str, Any]
     share: BodyShare
@@ -92,10 +88,10 @@ class ReceivedBody:
 
 
 class PassOn(Protocol):
-    """Passes requests on, at an endpoint that can."""
+    """Passes requests on to upstream servers."""
 
     def is_portable(self, body: dict[str, Any]) -> bool:
-        """Whether any server with this API answers a body as engines of this server do."""
+        """Return whether any server with this API answers a body as engines of this server do."""
         ...
 
     async def __call__(self, received: ReceivedBody, placement: Placement | None = None, /) -> Response:
@@ -117,8 +113,7 @@ async def answer(
 ) -> Response:
     """Serve the current request, whose body may have `max_values` values. Raises APIError.
 
-    `pass_on` serves requests for models of other servers, where this endpoint can; a model that both serve, whoever has
-    less to do.
+    `pass_on` serves models of other servers; a model of both is served by whichever has less to do.
     """
     context = current_request_context()
     context.is_generation = True
@@ -175,7 +170,6 @@ def open_request(
 
 
 def _traced(context: RequestContext, reply: Reply) -> TracedRequest:
-    """Return what a span shows of a request: numbers and names that were checked, and no text."""
     wanted = reply.wanted
     return attrs.evolve(
         context.traced,
@@ -204,7 +198,7 @@ async def _answer_whole(reply: Reply, mailbox: Mailbox, context: RequestContext)
 
 
 async def whole_response(pieces: Iterator[bytes]) -> Response:
-    """Return a response with a length, as most have, or a large one that is made while its client reads it."""
+    """Return a response with a length, or one that is made while its client reads it if it is large."""
     begun: list[bytes] = []
     num_bytes = 0
     while num_bytes < MAX_MADE_BYTES:
@@ -231,8 +225,8 @@ async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[b
 
 
 async def _answer_streamed(reply: Reply, ticket: Ticket, context: RequestContext, options: AppOptions) -> Response:
-    # Until the first event arrives, the request may still be refused with a status of its own. That cannot be waited
-    # for without end: proxies close connections on which nothing is sent.
+    # Until the first event, the request may still be refused with a status of its own. But proxies close connections
+    # on which nothing is sent.
     mailbox = ticket.mailbox
     first: OutletEvent | None = None
     with trio.move_on_after(options.heartbeat_s) as waiting:

@@ -64,8 +64,7 @@ class BodyShare:
         self._count(wanted)
 
     def assign(self, tenant: str) -> None:
-        """Count the share, including earlier bytes, for `tenant`. Raises APIError (503) if that tenant holds too
-        much."""
+        """Count the share, with its earlier bytes, for `tenant`. Raises APIError (503) if it holds too much."""
         self._tenant = tenant
         held = self._num_counted if self._is_open else 0
         if held and self._is_over_share(held):
@@ -95,8 +94,8 @@ class BodyShare:
 class MeteredBody:
     """The body of one request: bytes are counted as they arrive, and handed over once.
 
-    It replaces Quart's own body and inherits nothing from it, since that changes between versions: Quart up to 0.22
-    calls `append`, later versions await `put` and call `disconnect`.
+    It inherits nothing from Quart's own body, since that changes between versions: Quart up to 0.22 calls `append`,
+    later versions await `put` and call `disconnect`.
     """
 
     def __init__(self, length: int | None, max_length: int | None, share: BodyShare) -> None:
@@ -109,7 +108,7 @@ class MeteredBody:
             self._refusal = RequestEntityTooLarge()
 
     def append(self, data: bytes) -> None:
-        """Take bytes from the client. What follows a refusal is dropped."""
+        """Take bytes from the client; drop them after a refusal."""
         if not data or self._refusal is not None:
             return
         if self._max_length is not None and len(self._data) + len(data) > self._max_length:
@@ -123,7 +122,7 @@ class MeteredBody:
         self._data += data
 
     async def put(self, data: bytes) -> None:
-        """Take bytes as `append` does, without waiting: the budget and the length bound them."""
+        """Take bytes without waiting: the budget and the length bound them."""
         self.append(data)
 
     def set_complete(self) -> None:
@@ -132,15 +131,10 @@ class MeteredBody:
     def disconnect(self) -> None:
         """Do nothing: whoever waits for the rest of the body is cancelled with the request."""
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all of it has arrived, or it has been refused."""
-        return self._complete.is_set()
-
     async def take(self, connection: Connection | None = None) -> bytearray:
         """Wait for the whole body and hand it over. Raises RequestEntityTooLarge and APIError."""
         if self._refusal is None:
-            if connection is not None and not self.is_complete:
+            if connection is not None and not self._complete.is_set():
                 await connection.ask_for_body()
             await self._complete.wait()
         if self._refusal is not None:

@@ -1,8 +1,7 @@
 """The fields of every body of a generation request, each declared once: who reads it, who refuses it, and its bounds.
 
-Sampling fields (`actors/messages/sampling.py`) and those of other servers (`foreign_table.py`) have declarations of
-their own and are added to each body here. `declared_body.py` reads and refuses by this table, and `ignored_fields.py`
-names what an endpoint neither reads nor refuses.
+Sampling fields (`actors/messages/sampling.py`) and those of other servers (`foreign_table.py`) are added to each body
+here. `declared_body.py` reads and refuses by this table; `ignored_fields.py` names what an endpoint does not know.
 
 What must always hold: a field that would change an endpoint's answer is read or refused there, never ignored. Of
 several fields that are refused, the first in this table is named.
@@ -25,12 +24,16 @@ from .foreign_table import FOREIGN
 MAX_CHOICES = 128
 """As in OpenAI's API."""
 MAX_LOGPROBS = 20
-"""Limit of the top logprobs for each token."""
-_MAX_PRIORITY = 2**31 - 1
+"""Top logprobs for each token."""
 _OTHER_LIMIT = Refusal(why=Why.UNKNOWN, instead="max_output_tokens")
+_NO_CALL, _NO_LOGPROBS = Refusal(("auto", "none")), Refusal((False,))
 _NEVER: tuple[object, ...] = ()
 """No value is without an effect."""
+_TEXT = ({"type": "text"},)
 _LOGPROBS = Bounds(minimum=0, maximum=MAX_LOGPROBS)
+_ANY, _SOME = Bounds(minimum=0), Bounds(minimum=1)
+_CHOICES = Bounds(minimum=1, maximum=MAX_CHOICES)
+_PRIORITIES = Bounds(minimum=1 - 2**31, maximum=2**31 - 1)
 
 
 def _field(
@@ -77,7 +80,7 @@ _FIELDS = (
     # of one or more
     _field("add_generation_prompt", CHAT, off=(True,), messages=(True,), default=True),
     _field("add_special_tokens", off=OFF, messages=(False,), refusals={COMPLETIONS: Refusal((True,))}),
-    _field("best_of", COMPLETIONS, off=(1,), messages=(1,), bounds=Bounds(minimum=1)),
+    _field("best_of", COMPLETIONS, off=(1,), messages=(1,), bounds=_SOME),
     _field(shapes.CACHE_CONTROL, MESSAGES, inner=shapes.CONTROL),
     _field("cache_salt", *EVERY_API, attribute="cache_salt", default="", max_length=256),
     _field("chat_template", off=OFF, messages=("",)),
@@ -87,12 +90,7 @@ _FIELDS = (
     _field("documents", CHAT, off=OFF, messages=([],)),
     _field("echo", COMPLETIONS, off=OFF, messages=(False,)),
     _field("enable_thinking", CHAT, RESPONSES, off=OFF, messages=_NEVER),
-    _field(
-        "function_call",
-        CHAT,
-        messages=("auto",),
-        refusals={COMPLETIONS: Refusal(("auto", "none")), RESPONSES: Refusal(("auto",))},
-    ),
+    _field("function_call", CHAT, messages=("auto",), refusals={COMPLETIONS: _NO_CALL, RESPONSES: Refusal(("auto",))}),
     _field("functions", CHAT, off=OFF, messages=([],)),
     _field("grammar", COMPLETIONS, CHAT, off=OFF, messages=("",)),
     _field("guided_choice", COMPLETIONS, CHAT, off=OFF, messages=([],)),
@@ -108,70 +106,43 @@ _FIELDS = (
     _field(
         "logprobs",
         COMPLETIONS,
-        messages=(False,),
-        refusals={RESPONSES: Refusal((False,))},
         bounds=_LOGPROBS,
+        messages=(False,),
+        refusals={RESPONSES: _NO_LOGPROBS},
         is_portable=True,
     ),
-    _field("max_tokens", CHAT, refusals={RESPONSES: _OTHER_LIMIT}, bounds=Bounds(minimum=1), is_portable=True),
-    _field("max_tokens", COMPLETIONS, MESSAGES, bounds=Bounds(minimum=0), is_portable=True),
+    _field("max_tokens", CHAT, refusals={RESPONSES: _OTHER_LIMIT}, bounds=_SOME, is_portable=True),
+    _field("max_tokens", COMPLETIONS, MESSAGES, bounds=_ANY, is_portable=True),
     _field(
         "max_completion_tokens",
         CHAT,
+        bounds=_SOME,
         messages=_NEVER,
         refusals={RESPONSES: _OTHER_LIMIT},
-        bounds=Bounds(minimum=1),
         is_portable=True,
     ),
-    _field("max_completion_tokens", COMPLETIONS, bounds=Bounds(minimum=0), is_portable=True),
-    _field("max_output_tokens", RESPONSES, off=_NEVER, messages=_NEVER, bounds=Bounds(minimum=1)),
-    _field("max_tool_calls", RESPONSES, bounds=Bounds(minimum=0)),
+    _field("max_completion_tokens", COMPLETIONS, bounds=_ANY, is_portable=True),
+    _field("max_output_tokens", RESPONSES, off=_NEVER, messages=_NEVER, bounds=_SOME),
+    _field("max_tool_calls", RESPONSES, bounds=_ANY),
     _field("messages", CHAT, items=shapes.CHAT_MESSAGE, is_portable=True),
     _field("messages", MESSAGES, items=shapes.MESSAGE),
     _field("metadata", RESPONSES, is_portable=True),
     _field("metadata", MESSAGES, inner=shapes.METADATA),
     _field("model", *EVERY_API, is_portable=True),
-    _field(
-        "n",
-        COMPLETIONS,
-        CHAT,
-        off=(1,),
-        messages=(1,),
-        default=1,
-        bounds=Bounds(minimum=1, maximum=MAX_CHOICES),
-        is_portable=True,
-    ),
+    _field("n", COMPLETIONS, CHAT, off=(1,), messages=(1,), default=1, bounds=_CHOICES, is_portable=True),
     _field("parallel_tool_calls", CHAT, RESPONSES, messages=(True,), default=True),
-    _field(
-        "priority",
-        *EVERY_API,
-        attribute="priority",
-        default=0,
-        bounds=Bounds(minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY),
-    ),
+    _field("priority", *EVERY_API, attribute="priority", default=0, bounds=_PRIORITIES),
     _field("prompt", COMPLETIONS, refusals={RESPONSES: Refusal()}, is_portable=True),
     _field("prompt_cache_key", *OPENAI, is_portable=True),
     _field("prompt_cache_options", *OPENAI, messages=({},), inner=shapes.CACHE_OPTIONS),
     _field("prompt_cache_retention", *OPENAI, choices=("in_memory", "24h")),
     _field(
-        "prompt_logprobs",
-        COMPLETIONS,
-        CHAT,
-        messages=(False,),
-        refusals={RESPONSES: Refusal((False,))},
-        bounds=_LOGPROBS,
+        "prompt_logprobs", COMPLETIONS, CHAT, bounds=_LOGPROBS, messages=(False,), refusals={RESPONSES: _NO_LOGPROBS}
     ),
     _field("reasoning", RESPONSES, off=OFF, messages=({},), inner=shapes.REASONING),
     _field("reasoning_effort", CHAT, off=("none",), messages=_NEVER, choices=shapes.EFFORTS),
     _field("stream_options", *OPENAI, inner=shapes.STREAM_OPTIONS, is_portable=True),
-    _field(
-        "response_format",
-        COMPLETIONS,
-        CHAT,
-        off=({"type": "text"},),
-        messages=({"type": "text"},),
-        inner=shapes.RESPONSE_FORMAT,
-    ),
+    _field("response_format", COMPLETIONS, CHAT, off=_TEXT, messages=_TEXT, inner=shapes.RESPONSE_FORMAT),
     _field("return_cached_tokens_details", *OPENAI),
     _field("return_token_ids", COMPLETIONS, CHAT, off=OFF, messages=(False,)),
     _field("return_tokens_as_token_ids", COMPLETIONS, CHAT, off=OFF, messages=(False,)),
@@ -184,7 +155,7 @@ _FIELDS = (
     _field("structured_outputs", COMPLETIONS, CHAT, off=OFF, messages=({},), inner=shapes.STRUCTURED_OUTPUTS),
     _field("text", RESPONSES, off=OFF, messages=({},), inner=shapes.RESPONSE_TEXT),
     _field("thinking_token_budget", CHAT, RESPONSES, off=(-1,), messages=(-1,), bounds=Bounds(minimum=-1)),
-    _field("tool_choice", CHAT, RESPONSES, refusals={COMPLETIONS: Refusal(("auto", "none"))}),
+    _field("tool_choice", CHAT, RESPONSES, refusals={COMPLETIONS: _NO_CALL}),
     _field("tool_choice", MESSAGES, inner=shapes.TOOL_CHOICE),
     _field("tools", CHAT, RESPONSES, refusals={COMPLETIONS: Refusal(OFF)}),
     _field("tools", MESSAGES, items=shapes.MESSAGES_TOOL),

@@ -1,7 +1,6 @@
 """What a choice consists of: blocks of text, reasoning and tool calls, in the order in which the model wrote them.
 
-Whole responses are rendered from a `Content` (`stream.py` collects it); streams render the same events one by one, as
-`shown_events` returns them. `CallIds` makes the ids of calls, so that both agree.
+Whole responses are rendered from a `Content`, streams from the same events one by one, as `shown_events` returns them.
 
 What must always hold: the events of any sequence, also one that ends within a call, can be added; blocks that follow
 each other differ in kind, except for calls; a delimiter is in no block.
@@ -32,8 +31,6 @@ _NUM_ID_CHARS, _NUM_SHORT_ID_CHARS = 24, 9
 
 
 class GrowingText:
-    """A text that grows by pieces."""
-
     __slots__ = ("_pieces",)
 
     def __init__(self, text: str = "") -> None:
@@ -115,7 +112,6 @@ class Content:
 
     @property
     def text(self) -> str:
-        """All of its text, without the blocks between."""
         return "".join(str(block.text) for block in self.blocks if isinstance(block, TextBlock))
 
     @property

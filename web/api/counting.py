@@ -1,7 +1,7 @@
-"""Counting the tokens of a prompt that is not served, for the endpoints that do so in their API's shape.
+"""Counting the tokens of a prompt that is not served.
 
-What must always hold: a body is read as the endpoint that would serve it reads it, so that the number is the one that
-its usage would have.
+What must always hold: a body is read as the endpoint that would serve it reads it, so that the number is that of its
+usage.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Body(Fields):
         self.endpoint = endpoint
 
     def refuse_unsupported(self) -> None:
-        """Raise APIError for the first field that would change the answer and is not implemented here, or nowhere."""
+        """Raise APIError for the first field that would change the answer and is not implemented."""
         refuse_foreign(self.values, with_hints=self.endpoint in (CHAT, COMPLETIONS))
         self._refuse(Why.UNSUPPORTED)
 
@@ -54,7 +54,7 @@ class Body(Fields):
         }
 
     def value(self, name: str) -> Any:
-        """Return a field of the type of its default, which it has where the endpoint does not read it."""
+        """Return a field of its default's type; the default where the endpoint does not read it."""
         field = SHAPES[self.endpoint].by_name[name]
         if self.endpoint not in field.apis:
             return field.default

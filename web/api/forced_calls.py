@@ -1,13 +1,13 @@
 """Which of a request's tools are called, and the grammar that makes the model call them.
 
     a call is forced          calls alone, in the model's own format, each with arguments of its tool's schema; a JSON
-                              format of the answer says nothing then, as there is no answer but calls
+                              format of the answer has no effect then
     a format and tools        JSON of that format, or calls
     tools with `strict`       text, in which calls are complete, and match their schemas where tools are strict
     otherwise                 no grammar of calls
 
-Where a call of a tool that is not strict is forced, what of its schema cannot be held is dropped and named: here if the
-model's format of calls cannot hold it, and by the tokenizer if JSON cannot (`actors/grammars/schema_loosening.py`).
+If a tool whose call is forced is not strict, parts of its schema that no grammar enforces are dropped and named: here
+if that is due to the model's format of calls, else by the tokenizer (`actors/grammars/schema_loosening.py`).
 What must always hold: a forced call that cannot be kept is refused by name.
 """
 
@@ -45,7 +45,7 @@ class ToolChoice:
     forced_by: str | None = None
     """The field that asks for a call."""
     one_call: bool = False
-    """There may be one call only, whatever the request says of several."""
+    """There may be only one call, whatever the request says elsewhere."""
 
 
 async def read_calls_grammar(
@@ -88,7 +88,6 @@ async def read_calls_grammar(
 
 
 async def _compile(rules: Iterator[str], tools: Sequence[GrammarTool], pace: Pace) -> GrammarSpec:
-    """Join the rules, with checkpoints."""
     for tool in tools:
         if tool.is_held:
             await check_size(tool.schema, tool.param, pace)

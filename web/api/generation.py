@@ -1,7 +1,11 @@
 """A generation request, independent of the API through which it came.
 
-Each API has readers (`openai/`, `anthropic/`) that check a body field by field and return a `GenerationRequest`, from
-which the message to the tokenizer is made. Nothing below the web layer checks it again.
+The readers of each API check a body field by field and return a `GenerationRequest`, from which the message to the
+tokenizer is made. Nothing below the web layer checks it again.
+
+A client that names itself (`prompt_cache_key` or `user` of OpenAI's APIs, `metadata.user_id` of Anthropic's) is served
+by the engine that served it last if others are hardly better. What must always hold: its name is a hint, and part of no
+block key and no count; no value of one tenant has the digest of another tenant's.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ class WantedScores:
 
     @property
     def prompt_in_engine(self) -> int | None:
-        """Number of top logprobs that the engine has to compute for each prompt token, for either use."""
+        """Number of top logprobs that the engine computes for each prompt token, for either use."""
         return max((n for n in (self.prompt, self.output if self.echo else None) if n is not None), default=None)
 
 
@@ -99,15 +103,15 @@ NO_RULES = ReplyRules()
 
 @attrs.frozen(kw_only=True)
 class GenerationRequest(Encode):
-    """A request whose body has been checked: what the tokenizer is to be told of it, and how it is answered."""
+    """A request whose body has been checked: what the tokenizer is told of it, and how it is answered."""
 
     request_id: str = ""
-    """Like the domain, known when the request is opened."""
+    """Known, like the domain, when the request is opened."""
     domain: str = ""
     model: str
     """The model name that the client sent."""
     affinity_key: str = ""
-    """What the client calls itself; empty: nothing."""
+    """What the client calls itself."""
     scores: WantedScores = NO_SCORES
     include_reasoning: bool = True
     """Reasoning is part of the response; it is counted in any case."""
@@ -124,7 +128,7 @@ class GenerationRequest(Encode):
         return self.num_prompts * self.num_choices
 
     def without_prompts(self) -> GenerationRequest:
-        """Return a copy without the prompts, which may be long and need not be kept while the response is made."""
+        """Return a copy without the prompts, which the response does not need."""
         return attrs.evolve(self, prompts=())
 
     def prewarmed(self, param: str) -> GenerationRequest:
@@ -145,7 +149,7 @@ class GenerationRequest(Encode):
 
 
 def _serves_one(info: ServingInfo) -> bool:
-    """Whether there is one model, under whatever names, so that requests need not name it."""
+    """Return whether there is only one model, which requests need not name."""
     return info.has_engines and not info.passed_on
 
 
@@ -176,10 +180,7 @@ def check_priority(priority: int, *, is_allowed: bool) -> None:
 
 
 def read_affinity_key(fields: Fields, *names: str) -> str:
-    """Return the first of these fields that is not empty, as far as it is looked at; an empty string if all are.
-
-    Raises APIError for any of them that is not a string.
-    """
+    """Return the first of these fields that is not empty, cut, or an empty string. Raises APIError."""
     values = [fields.optional_text(name) for name in names]
     return next((value[:MAX_AFFINITY_CHARS] for value in values if value), "")
 

@@ -1,12 +1,11 @@
 """Parsing a request's JSON without holding the event loop, however the JSON was written.
 
-`orjson` parses a body in one call that holds the interpreter lock: 10 ms for 64 KiB of the worst kind, half a second
-for 8 MiB. So only a small body is parsed at once. In a larger one the commas and brackets are located first
-(`json_structure.py`, in a worker thread), and it is then parsed by orjson piece by piece, with checkpoints between the
-pieces.
+`orjson` holds the interpreter lock: 10 ms for 64 KiB of the worst kind, half a second for 8 MiB. So only a small body
+is parsed in one call. In a larger one the commas and brackets are located first (`json_structure.py`, in a worker
+thread); orjson then parses it piece by piece, with checkpoints in between.
 
-Used by `fields.parse_object`. What must always hold: the result is what orjson makes of the whole body, and what orjson
-refuses is refused; no call parses more than PIECE_VALUES values or PIECE_BYTES bytes.
+What must always hold: the result is what orjson makes of the whole body, and what orjson refuses is refused; no call
+parses more than PIECE_VALUES values or PIECE_BYTES bytes.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ MAX_KEY_BYTES = 64 * 1024
 
 _MODEST_BYTES = 1 << 20
 _modest_scans, _large_scans = trio.CapacityLimiter(1), trio.CapacityLimiter(1)
-"""One body at a time, and one of those beyond `_MODEST_BYTES`: every thread that wants the interpreter lock makes the
-loop wait for it whenever the loop has released it, 10 ms a round with 16 such threads."""
+"""One body of each size at a time: the more threads want the interpreter lock, the longer the loop waits for it, 10 ms
+a round with 16 threads."""
 _WHITESPACE = re.compile(rb"[ \t\n\r]*+")
 _KEY = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\n\r]*+:', re.DOTALL)
 _LONGEST_ESCAPE = 12

@@ -1,7 +1,7 @@
 """Locating the commas and brackets of a JSON body, so that it can be parsed piece by piece (`json_body.py`).
 
-The scan is numpy over the whole body; it runs in a worker thread, where numpy releases the interpreter lock. What must
-always hold: a body with more values, containers or depth than allowed is refused here, before anything is made of it.
+Runs in a worker thread, where numpy releases the interpreter lock. What must always hold: a body with more values,
+containers or depth than allowed is refused here, before anything is made of it.
 """
 
 from __future__ import annotations
@@ -101,8 +101,7 @@ def _scan(data: bytes | bytearray, max_values: int) -> Iterator[tuple[npt.NDArra
 
 
 def _escaped(part: npt.NDArray[np.uint8], first: bool) -> npt.NDArray[np.bool_]:
-    """Return for each byte, and for the one after the last, whether it is escaped. `first`: whether the first one
-    is."""
+    """Return whether each byte, and the one after the last, is escaped. `first`: whether the first one is."""
     escaped = np.zeros(len(part) + 1, np.bool_)
     escaped[0] = first
     backslashes = part == _BACKSLASH

@@ -1,8 +1,7 @@
 """The fields by which a client says what its output must look like, as grammars.
 
-Each API's reader asks for its own fields. Only their shape is checked here; whether a grammar can be compiled is found
-out by the tokenizer, which names the field. What must always hold: a grammar is bounded in bytes and in depth before it
-is written as text, and a request has at most one.
+Only their shape is checked here; the tokenizer compiles the grammar, and names the field if that fails. What must
+always hold: a grammar is bounded in bytes and in depth before it is written as text, and a request has at most one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .json_structure import InvalidJson, TooComplex
 from .pace import Pace
 
 MAX_GRAMMAR_CHARS = MAX_GRAMMAR_BYTES
-"""Of one grammar, and of all schemas of one. The tokenizer counts the bytes, and may be configured to take fewer."""
+"""Of one grammar and all of its schemas. The tokenizer counts bytes, and may be configured to take fewer."""
 MAX_GRAMMAR_DEPTH = 64
 MAX_CHOICES = 4096
 """Strings of a `choice`."""
@@ -51,7 +50,7 @@ async def read_openai_grammar(fields: Fields, pace: Pace) -> GrammarSpec | None:
     """
     specs = [
         await read_format(fields, "response_format", "json_schema", pace),
-        await _read_structured(fields, "structured_outputs", pace),
+        await _read_structured(fields, pace),
     ]
     specs += [await _read_one(fields, f"guided_{name}", _KINDS[name], pace) for name in _LEGACY]
     if fields.get("grammar") != "":  # which llama.cpp takes for none
@@ -73,21 +72,22 @@ async def read_format(fields: Fields, name: str, nested: str | None, pace: Pace)
         case "json_object":
             if form.get("schema") not in (None, {}):  # of llama.cpp, Together and others
                 form.fields("schema")
-                return await _read_schema(form, "schema", pace)
+                return await _read_schema(form, pace)
             return GrammarSpec(GrammarKind.JSON_OBJECT, ANY_OBJECT, form.param("type"))
         case "json_schema":
-            return await _read_named_schema(form if nested is None else form.required_fields(nested), pace)
+            form = form if nested is None else form.required_fields(nested)
+            form.text("name")
+            form.flag("strict")  # the output matches the schema, strict or not
+            form.optional_text("description")
+            return await _read_schema(form, pace)
         case "structural_tag" if nested is not None:
             return await _read_structural_tag(fields.get(name), fields.param(name), pace)
         case "structural_tag" | "grammar" | "regex" as kind:
             raise unsupported_value(form.param("type"), f"`{kind}` is not supported by this server")
+        case _ if nested is None:
+            raise bad_value(form.param("type"), "must be `text`, `json_object` or `json_schema`")
         case _:
-            types = (
-                "`json_object` or `json_schema`"
-                if nested is None
-                else "`json_object`, `json_schema` or `structural_tag`"
-            )
-            raise bad_value(form.param("type"), f"must be `text`, {types}")
+            raise bad_value(form.param("type"), "must be `text`, `json_object`, `json_schema` or `structural_tag`")
 
 
 async def join_rules(rules: Iterator[str], too_long: APIError, pace: Pace) -> str:
@@ -112,7 +112,7 @@ async def read_schema_format(fields: Fields, name: str, pace: Pace) -> GrammarSp
     form = fields.fields(name)
     if form.text("type") != "json_schema":
         raise bad_value(form.param("type"), "must be `json_schema`")
-    return await _read_schema(form, "schema", pace)
+    return await _read_schema(form, pace)
 
 
 def only_one(specs: Sequence[GrammarSpec | None]) -> GrammarSpec | None:
@@ -128,8 +128,7 @@ def both(param: str, other: str) -> APIError:
     return bad_value(param, f"not allowed together with `{other}`")
 
 
-async def as_json(value: Any, param: str, pace: Pace) -> str:
-    """Return a part of the body as JSON. Raises APIError if it is too large or too deep."""
+async def _as_json(value: Any, param: str, pace: Pace) -> str:
     await check_size(value, param, pace)
     return orjson.dumps(value).decode()
 
@@ -158,20 +157,17 @@ async def check_size(value: Any, param: str, pace: Pace) -> None:
         level = inner
 
 
-async def _read_named_schema(form: Fields, pace: Pace) -> GrammarSpec:
-    form.text("name")
-    form.flag("strict")  # the output matches the schema, strict or not
-    form.optional_text("description")
-    return await _read_schema(form, "schema", pace)
+async def _read_schema(form: Fields, pace: Pace) -> GrammarSpec:
+    return await _schema_spec(form.required_fields("schema").values, form.param("schema"), pace)
 
 
-async def _read_schema(form: Fields, name: str, pace: Pace) -> GrammarSpec:
-    value, param = form.required_fields(name).values, form.param(name)
-    await pace.schema(value, f"{param}.properties")
-    return GrammarSpec(GrammarKind.JSON_SCHEMA, await as_json(value, param, pace), param)
+async def _schema_spec(schema: dict[str, Any], param: str, pace: Pace) -> GrammarSpec:
+    await pace.schema(schema, f"{param}.properties")
+    return GrammarSpec(GrammarKind.JSON_SCHEMA, await _as_json(schema, param, pace), param)
 
 
-async def _read_structured(body: Fields, name: str, pace: Pace) -> GrammarSpec | None:
+async def _read_structured(body: Fields, pace: Pace) -> GrammarSpec | None:
+    name = "structured_outputs"
     if body.get(name) is None:
         return None
     fields = body.fields(name)
@@ -208,8 +204,7 @@ async def _read_one(fields: Fields, name: str, kind: GrammarKind, pace: Pace) ->
             schema = await _parsed(value, param, pace) if type(value) is str else value
             if type(schema) is not dict:
                 raise wrong_type(param, "a JSON schema, as an object or as text")
-            await pace.schema(schema, f"{param}.properties")
-            return GrammarSpec(kind, await as_json(schema, param, pace), param)
+            return await _schema_spec(schema, param, pace)
         case GrammarKind.CHOICE:
             return GrammarSpec(kind, await _choices(value, param, pace), param)
     return GrammarSpec(kind, _source(value, param), param)
@@ -224,11 +219,11 @@ def _source(value: Any, param: str) -> str:
 
 
 async def _choices(value: Any, param: str, pace: Pace) -> str:
-    if type(value) is not list or not all(type(choice) is str for choice in value[:MAX_CHOICES]):
+    if type(value) is not list or any(type(choice) is not str for choice in value[:MAX_CHOICES]):
         raise wrong_type(param, "a list of strings")
     if not 0 < len(value) <= MAX_CHOICES:
         raise bad_value(param, f"must have between 1 and {MAX_CHOICES} strings")
-    return await as_json(value, param, pace)
+    return await _as_json(value, param, pace)
 
 
 async def _parsed(text: str, param: str, pace: Pace) -> Any:

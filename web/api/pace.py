@@ -1,8 +1,7 @@
-"""Limits and checkpoints for reading a body, so that a long one neither blocks the event loop nor goes on for ever.
+"""Limits and checkpoints for reading a body, so that a long one does not block the event loop.
 
 Every reader of a body has one `Pace`. It counts each message, part, tool and property, refuses too many of them, and
-lets other tasks run every few hundred. Of all long bodies that are being read, one proceeds in each iteration of the
-loop (`http/turns.py`).
+lets other tasks run every few hundred. Long bodies take turns: one proceeds in each iteration of the loop.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _TOO_MANY = "too_many_items"
 
 
 class Pace:
-    """The progress of reading one body."""
+    """The progress of reading one body. Its checks raise APIError."""
 
     def __init__(self) -> None:
         self._num_parts = self._num_containers = self._num_values = self._num_properties = 0
@@ -58,18 +57,16 @@ class Pace:
             self._has_turn = True
 
     def check_messages(self, messages: list[Any], param: str) -> None:
-        """Raise APIError if there are too many."""
         _check(len(messages), MAX_MESSAGES, param, "items")
 
     def check_parts(self, parts: list[Any], param: str) -> None:
-        """Count the parts of one message. Raises APIError if the request has too many."""
+        """Count the parts of one message."""
         self._num_parts += len(parts)
         if self._num_parts > MAX_PARTS:
             raise bad_value(param, f"all messages together must have at most {MAX_PARTS} parts", _TOO_MANY)
 
     def check_json_text(self, text: str, param: str) -> None:
-        """Count what may become objects and arrays when `text` is parsed as JSON. Raises APIError if there are too
-        many."""
+        """Count what may become objects and arrays of `text` as JSON. Raises APIError if there are too many."""
         num_containers = text.count("{") + text.count("[")
         self._num_containers += num_containers
         self._num_values += num_containers + text.count(",")
@@ -78,11 +75,10 @@ class Pace:
             raise bad_value(param, f"all arguments together must have at most {limits}", _TOO_MANY)
 
     def check_tools(self, tools: Sized, param: str) -> None:
-        """Raise APIError if there are too many."""
         _check(len(tools), MAX_TOOLS, param, "tools")
 
     async def schema(self, schema: dict[str, Any], param: str) -> None:
-        """Walk through a tool's schema. Raises APIError if it has too many properties."""
+        """Count the properties of a tool's schema."""
         num_properties = num_nodes = 0
         waiting: list[Any] = [schema]
         while waiting:

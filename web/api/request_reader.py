@@ -37,7 +37,7 @@ def read_request(
 ) -> GenerationRequest:
     """Check everything that is not specific to one endpoint. Raises APIError.
 
-    `affinity_key`: None: it is in the fields of OpenAI's API.
+    `affinity_key`: None if it is in the fields of OpenAI's API.
     """
     prompt_param = PROMPT_FIELDS[body.endpoint]
     num_choices: int = body.value("n")
@@ -83,7 +83,7 @@ def _read_stop(body: Body) -> tuple[str, ...]:
 
 
 def read_limit(fields: Fields) -> TokenLimit:
-    """`max_completion_tokens`, or else `max_tokens`. Raises APIError."""
+    """Return `max_completion_tokens`, or else `max_tokens`. Raises APIError."""
     # Both are checked, so that neither hides an invalid value of the other.
     older, newer = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
     return TokenLimit(older, "max_tokens") if newer is None else TokenLimit(newer, "max_completion_tokens")

@@ -38,20 +38,18 @@ class Transcript:
     with_reasoning: bool = True
     """Reasoning is part of the response."""
     contents: dict[int, Content] = attrs.field(factory=dict)
-    """By choice."""
+    """By choice, like all that follows."""
     finish_reasons: dict[int, FinishReason] = attrs.field(factory=dict)
     stop_matches: dict[int, str] = attrs.field(factory=dict)
-    """The stop string that ended each choice, if one did."""
+    """The stop string that ended the choice, if one did."""
     scores: dict[int, ScoredColumns] = attrs.field(factory=dict)
-    """Output tokens of each choice, if their logprobs were requested."""
+    """Output tokens, if their logprobs were requested."""
     prompt_scores: dict[int, TokenScores] = attrs.field(factory=dict)
-    """Prompt tokens of each choice, if their logprobs were requested."""
     token_ids: dict[int, array[int]] = attrs.field(factory=dict)
-    """Output tokens of each choice, if their ids were requested."""
+    """Output tokens, if their ids were requested."""
     prompt_token_ids: dict[int, Sequence[int]] = attrs.field(factory=dict)
-    """Prompt tokens of each choice, if their ids were requested."""
     _token_texts: dict[int, TokenText] = attrs.field(factory=dict)
-    """Text of every token in `scores`, stored once."""
+    """Of every token in `scores`."""
     closed: Closed | None = None
     _done: trio.Event = attrs.field(factory=trio.Event)
 
@@ -94,13 +92,10 @@ class Transcript:
             columns = self.scores[event.index] = ScoredColumns(self._token_texts.__getitem__)
         for token in event.scores:
             columns.append(token)
-            self._add_text(token)
-
-    def _add_text(self, token: ScoredToken) -> None:
-        told: tuple[ScoredToken | LikelyToken, ...] = (token, *token.top)
-        for one in told:
-            if one.token_id not in self._token_texts:
-                self._token_texts[one.token_id] = TokenText(one.text, one.utf8)
+            told: tuple[ScoredToken | LikelyToken, ...] = (token, *token.top)
+            for one in told:
+                if one.token_id not in self._token_texts:
+                    self._token_texts[one.token_id] = TokenText(one.text, one.utf8)
 
     async def wait_closed(self) -> Closed:
         """Wait for the request's last event."""
@@ -110,7 +105,6 @@ class Transcript:
         return self.closed
 
     def content(self, index: int) -> Content:
-        """Return what a choice consists of."""
         return self.contents.get(index) or Content()
 
 
@@ -143,7 +137,7 @@ class StreamWriter(ABC):
 
     @abstractmethod
     def _consume_one(self, event: OutletEvent) -> None:
-        """Push what one event amounts to, and `_end` with the last one. Updates the tally."""
+        """Push the bytes of one event, and `_end` with the last one. Updates the tally."""
 
     @abstractmethod
     def _failure(self, error: APIError) -> bytes:

@@ -20,7 +20,7 @@ from .pace import Pace
 
 MAX_NAME_CHARS = 64
 _ITEMS_A_PROPERTY = 8
-"""Finding a property's types takes about as long as reading so many parts of a message, at worst."""
+"""Finding the types of a property takes at worst as long as reading this many parts of a message."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 
 
@@ -42,7 +42,7 @@ class ToolSet:
         return name in self._types
 
     async def read_schema(self, function: Fields, field: str = "parameters") -> Mapping[str, Any]:
-        """Return a tool's schema, empty if it has none. Raises APIError."""
+        """Return a tool's schema, or an empty one. Raises APIError."""
         schema, param = function.get(field), function.param(field)
         if schema is None:
             return {}

@@ -1,8 +1,8 @@
 """Usage as the OpenAI endpoints show it: a projection of the usage record, or of what is known so far.
 
-The `UsageRecord` comes with the last event of a request; a `Tally` adds up the events of a request that is still
-running. Neither is corrected here: numbers are shown as recorded, 0 as 0. Cached tokens that the engine did not count
-are absent; a router's estimate has a field of its own, for who asks for details.
+The `UsageRecord` comes with the last event of a request; a `Tally` adds up the events of a running one. Numbers are
+shown as recorded, 0 as 0. Cached tokens that the engine did not count are absent; a router's estimate has a field of
+its own, for clients that ask for details.
 """
 
 from __future__ import annotations

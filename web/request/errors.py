@@ -121,8 +121,11 @@ def bad_value(param: str, problem: str, code: str = "invalid_value") -> APIError
 
 def unsupported_parameter(param: str, instead: str | None = None) -> APIError:
     """Return an error for a parameter that this server does not implement, and that cannot be ignored."""
-    message = f"Unsupported parameter: `{param}` would change the answer and is not supported by this server."
-    return invalid(message + _use(instead), param, "unsupported_parameter")
+    return invalid(
+        f"Unsupported parameter: `{param}` would change the answer and is not supported by this server.{_use(instead)}",
+        param,
+        "unsupported_parameter",
+    )
 
 
 def _use(instead: str | None) -> str:
@@ -136,8 +139,9 @@ def unsupported_value(param: str, problem: str) -> APIError:
 
 def unknown_parameter(param: str, instead: str | None = None) -> APIError:
     """Return an error for a parameter that this endpoint does not have."""
-    message = f"Unknown parameter: `{param}` is not a parameter of this endpoint."
-    return invalid(message + _use(instead), param, "unknown_parameter")
+    return invalid(
+        f"Unknown parameter: `{param}` is not a parameter of this endpoint.{_use(instead)}", param, "unknown_parameter"
+    )
 
 
 def not_found(message: str, param: str | None = None, code: str | None = None) -> APIError:
