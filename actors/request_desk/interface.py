@@ -16,8 +16,8 @@ import attrs
 
 from ..cache_insight.cache_watch import CacheWatch
 from ..messages.accountant import Caller
-from ..messages.block_manager import CacheMiss
 from ..messages.explanations import Explanation
+from ..messages.handler import LookedUp
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
 from ..messages.prompts import PartSpan, Prompt
@@ -115,19 +115,11 @@ class Forwarding(Protocol):
 
 
 @attrs.frozen
-class PromptLookUp:
-    """What a prompt would find in the cache now."""
+class PromptLookUp(LookedUp):
+    """What a prompt would find in the cache now, as the engine says to which it would be sent."""
 
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    engine_id: int
-    """The engine that it would be sent to."""
-    miss: CacheMiss
-    pinned_for_s: float | None
-    """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
-    num_host_tokens: int = 0
-    """Those of the cached ones that would be loaded from the engine's host tier."""
-    spans: tuple[PartSpan, ...] = ()
+    num_prompt_tokens: int = attrs.field(kw_only=True)
+    spans: tuple[PartSpan, ...] = attrs.field(default=(), kw_only=True)
     """The tokens of each part of each message, if the prompt is a chat."""
 
 

@@ -60,15 +60,8 @@ class PromptQuestions:
         looked_up = await self._lookups.ask(keyed, request.affinity)
         if isinstance(looked_up, RequestError):
             raise PromptRefused(looked_up)
-        return PromptLookUp(
-            num_prompt_tokens=len(keyed.token_ids),
-            num_cached_tokens=looked_up.num_cached_tokens,
-            num_host_tokens=looked_up.num_host_tokens,
-            engine_id=looked_up.engine_id,
-            miss=looked_up.miss,
-            pinned_for_s=looked_up.pinned_for_s,
-            spans=keyed.spans,
-        )
+        found = attrs.asdict(looked_up, recurse=False)
+        return PromptLookUp(**found, num_prompt_tokens=len(keyed.token_ids), spans=keyed.spans)
 
     async def _ask(self, question: Callable[[PromptSlot], PromptQuestion]) -> Counted | Keyed:
         """Return the tokenizer's answer. Raises PromptRefused."""

@@ -51,7 +51,7 @@ INFO = ServingInfo(
 )
 
 
-FOUND = PromptLookUp(40, 32, 0, CacheMiss(MissReason.NONE, 32), None)
+FOUND = PromptLookUp(0, 32, CacheMiss(MissReason.NONE, 32), num_prompt_tokens=40)
 
 
 def record(
