@@ -148,7 +148,8 @@ class Account:
             return
         sequence.num_revised += revision.num_tokens
         if sequence.choice_index == 0:
-            prompt.revise(revision.tier, revision.num_tokens)
+            prompt.reused -= revision.num_tokens
+            prompt.tiers[revision.tier] = prompt.tiers.get(revision.tier, 0) - revision.num_tokens
 
     def complete(self, completed: Completed) -> None:
         sequence = self.sequences[completed.sequence_id]

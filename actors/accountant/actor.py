@@ -41,6 +41,7 @@ from ..messages.accountant import (
 )
 from ..messages.detokenizer import Tokens
 from ..request_desk.desk import RequestDesk
+from .account_entries import Estimation
 from .effects import SideEffects
 from .entry_store import AccountantMessage, EntryStore, Pending, RequestEntries, RequestMessage
 from .journal import Journal
@@ -124,13 +125,13 @@ class Accountant:
                     num_resumed=len(taken.resumed),
                     num_ended=len(taken.ended),
                     num_failed=len(taken.failed) + len(taken.culprits),
-                    num_pinned_blocks_lost=self._metrics.num_pinned_blocks_of(message.engine_id),
+                    num_pinned_blocks_lost=store.cache.num_pinned.get(message.engine_id, 0),
                 )
             case Unsent(sequence_id):
                 pending.concerned = store.requests_of([sequence_id])
                 self._writer.write_unsent(sequence_id)
             case Routed():
-                self._writer.write_estimate(message)
+                self._writer.add(message.sequence_id, Estimation(message.num_overlapping))
             case OpenAccount():
                 store.open(message, self._unix_time())
                 self._metrics.open_accounts.set(store.num_open_accounts)

@@ -65,8 +65,6 @@ class Metrics:
         self._scalings = self._server_counter(
             "quipu:engine_scalings", "Engines added or removed because of the load.", direction=("up", "down")
         )
-        self._num_pinned_blocks: dict[int, int] = {}
-        """By engine, as its last step report says."""
         self.request_cached_tokens = histogram("request_cached_tokens", "Cached tokens of a request.", (0, *_TOKENS))
         self.request_cache_hit_ratio = histogram("request_cache_hit_ratio", "Cached share of a prompt.", _RATIOS)
         self.router_overlap_error = histogram(
@@ -113,15 +111,10 @@ class Metrics:
     def forget_engine(self, engine_id: int) -> None:
         """Show no gauges of an engine any more. What it has counted stays."""
         self._labels.remove(engine_id)
-        self._num_pinned_blocks.pop(engine_id, None)
         for gauge in (self.num_requests_running, self.num_requests_waiting, self._kv_blocks, self._kv_cache_usage):
             gauge.forget(engine_id)
         if self._host_tier is not None:
             self._host_tier.forget_engine(engine_id)
-
-    def num_pinned_blocks_of(self, engine_id: int) -> int:
-        """Return how many blocks only pins keep, as the engine's last step report says."""
-        return self._num_pinned_blocks.get(engine_id, 0)
 
     def set_blocks(self, engine_id: int, *, total: int, free: int, cached: int, pinned: int = 0) -> None:
         """Set the block gauges. `total` excludes the null block, `free` includes the cached ones.
@@ -138,7 +131,6 @@ class Metrics:
         engine_id = report.engine_id
         self.steps.inc(1, engine_id)
         if engine_id in self._labels.engines:  # else it has been removed since
-            self._num_pinned_blocks[engine_id] = report.num_pinned_blocks
             self.num_requests_running.set(report.num_running, engine_id)
             self.num_requests_waiting.set(report.num_waiting, engine_id)
             self.set_blocks(
@@ -158,7 +150,6 @@ class Metrics:
     def set_engine_gone(self, engine_id: int, num_usable_blocks: int) -> None:
         """Set the gauges for a dead engine: its blocks are gone, and its successor's are all free."""
         if engine_id in self._labels.engines:
-            self._num_pinned_blocks[engine_id] = 0
             self.num_requests_running.set(0, engine_id)
             self.num_requests_waiting.set(0, engine_id)
             self.set_blocks(engine_id, total=num_usable_blocks, free=num_usable_blocks, cached=0)

@@ -56,11 +56,6 @@ class PromptAccount:
         lower = any(num_tokens for tier, num_tokens in self.tiers.items() if tier != DEVICE)
         self.settled = admission.reused is not None and not lower
 
-    def revise(self, tier: str, num_tokens: int) -> None:
-        """Take back granted tokens that could not be loaded."""
-        self.reused -= num_tokens
-        self.tiers[tier] = self.tiers.get(tier, 0) - num_tokens
-
     def pin(self, num_tokens: int) -> None:
         self.num_pinned = max(self.num_pinned, num_tokens)
 

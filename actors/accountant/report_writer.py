@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..messages.accountant import EngineDied, Routed, Side, StepReport
+from ..messages.accountant import EngineDied, Side, StepReport
 from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..request_desk.live_sequence import TakenBack
@@ -46,7 +46,11 @@ class ReportWriter:
         if report.admitted_ids or report.admitted_number:
             self._write_admissions(report, now)
         if report.estimated_ids or report.estimated_tokens or report.revised_ids or report.revised_tokens:
-            self._write_corrections(report)
+            for sequence_id, num in zip(report.estimated_ids, report.estimated_tokens, strict=True):
+                self.add(sequence_id, Estimation(num))
+            revisions = zip(report.revised_ids, report.revised_tiers, report.revised_tokens, strict=True)
+            for sequence_id, tier, num in revisions:
+                self.add(sequence_id, Revision(tier, num))
         for sequence_id, start, end in zip(report.span_ids, report.span_starts, report.span_ends, strict=True):
             if (request := requests.get(sequence_id)) is not None:
                 request.add_span(sequence_id, start, end)
@@ -57,7 +61,11 @@ class ReportWriter:
             or report.pinned_ids
             or report.pinned_ends
         ):
-            self._write_commits(report)
+            written = zip(report.written_ids, report.written_starts, report.written_ends, strict=True)
+            for sequence_id, start, end in written:
+                self.add(sequence_id, Written(start, end))
+            for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
+                self.add(sequence_id, Pinned(end))
         sequences.note_tokens(report.token_sequence_ids, report.token_ids)
         sequences.note_last_tokens(report.ended_ids)
         for scores in report.scores:
@@ -67,26 +75,14 @@ class ReportWriter:
                 sequences.note_prompt_scores(sequence_id, start + num_packed(packed))
         sequences.note_progress(report.span_ids, report.span_ends)
         for sequence_id in dict.fromkeys(first_ids):
-            self._add(sequence_id, FirstToken(now))
+            self.add(sequence_id, FirstToken(now))
         if report.terminal_ids or report.terminal_errors:
             self._write_terminals(report)
 
-    def _add(self, sequence_id: int, entry: Entry) -> None:
+    def add(self, sequence_id: int, entry: Entry) -> None:
         """Write an entry, unless its request is closed."""
         if (request := self._store.by_sequence.get(sequence_id)) is not None:
             request.add(sequence_id, entry)
-
-    def _write_corrections(self, report: StepReport) -> None:
-        for sequence_id, num_tokens in zip(report.estimated_ids, report.estimated_tokens, strict=True):
-            self._add(sequence_id, Estimation(num_tokens))
-        for sequence_id, tier, num in zip(report.revised_ids, report.revised_tiers, report.revised_tokens, strict=True):
-            self._add(sequence_id, Revision(tier, num))
-
-    def _write_commits(self, report: StepReport) -> None:
-        for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
-            self._add(sequence_id, Written(start, end))
-        for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
-            self._add(sequence_id, Pinned(end))
 
     def _write_terminals(self, report: StepReport) -> None:
         for sequence_id, error, kind in zip(
@@ -101,7 +97,7 @@ class ReportWriter:
     def write_gap(self, incarnation: int) -> None:
         """Mark every sequence that an engine holds: a report of it was lost, and may have concerned any of them."""
         for sequence_id in self._sequences.held_by(incarnation):
-            self._add(sequence_id, Gap())
+            self.add(sequence_id, Gap())
 
     def write_engine_death(self, message: EngineDied) -> TakenBack:
         """Write what becomes of the sequences that the dead engine held; expect its successor's first report."""
@@ -132,10 +128,6 @@ class ReportWriter:
             return False
         request.add(sequence_id, HandedOver())
         return True
-
-    def write_estimate(self, routed: Routed) -> None:
-        """Write what the router expects an engine to reuse of a sequence's prompt."""
-        self._add(routed.sequence_id, Estimation(routed.num_overlapping))
 
     def write_unsent(self, sequence_id: int) -> None:
         """End a sequence that no engine was given again."""

@@ -34,10 +34,6 @@ class About(msgspec.Struct, frozen=True):
     """The URL without its password; None: SQLite in the data directory."""
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, PRIVATE)
-
-
 @attrs.frozen
 class LedgerFolder:
     data_dir: Path
@@ -61,7 +57,7 @@ class LedgerFolder:
         about = About(before.ledger if before else f"led-{secrets.token_hex(8)}", redacted(url) if url else None)
         if about != before:
             new = self.path / f"{_ABOUT}.new"
-            with open(new, "wb", opener=_open_private) as file:
+            with open(new, "wb", opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, PRIVATE)) as file:
                 file.write(msgspec.json.encode(about))
                 file.flush()
                 os.fsync(file.fileno())

@@ -73,8 +73,13 @@ class Loader:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                await self._run_once()
+                num_bytes = await self._load_some()
+                await self._clean()
                 backoff_s = FIRST_BACKOFF_S
+                assert self.position is not None
+                if num_bytes < READ_BYTES // 2:
+                    await trio.sleep(PAUSE_S)
+                    await self._journal.wait_beyond(self.position)
             except (sa.exc.SQLAlchemyError, LedgerError, OSError, MemoryError) as error:
                 self._fail(error)
                 await trio.sleep(backoff_s)
@@ -88,14 +93,6 @@ class Loader:
                     await self._load_some()
             except (sa.exc.SQLAlchemyError, LedgerError, OSError, MemoryError) as error:
                 self._fail(error)
-
-    async def _run_once(self) -> None:
-        num_bytes = await self._load_some()
-        await self._clean()
-        assert self.position is not None
-        if num_bytes < READ_BYTES // 2:
-            await trio.sleep(PAUSE_S)
-            await self._journal.wait_beyond(self.position)
 
     async def _load_some(self) -> int:
         """Load one batch and return its size in bytes."""

@@ -168,7 +168,7 @@ class LedgerReader:
         found: dict[str, LedgerRecord] = {}
         for entry in entries_after(self._folder, loaded):
             if entry.kind is EntryKind.CLOSED:
-                found.setdefault(entry.request_id, _of_entry(entry))
+                found.setdefault(entry.request_id, _located(entry.record(), entry))
         if self._engine is not None:
             request_ids = list(found)
             with self._engine.connect() as connection:
@@ -194,7 +194,7 @@ class LedgerReader:
             with self._engine.connect() as connection:
                 rows = connection.execute(page).all()
             for row in rows:
-                yield _of_row(row)
+                yield _located(restore(row._asdict()), row)
             if len(rows) < _PAGE:
                 return
             last = rows[-1]
@@ -246,16 +246,8 @@ def entries_after(folder: LedgerFolder, start: Position) -> Iterator[Entry]:
             yield located.entry
 
 
-def _of_entry(entry: Entry) -> LedgerRecord:
-    record = _with_fault(entry.record(), recovered=entry.recovered)
-    return LedgerRecord(record, entry.server, entry.number or 0, entry.hash, entry.recovered)
-
-
-def _of_row(row: sa.Row[tuple[object, ...]]) -> LedgerRecord:
-    record = _with_fault(restore(row._asdict()), recovered=row.recovered)
-    return LedgerRecord(record, row.server, row.number, row.hash, row.recovered)
-
-
-def _with_fault(record: UsageRecord, *, recovered: bool) -> UsageRecord:
-    """Set the fault of a record that an older version recovered without setting it."""
-    return attrs.evolve(record, fault=Fault.RECOVERED) if recovered and record.fault is None else record
+def _located(record: UsageRecord, at: Entry | sa.Row[tuple[object, ...]]) -> LedgerRecord:
+    """Return a record and its place, with the fault that an older version did not set when it recovered it."""
+    if at.recovered and record.fault is None:
+        record = attrs.evolve(record, fault=Fault.RECOVERED)
+    return LedgerRecord(record, at.server, at.number or 0, at.hash, at.recovered)

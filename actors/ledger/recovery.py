@@ -10,7 +10,6 @@ from __future__ import annotations
 import attrs
 import structlog
 
-from ..messages.outcomes import Fault, Outcome
 from ..messages.usage_record import UsageRecord
 from .database import LedgerError
 from .entries import Entry, EntryKind
@@ -65,11 +64,6 @@ def recover(storage: Storage, retries: RetryIndex) -> Recovered:
         if used == 0:
             empty.append(number)
     return Recovered(tuple(open_records.values()), after, max(numbers, default=0) + 1, tuple(empty))
-
-
-def closing_of(record: UsageRecord, now: float) -> UsageRecord:
-    """Make the closing record of a request whose server died: what was known at its admission, and that it failed."""
-    return attrs.evolve(record, outcome=Outcome.FAILED, finish_reason=None, closed_at=now, fault=Fault.RECOVERED)
 
 
 def _record_of(entry: Entry) -> UsageRecord:

@@ -23,6 +23,7 @@ import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..messages.outcomes import Fault, Outcome
 from ..threads import run_in_thread
 from .database import LedgerError, make_engine, migrate, reason, sqlite_url
 from .durable_journal import DurableJournal
@@ -30,7 +31,7 @@ from .entries import MAX_LINE_BYTES, Chain
 from .folder import LedgerFolder
 from .loader import Loader
 from .preallocated_segments import PreallocatedSegments
-from .recovery import Recovered, closing_of, recover
+from .recovery import Recovered, recover
 from .refusals import RefusalBudget
 from .retries import RetryIndex
 from .segment_files import BEGINNING, DiskStorage, Storage
@@ -164,7 +165,8 @@ def _begin(journal: DurableJournal, recovered: Recovered, version: str, now: flo
     """Write this server's first entry and the closing records of dead servers. Raises OSError."""
     journal.start({"version": version, "after": recovered.after})
     for record in recovered.open_records:
-        journal.recover(closing_of(record, now))
+        failed = attrs.evolve(record, outcome=Outcome.FAILED, finish_reason=None, closed_at=now, fault=Fault.RECOVERED)
+        journal.recover(failed)
     if recovered.open_records:
         log.warning(
             "ledger.recovered", num_requests=len(recovered.open_records), help="their server died; closed as failed"
