@@ -48,10 +48,9 @@ class LiveSequences:
         self._waiting: dict[int, Submit] = {}
         """Sequences that wait for a search to end, in order."""
         self.lookups = Lookups(channel.post)
-        self._taken_back = trio.Event()
         self._next_sequence_id = 1
         self._released = trio.Event()
-        """Set when an engine holds a sequence no more."""
+        """Set, and replaced, when an engine holds less than before."""
         self.on_resumed: Callable[[int, bool], object] = lambda num_requests, same_numerics: None
         """Called with the number of resumed requests that an engine is given."""
         self.on_unsent: Callable[[int], object] = self.mark_ended
@@ -109,7 +108,7 @@ class LiveSequences:
             return
         self._free_slot(live)
         self._channel.post(SequenceEnded(sequence_id))
-        self._released.set()
+        self.note_released()
         if not self._suspects.is_active:
             return
         if all(other.request_id != live.request_id for other in self._live.values()):
@@ -180,8 +179,7 @@ class LiveSequences:
         self._waiting = {**{i: again[i] for i in resumed if rest[i].request_id not in may_run}, **self._waiting}
         self._channel.post_first([again[i] for i in resumed if rest[i].request_id in may_run])
         self._let_run()  # what came during a search that this death has ended
-        self._taken_back.set()
-        self._released.set()
+        self.note_released()
         return TakenBack(tuple(resumed), tuple(ended), tuple(failed), tuple(culprits))
 
     def _let_run(self) -> None:
@@ -228,8 +226,7 @@ class LiveSequences:
     async def until_taken_back(self, incarnation: int) -> None:
         """Wait until the accountant has taken back what a dead engine held."""
         while self.held_by(incarnation):
-            self._taken_back = trio.Event()
-            await self._taken_back.wait()
+            await self._released.wait()
 
     def find(self, sequence_id: int) -> LiveSequence | None:
         """Return what is kept of a sequence; None if it has ended."""
@@ -240,12 +237,12 @@ class LiveSequences:
     async def until_idle(self, engine: PooledEngine) -> None:
         """Wait until an engine holds nothing, and nothing is queued for it."""
         while len(engine.queue) or any(live.engine_id == engine.engine_id for live in self._live.values()):
-            self._released = trio.Event()
             await self._released.wait()
 
-    def wake_idle(self) -> None:
-        """Have `until_idle` look again: a queue was emptied."""
-        self._released.set()
+    def note_released(self) -> None:
+        """Have everybody who waits for an engine look again."""
+        released, self._released = self._released, trio.Event()
+        released.set()
 
     def requests_on(self, engine: PooledEngine) -> set[str]:
         return {live.request_id for live in self._live.values() if live.engine_id == engine.engine_id}
@@ -272,5 +269,5 @@ class LiveSequences:
         (again,) = submit_again([live])
         # those of its group that follow are not announced a second time
         self._channel.post_first([attrs.evolve(again, num_to_come=0, tokens_to_come=0)])
-        self._released.set()
+        self.note_released()
         return True

@@ -108,7 +108,7 @@ class Dispatch:
         for group_id in [i for i, group in store.groups.items() if group.engine_id == engine_id]:
             if store.groups.pop(group_id).num_to_come and engine_id in store.engines:
                 queue.post(Abort(group_id, ends_group=True))
-        self._sequences.wake_idle()
+        self._sequences.note_released()
         for message in again:
             self.handle_prompt(message)
 
