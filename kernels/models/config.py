@@ -38,7 +38,6 @@ class MoeConfig:
 class DecoderConfig:
     """The configuration of a decoder."""
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -47,16 +46,20 @@ class DecoderConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope: Rope
-    local_rope: Rope
-    """Of layers with a window; differs from `rope` for Gemma 3 only."""
     max_position_embeddings: int
     tie_word_embeddings: bool
     qkv_bias: bool
     o_bias: bool
+    rope: Rope
+    local_rope: Rope = attrs.field(default=attrs.Factory(lambda config: config.rope, takes_self=True))
+    """Of layers with a window; differs from `rope` for Gemma 3 only."""
     windows: tuple[int | None, ...]
     """How many tokens each layer's attention sees, the token itself included; None: all."""
-    attention_scale: float
+    norms_heads: bool = False
+    """Whether query and key heads are normed before they are rotated."""
+    is_stored_fused: bool = False
+    """Whether a checkpoint has q, k and v in one matrix, and gate and up."""
+    attention_scale: float = attrs.field(default=attrs.Factory(lambda config: config.head_dim**-0.5, takes_self=True))
     """Factor of the product of query and key."""
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
@@ -95,7 +98,7 @@ def read_sizes(
     rms_norm_eps: float = 1e-6,
     tied: bool = False,
 ) -> dict[str, Any]:
-    """Read the sizes that all decoders have, as arguments of `DecoderConfig`.
+    """Read the entries that all decoders have, as arguments of `DecoderConfig`.
 
     The keyword arguments are defaults of absent entries. `default_head_dim` None means hidden size over heads;
     `every_head_its_kv` makes `num_key_value_heads` default to the number of heads. Raises ValueError naming the entry
@@ -113,6 +116,7 @@ def read_sizes(
     epsilon = positive_number(data, "rms_norm_eps", default=rms_norm_eps)
     if epsilon is None:
         raise ValueError("config.json: rms_norm_eps is null, must be a positive number")
+    bias = bool(data.get("attention_bias", False))
     return {
         "vocab_size": positive(data, "vocab_size"),
         "hidden_size": hidden_size,
@@ -124,6 +128,8 @@ def read_sizes(
         "rms_norm_eps": epsilon,
         "max_position_embeddings": positive(data, "max_position_embeddings"),
         "tie_word_embeddings": bool(data.get("tie_word_embeddings", tied)),
+        "qkv_bias": bias,
+        "o_bias": bias,
     }
 
 
@@ -147,20 +153,6 @@ def read_windows(data: dict[str, Any], default_types: list[str], default_window:
         raise ValueError("config.json: sliding_window is null, but layer_types has sliding_attention")
     window = positive(data, "sliding_window", default=default_window)
     return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-def read_qwen_windows(data: dict[str, Any]) -> tuple[int | None, ...]:
-    """Return each layer's window if `use_sliding_window`: by `layer_types`, else from layer `max_window_layers` on."""
-    num_layers = positive(data, "num_hidden_layers")
-    if not data.get("use_sliding_window"):
-        return same_window(data, None)
-    if data.get("sliding_window", 4096) is None:
-        return same_window(data, None)
-    full = data.get("max_window_layers", 28)
-    if not isinstance(full, int) or isinstance(full, bool):
-        raise ValueError(f"config.json: max_window_layers is {full!r}, must be an integer")
-    kinds = ["full_attention" if index < full else "sliding_attention" for index in range(num_layers)]
-    return read_windows(data, kinds, 4096)
 
 
 def same_window(data: dict[str, Any], window: int | None) -> tuple[int | None, ...]:

@@ -14,14 +14,10 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Ops
 from .config import DecoderConfig
-from .gemma2 import Gemma2, parse_gemma2
-from .gemma3 import Gemma3, parse_gemma3
-from .llama import Llama, parse_llama
-from .mistral import Mistral, parse_mistral
-from .phi3 import Phi3, parse_phi3
-from .qwen2 import Qwen2, parse_qwen2
-from .qwen3 import Qwen3, parse_qwen3
-from .qwen3_moe import Qwen3Moe, parse_qwen3_moe
+from .gemma import Gemma, parse_gemma2, parse_gemma3
+from .llama import Llama, parse_llama, parse_mistral, parse_phi3
+from .qwen import parse_qwen2, parse_qwen3, parse_qwen3_moe
+from .refusals import check_entries
 
 
 class Model(Protocol):
@@ -38,22 +34,40 @@ class Model(Protocol):
 
 @attrs.frozen
 class Family:
-    """How to build one architecture's model."""
+    """How to read one architecture's configuration and build its model."""
 
-    parse: Callable[[dict[str, Any]], DecoderConfig]
+    parse_supported: Callable[[dict[str, Any]], DecoderConfig]
+    """Parses a `config.json` that has no entry to refuse. Raises ValueError for one that is missing or wrong."""
     build: Callable[[DecoderConfig, Weights, int], Model]
     """The last argument is the number of positions that rotary tables must cover."""
+    reads: str
+    """Entries that it reads besides those that every family reads, separated by spaces."""
+    activation: str = "silu"
+
+    def parse(self, data: dict[str, Any]) -> DecoderConfig:
+        """Parse `config.json`. Raises ValueError for an entry that is missing or not supported."""
+        check_entries(data, read=self.reads, activation=self.activation)
+        return self.parse_supported(data)
 
 
+_GEMMA = "attention_bias query_pre_attn_scalar sliding_window final_logit_softcapping"
+_QWEN = "sliding_window use_sliding_window max_window_layers"
+_EXPERTS = (
+    "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step "
+    "mlp_only_layers"
+)
+_GELU = "gelu_pytorch_tanh"
 FAMILIES = {
-    "Gemma2ForCausalLM": Family(parse_gemma2, Gemma2),
-    "Gemma3ForCausalLM": Family(parse_gemma3, Gemma3),
-    "LlamaForCausalLM": Family(parse_llama, Llama),
-    "MistralForCausalLM": Family(parse_mistral, Mistral),
-    "Phi3ForCausalLM": Family(parse_phi3, Phi3),
-    "Qwen2ForCausalLM": Family(parse_qwen2, Qwen2),
-    "Qwen3ForCausalLM": Family(parse_qwen3, Qwen3),
-    "Qwen3MoeForCausalLM": Family(parse_qwen3_moe, Qwen3Moe),
+    "Gemma2ForCausalLM": Family(parse_gemma2, Gemma, f"{_GEMMA} attn_logit_softcapping", _GELU),
+    "Gemma3ForCausalLM": Family(
+        parse_gemma3, Gemma, f"{_GEMMA} sliding_window_pattern _sliding_window_pattern rope_local_base_freq", _GELU
+    ),
+    "LlamaForCausalLM": Family(parse_llama, Llama, "attention_bias"),
+    "MistralForCausalLM": Family(parse_mistral, Llama, "sliding_window"),
+    "Phi3ForCausalLM": Family(parse_phi3, Llama, "sliding_window"),
+    "Qwen2ForCausalLM": Family(parse_qwen2, Llama, _QWEN),
+    "Qwen3ForCausalLM": Family(parse_qwen3, Llama, f"attention_bias {_QWEN}"),
+    "Qwen3MoeForCausalLM": Family(parse_qwen3_moe, Llama, f"attention_bias {_QWEN} {_EXPERTS}"),
 }
 
 

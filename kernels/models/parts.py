@@ -1,18 +1,27 @@
-"""Reading the weights that families have in common. Matrices with the same input are fused along their rows.
+"""Reading the weights that models have in common. Matrices with the same input are fused along their rows.
 
-A family's constructor calls these with the names that its checkpoints use; what is computed with the weights is in the
-family's own file.
+A model's constructor calls these; what is computed with the weights is in its own file.
 
 What must always hold: every tensor that the config implies is requested, in the shape that the config implies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 import torch
 
 from ..checkpoints.weights import Weights
 from .config import DecoderConfig
+
+
+@attrs.frozen
+class HeadNorms:
+    """Weights of the norms of query and key heads."""
+
+    q_E: torch.Tensor
+    k_E: torch.Tensor
 
 
 @attrs.frozen
@@ -23,6 +32,7 @@ class Attention:
     qkv_bias_O: torch.Tensor | None
     o_DI: torch.Tensor
     o_bias_D: torch.Tensor | None
+    norms: HeadNorms | None
 
 
 @attrs.frozen
@@ -42,20 +52,41 @@ class Embeddings:
     """The embedding itself if the two are tied."""
 
 
-def read_attention(weights: Weights, prefix: str, c: DecoderConfig) -> Attention:
+def read_norm(weights: Weights, name: str, width: int) -> torch.Tensor:
+    return weights.tensor(name, (width,))
+
+
+def read_gemma_norm(weights: Weights, name: str, width: int) -> torch.Tensor:
+    """Read a norm of Gemma, which stores w for a weight of 1 + w."""
+    return weights.tensor(name, (width,)).float() + 1.0
+
+
+def read_attention(
+    weights: Weights,
+    prefix: str,
+    c: DecoderConfig,
+    read_norm: Callable[[Weights, str, int], torch.Tensor] = read_norm,
+) -> Attention:
     D, Q, KV = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     qkv = [(prefix + "q_proj", Q), (prefix + "k_proj", KV), (prefix + "v_proj", KV)]
+    if c.is_stored_fused:
+        qkv = [(prefix + "qkv_proj", Q + 2 * KV)]
+    q_norm, k_norm = (prefix + f"{name}_norm.weight" for name in ("q", "k"))
     return Attention(
         qkv_OD=weights.fused([(name + ".weight", (rows, D)) for name, rows in qkv]),
         qkv_bias_O=weights.fused([(name + ".bias", (rows,)) for name, rows in qkv]) if c.qkv_bias else None,
         o_DI=weights.tensor(prefix + "o_proj.weight", (D, Q)),
         o_bias_D=weights.tensor(prefix + "o_proj.bias", (D,)) if c.o_bias else None,
+        norms=HeadNorms(read_norm(weights, q_norm, c.head_dim), read_norm(weights, k_norm, c.head_dim))
+        if c.norms_heads
+        else None,
     )
 
 
-def read_mlp(weights: Weights, prefix: str, D: int, F: int) -> Mlp:
+def read_mlp(weights: Weights, prefix: str, D: int, F: int, *, is_stored_fused: bool = False) -> Mlp:
+    gate_up = [("gate_up_proj", 2 * F)] if is_stored_fused else [("gate_proj", F), ("up_proj", F)]
     return Mlp(
-        gate_up_OD=weights.fused([(prefix + "gate_proj.weight", (F, D)), (prefix + "up_proj.weight", (F, D))]),
+        gate_up_OD=weights.fused([(f"{prefix}{name}.weight", (rows, D)) for name, rows in gate_up]),
         down_DF=weights.tensor(prefix + "down_proj.weight", (D, F)),
     )
 
@@ -72,8 +103,3 @@ def split_heads(qkv_NO: torch.Tensor, c: DecoderConfig) -> tuple[torch.Tensor, t
     heads = qkv_NO.view(qkv_NO.shape[0], -1, c.head_dim)
     q_NHE, k_NKE, v_NKE = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
     return q_NHE, k_NKE, v_NKE
-
-
-def read_gemma_norm(weights: Weights, name: str, width: int) -> torch.Tensor:
-    """Read a norm of Gemma, which stores w for a weight of 1 + w."""
-    return weights.tensor(name, (width,)).float() + 1.0

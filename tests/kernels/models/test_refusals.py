@@ -6,7 +6,6 @@ No weights are loaded: a family's `parse` decides before any tensor is read.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,9 +31,7 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 
 def read_of(name: str) -> str:
     """Return the entries that the checkpoint's family reads."""
-    family = find_family(config_of(name))
-    read: str = sys.modules[family.parse.__module__].READ
-    return read
+    return find_family(config_of(name)).reads
 
 
 def parse(name: str, **changes: Any) -> DecoderConfig:
