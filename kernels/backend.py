@@ -137,7 +137,7 @@ class FinishedPass:
 
 
 class RunsAtOnce(ABC):
-    """Base of backends that run a pass while it is launched."""
+    """Base of backends that run a pass while it is launched, and have nothing to do while idle."""
 
     @abstractmethod
     def step(self, batch: StepBatch) -> Drawn:
@@ -145,6 +145,9 @@ class RunsAtOnce(ABC):
 
     def launch(self, batch: StepBatch) -> LaunchedPass:
         return FinishedPass(self.step(batch))
+
+    def while_idle(self) -> bool:
+        return False
 
 
 class Backend(Protocol):

@@ -86,7 +86,7 @@ class FakeBackend(RunsAtOnce):
         if config.num_blocks is None and config.kv_memory != KVMemory():
             raise ValueError("the fake executor has no memory to divide: use --num-blocks")
         num_blocks = config.num_blocks or 1 + _DEFAULT_CONTEXTS * -(-config.max_model_len // config.block_size)
-        self._memory_plan = MemoryPlan(
+        self.memory_plan = MemoryPlan(
             num_blocks=num_blocks,
             block_size=config.block_size,
             block_bytes=SLOT_BYTES * config.block_size,
@@ -105,10 +105,6 @@ class FakeBackend(RunsAtOnce):
     def capabilities(self) -> Capabilities:
         most = self.dials.most_tokens
         return Capabilities(name="fake", dtype="none", invariant=True, kv_cache_dtype="none", most_tokens=most)
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
         dials = self.dials
@@ -152,16 +148,13 @@ class FakeBackend(RunsAtOnce):
         return drawn
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
-        return memoryview(bytearray(num_blocks * self._memory_plan.block_bytes))
+        return memoryview(bytearray(num_blocks * self.memory_plan.block_bytes))
 
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
         read_slots([self._slots[block] for block in blocks], to)
 
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
         write_slots([self._slots[block] for block in blocks], source)
-
-    def while_idle(self) -> bool:
-        return False
 
     def close(self) -> None:
         self._slots = []

@@ -13,19 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
-import attrs
 import numpy as np
 import torch
 
-from ..backend import BackendConfig, Capabilities, MemoryPlan, RunsAtOnce, wants_strict
-from ..batch import Drawn, Scoring, StepBatch
-from ..checkpoints.weights import open_weights
-from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
+from ..backend import BackendConfig, Capabilities, RunsAtOnce, wants_strict
+from ..batch import Drawn, StepBatch
+from ..kv_cache import KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
-from ..models.config import DecoderConfig, check_length, read_config
-from ..models.families import find_family
+from ..models.config import DecoderConfig
+from ..opened_model import open_model
 from ..profile_run import NUM_BLOCKS, largest_pass
+from ..sampling.logprobs import add_scores
 from ..step_types import Scores
 from .build import CannotBuild, Kernels, load_kernels
 from .first_touch import FirstTouch
@@ -58,10 +57,6 @@ class CpuBackend(RunsAtOnce):
         setting or tensor, and for a cache that does not fit.
         """
         wants_strict(config.determinism, strict_is_free=True)  # only validates it: there is one mode
-        config_json = read_config(config.model_path)
-        family = find_family(config_json)
-        model_config = family.parse(config_json)
-        check_length(model_config, config.max_model_len)
         try:
             kernels = kernels or load_kernels()
         except CannotBuild as error:
@@ -69,35 +64,20 @@ class CpuBackend(RunsAtOnce):
         self._library = kernels.library
         check_layout(self._library)
         with torch.inference_mode():
-            source, dtype = open_weights(
-                config.model_path,
-                config_json,
-                load_format=config.load_format,
-                dtype=config.dtype,
-                quantization=config.quantization,
-            )
+            opened = open_model(config)
+            model_config, source, dtype = opened.config, opened.source, opened.dtype
             kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
             _check_supported(model_config, dtype, kv_dtype)
             share = config.memory_share
             check_weights_fit(source.expected_quantized_bytes, memory(), num_sharing=config.num_sharing, share=share)
             activations = source.activations if config.activations == "auto" else config.activations
             weights = PackedWeights(source, self._library, byte_products=activations == "int8")
-            model = family.build(model_config, weights, config.max_model_len)
-            # A tied head may be stored nevertheless; it equals the embedding.
-            weights.check_all_used(
-                ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
-            )
+            model = opened.build(weights)
             if config.activations == "int8" and not weights.is_quantized:
                 raise ValueError("--activations int8 needs quantized weights: add --quantization int8, or int4")
         self.num_threads = 1 if model_config.hidden_size < _ONE_THREAD_BELOW else torch.get_num_threads()
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
-        block = BlockShape(
-            num_layers=model_config.num_layers,
-            num_kv_heads=model_config.num_kv_heads,
-            block_size=config.block_size,
-            head_dim=model_config.head_dim,
-            dtype=kv_dtype,
-        )
+        block = opened.block_shape(config.block_size, kv_dtype)
         self.cache: KVCache
         self._bounds: Bounds
         self._program: Program
@@ -130,7 +110,7 @@ class CpuBackend(RunsAtOnce):
             self._last_drawn = [None] * config.max_num_seqs
             return peak
 
-        self._memory_plan = plan_memory(
+        self.memory_plan = plan_memory(
             config,
             DeviceMemory(
                 block_bytes=block.num_bytes,
@@ -142,11 +122,11 @@ class CpuBackend(RunsAtOnce):
                 host_tier=config.host_tier_bytes,
             ),
         )
-        set_up(self._memory_plan.num_blocks)
+        set_up(self.memory_plan.num_blocks)
         self._first_touch = FirstTouch(self._library, self.cache.tensors)
         self._touching = Lock()  # touching a page writes what it has read
         self._num_writing = 0  # threads that write blocks: none of them waits for another
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
             invariant=True,
@@ -156,14 +136,6 @@ class CpuBackend(RunsAtOnce):
             instruction_set=kernels.instruction_set,
             num_threads=self.num_threads,
         )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
@@ -176,7 +148,12 @@ class CpuBackend(RunsAtOnce):
         token_ids = draw(self._library, batch, rows, logits_MV.numpy(), num_threads=self.num_threads)
         drawn = Drawn.of(batch, rows, token_ids)
         if batch.scoring is not None:
-            drawn = self._score(one_pass, batch.scoring.without(drawn.broken_rows), drawn, logits_MV)
+
+            def head(tokens: list[int]) -> tuple[torch.Tensor, range]:
+                return self._run_head(one_pass, tokens), range(len(tokens))
+
+            drawn_logits = (logits_MV, range(len(rows)))
+            drawn = add_scores(drawn, batch.scoring, drawn_logits, head, self._score_rows, at_once=_SCORED_AT_ONCE)
         for row, token_id in zip(rows, drawn.token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = token_id
         return drawn
@@ -190,7 +167,7 @@ class CpuBackend(RunsAtOnce):
         return torch.cat([nothing_MV, *parts])
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
-        return np.empty(num_blocks * self._memory_plan.block_bytes, np.uint8).data
+        return np.empty(num_blocks * self.memory_plan.block_bytes, np.uint8).data
 
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
         self.cache.read_blocks(blocks, to)
@@ -238,20 +215,6 @@ class CpuBackend(RunsAtOnce):
         """Run the head for these tokens of the pass that `_run_all` has run."""
         one_pass.run(self._library, self._program.head, logits_indices)
         return self._program.logits_MV[: len(logits_indices)]
-
-    def _score(self, one_pass: Pass, scoring: Scoring, drawn: Drawn, logits_MV: torch.Tensor) -> Drawn:
-        """Add the requested scores to what was drawn; `logits_MV` are those of the rows that drew."""
-        at = {row: index for index, row in enumerate(drawn.rows)}
-        scored_rows = [at[row] for row in scoring.drawn_rows]
-        token_ids = [drawn.token_ids[index] for index in scored_rows]
-        scores = self._score_rows(logits_MV, scored_rows, token_ids, scoring.drawn_num_top)
-        prompt_scores = Scores.empty()
-        for start in range(0, len(scoring.prompt_tokens), _SCORED_AT_ONCE):
-            some = slice(start, start + _SCORED_AT_ONCE)
-            some_MV = self._run_head(one_pass, scoring.prompt_tokens[some])
-            target_ids, num_top = scoring.prompt_target_ids[some], scoring.prompt_num_top[some]
-            prompt_scores.extend(self._score_rows(some_MV, range(len(some_MV)), target_ids, num_top))
-        return attrs.evolve(drawn, scores=scores, prompt_scores=prompt_scores)
 
     def _score_rows(
         self, logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]

@@ -57,7 +57,7 @@ def parse_gemma3(data: dict[str, Any]) -> DecoderConfig:
 
 
 def _read_scale(data: dict[str, Any]) -> float:
-    return positive(data, "query_pre_attn_scalar", default=256) ** -0.5
+    return float(positive(data, "query_pre_attn_scalar", default=256) ** -0.5)
 
 
 def _parse_ropes(data: dict[str, Any], head_dim: int) -> tuple[Rope, Rope]:

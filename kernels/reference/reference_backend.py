@@ -13,22 +13,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-import attrs
 import numpy as np
 import torch
 
-from ..backend import BackendConfig, Capabilities, MemoryPlan, RunsAtOnce, refuse_int8_activations, wants_strict
-from ..batch import Drawn, Scoring, StepBatch
-from ..checkpoints.weights import open_weights
-from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
+from ..backend import BackendConfig, Capabilities, RunsAtOnce, refuse_int8_activations, wants_strict
+from ..batch import Drawn, StepBatch
+from ..kv_cache import KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
-from ..models.config import check_length, read_config
-from ..models.families import Model, find_family
+from ..models.families import Model
+from ..opened_model import open_model
 from ..profile_run import NUM_BLOCKS, largest_pass, logits_of_all
-from ..sampling.logprobs import score
+from ..sampling.logprobs import add_scores, score_rows
 from ..sampling.oracle import draw
-from ..step_types import Scores
 from .ops import ReferenceOps
 from .plan import make_plan
 from .profile_ops import EmptyOps
@@ -49,68 +46,39 @@ class ReferenceBackend(RunsAtOnce):
         """
         wants_strict(config.determinism, strict_is_free=True)  # only validates it: there is one mode
         refuse_int8_activations(config.activations, "reference")
-        config_json = read_config(config.model_path)
-        family = find_family(config_json)
-        model_config = family.parse(config_json)
-        check_length(model_config, config.max_model_len)
         with torch.inference_mode():
-            weights, dtype = open_weights(
-                config.model_path,
-                config_json,
-                load_format=config.load_format,
-                dtype=config.dtype,
-                held_in=torch.float32,
-                quantization=config.quantization,
-            )
-            share = config.memory_share
+            opened = open_model(config, held_in=torch.float32)
+            weights, share = opened.source, config.memory_share
             check_weights_fit(weights.expected_bytes, memory(), num_sharing=config.num_sharing, share=share)
-            self._model = family.build(model_config, weights, config.max_model_len)
-            # A tied head may be stored nevertheless; it equals the embedding.
-            weights.check_all_used(
-                ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
-            )
-            kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype)
-            block = BlockShape(
-                num_layers=model_config.num_layers,
-                num_kv_heads=model_config.num_kv_heads,
-                block_size=config.block_size,
-                head_dim=model_config.head_dim,
-                dtype=kv_dtype,
-            )
-        self.one_thread = model_config.hidden_size < _ONE_THREAD_BELOW
+            self._model = opened.build(weights)
+        kv_dtype = choose_kv_dtype(config.kv_cache_dtype, opened.dtype)
+        block = opened.block_shape(config.block_size, kv_dtype)
+        self.one_thread = opened.config.hidden_size < _ONE_THREAD_BELOW
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
         self._ops: type[ReferenceOps] = ReferenceOps
-        self._dtype = dtype
+        self._dtype = opened.dtype
         self.cache = KVCache(NUM_BLOCKS, block)
-        self._memory_plan = plan_memory(
+        self.memory_plan = plan_memory(
             config,
             DeviceMemory(
                 block_bytes=block.num_bytes,
                 weights_bytes=weights.num_bytes,
                 held=resident(),
-                profile=partial(self._profile, config, model_config.vocab_size),
+                profile=partial(self._profile, config, opened.config.vocab_size),
                 memory=memory,
                 share=share,
                 host_tier=config.host_tier_bytes,
             ),
         )
-        self.cache = KVCache(self._memory_plan.num_blocks, block)
-        self._capabilities = Capabilities(
+        self.cache = KVCache(self.memory_plan.num_blocks, block)
+        self.capabilities = Capabilities(
             name="reference",
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=str(opened.dtype).removeprefix("torch."),
             invariant=True,
             weights=weights.format,
             kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
             num_threads=1 if self.one_thread else torch.get_num_threads(),
         )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
@@ -119,7 +87,8 @@ class ReferenceBackend(RunsAtOnce):
             logits_MV = head.logits([batch.query_start[row + 1] - 1 for row in rows])
             drawn = Drawn.of(batch, rows, draw(batch, rows, logits_MV.numpy()))
             if batch.scoring is not None:
-                drawn = _score(batch.scoring.without(drawn.broken_rows), drawn, logits_MV, head)
+                drawn_logits = (logits_MV, range(len(rows)))
+                drawn = add_scores(drawn, batch.scoring, drawn_logits, head.rows, score_rows, at_once=ROWS)
         for row, token_id in zip(rows, drawn.token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = token_id
         return drawn
@@ -155,16 +124,13 @@ class ReferenceBackend(RunsAtOnce):
             self._last_drawn = [None] * config.max_num_seqs
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
-        return np.empty(num_blocks * self._memory_plan.block_bytes, np.uint8).data
+        return np.empty(num_blocks * self.memory_plan.block_bytes, np.uint8).data
 
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
         self.cache.read_blocks(blocks, to)
 
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
         self.cache.write_blocks(blocks, source)
-
-    def while_idle(self) -> bool:
-        return False
 
     def close(self) -> None:
         """Drop weights and cache, which frees their memory."""
@@ -186,21 +152,8 @@ class _Head:
         x_MD[: len(tokens)] = x_ND[tokens]
         return self._model.logits(x_MD, self._ops)[: len(tokens)]
 
-
-def _score(scoring: Scoring, drawn: Drawn, logits_MV: torch.Tensor, head: _Head) -> Drawn:
-    """Add the requested scores to what was drawn; `logits_MV` are those of the rows that drew."""
-    at = {row: index for index, row in enumerate(drawn.rows)}
-    scored_rows = [at[row] for row in scoring.drawn_rows]
-    drawn_scores = score(
-        logits_MV[scored_rows], [drawn.token_ids[index] for index in scored_rows], scoring.drawn_num_top
-    )
-    prompt_scores = Scores.empty()
-    # tile by tile: the logits of a whole prompt may be larger than the model
-    for start in range(0, len(scoring.prompt_tokens), ROWS):
-        tile = slice(start, start + ROWS)
-        tile_MV = head.logits(scoring.prompt_tokens[tile])
-        prompt_scores.extend(score(tile_MV, scoring.prompt_target_ids[tile], scoring.prompt_num_top[tile]))
-    return attrs.evolve(drawn, scores=drawn_scores, prompt_scores=prompt_scores)
+    def rows(self, tokens: list[int]) -> tuple[torch.Tensor, range]:
+        return self.logits(tokens), range(len(tokens))
 
 
 @contextmanager

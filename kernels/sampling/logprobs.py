@@ -1,6 +1,6 @@
 """Logprobs of one token per row of logits, and of the most likely tokens. The oracle of faster implementations.
 
-A backend calls `score` with the raw logits, before temperature and filters.
+A backend calls `add_scores` with the raw logits, before temperature and filters.
 
 What must always hold: the bits of a row's scores depend on that row alone. So rows are processed one by one, and no
 operation has a shape that depends on their number. Ties go to the lower token id.
@@ -8,11 +8,49 @@ operation has a shape that depends on their number. Ties go to the lower token i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import attrs
 import torch
 
+from ..batch import Drawn, Scoring
 from ..step_types import Scores
+
+Rows = tuple[torch.Tensor, Sequence[int]]
+"""Logits, and which of their rows are meant."""
+
+
+def add_scores(
+    drawn: Drawn,
+    scoring: Scoring,
+    rows: Rows,
+    head: Callable[[list[int]], Rows],
+    score_rows: Callable[[torch.Tensor, Sequence[int], list[int], list[int]], Scores],
+    *,
+    at_once: int,
+) -> Drawn:
+    """Add the requested scores to what was drawn, from the logits of `drawn.rows`.
+
+    `head` computes the logits of tokens of the prompt, `at_once` of them: those of a whole prompt may be larger than
+    the model. `score_rows` scores rows of logits like `score`.
+    """
+    scoring = scoring.without(drawn.broken_rows)
+    logits_MV, places = rows
+    at = {row: index for index, row in enumerate(drawn.rows)}
+    chosen = [at[row] for row in scoring.drawn_rows]
+    token_ids = [drawn.token_ids[index] for index in chosen]
+    scores = score_rows(logits_MV, [places[index] for index in chosen], token_ids, scoring.drawn_num_top)
+    prompt_scores = Scores.empty()
+    for start in range(0, len(scoring.prompt_tokens), at_once):
+        some = slice(start, start + at_once)
+        target_ids, num_top = scoring.prompt_target_ids[some], scoring.prompt_num_top[some]
+        prompt_scores.extend(score_rows(*head(scoring.prompt_tokens[some]), target_ids, num_top))
+    return attrs.evolve(drawn, scores=scores, prompt_scores=prompt_scores)
+
+
+def score_rows(logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]) -> Scores:
+    """Score one token for each of these rows like `score`."""
+    return score(logits_MV[list(rows)], target_ids, num_top)
 
 
 def score(logits_MV: torch.Tensor, target_ids: Sequence[int], num_top: Sequence[int]) -> Scores:

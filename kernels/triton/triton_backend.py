@@ -17,16 +17,14 @@ from collections.abc import Sequence
 import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, MemoryPlan, RunsAtOnce, refuse_int8_activations, wants_strict
-from ..batch import Drawn, Scoring, StepBatch
-from ..checkpoints.weights import open_weights
-from ..kv_cache import BlockShape, KVCache, choose_kv_dtype
+from ..backend import BackendConfig, Capabilities, RunsAtOnce, refuse_int8_activations, wants_strict
+from ..batch import Drawn, StepBatch
+from ..kv_cache import KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
-from ..models.config import DecoderConfig, check_length, read_config
-from ..models.families import find_family
+from ..models.config import DecoderConfig
+from ..opened_model import open_model
 from ..profile_run import NUM_BLOCKS, largest_pass
-from ..sampling.logprobs import score
-from ..step_types import Scores
+from ..sampling.logprobs import add_scores, score_rows
 from .availability import check_capability, request_strict_cublas
 from .configs import Tiles, shared_tile, tiles_for, token_ladder
 from .device import CudaDevice, Device
@@ -64,23 +62,14 @@ class TritonBackend(RunsAtOnce):
             check_capability()
             device = CudaDevice()
         refuse_int8_activations(config.activations, "triton")
-        config_json = read_config(config.model_path)
-        family = find_family(config_json)
-        model_config = family.parse(config_json)
-        check_length(model_config, config.max_model_len)
         self._device = device
-        self._model_config = model_config
         self._config = config
         self._tiles = tiles if tiles is not None else tiles_for(torch.cuda.get_device_capability())
         self._linear: Linear = LibraryLinear()
         with torch.inference_mode():
-            source, dtype = open_weights(
-                config.model_path,
-                config_json,
-                load_format=config.load_format,
-                dtype=config.dtype,
-                quantization=config.quantization,
-            )
+            opened = open_model(config)
+            model_config, source, dtype = opened.config, opened.source, opened.dtype
+            self._model_config = model_config
             _check_kv_dtype(config.kv_cache_dtype, dtype)
             if config.num_sharing > 1:
                 memory = device.memory()
@@ -90,11 +79,7 @@ class TritonBackend(RunsAtOnce):
                 # without tensor cores a tile of many rows needs too many registers
                 self._tiles = shared_tile(self._tiles)
             weights = DeviceWeights(source, device.torch_device)
-            self._model = family.build(model_config, weights, config.max_model_len)
-            # A tied head may be stored nevertheless; it equals the embedding.
-            weights.check_all_used(
-                ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
-            )
+            self._model = opened.build(weights)
             self.strict_kernels: StrictKernels | None = None
             if strict:
                 heads = _heads(model_config)
@@ -103,15 +88,9 @@ class TritonBackend(RunsAtOnce):
                     weights.matrices, kinds, heads, config, device, self._tiles, dtype, allow_cublas=allow_cublas
                 )
                 self._tiles, self._linear = self.strict_kernels.tiles, self.strict_kernels.linear
-            self._block = BlockShape(
-                num_layers=model_config.num_layers,
-                num_kv_heads=model_config.num_kv_heads,
-                block_size=config.block_size,
-                head_dim=model_config.head_dim,
-                dtype=dtype,
-            )
+            self._block = opened.block_shape(config.block_size, dtype)
             self._start(NUM_BLOCKS)
-            self._memory_plan = plan_memory(
+            self.memory_plan = plan_memory(
                 config,
                 DeviceMemory(
                     block_bytes=self._block.num_bytes,
@@ -122,8 +101,8 @@ class TritonBackend(RunsAtOnce):
                     default=device.default_kv_memory,
                 ),
             )
-            self._start(self._memory_plan.num_blocks)
-        self._capabilities = Capabilities(
+            self._start(self.memory_plan.num_blocks)
+        self.capabilities = Capabilities(
             name="triton",
             dtype=str(dtype).removeprefix("torch."),
             invariant=strict,
@@ -161,35 +140,22 @@ class TritonBackend(RunsAtOnce):
             linear=self._linear,
         )
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        return self._memory_plan
-
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         finished = self._run(batch)
-        drawn, scores = Drawn(rows=[], token_ids=[]), Scores.empty()
+        drawn = Drawn(rows=[], token_ids=[])
+        drawn_logits: tuple[torch.Tensor, list[int]] = (torch.empty(0, 0), [])
         if rows:
-            logits_MV, places = finished.logits([batch.query_start[row + 1] - 1 for row in rows])
-            pending = self._sampler.begin(batch, rows, logits_MV, places)
+            drawn_logits = finished.logits([batch.query_start[row + 1] - 1 for row in rows])
+            pending = self._sampler.begin(batch, rows, *drawn_logits)
             drawn = Drawn.of(batch, rows, pending.read(batch, rows))
             for row in rows:
                 self._has_drawn[batch.slots[row]] = True
         if batch.scoring is None:
             return drawn
-        at = {row: index for index, row in enumerate(rows)}
-        scoring = batch.scoring.without(drawn.broken_rows)
-        chosen = [at[row] for row in scoring.drawn_rows]
-        if chosen:
-            scored_MV = logits_MV[[places[index] for index in chosen]]
-            scores = score(scored_MV, [drawn.token_ids[index] for index in chosen], scoring.drawn_num_top)
-        return attrs.evolve(drawn, scores=scores, prompt_scores=_score_prompts(batch.scoring, finished))
+        return add_scores(drawn, batch.scoring, drawn_logits, finished.logits, score_rows, at_once=_SCORED_AT_ONCE)
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
@@ -212,7 +178,7 @@ class TritonBackend(RunsAtOnce):
         self._has_drawn = [False] * config.max_num_seqs
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
-        return self._device.host_memory(num_blocks * self._memory_plan.block_bytes)
+        return self._device.host_memory(num_blocks * self.memory_plan.block_bytes)
 
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
         with self._device.transfers():
@@ -221,9 +187,6 @@ class TritonBackend(RunsAtOnce):
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
         with self._device.transfers():
             self.cache.write_blocks(blocks, source)
-
-    def while_idle(self) -> bool:
-        return False
 
     def close(self) -> None:
         """Drop weights, cache and graphs, which frees their memory."""
@@ -248,12 +211,3 @@ def _check_kv_dtype(name: str, dtype: torch.dtype) -> None:
     if choose_kv_dtype(name, dtype) != dtype:
         ours = str(dtype).removeprefix("torch.")
         raise ValueError(f"--kv-cache-dtype {name}: the triton executor keeps the KV cache in the weights' {ours} only")
-
-
-def _score_prompts(scoring: Scoring, finished: Finished) -> Scores:
-    scores = Scores.empty()
-    for start in range(0, len(scoring.prompt_tokens), _SCORED_AT_ONCE):
-        some = slice(start, start + _SCORED_AT_ONCE)
-        logits_MV, places = finished.logits(scoring.prompt_tokens[some])
-        scores.extend(score(logits_MV[places], scoring.prompt_target_ids[some], scoring.prompt_num_top[some]))
-    return scores

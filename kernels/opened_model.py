@@ -1,0 +1,65 @@
+"""A checkpoint as backends open it: its configuration is read, its weights are about to be.
+
+What must always hold: whatever of the configuration is not supported is refused before any tensor is read.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from .backend import BackendConfig
+from .checkpoints.weights import PieceByPiece, Weights, open_weights
+from .kv_cache import BlockShape
+from .models.config import DecoderConfig, check_length, read_config
+from .models.families import Family, Model, find_family
+
+
+@attrs.frozen
+class OpenedModel:
+    """A model without its weights."""
+
+    config: DecoderConfig
+    source: PieceByPiece
+    dtype: torch.dtype
+    """To which all weights are rounded."""
+    _family: Family
+    _num_positions: int
+
+    def build(self, weights: Weights) -> Model:
+        """Read all weights. Raises ValueError naming a tensor that is missing, wrong or not used."""
+        model = self._family.build(self.config, weights, self._num_positions)
+        # a tied head may be stored nevertheless; it equals the embedding
+        weights.check_all_used(ignore=frozenset({"lm_head.weight"} if self.config.tie_word_embeddings else ()))
+        return model
+
+    def block_shape(self, block_size: int, kv_dtype: torch.dtype) -> BlockShape:
+        config = self.config
+        return BlockShape(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            block_size=block_size,
+            head_dim=config.head_dim,
+            dtype=kv_dtype,
+        )
+
+
+def open_model(config: BackendConfig, *, held_in: torch.dtype | None = None) -> OpenedModel:
+    """Open the checkpoint that `config` names; `held_in` is as for `open_weights`.
+
+    Raises ValueError for an unsupported architecture, entry or setting, and for a `max_model_len` beyond the model's
+    positions.
+    """
+    config_json = read_config(config.model_path)
+    family = find_family(config_json)
+    model_config = family.parse(config_json)
+    check_length(model_config, config.max_model_len)
+    source, dtype = open_weights(
+        config.model_path,
+        config_json,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        held_in=held_in,
+        quantization=config.quantization,
+    )
+    return OpenedModel(model_config, source, dtype, family, config.max_model_len)
