@@ -80,15 +80,15 @@ class Setting:
     metavar: str | None = None
     group: str = "engine"
     """Settings of one group stand together in `--help`."""
-    key: str
+    key: str = attrs.field(default=attrs.Factory(lambda setting: setting.destination, takes_self=True))
     """Its name in `/server_info`."""
-    is_shown: bool = True
+    is_shown: bool = attrs.field(default=attrs.Factory(lambda setting: bool(setting.help), takes_self=True))
     """In `/server_info`."""
 
     @property
     def destination(self) -> str:
         """Its name among parsed arguments."""
-        return _destination(self.flags[0])
+        return self.flags[0].removeprefix("--").replace("-", "_")
 
     def default_words(self) -> str:
         """Return the default as documents write it."""
@@ -101,39 +101,20 @@ class Setting:
         return number(self.default) if isinstance(self.default, int | float) else str(self.default)
 
 
-def _destination(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
-
-
 def setting(
     default: T,
     *flags: str,
-    help: str = "",
-    resolved: str = "",
-    reader: str = "",
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
-    choices: tuple[str, ...] = (),
-    metavar: str | None = None,
-    group: str = "engine",
-    key: str = "",
-    is_shown: bool = True,
+    **words: Any,
 ) -> T:
-    """Declare a setting as the value of an attrs field: see `Setting`. Its `reader` follows from the field's type."""
-    declaration = Setting(
-        reader=reader,
-        flags=flags,
-        default=None if resolved else default,
-        resolved=resolved,
-        help=help,
-        bounds=Bounds(minimum=minimum, above=above, maximum=maximum),
-        choices=choices,
-        metavar=metavar,
-        group=group,
-        key=key or _destination(flags[0]),
-        is_shown=is_shown and bool(help),
-    )
+    """Declare a setting as the value of an attrs field; `words` are fields of `Setting`.
+
+    Its `reader` follows from the field's type.
+    """
+    bounds = Bounds(minimum=minimum, above=above, maximum=maximum)
+    declaration = Setting(flags=flags, default=None if "resolved" in words else default, bounds=bounds, **words)
     return attrs.field(default=default, metadata={_KEY: declaration})
 
 
@@ -159,6 +140,10 @@ OPENAI = (COMPLETIONS, CHAT, RESPONSES)
 EVERY_API = (*OPENAI, MESSAGES)
 
 
+_DEFAULT = (REQUIRED,)
+"""As what is off, until the default is known: the default alone."""
+
+
 @attrs.frozen(kw_only=True)
 class SamplingField:
     """A field of a request body that says how tokens are drawn."""
@@ -170,26 +155,27 @@ class SamplingField:
     reader: str = ""
     """Which reader of `web/api/sampling.py` takes its value: `number`, `integer`, `boolean`, and some of their own."""
     help: str
-    apis: tuple[str, ...]
+    apis: tuple[str, ...] = OPENAI
     """The endpoints that take it. The others refuse it, unless its value is one of `off`."""
     bounds: Bounds
-    messages_bounds: Bounds
+    messages_bounds: Bounds = attrs.field(default=attrs.Factory(lambda field: field.bounds, takes_self=True))
     """On `/v1/messages`, where Anthropic's API has others."""
-    max_length: int | None
+    max_length: int | None = None
     """Of a list or object."""
-    values: str
+    values: str = ""
     """In words for the documents, where the bounds do not say it all."""
-    default: Any
-    off: tuple[Any, ...]
+    default: Any = None
+    """That of the attrs field."""
+    off: tuple[Any, ...] = _DEFAULT
     """Values that ask for nothing."""
-    same_as_off: float | None
+    same_as_off: float | None = None
     """A number that the API has for "off" and the engine does not."""
-    is_clamped: bool
+    is_clamped: bool = False
     """A number beyond the vocabulary's size means all of it."""
-    at_most_max_tokens: bool
-    from_checkpoint: bool
+    at_most_max_tokens: bool = False
+    from_checkpoint: bool = False
     """A checkpoint's generation_config.json may suggest another default."""
-    is_portable: bool
+    is_portable: bool = False
     """It means the same to other servers with the same API."""
 
     def on(self, endpoint: str) -> SamplingField:
@@ -198,44 +184,10 @@ class SamplingField:
 
 
 def sampling_rule(
-    help: str,
-    *,
-    name: str = "",
-    reader: str = "",
-    apis: tuple[str, ...] = OPENAI,
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: float | None = None,
-    messages_bounds: Bounds | None = None,
-    max_length: int | None = None,
-    values: str = "",
-    off: tuple[Any, ...] | None = None,
-    same_as_off: float | None = None,
-    is_clamped: bool = False,
-    at_most_max_tokens: bool = False,
-    from_checkpoint: bool = False,
-    is_portable: bool = False,
+    help: str, *, minimum: float | None = None, above: float | None = None, maximum: float | None = None, **words: Any
 ) -> SamplingField:
-    """Declare a sampling field: see `SamplingField`. Its default is that of the attrs field, which is off unless
-    said."""
-    bounds = Bounds(minimum=minimum, above=above, maximum=maximum)
-    return SamplingField(
-        name=name,
-        reader=reader,
-        help=help,
-        apis=apis,
-        bounds=bounds,
-        messages_bounds=messages_bounds or bounds,
-        max_length=max_length,
-        values=values,
-        default=REQUIRED,
-        off=_DEFAULT if off is None else off,
-        same_as_off=same_as_off,
-        is_clamped=is_clamped,
-        at_most_max_tokens=at_most_max_tokens,
-        from_checkpoint=from_checkpoint,
-        is_portable=is_portable,
-    )
+    """Declare a sampling field; `words` are fields of `SamplingField`."""
+    return SamplingField(help=help, bounds=Bounds(minimum=minimum, above=above, maximum=maximum), **words)
 
 
 def sampling_field(default: T, help: str, **words: Any) -> T:
@@ -243,8 +195,6 @@ def sampling_field(default: T, help: str, **words: Any) -> T:
     return attrs.field(default=default, metadata={_KEY: sampling_rule(help, **words)})
 
 
-_DEFAULT = (REQUIRED,)
-"""As what is off, until the default is known: the default alone."""
 _DECLARED_ELSEWHERE: dict[type[attrs.AttrsInstance], Mapping[str, SamplingField]] = {}
 """Fields of classes that cannot import this module, by attribute. Filled while modules are imported."""
 _FIELD_READERS = {int: "integer", float: "number", bool: "boolean"}
