@@ -13,6 +13,7 @@ from enum import Enum
 
 import attrs
 import msgspec
+from msgspec.structs import astuple
 
 
 class SequenceKind(Enum):
@@ -110,25 +111,13 @@ class Scores(msgspec.Struct, array_like=True, frozen=True):
 
     def extend(self, others: Scores) -> None:
         """Append `others`."""
-        self.token_ids.extend(others.token_ids)
-        self.logprobs.extend(others.logprobs)
-        self.ranks.extend(others.ranks)
-        self.top_ids.extend(others.top_ids)
-        self.top_logprobs.extend(others.top_logprobs)
+        for column, more in zip(astuple(self), astuple(others), strict=True):
+            column.extend(more)
 
     def cut(self, start: int, end: int) -> Scores:
         """Return those from `start` to `end`, exclusive."""
-        part = slice(start, end)
-        return Scores(
-            self.token_ids[part], self.logprobs[part], self.ranks[part], self.top_ids[part], self.top_logprobs[part]
-        )
+        return Scores(*(column[start:end] for column in astuple(self)))
 
     def pick(self, indexes: list[int]) -> Scores:
         """Return those at `indexes`."""
-        return Scores(
-            [self.token_ids[at] for at in indexes],
-            [self.logprobs[at] for at in indexes],
-            [self.ranks[at] for at in indexes],
-            [self.top_ids[at] for at in indexes],
-            [self.top_logprobs[at] for at in indexes],
-        )
+        return Scores(*([column[at] for at in indexes] for column in astuple(self)))

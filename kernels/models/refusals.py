@@ -21,77 +21,43 @@ def _words(names: str) -> frozenset[str]:
 _NOTHING: tuple[Any, ...] = (None, False, 0, 0.0, (), [], {}, "")
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    # other numbers or other matrices
-    "compression_config": _NOTHING,
-    "attention_bias": _NOTHING,
-    "mlp_bias": _NOTHING,
-    "qkv_bias": _NOTHING,
-    "use_qkv_bias": _NOTHING,
-    "use_bias": _NOTHING,
-    "bias": _NOTHING,
-    "lm_head_bias": _NOTHING,
-    "full_attn_mod": (None, 1),
-    "interpolate_factor": (None, 1),
-    "pruned_heads": _NOTHING,
-    "per_layer_config": _NOTHING,
-    "block_configs": _NOTHING,
-    # other attention
-    "sliding_window": (None,),
-    "use_sliding_window": _NOTHING,
-    "sliding_window_pattern": (None,),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
-    "query_pre_attn_scalar": (None,),
-    "attention_chunk_size": (None,),
-    "attention_multiplier": (None,),
-    "attention_sinks": _NOTHING,
-    "attn_output_gate": _NOTHING,
-    "attn_temperature_tuning": _NOTHING,
-    "alibi": _NOTHING,
-    "clip_qkv": _NOTHING,
+    **dict.fromkeys(
+        _words(
+            """
+            compression_config attention_bias mlp_bias qkv_bias use_qkv_bias use_bias bias lm_head_bias pruned_heads
+            per_layer_config block_configs
+            use_sliding_window attention_sinks attn_output_gate attn_temperature_tuning alibi clip_qkv kv_lora_rank
+            num_kv_shared_layers qk_layernorm qk_norm use_qk_norm use_bidirectional_attention
+            no_rope_layers no_rope_layer_interval rope_interleaved use_mrope
+            adapter_config first_k_dense_replace hidden_size_per_layer_input mlp_only_layers n_routed_experts
+            num_experts num_experts_per_tok num_local_experts num_nextn_predict_layers parallel_attn
+            shared_expert_intermediate_size
+            add_cross_attention audio_config is_encoder_decoder text_config vision_config
+            """
+        ),
+        _NOTHING,
+    ),
+    **dict.fromkeys(
+        _words(
+            """
+            sliding_window sliding_window_pattern attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar
+            attention_chunk_size attention_multiplier rope_local_base_freq dim_model_base decoder_sparse_step
+            moe_intermediate_size
+            """
+        ),
+        (None,),
+    ),
+    **dict.fromkeys(
+        _words(
+            """
+            full_attn_mod interpolate_factor rotary_pct embedding_multiplier logit_scale logits_scaling
+            residual_multiplier scale_depth scale_emb
+            """
+        ),
+        (None, 1),
+    ),
     "is_causal": (None, True),
-    "kv_lora_rank": _NOTHING,
-    "num_kv_shared_layers": _NOTHING,
-    "qk_layernorm": _NOTHING,
-    "qk_norm": _NOTHING,
-    "use_qk_norm": _NOTHING,
-    "use_bidirectional_attention": _NOTHING,
-    # other rotary embedding
-    "no_rope_layers": _NOTHING,
-    "no_rope_layer_interval": _NOTHING,
     "position_embedding_type": (None, "absolute", "rope"),
-    "rope_interleaved": _NOTHING,
-    "use_mrope": _NOTHING,
-    "rope_local_base_freq": (None,),
-    "rotary_pct": (None, 1.0),
-    # other scales
-    "dim_model_base": (None,),
-    "embedding_multiplier": (None, 1, 1.0),
-    "logit_scale": (None, 1, 1.0),
-    "logits_scaling": (None, 1, 1.0),
-    "residual_multiplier": (None, 1, 1.0),
-    "scale_depth": (None, 1, 1.0),
-    "scale_emb": (None, 1, 1.0),
-    # other layers
-    "adapter_config": _NOTHING,
-    "decoder_sparse_step": (None,),
-    "first_k_dense_replace": _NOTHING,
-    "hidden_size_per_layer_input": _NOTHING,
-    "mlp_only_layers": _NOTHING,
-    "moe_intermediate_size": (None,),
-    "n_routed_experts": _NOTHING,
-    "num_experts": _NOTHING,
-    "num_experts_per_tok": _NOTHING,
-    "num_local_experts": _NOTHING,
-    "num_nextn_predict_layers": _NOTHING,
-    "parallel_attn": _NOTHING,
-    "shared_expert_intermediate_size": _NOTHING,
-    # more than a text decoder
-    "add_cross_attention": _NOTHING,
-    "audio_config": _NOTHING,
-    "is_encoder_decoder": _NOTHING,
-    "text_config": _NOTHING,
-    "vision_config": _NOTHING,
 }
 """Entries, and their values that change nothing."""
 
