@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
+import attrs
+
 from ...messages.block_manager import CacheMiss
 
 
+@attrs.define
 class GrantColumns:
     """What a step is granted: rows, then admitted candidates."""
 
-    __slots__ = (
-        "admitted_copy_sources",
-        "admitted_ids",
-        "admitted_misses",
-        "admitted_reused",
-        "counts",
-        "new_blocks",
-        "preempted_ids",
-        "sequence_ids",
-        "starts",
-    )
-
-    def __init__(self) -> None:
-        self.sequence_ids: list[int] = []
-        self.starts: list[int] = []
-        self.counts: list[int] = []
-        self.new_blocks: list[list[int]] = []
-        self.admitted_ids: list[int] = []
-        self.admitted_reused: list[int] = []
-        self.admitted_copy_sources: list[int] = []
-        self.admitted_misses: list[CacheMiss] = []
-        self.preempted_ids: list[int] = []
+    sequence_ids: list[int] = attrs.field(factory=list)
+    starts: list[int] = attrs.field(factory=list)
+    counts: list[int] = attrs.field(factory=list)
+    new_blocks: list[list[int]] = attrs.field(factory=list)
+    admitted_ids: list[int] = attrs.field(factory=list)
+    admitted_reused: list[int] = attrs.field(factory=list)
+    admitted_copy_sources: list[int] = attrs.field(factory=list)
+    admitted_misses: list[CacheMiss] = attrs.field(factory=list)
+    preempted_ids: list[int] = attrs.field(factory=list)
 
     def add(self, sequence_id: int, start: int, count: int, new_blocks: list[int]) -> None:
         self.sequence_ids.append(sequence_id)
@@ -38,15 +28,13 @@ class GrantColumns:
         self.new_blocks.append(new_blocks)
 
 
+@attrs.define
 class WrittenColumns:
     """Prompt positions in blocks that a sequence was the first to commit."""
 
-    __slots__ = ("ends", "sequence_ids", "starts")
-
-    def __init__(self) -> None:
-        self.sequence_ids: list[int] = []
-        self.starts: list[int] = []
-        self.ends: list[int] = []
+    sequence_ids: list[int] = attrs.field(factory=list)
+    starts: list[int] = attrs.field(factory=list)
+    ends: list[int] = attrs.field(factory=list)
 
     def add(self, sequence_id: int, start: int, end: int) -> None:
         self.sequence_ids.append(sequence_id)

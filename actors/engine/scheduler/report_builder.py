@@ -6,10 +6,10 @@ What must always hold: entries are sent in the order in which they were made, ea
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from typing import Any
 
 from ...messages.accountant import StepReport
-from ...messages.block_manager import CacheMiss, MissDetail
+from ...messages.block_manager import CacheMiss
 from ...messages.outcomes import ErrorKind, FinishReason
 from ...messages.scheduler import Granted
 from ...messages.scores import StepScores
@@ -23,8 +23,6 @@ class ReportBuilder:
 
     def __init__(self) -> None:
         self._num_reports = 0
-        self._host_spans: dict[int, tuple[int, ...]] = {}
-        """By index among the admitted, for those for which blocks were loaded."""
         self._host_tier: HostTierReport | None = None
         self._clear()
 
@@ -32,16 +30,7 @@ class ReportBuilder:
         self.num_preempted = 0
         self.num_pins_yielded = 0
         self._pinned: list[Columns] = []
-        self._admitted_ids: list[int] = []
-        self._admitted_number: list[int] = []
-        self._admitted_reused: list[int] = []
-        self._admitted_read: list[int] = []
-        self._admitted_copyable: list[int] = []
-        self._admitted_copied: list[int] = []
-        self._admitted_miss_reasons: list[str] = []
-        self._admitted_miss_tokens: list[int] = []
-        self._admitted_miss_details: list[MissDetail | None] = []
-        self._admitted_step_s: list[float] = []
+        self._admitted: list[tuple[Any, ...]] = []
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
@@ -51,17 +40,14 @@ class ReportBuilder:
         self._filled_ids: list[int] = []
         self._filled_keys: list[bytes] = []
         self._scores: list[StepScores] = []
-        self._ended_ids: list[int] = []
-        self._ended_reasons: list[str] = []
-        self._terminal_ids: list[int] = []
-        self._terminal_errors: list[str | None] = []
-        self._terminal_error_kinds: list[str | None] = []
+        self._ended: list[tuple[int, str]] = []
+        self._terminals: list[tuple[int, str | None, str | None]] = []
 
     @property
     def has_news(self) -> bool:
         return bool(
             self._spans
-            or self._terminal_ids
+            or self._terminals
             or self._written
             or self._pinned
             or self.num_preempted
@@ -86,18 +72,10 @@ class ReportBuilder:
         step_s: float,
         host_span: tuple[int, ...],
     ) -> None:
-        self._admitted_ids.append(sequence_id)
-        self._admitted_number.append(number)
-        self._admitted_reused.append(reused)
-        self._admitted_read.append(read)
-        self._admitted_copyable.append(copyable)
-        self._admitted_copied.append(copied)
-        self._admitted_miss_reasons.append(miss.reason.value)
-        self._admitted_miss_tokens.append(miss.token)
-        self._admitted_miss_details.append(miss.detail)
-        self._admitted_step_s.append(step_s)
-        if host_span:
-            self._host_spans[len(self._admitted_ids) - 1] = host_span
+        reason = miss.reason.value
+        self._admitted.append(
+            (sequence_id, number, reused, read, copyable, copied, reason, miss.token, miss.detail, step_s, host_span)
+        )
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
         self._spans.append((sequence_ids, starts, ends))
@@ -110,13 +88,10 @@ class ReportBuilder:
         self._scores.append(scores)
 
     def end(self, sequence_id: int, reason: FinishReason) -> None:
-        self._ended_ids.append(sequence_id)
-        self._ended_reasons.append(reason.value)
+        self._ended.append((sequence_id, reason.value))
 
     def terminal(self, sequence_id: int, error: str | None, kind: ErrorKind | None) -> None:
-        self._terminal_ids.append(sequence_id)
-        self._terminal_errors.append(error)
-        self._terminal_error_kinds.append(None if kind is None else kind.value)
+        self._terminals.append((sequence_id, error, None if kind is None else kind.value))
 
     def write(self, granted: Granted) -> None:
         """Add what a grant has committed. To be followed by `flush`, or the next grant's keys replace this one's."""
@@ -150,16 +125,22 @@ class ReportBuilder:
         written_ids, written_starts, written_ends = _join(self._written, 3) if self._written else ([], [], [])
         token_sequence_ids, token_ids = _join(self._tokens, 2)
         pinned_ids, pinned_ends = _join(self._pinned, 2) if self._pinned else ([], [])
+        ids, numbers, reused, read, copyable, copied, reasons, tokens, details, step_s, spans = _columns(
+            self._admitted, 11
+        )
+        host_spans = spans if any(spans) else []
+        ended_ids, ended_reasons = _columns(self._ended, 2)
+        terminal_ids, errors, error_kinds = _columns(self._terminals, 3)
         self._num_reports += 1
         report = StepReport(
             number=self._num_reports,
             step=step,
-            admitted_ids=self._admitted_ids,
-            admitted_number=self._admitted_number,
-            admitted_reused=self._admitted_reused,
-            admitted_read=self._admitted_read,
-            admitted_miss_reasons=self._admitted_miss_reasons,
-            admitted_miss_tokens=self._admitted_miss_tokens,
+            admitted_ids=ids,
+            admitted_number=numbers,
+            admitted_reused=reused,
+            admitted_read=read,
+            admitted_miss_reasons=reasons,
+            admitted_miss_tokens=tokens,
             span_ids=span_ids,
             span_starts=span_starts,
             span_ends=span_ends,
@@ -168,11 +149,11 @@ class ReportBuilder:
             written_ends=written_ends,
             token_sequence_ids=token_sequence_ids,
             token_ids=token_ids,
-            ended_ids=self._ended_ids,
-            ended_reasons=self._ended_reasons,
-            terminal_ids=self._terminal_ids,
-            terminal_errors=self._terminal_errors,
-            terminal_error_kinds=self._terminal_error_kinds,
+            ended_ids=ended_ids,
+            ended_reasons=ended_reasons,
+            terminal_ids=terminal_ids,
+            terminal_errors=errors,
+            terminal_error_kinds=error_kinds,
             num_running=num_running,
             num_waiting=num_waiting,
             num_free_blocks=num_free_blocks,
@@ -182,8 +163,8 @@ class ReportBuilder:
             pinned_ends=pinned_ends,
             num_pinned_blocks=num_pinned_blocks,
             num_pins_yielded=self.num_pins_yielded,
-            admitted_copyable=self._admitted_copyable,
-            admitted_copied=self._admitted_copied,
+            admitted_copyable=copyable,
+            admitted_copied=copied,
             scores=self._scores,
             stored_keys=self._stored_keys,
             removed_keys=self._removed_keys,
@@ -192,29 +173,26 @@ class ReportBuilder:
             raised_keys=self._raised_keys,
             filled_ids=self._filled_ids,
             filled_keys=b"".join(self._filled_keys),
-            admitted_miss_details=self._admitted_miss_details if any(self._admitted_miss_details) else [],
-            admitted_step_s=self._admitted_step_s,
+            admitted_miss_details=details if any(details) else [],
+            admitted_step_s=step_s,
+            admitted_tiers=[_by_tier(*admitted) for admitted in zip(reused, host_spans, strict=False)],
+            admitted_host_spans=host_spans,
+            host_tier=self._host_tier,
         )
-        if self._host_spans or self._host_tier is not None:
-            report = self._with_tiers(report)
+        self._host_tier = None
         self._clear()
         return report
-
-    def _with_tiers(self, report: StepReport) -> StepReport:
-        """Return a report with what the host tier has to do with it, which most have not."""
-        spans: list[tuple[int, ...]] = []
-        if self._host_spans:
-            spans = [self._host_spans.get(index, ()) for index in range(len(report.admitted_ids))]
-        tiers = [_by_tier(*admitted) for admitted in zip(report.admitted_reused, spans, strict=False)]
-        host_tier, self._host_tier = self._host_tier, None
-        self._host_spans = {}
-        return replace(report, admitted_tiers=tiers, admitted_host_spans=spans, host_tier=host_tier)
 
 
 def _by_tier(num_reused: int, host_spans: tuple[int, ...]) -> dict[str, int] | None:
     """Return where reused tokens came from, given the spans of those from the host: start, end, start, end."""
     num_host = sum(host_spans[1::2]) - sum(host_spans[::2])
     return {Tier.DEVICE.value: num_reused - num_host, Tier.HOST.value: num_host}
+
+
+def _columns(rows: list[Any], num_columns: int) -> list[list[Any]]:
+    """Return the columns of rows."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(num_columns)]
 
 
 def _join(groups: list[Columns], num_columns: int) -> Columns:

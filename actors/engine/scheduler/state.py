@@ -17,6 +17,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import attrs
+
 from ...messages.outcomes import ErrorKind
 from .config import SchedulerConfig
 from .in_flight import StepsInFlight
@@ -28,33 +30,22 @@ from .token_budget import TokenBudget
 from .waiting import WaitingQueue
 
 
+@attrs.define
 class CacheUpdates:
     """What the block manager has to be told by the next `Reserve`, whether or not there is a step to propose."""
 
-    __slots__ = (
-        "announces_keys",
-        "broken_ids",
-        "committed_steps",
-        "failed_steps",
-        "filled",
-        "freed_ids",
-        "resets_prefix_cache",
-        "returned_ids",
-    )
-
-    def __init__(self) -> None:
-        self.committed_steps: list[int] = []
-        self.broken_ids: list[int] = []
-        """Sequences for which these steps computed NaN."""
-        self.failed_steps: list[int] = []
-        self.filled: list[tuple[int, int, bytes, bytes, list[int]]] = []
-        """Blocks filled by decoding: sequence id, block index, key, parent key, token ids."""
-        self.freed_ids: list[int] = []
-        self.returned_ids: list[int] = []
-        """Those of these whose admission was undone."""
-        self.resets_prefix_cache = False
-        self.announces_keys = False
-        """It is asked for nothing but its keys."""
+    committed_steps: list[int] = attrs.field(factory=list)
+    broken_ids: list[int] = attrs.field(factory=list)
+    """Sequences for which these steps computed NaN."""
+    failed_steps: list[int] = attrs.field(factory=list)
+    filled: list[tuple[int, int, bytes, bytes, list[int]]] = attrs.field(factory=list)
+    """Blocks filled by decoding: sequence id, block index, key, parent key, token ids."""
+    freed_ids: list[int] = attrs.field(factory=list)
+    returned_ids: list[int] = attrs.field(factory=list)
+    """Those of these whose admission was undone."""
+    resets_prefix_cache: bool = False
+    announces_keys: bool = False
+    """Only the block manager's keys are wanted."""
 
     def __bool__(self) -> bool:
         return bool(
