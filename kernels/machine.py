@@ -55,22 +55,21 @@ def memory(root: Path = _ROOT) -> Memory:
     return Memory(total, min(total, available))
 
 
-def resident(root: Path = _ROOT) -> int:
+def resident() -> int:
     """Return the bytes of anonymous memory that this process has touched."""
-    return _fields(root / "proc/self/status")["RssAnon"] << 10
+    return _status("RssAnon")
 
 
 def peak_of(run: Callable[[], object]) -> int:
     """Return by how many bytes `run` raised this process's memory at its peak, including what it leaves allocated."""
     _give_back_holes()
-    before = _fields(Path("/proc/self/status"))["VmRSS"]
+    before, peak = _status("VmRSS"), "VmHWM"
     try:
         Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     except OSError:
-        run()  # what stays allocated is nearly all of it: a backend keeps its memory between passes
-        return max(0, _fields(Path("/proc/self/status"))["VmRSS"] - before) << 10
+        peak = "VmRSS"  # what stays allocated is nearly all of it: a backend keeps its memory between passes
     run()
-    return max(0, _fields(Path("/proc/self/status"))["VmHWM"] - before) << 10
+    return max(0, _status(peak) - before)
 
 
 def _give_back_holes() -> None:
@@ -111,6 +110,11 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         path = PurePosixPath(name.lstrip("/"))
         for mount in mounts:
             yield from dict.fromkeys(mount / part for part in (path, *path.parents))
+
+
+def _status(name: str) -> int:
+    """Return an amount of this process's memory in bytes."""
+    return _fields(Path("/proc/self/status"))[name] << 10
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -2,13 +2,10 @@
 
 It has the maximum of rows, all of them drawing, and of tokens. Its rows share one block and its results mean nothing:
 it runs over a cache of `NUM_BLOCKS`, before the real one is allocated. Only one row uses filters and logprobs: they are
-computed row by row in the same memory, and for all rows would take longer than the rest of the start. Where torch
-computes logprobs, all rows would need a copy of their logits (`logits_of_all`).
+computed row by row in the same memory, and for all rows would take longer than the rest of the start.
 """
 
 from __future__ import annotations
-
-import torch
 
 from .backend import BackendConfig
 from .batch import Scoring, StepBatch
@@ -16,11 +13,6 @@ from .step_types import RowSampling
 
 NUM_BLOCKS = 2
 _NUM_TOP = 20
-
-
-def logits_of_all(config: BackendConfig, vocab_size: int) -> torch.Tensor:
-    """Allocate and touch the copy of logits that is made if every row requests logprobs."""
-    return torch.zeros(min(config.max_num_seqs, config.max_num_batched_tokens), vocab_size)
 
 
 def largest_pass(config: BackendConfig) -> StepBatch:

@@ -61,26 +61,17 @@ class StoredSource:
     """The tensors of one checkpoint, in one or several files."""
 
     def __init__(
-        self,
-        stored: Mapping[str, StoredTensor],
-        dtype: torch.dtype,
-        matrices: Mapping[str, StoredMatrix] | None = None,
-        *,
-        plain: frozenset[str] | None = None,
+        self, stored: Mapping[str, StoredTensor], dtype: torch.dtype, matrices: Mapping[str, StoredMatrix]
     ) -> None:
-        """`matrices` are decoded from stored tensors; `plain` names the tensors that are read as they are stored.
-
-        `plain` None: all that no matrix is decoded from.
-        """
+        """`matrices` are decoded from stored tensors; the others are read as they are stored."""
         self._stored = stored
         self._dtype = dtype
-        self._matrices = matrices or {}
+        self._matrices = matrices
         self._files = MappedFiles()
         self._used: set[str] = set()
         self._rounded, self._bits = Scratch(), Scratch()
         self._progress = LoadProgress(sum(tensor.end - tensor.start for tensor in stored.values()))
-        parts = {part.name for matrix in self._matrices.values() for part in matrix.stored}
-        self._plain = stored.keys() - parts if plain is None else plain
+        self._plain = stored.keys() - {part.name for matrix in matrices.values() for part in matrix.stored}
 
     def check(self, name: str, shape: Shape) -> None:
         matrix = self._matrices.get(name)

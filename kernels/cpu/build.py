@@ -17,6 +17,7 @@ import ctypes
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -37,6 +38,22 @@ __all__ = ["CannotBuild", "Kernels", "choose_instruction_set", "load", "load_ker
 PACKAGED = Path(__file__).parent / "lib"
 
 _log = logging.getLogger(__name__)
+
+_POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "quipu_pack": (None, [_POINTER, _POINTER, _INT64, _INT64, _INT32]),
+    "quipu_pack_quantized": (None, [_POINTER, _POINTER, _INT64, _INT64]),
+    "quipu_panel": (_INT32, []),
+    "quipu_multiplies_pairs": (_INT32, []),
+    "quipu_run": (None, [_POINTER, _INT64, _POINTER]),
+    "quipu_multiply_in_registers": (_INT64, [_INT64, _INT32, _INT64]),
+    "quipu_large_pages": (None, [_POINTER, _INT64]),
+    "quipu_touch": (None, [_POINTER, _INT64]),
+    "quipu_layout": (_POINTER, [_INT32]),
+    "quipu_sample": (None, [_POINTER, _INT64, _INT64, _INT64, _POINTER, _POINTER, _INT64]),
+    "quipu_score": (None, [_POINTER, *[_INT64] * 3, *[_POINTER] * 5, _INT64]),
+}
+"""The functions of a library: what each returns and takes."""
 
 
 @attrs.frozen(eq=False)
@@ -88,24 +105,9 @@ def open_library(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise CannotBuild(f"{path} cannot be loaded: {error}") from None
-    library.quipu_pack.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32]
-    library.quipu_pack.restype = None
-    library.quipu_pack_quantized.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    library.quipu_pack_quantized.restype = None
-    library.quipu_panel.argtypes = []
-    library.quipu_panel.restype = ctypes.c_int32
-    library.quipu_multiplies_pairs.argtypes = []
-    library.quipu_multiplies_pairs.restype = ctypes.c_int32
-    library.quipu_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    library.quipu_run.restype = None
-    library.quipu_multiply_in_registers.argtypes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_int64]
-    library.quipu_multiply_in_registers.restype = ctypes.c_int64
-    library.quipu_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.quipu_large_pages.restype = None
-    library.quipu_touch.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.quipu_touch.restype = None
-    library.quipu_layout.argtypes = [ctypes.c_int32]
-    library.quipu_layout.restype = ctypes.c_void_p
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library
 
 

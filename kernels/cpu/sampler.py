@@ -66,13 +66,13 @@ def decided(
     draws["position"] = [batch.output_position[row] for row in rows]
     token_ids = np.empty(len(rows), np.int64)
     library.quipu_sample(
-        ctypes.c_void_p(logits_MV.ctypes.data),
-        ctypes.c_int64(logits_MV.strides[0] // 4),
-        ctypes.c_int64(logits_MV.shape[1]),
-        ctypes.c_int64(len(rows)),
-        ctypes.c_void_p(draws.ctypes.data),
-        ctypes.c_void_p(token_ids.ctypes.data),
-        ctypes.c_int64(num_threads),
+        logits_MV.ctypes.data,
+        logits_MV.strides[0] // 4,
+        logits_MV.shape[1],
+        len(rows),
+        draws.ctypes.data,
+        token_ids.ctypes.data,
+        num_threads,
     )
     if LEFT_TO_ORACLE:
         token_ids[[sets_any(s, LEFT_TO_ORACLE) for s in sampling]] = -1

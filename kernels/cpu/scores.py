@@ -42,16 +42,12 @@ def score(
     num_top_all = int(scored["num_top"].sum())
     top_ids, top_logprobs = np.empty(num_top_all, np.int64), np.empty(num_top_all, np.float32)
     library.quipu_score(
-        ctypes.c_void_p(logits_MV.ctypes.data),
-        ctypes.c_int64(logits_MV.strides[0] // 4),
-        ctypes.c_int64(vocab_size),
-        ctypes.c_int64(len(rows)),
-        ctypes.c_void_p(scored.ctypes.data),
-        ctypes.c_void_p(logprobs.ctypes.data),
-        ctypes.c_void_p(ranks.ctypes.data),
-        ctypes.c_void_p(top_ids.ctypes.data),
-        ctypes.c_void_p(top_logprobs.ctypes.data),
-        ctypes.c_int64(num_threads),
+        logits_MV.ctypes.data,
+        logits_MV.strides[0] // 4,
+        vocab_size,
+        len(rows),
+        *(column.ctypes.data for column in (scored, logprobs, ranks, top_ids, top_logprobs)),
+        num_threads,
     )
     if not ranks.all():
         raise unscorable(target_ids[int(ranks.argmin())])

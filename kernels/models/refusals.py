@@ -86,7 +86,7 @@ _COMMON = _words(
 """Entries that every family reads."""
 
 
-def check_entries(data: dict[str, Any], *, read: str, activation: str = "silu") -> None:
+def check_entries(data: dict[str, Any], *, read: str, activation: str) -> None:
     """Raises ValueError for an entry that asks for something we do not compute.
 
     `read` names the entries that the family reads besides the common ones, separated by spaces; `activation` is the one
@@ -106,8 +106,3 @@ def check_entries(data: dict[str, Any], *, read: str, activation: str = "silu") 
             raise ValueError(f"config.json: {name} {shown or '{...}'} is not supported for this architecture")
     if unknown:
         _log.warning("ignoring unknown entries of config.json: %s", ", ".join(unknown))
-
-
-def is_classified(name: str, *, read: str = "") -> bool:
-    """Return whether an entry is read, refused or known to change nothing."""
-    return name in _COMMON | _NEUTRAL | _words(read) or name in _REFUSED

@@ -23,7 +23,7 @@ from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.families import Model
 from ..opened_model import open_model
-from ..profile_run import NUM_BLOCKS, largest_pass, logits_of_all
+from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
 from ..sampling.oracle import draw
 from .ops import ReferenceOps
@@ -112,7 +112,8 @@ class ReferenceBackend(RunsAtOnce):
         """Measure the memory of the largest pass, with operations that skip what is slow."""
 
         def run() -> None:
-            copied_MV = logits_of_all(config, vocab_size)
+            # the copy of logits that is made if every row requests logprobs
+            copied_MV = torch.zeros(min(config.max_num_seqs, config.max_num_batched_tokens), vocab_size)
             self.step(largest_pass(config))
             del copied_MV
 

@@ -66,7 +66,7 @@ class Columns:
 
         `tables` is the host's copy of every slot's block table; a tile of prefill has `tile` tokens.
         """
-        self._copied.wait()
+        self._copied.synchronize()
         host = self.host
         num_tokens, num_rows = len(batch.token_ids), len(batch.slots)
         self._host[: self._items_at].zero_()

@@ -27,7 +27,7 @@ class Event(Protocol):
 
     def record(self) -> None: ...
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Block the host until the device has passed the event. Returns at once if it was never recorded."""
         ...
 
@@ -80,9 +80,9 @@ class Device(Protocol):
 class CudaDevice:
     """One NVIDIA GPU."""
 
-    def __init__(self, index: int = 0) -> None:
-        self.torch_device = torch.device("cuda", index)
-        self.name = torch.cuda.get_device_name(index)
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", 0)
+        self.name = torch.cuda.get_device_name(0)
         self._pool: Any = None  # an opaque handle of torch's
         self._copies: Any = _cuda.Stream(self.torch_device)
 
@@ -107,7 +107,8 @@ class CudaDevice:
         self._copies.synchronize()
 
     def event(self) -> Event:
-        return _CudaEvent()
+        event: Event = _cuda.Event()
+        return event
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         # Warm up on a side stream, as capture requires: then every kernel is compiled and cuBLAS has its workspace.
@@ -152,17 +153,6 @@ class CudaDevice:
         return peak
 
     default_kv_memory = KVMemory(utilization=0.9)
-
-
-class _CudaEvent:
-    def __init__(self) -> None:
-        self._event = _cuda.Event()
-
-    def record(self) -> None:
-        self._event.record()
-
-    def wait(self) -> None:
-        self._event.synchronize()
 
 
 class CpuDevice:
@@ -210,5 +200,5 @@ class _NoEvent:
     def record(self) -> None:
         pass
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         pass

@@ -14,7 +14,6 @@ it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import attrs
@@ -61,7 +60,7 @@ class CacheUpdates:
 class SchedulerState:
     """All sequences of one engine, the steps in flight, and what other actors have yet to be told."""
 
-    def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: SchedulerConfig, clock: Callable[[], float]) -> None:
         self.config = config
         self.sequences: dict[int, Sequence] = {}
         self.waiting = WaitingQueue(config.policy)

@@ -1,12 +1,10 @@
 """How many positions a step may have: as configured, or fewer for a minute after a step ran out of memory.
 
-Used by the running set, which proposes steps, and by step completion, which lowers it. The clock is read only while it
-is lowered.
+Used by the running set, which proposes steps, and by step completion, which lowers it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 LOWERED_S = 60.0
@@ -16,7 +14,7 @@ LOWERED_S = 60.0
 class TokenBudget:
     """The token budget of one step."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
         """`most`: as configured. `clock` returns seconds."""
         self._most = most
         self._clock = clock
