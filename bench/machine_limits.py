@@ -7,10 +7,10 @@ from collections.abc import Callable
 import attrs
 import torch
 
+from bench.cpu_products import product, products_in_registers, quantized_product
 from bench.timing import best_s
 from quipu.kernels.checkpoints.quantizing import Quantization
 from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
-from quipu.kernels.cpu.measure import product, products_in_registers, quantized_product
 
 Job = tuple[Callable[[], object], float]
 """What to time, and its bytes or operations."""

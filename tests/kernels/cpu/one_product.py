@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from bench.cpu_products import one_linear
 from quipu.kernels.cpu.build import Kernels
-from quipu.kernels.cpu.measure import one_linear
 from quipu.kernels.cpu.packing import Packed
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench.cpu_products import one_linear
 from quipu.kernels.checkpoints.quantized import QuantizedLayout, quantize
 from quipu.kernels.cpu import program
 from quipu.kernels.cpu.build import Kernels
-from quipu.kernels.cpu.measure import one_linear
 from quipu.kernels.cpu.packing import Packed, pack
 from quipu.kernels.cpu.program import Bounds, Op, Pass
 from quipu.kernels.cpu.quantized_packing import pack_quantized

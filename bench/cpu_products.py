@@ -1,6 +1,6 @@
-"""A single matrix product, which is the best that the kernels can do on this machine.
+"""A single matrix product, which is the best that the CPU kernels can do on this machine.
 
-`bench/execution.py` compares steps with it; the tests of each instruction set check its results.
+`bench/machine_limits.py` measures it; the tests of each instruction set check its results.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import torch
 
-from ..batch import StepBatch
-from ..checkpoints.quantized import QuantizedLayout, QuantizedRows
-from . import program
-from .packing import Packed, pack
-from .program import Bounds, Op, Pass
-from .quantized_packing import pack_quantized
+from quipu.kernels.batch import StepBatch
+from quipu.kernels.checkpoints.quantized import QuantizedLayout, QuantizedRows
+from quipu.kernels.cpu import program
+from quipu.kernels.cpu.packing import Packed, pack
+from quipu.kernels.cpu.program import Bounds, Op, Pass
+from quipu.kernels.cpu.quantized_packing import pack_quantized
 
 _ROUNDS = 20_000
 """Of products in registers: some milliseconds."""
