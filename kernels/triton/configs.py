@@ -1,7 +1,4 @@
-"""Tile shapes and launch options, fixed for each architecture. No autotuning: a timing must not decide a result's bits.
-
-Tests use small tiles, so that a few tokens fill several of them.
-"""
+"""Tile shapes and launch options, fixed for each architecture, not autotuned: a timing must not decide a result's bits."""
 
 from __future__ import annotations
 
@@ -61,22 +58,6 @@ HOPPER = Tiles(
     fusion=False,
 )
 """For sm_90. Each kernel needs less than the 227 KB of shared memory that a program can have (`make test-triton`)."""
-
-SMALL = Tiles(
-    chunk=16,
-    keys=8,
-    decode=Launch(rows=16, num_warps=4, num_stages=1),
-    prefill=Launch(rows=16, num_warps=4, num_stages=1),
-    prefill_wide=Launch(rows=16, num_warps=4, num_stages=1),
-    programs=2,
-    linear=Launch(rows=16, num_warps=4, num_stages=1),
-    columns=32,
-    depth=32,
-    slice=64,
-    few_rows=16,
-    fusion=False,
-)
-"""For the interpreter."""
 
 
 def tiles_for(capability: tuple[int, int]) -> Tiles:

@@ -1,4 +1,4 @@
-"""What the backend needs of a device besides kernels: memory, copies, graphs. For CUDA, and for Triton's interpreter.
+"""What the backend needs of a device besides kernels: memory, copies, graphs. Tests have another for the interpreter.
 
 What must always hold: `capture` returns a function that repeats the same work on the same memory and reads nothing
 else: whatever changes from pass to pass is in tensors that were allocated before.
@@ -7,12 +7,11 @@ else: whatever changes from pass to pass is in tensors that were allocated befor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
 
-from .. import machine
 from ..backend import KVMemory
 from ..machine import Memory
 
@@ -140,9 +139,8 @@ class CudaDevice:
     def held(self, num_sharing: int) -> int:
         if num_sharing > 1:  # what the others hold is theirs, and not told apart from a context's memory
             return int(torch.cuda.memory_allocated(self.torch_device)) + CONTEXT_BYTES
-        free, total = torch.cuda.mem_get_info(self.torch_device)
-        unused = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
-        return total - free - unused  # memory of other processes counts as ours: it is not available either
+        memory = self.memory()
+        return memory.total - memory.available  # memory of other processes counts as ours: it is not available either
 
     def peak_of(self, run: Callable[[], object]) -> int:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -153,52 +151,3 @@ class CudaDevice:
         return peak
 
     default_kv_memory = KVMemory(utilization=0.9)
-
-
-class CpuDevice:
-    """The host, on which Triton's interpreter runs kernels: for tests, float32 only, thousands of times slower."""
-
-    torch_device = torch.device("cpu")
-    name = "the Triton interpreter"
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
-
-    def pinned(self, size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.int32)
-
-    def host_memory(self, num_bytes: int) -> memoryview:
-        return torch.empty(num_bytes, dtype=torch.uint8).numpy().data
-
-    def transfers(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def event(self) -> Event:
-        return _NoEvent()
-
-    def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        result = work()
-
-        def replay() -> torch.Tensor:
-            return result.copy_(work())
-
-        return replay
-
-    def memory(self) -> Memory:
-        return machine.memory()
-
-    def held(self, num_sharing: int) -> int:
-        return machine.resident()
-
-    def peak_of(self, run: Callable[[], object]) -> int:
-        return machine.peak_of(run)
-
-    default_kv_memory = KVMemory()
-
-
-class _NoEvent:
-    def record(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass

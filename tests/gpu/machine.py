@@ -10,8 +10,9 @@ from typing import Any
 import attrs
 import torch
 
-from quipu.kernels.triton.configs import SMALL, Tiles, tiles_for
-from quipu.kernels.triton.device import CpuDevice, CudaDevice, Device
+from quipu.kernels.triton.configs import Tiles, tiles_for
+from quipu.kernels.triton.device import CudaDevice, Device
+from tests.triton_kernels.interpreter import SMALL, CpuDevice
 
 _FLUSHED_BYTES = 256 << 20
 """More than any cache: written between two timings, so that each starts with cold caches."""

@@ -11,12 +11,12 @@ import torch
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.triton.attention import Parts, tile_tokens
 from quipu.kernels.triton.columns import Capacity, Columns, lengths_of
-from quipu.kernels.triton.configs import SMALL, Tiles
-from quipu.kernels.triton.device import CpuDevice
+from quipu.kernels.triton.configs import Tiles
 from quipu.kernels.triton.matrices import LibraryLinear
 from quipu.kernels.triton.memory import Memory, RopeTables
 from quipu.kernels.triton.mixture import Addresses
 from quipu.kernels.triton.ops import TritonOps
+from tests.triton_kernels.interpreter import SMALL, CpuDevice
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 32

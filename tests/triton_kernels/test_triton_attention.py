@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from quipu.kernels.triton.configs import SMALL
+from tests.triton_kernels.interpreter import SMALL
 from tests.triton_kernels.passes import BLOCK_SIZE, Cache, Shape, make_batch, make_ops
 
 SCALE = 0.3

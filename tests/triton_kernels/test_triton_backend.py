@@ -14,8 +14,6 @@ from quipu.kernels.batch import Scoring, StepBatch
 from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 from quipu.kernels.step_types import LogitRules
-from quipu.kernels.triton.configs import SMALL
-from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.triton_backend import TritonBackend
 from tests.kernels.kernel_checkpoints import (
     CONFIGS,
@@ -26,6 +24,7 @@ from tests.kernels.kernel_checkpoints import (
     prompt,
     scattered_blocks,
 )
+from tests.triton_kernels.interpreter import SMALL, CpuDevice
 
 TOKENS = prompt(40, seed=3)
 BLOCKS = scattered_blocks(3, seed=1)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from quipu.kernels.triton.columns import Capacity, Columns, lengths_of
-from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.tables import Tables
+from tests.triton_kernels.interpreter import CpuDevice
 from tests.triton_kernels.passes import make_batch
 
 

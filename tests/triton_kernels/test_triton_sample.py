@@ -15,7 +15,7 @@ from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.sampling.oracle import draw, fields_besides
 from quipu.kernels.step_types import LogitRules, RowSampling
 from quipu.kernels.triton import sampler
-from quipu.kernels.triton.device import CpuDevice
+from tests.triton_kernels.interpreter import CpuDevice
 from tests.triton_kernels.passes import make_batch
 
 V = 100

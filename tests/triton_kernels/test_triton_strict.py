@@ -10,11 +10,12 @@ import torch
 from triton.runtime import interpreter
 
 from quipu.kernels.triton import probe
-from quipu.kernels.triton.configs import SMALL, token_ladder
+from quipu.kernels.triton.configs import token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
 from quipu.kernels.triton.probe import products_are_invariant
 from tests.gpu.interpreted import create_dot
 from tests.kernels.kernel_checkpoints import EACH, make_batch, prompt, scattered_blocks
+from tests.triton_kernels.interpreter import SMALL
 from tests.triton_kernels.test_triton_backend import BLOCKS, TOKENS, make_triton
 
 
