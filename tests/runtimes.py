@@ -48,6 +48,7 @@ from quipu.actors.tokenizer.encoder import load_encoder
 from quipu.actors.tokenizer.template_source import read_template
 from quipu.actors.wiring import Runtime, open_runtime
 from quipu.kernels.fake import Dials, FakeBackend, continuation
+from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.tiny import TINY
 
 BLOCK = 16
@@ -167,7 +168,7 @@ class Client:
         assert not self.runtime.job_store.pending
         for engine in self.engines:
             manager = engine.block_manager
-            manager.check()
+            check_manager(manager)
             assert manager.allocations == {}
             assert manager.pins.num_marks == 0
             assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks

@@ -29,7 +29,7 @@ def split(keys: bytes) -> list[bytes]:
 
 def committed_in(pool: Pool) -> set[bytes]:
     """Return the prefixes of the committed keys."""
-    return {key[:DIGEST_BYTES] for key in pool.committed_keys()}
+    return {key[:DIGEST_BYTES] for key in pool.state().committed_keys()}
 
 
 class KeyReader:

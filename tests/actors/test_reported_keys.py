@@ -134,7 +134,7 @@ async def reports_follow_the_cache(asks: list[Ask], resets: list[float], num_blo
             while host.expected or client.runtime.desk.num_live_sequences:
                 await trio.sleep(0.01)
         assert host.reader.keys == committed_in(client.engine.block_manager.pool)
-        assert keys_of(client, asks).issuperset(client.engine.block_manager.pool.committed_keys())
+        assert keys_of(client, asks).issuperset(client.engine.block_manager.pool.state().committed_keys())
         client.assert_at_rest()
 
 

@@ -263,7 +263,7 @@ async def test_client_leaves_during_a_load(autojump_clock: trio.abc.Clock) -> No
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
         host = client.engine.block_manager.host
-        assert host is not None and list(host.tables()), "nothing is being loaded"
+        assert host is not None and list(host.loads.tables()), "nothing is being loaded"
         ticket.leave()
         prompts = [prompt_of(5 * BLOCK, seed=70 + index) for index in range(4)]
         answers: dict[int, Answer] = {}

@@ -31,7 +31,7 @@ def assert_router_knows(client: Client) -> None:
         kept = host_of(client, engine_id).kept
         assert kept is not None
         known = routes.routing.index.keys_of(routes.engines[engine_id].slot)
-        assert known == {key[:DIGEST_BYTES] for key in kept.block_manager.pool.committed_keys()}
+        assert known == {key[:DIGEST_BYTES] for key in kept.block_manager.pool.state().committed_keys()}
 
 
 async def ask_all(client: Client, cuts: list[float]) -> list[Answer]:

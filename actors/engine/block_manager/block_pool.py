@@ -31,10 +31,10 @@ from itertools import islice, repeat
 from ...shared.block_observer import BlockObserver
 from .eviction_queue import EvictionQueue
 from .pinned_blocks import PinnedBlocks
-from .pool_checks import COMMITTED, NULL_BLOCK, PoolChecks, PoolState
+from .pool_state import COMMITTED, NULL_BLOCK, PoolState
 
 
-class BlockPool(PoolChecks):
+class BlockPool:
     """Reference-counted blocks with an index of their contents. All operations are O(blocks touched)."""
 
     __slots__ = (

@@ -13,7 +13,7 @@ from ...messages.handler import LookedUp
 from .host_loads import HostLoads
 from .misses import MissTracker
 from .pins import Pins
-from .pool_checks import NULL_BLOCK
+from .pool_state import NULL_BLOCK
 from .pools import Pool
 
 

@@ -119,10 +119,3 @@ class HostIndex:
             self._leaving.add(slot)
         else:
             self._free.append(slot)
-
-    def check(self, taken: Sequence[int]) -> None:
-        """Raise AssertionError unless every slot has one place, given those that stores have taken."""
-        found = list(self._slot_of.values())
-        assert sorted([*self._free, *found, *self._leaving, *taken]) == list(range(self.num_slots)), "slots are lost"
-        assert self._leaving <= self._num_readers.keys(), "a slot that no load reads is not free"
-        assert self._num_readers.keys() <= self._leaving.union(found), "a slot is read that can be overwritten"

@@ -17,7 +17,7 @@ import attrs
 
 from ...messages.mover import Moved, MoveResult
 from .host_index import HostIndex
-from .pool_checks import COMMITTED
+from .pool_state import COMMITTED
 from .pools import Pool
 from .publications import Publications
 

@@ -16,7 +16,6 @@ nobody is preempted or left waiting because of a store.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import attrs
 from msgspec.structs import replace
@@ -225,13 +224,3 @@ class HostTier:
             for slot in store.move.slots:
                 self.index.give_back(slot)
         self._moves.clear()
-
-    # ------------------------------------------------------------ checks
-
-    def tables(self) -> Iterator[list[int]]:
-        """Yield the blocks that each load holds."""
-        return self.loads.tables()
-
-    def check(self) -> None:
-        """Raise AssertionError unless every slot has one place."""
-        self.index.check([] if self._store is None else self._store.move.slots)

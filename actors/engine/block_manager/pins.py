@@ -231,12 +231,3 @@ class Pins:
         for pin in list(self._by_key.values()):
             self._remove(pin)
         self.drop_marks()
-
-    def check(self) -> None:
-        """Raise AssertionError unless every invariant of this module holds."""
-        assert self._pool.num_pinned <= self._max_blocks, "too many blocks are pinned"
-        for key, pin in self._by_key.items():
-            assert self._pool.match([key], 1) == pin.blocks[-1:], "a pin's key leads elsewhere"
-            assert pin.expires_at >= self._no_expiry_before, "a pin expires unnoticed"
-        assert self._incomplete.items() <= self._marks.items()
-        assert self.is_in_use or not (self._by_key or self.num_marks), "pins are overlooked"

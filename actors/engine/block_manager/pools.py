@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from ...shared.native import IS_COMPILED
 from .block_pool import BlockPool
-from .pool_checks import PoolChecks, PoolState
+from .pool_state import PoolState
 
 if TYPE_CHECKING or IS_COMPILED:
     from ...shared.native import _native as native
 
-    class CompiledPool(native.BlockPool, PoolChecks):
+    class CompiledPool(native.BlockPool):
         """The pool in C. Keys must be 32 bytes long."""
 
         __slots__ = ()

@@ -15,7 +15,7 @@ import attrs
 
 from ...messages.block_manager import Reserve
 from .grant_columns import GrantColumns, WrittenColumns
-from .pool_checks import COMMITTED
+from .pool_state import COMMITTED
 from .pools import Pool
 
 

@@ -38,7 +38,7 @@ from .key_changes import NO_CHANGE
 from .misses import MissTracker
 from .pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
 from .pins import NOTHING_PINNED, Pins
-from .pool_checks import NULL_BLOCK
+from .pool_state import NULL_BLOCK
 from .pools import Pool, make_pool
 from .publications import Allocation, Publications
 from .row_blocks import RowBlocks
@@ -185,16 +185,7 @@ class BlockManager:
         if self._pending is not None:
             self._pending.begin(())
         if self._key_changes is not None:
-            self._key_changes.restart(self.pool.committed_keys())
-
-    def check(self) -> None:
-        """Raise AssertionError unless every invariant holds."""
-        tables = [allocation.table for allocation in self.allocations.values()]
-        if self.host is not None:
-            tables += self.host.tables()
-            self.host.check()
-        self.pool.check(tables, self.pins.blocks())
-        self.pins.check()
+            self._key_changes.restart(self.pool.state().committed_keys())
 
     def _release(self, sequence_id: int, *, is_returned: bool = False) -> None:
         if self.host is not None and not is_returned:

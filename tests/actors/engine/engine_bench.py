@@ -33,6 +33,7 @@ from quipu.actors.request_desk.mailbox import Mailbox
 from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
+from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.actors.engine.block_manager.proposals import keys_of, reused_of, root_of
 from tests.actors.key_reader import KeyReader, committed_in, split
 from tests.actors.properties import check_writes_are_private
@@ -203,7 +204,7 @@ class EngineBench:
 
     def rejoin(self) -> None:
         """Do what an engine does that has lost its connection, wherever it is: it knows of none of its sequences."""
-        committed = self.manager.pool.committed_keys()
+        committed = self.manager.pool.state().committed_keys()
         pinned = [(pin.key, pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()]
         self.plans.clear()
         self.results.clear()
@@ -214,8 +215,8 @@ class EngineBench:
         self.executor.drop_sequences()
         self.manager.drop_sequences()
         self.batcher = Batcher(self.limits, lambda: self.now)
-        self.manager.check()
-        assert self.manager.pool.committed_keys() == committed, "a rejoin changes what is committed"
+        check_manager(self.manager)
+        assert self.manager.pool.state().committed_keys() == committed, "a rejoin changes what is committed"
         assert self.manager.pool.state().pending == {} and self.manager.pins.num_marks == 0
         assert [(pin.key, pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()] == pinned
         lost = {submission.id for submission in self.submissions.values() if not submission.terminal}
@@ -325,7 +326,7 @@ class EngineBench:
             reused: dict[int, int] = {}
             if isinstance(action, Reserve):
                 granted = self.manager.grant(self._deny(action), self.now)
-                self.manager.check()
+                check_manager(self.manager)
                 self._check_grant(granted)
                 outgoing = batcher.accept(granted)
                 reused = dict(reused_of(granted))

@@ -14,6 +14,7 @@ from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.shared.block_keys import chain_keys
+from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.prompts import prompt_of
 from tests.tiny import TINY
 
@@ -78,7 +79,7 @@ async def test_same_tokens_from_the_host(kv_cache_dtype: str) -> None:
                     beside = PROMPTS[index % 2 :: 2]
                     for prompts in ([beside[0]], beside[1:], PROMPTS[:2]):
                         answers += await serve(engine, reports, prompts, 1 + len(answers))
-                        engine.block_manager.check()
+                        check_manager(engine.block_manager)
                 nursery.cancel_scope.cancel()
         engine.executor.close()
         rounds[num_blocks] = answers

@@ -17,6 +17,7 @@ from quipu.actors.messages.mover import Move, Moved, MoveLate, MoveResult
 from quipu.actors.messages.scheduler import Granted, StepResult
 from quipu.actors.messages.tiers import HostTierReport, LoadFailure, Tier
 from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES
+from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.actors.engine.engine_bench import EngineBench
 
 
@@ -66,7 +67,7 @@ class TieredBench(EngineBench):
             for at in moved:
                 positions.update(range((load.first + at) * size, (load.first + at + 1) * size))
         over = host.end_move(result)
-        self.manager.check()
+        check_manager(self.manager)
         self.check_host()
         if over is not None:
             self.batcher.on_loads_over(over.sequence_ids)
@@ -79,7 +80,7 @@ class TieredBench(EngineBench):
         assert host is not None
         move = next(iter(self.loads), None) or self._before_barrier[0][0]
         over = host.on_late(MoveLate(move.number))
-        self.manager.check()
+        check_manager(self.manager)
         if over is not None:
             self.batcher.on_loads_over(over.sequence_ids)
             self.pump()
@@ -150,7 +151,7 @@ class TieredBench(EngineBench):
         super().check_at_rest()
         host = self.manager.host
         if host is not None:
-            assert not self.loads and not self._before_barrier and not list(host.tables()), (
+            assert not self.loads and not self._before_barrier and not list(host.loads.tables()), (
                 "blocks are held by a load that nobody carries"
             )
             assert not host.loads._loaded and not host.loads._by_key, (

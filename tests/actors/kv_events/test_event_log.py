@@ -48,7 +48,7 @@ class MirroredManager(BlockManager):
         self.last = on_the_wire(self.events.take())
         self.mirror.apply(self.last)
         self.mirror.check(self.roots)
-        assert set(self.mirror.blocks) == self.pool.committed_keys(), "the events and the index differ"
+        assert set(self.mirror.blocks) == self.pool.state().committed_keys(), "the events and the index differ"
         return granted
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from quipu.actors.engine.block_manager.eviction_queue import MAX_QUEUE_ENTRIES
-from quipu.actors.engine.block_manager.pool_checks import COMMITTED
+from quipu.actors.engine.block_manager.pool_state import COMMITTED
 from quipu.actors.engine.block_manager.pools import Pool
 from quipu.actors.shared.block_keys import KEY_BYTES
+from tests.actors.engine.block_manager.block_checks import cached_blocks, check_pool, is_free, pending_step
 from tests.actors.engine.block_manager.pool_kinds import POOLS
 
 Make = Callable[[int], Pool]
@@ -43,7 +44,7 @@ def test_null_block_is_never_granted(make: Make) -> None:
     assert pool.num_free == 4
     assert sorted(pool.take(4)) == [1, 2, 3, 4]
     assert pool.num_free == 0
-    assert not pool.is_free(0)
+    assert not is_free(pool, 0)
 
 
 def test_pool_needs_two_blocks(make: Make) -> None:
@@ -112,9 +113,9 @@ def test_shared_block_is_freed_by_last_holder(make: Make) -> None:
     pool.share([block])
     assert pool.num_free == 1, "the block must already be held"
     pool.release([block])
-    assert not pool.is_free(block)
+    assert not is_free(pool, block)
     pool.release([block])
-    assert pool.is_free(block)
+    assert is_free(pool, block)
 
 
 def test_unshare_restores_eviction_order(make: Make) -> None:
@@ -123,8 +124,8 @@ def test_unshare_restores_eviction_order(make: Make) -> None:
     pool.share([1, 2])
     pool.unshare([1, 2])
     assert (pool.num_free, pool.num_cached) == (3, 3)
-    pool.check([])
-    assert pool.cached_blocks() == [3, 2, 1]
+    check_pool(pool, [])
+    assert cached_blocks(pool) == [3, 2, 1]
     assert pool.take(2) == [3, 2]
 
 
@@ -132,11 +133,11 @@ def test_eviction_skips_held_blocks(make: Make) -> None:
     """A cached block that is held is not evicted; once freed again, it is the most recent."""
     pool = pool_with_cached(make, 4, k("1"), k("12"), k("123"))
     pool.share([3])
-    assert pool.cached_blocks() == [2, 1]
+    assert cached_blocks(pool) == [2, 1]
     assert pool.take(1) == [2]
     pool.release([3])
-    assert pool.cached_blocks() == [1, 3]
-    pool.check([[2]])
+    assert cached_blocks(pool) == [1, 3]
+    check_pool(pool, [[2]])
 
 
 def test_eviction_queue_is_bounded(make: Make) -> None:
@@ -146,8 +147,8 @@ def test_eviction_queue_is_bounded(make: Make) -> None:
         pool.share([1, 2])
         pool.release([1, 2])
     assert len(pool.state().queue) <= MAX_QUEUE_ENTRIES * pool.num_blocks + 2
-    assert pool.cached_blocks() == [3, 2, 1]
-    pool.check([])
+    assert cached_blocks(pool) == [3, 2, 1]
+    check_pool(pool, [])
     assert pool.take(3) == [4, 3, 2]
 
 
@@ -156,11 +157,11 @@ def test_run_is_published_as_far_as_it_is_new(make: Make) -> None:
     pool = pool_with_cached(make, 6, k("12"))
     table = pool.take(4)
     assert not pool.publish(table, [k("1"), k("12"), k("123"), k("1234")], 7)
-    assert pool.pending_step(table[0]) == 7
-    assert pool.pending_step(table[1]) == COMMITTED
+    assert pending_step(pool, table[0]) == 7
+    assert pending_step(pool, table[1]) == COMMITTED
     assert pool.commit(table, 7) == [range(1), range(2, 4)]
-    assert pool.committed_keys() == {k("1"), k("12"), k("123"), k("1234")}
-    pool.check([table])
+    assert pool.state().committed_keys() == {k("1"), k("12"), k("123"), k("1234")}
+    check_pool(pool, [table])
 
 
 def test_match_is_a_prefix_within_the_limit(make: Make) -> None:
@@ -207,7 +208,7 @@ def test_unpublished_key_is_not_found(make: Make) -> None:
     pool.unpublish(held, 3)
     assert pool.match([k("h")], 1) == pool.match([k("r")], 1) == []
     assert (pool.num_cached, pool.num_free) == (0, 2)
-    pool.check([[held]])
+    check_pool(pool, [[held]])
 
 
 def test_unpublish_spares_other_steps(make: Make) -> None:
@@ -230,10 +231,10 @@ def test_check_detects_double_use(make: Make) -> None:
     """`check` fails for an unknown table, and for one that contains a block twice."""
     pool = make(4)
     table = pool.take(2)
-    pool.check([table])
+    check_pool(pool, [table])
     with pytest.raises(AssertionError, match="differ"):
-        pool.check([table, [table[0]]])
+        check_pool(pool, [table, [table[0]]])
     with pytest.raises(AssertionError, match="twice"):
-        pool.check([[table[0], table[0]]])
+        check_pool(pool, [[table[0], table[0]]])
     with pytest.raises(AssertionError, match="differ"):
-        pool.check([])
+        check_pool(pool, [])

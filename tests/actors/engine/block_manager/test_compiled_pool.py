@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quipu.actors.engine.block_manager.block_pool import BlockPool
-from quipu.actors.engine.block_manager.pool_checks import COMMITTED
+from quipu.actors.engine.block_manager.pool_state import COMMITTED
 from quipu.actors.engine.block_manager.pools import Pool, make_pool
 from quipu.actors.messages.tiers import Tier
 from quipu.actors.shared.block_keys import KEY_BYTES
 from quipu.actors.shared.native import IS_COMPILED
+from tests.actors.engine.block_manager.block_checks import cached_blocks, check_pool
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="installed without a C compiler: there is no pool in C")
 
@@ -104,7 +105,7 @@ class Twins(RuleBasedStateMachine):
         found = self.call_both(lambda pool: list(pool.next_evicted(count).items()))
         twin = self.twins[0]
         state = twin.state()
-        first = [block for block in twin.cached_blocks()[:count] if block not in state.pending]
+        first = [block for block in cached_blocks(twin)[:count] if block not in state.pending]
         assert found == [(state.keys[block], block) for block in first]
 
     @precondition(lambda self: self.tables)
@@ -169,7 +170,7 @@ class Twins(RuleBasedStateMachine):
         self.call_both(lambda pool: [pool.holds(key) for key in KEYS])
         assert self.listeners[0].notified == self.listeners[1].notified
         for twin in self.twins:
-            twin.check(self.tables, self.pins)
+            check_pool(twin, self.tables, self.pins)
 
 
 TestTwins = Twins.TestCase

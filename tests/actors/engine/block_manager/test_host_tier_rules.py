@@ -7,6 +7,7 @@ import pytest
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.messages.mover import Moved, MoveFailed
 from quipu.actors.messages.tiers import Tier
+from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.actors.engine.block_manager.proposals import Candidate, copy_sources_of, keys_of, reserve
 
 SIZE = 4
@@ -34,7 +35,7 @@ def test_nothing_is_loaded_into_a_block_that_the_same_step_copies() -> None:
     assert after.loading_ids == [4]
     (move,) = host.take_moves()
     assert move.blocks == [copied], "the test has to be about the block that is evicted next"
-    manager.check()
+    check_manager(manager)
 
 
 def test_stores_follow_each_other() -> None:
@@ -53,7 +54,7 @@ def test_stores_follow_each_other() -> None:
     assert second.keys == keys_of("a", OTHER, SIZE)
     host.end_move(MoveFailed(second.number, [], {}, "no memory"))
     assert host.take_moves() == []
-    manager.check()
+    check_manager(manager)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -77,4 +78,4 @@ def test_stores_wait_for_loads(leaves: bool) -> None:
         manager.grant(reserve(4, SIZE, candidates=[loading]))
     (store,) = host.take_moves()
     assert store.target is Tier.HOST and keys_of("a", OTHER, SIZE)[0] in store.keys
-    manager.check()
+    check_manager(manager)

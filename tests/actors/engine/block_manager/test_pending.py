@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from quipu.actors.engine.block_manager.pending import MAX_DELAY_STEPS, _num_shared
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.messages.scheduler import Granted
+from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.actors.engine.block_manager.proposals import Candidate, keys_of, reserve
 
 SIZE = 4
@@ -31,7 +32,7 @@ def admitted(
 ) -> Granted:
     proposal = reserve(step, SIZE, candidates=candidates, budget=budget, chunk=chunk)
     granted = manager.grant(proposal)
-    manager.check()
+    check_manager(manager)
     return granted
 
 

@@ -8,11 +8,12 @@ from typing import Any, cast
 import pytest
 
 from quipu.actors.engine.block_manager.pins import Pins
-from quipu.actors.engine.block_manager.pool_checks import COMMITTED
+from quipu.actors.engine.block_manager.pool_state import COMMITTED
 from quipu.actors.engine.block_manager.pools import Pool, make_pool
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.messages.prompts import Pin
 from quipu.actors.messages.scheduler import Granted
+from tests.actors.engine.block_manager.block_checks import check_manager, check_pins
 from tests.actors.engine.block_manager.proposals import Candidate, keys_of, pinned_of, reserve, reused_of
 
 SIZE = 4
@@ -37,7 +38,7 @@ class Manager:
     def grant(self, **proposal: Any) -> Granted:
         self.step += 1
         granted = self.core.grant(reserve(self.step, SIZE, **proposal), self.now)
-        self.core.check()
+        check_manager(self.core)
         return granted
 
     def candidate(self, tokens: list[int], *pins: Pin) -> Candidate:
@@ -325,7 +326,7 @@ def test_pins_of_every_prefix_take_no_more_than_its_blocks(order: str) -> None:
         pins.commit([1], 0.0)
     assert len(pins) == num_blocks and sum(map(len, pins.blocks())) == num_blocks
     assert pool.num_looked_at <= num_blocks * 12, "as many as halving takes, for each"
-    pins.check()
+    check_pins(pins)
     pool.num_looked_at = 0
     pins.give_way(num_blocks // 2)
     assert sorted(len(pin.blocks) for pin in pins.prefixes()) == list(range(1, num_blocks // 2 + 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quipu.actors.engine.block_manager.reservation import BlockManager
+from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.actors.engine.block_manager.proposals import Candidate, Filled, keys_of, reserve, reused_of, written_of
 
 SIZE = 4
@@ -118,7 +119,7 @@ def test_failed_step_is_rolled_back() -> None:
     after = manager.grant(reserve(3, SIZE, failed=[2, 1], free=[2, 1], candidates=[candidate(3, [*longer, 13])]))
     assert reused_of(after) == {3: 0}
     assert written_of(after) == []
-    manager.check()
+    check_manager(manager)
 
 
 def test_dropped_chunk_is_published_again() -> None:
@@ -194,7 +195,7 @@ def test_row_preempts_itself_last() -> None:
     granted = manager.grant(reserve(2, SIZE, rows=[(2, 4, 1), (1, 4, 1)], victims=[2, 1]))
     assert granted.preempted_ids == [1]
     assert granted.sequence_ids == [2]
-    manager.check()
+    check_manager(manager)
 
 
 def test_admission_respects_watermark() -> None:
@@ -231,4 +232,4 @@ def test_candidate_with_missing_keys_is_admitted() -> None:
     proposal.candidate_keys[1] = []
     granted = manager.grant(proposal)
     assert granted.admitted_ids == [1, 2]
-    manager.check()
+    check_manager(manager)

@@ -28,6 +28,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted
+from tests.actors.engine.block_manager.block_checks import cached_blocks, check_manager, is_free, pending_step
 from tests.actors.engine.block_manager.block_oracle import NaiveManager, Outcome
 from tests.actors.engine.block_manager.proposals import (
     Candidate,
@@ -61,16 +62,16 @@ class FreeList(ReservationRules):
     def unreferenced_blocks_are_in_the_free_list(self) -> None:
         """Each free block is listed once; references are the tables that contain a block, plus one if it is pinned."""
         pool = self.manager.pool
-        state, free = pool.state(), [*pool.blank_blocks(), *pool.cached_blocks()]
+        state, free = pool.state(), [*pool.state().blank, *cached_blocks(pool)]
         tables = [allocation.table for allocation in self.manager.allocations.values()]
         pinned = {block for blocks in self.manager.pins.blocks() for block in blocks}
         for block in range(1, pool.num_blocks):
             num_holders = sum(block in table for table in tables) + (block in pinned)
             assert state.references[block] == num_holders
             assert free.count(block) == (num_holders == 0)
-            assert pool.is_free(block) == (num_holders == 0)
+            assert is_free(pool, block) == (num_holders == 0)
         assert 0 not in free, "the null block is free"
-        self.manager.check()
+        check_manager(self.manager)
 
 
 class Pins(ReservationRules):
@@ -108,7 +109,7 @@ class Pins(ReservationRules):
         pinned = {block for blocks in pins.blocks() for block in blocks}
         assert len(pinned) == pool.num_pinned <= self.max_pinned
         assert self.caching or not pinned
-        assert not any(pool.is_free(block) or pool.pending_step(block) for block in pinned)
+        assert not any(is_free(pool, block) or pending_step(pool, block) for block in pinned)
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.actors.engine.block_manager.pool_checks import PoolState
+from quipu.actors.engine.block_manager.pool_state import PoolState
 from quipu.actors.messages.tokenizer import Encode
 from quipu.kernels.fake import Dials
 from tests.prompts import prompt_of
