@@ -1,4 +1,4 @@
-"""Tile shapes and launch options, fixed for each architecture, not autotuned: a timing must not decide a result's bits."""
+"""Tile shapes and launch options, fixed for each architecture: timing, as in autotuning, must not decide bits."""
 
 from __future__ import annotations
 
