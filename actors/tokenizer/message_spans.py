@@ -2,9 +2,8 @@
 
 `chat_template.py` calls `find_part_ends` in the process that renders, if the chat asks for it; `encoder.py` turns the
 positions into `PartSpan`s, in tokens. A template may put anything around a message, trim it, or leave it out. So the
-chat is rendered a second time with a numbered marker at the end of every part, and the positions are where the markers
-are. Where that changes more than the markers themselves, as in templates that look at what a message ends with, the
-parts are searched for in the text, in their order.
+chat is rendered a second time with a numbered marker at the end of every part. If that changes more than the markers
+themselves, as with templates that look at the end of a message, the parts are searched for in the text, in their order.
 
 What must always hold: markers never change what is tokenized; each position of a prompt is in exactly one span.
 """
@@ -37,23 +36,30 @@ def find_part_ends(
 ) -> tuple[int, ...]:
     """Return the number of characters of `text` before the end of each of `chat.parts`, 0 for those not shown.
 
-    If the chat has tools, `tools_end` follows. `text` is the rendered chat; `render` renders another one, and returns
-    None where it cannot.
+    If the chat has tools, `tools_end` follows. `text` is the rendered chat; `render` renders another one, or returns
+    None if it cannot.
     """
     marked = render(_with_markers(chat))
     ends = None if marked is None else _ends_of_markers(marked, text, len(chat.parts))
     if ends is None:
-        ends = _search(chat, text)
+        ends = [0] * len(chat.parts)
+        for place in search_parts(chat, text):
+            ends[place.index] = place.end
     return (*ends, *((tools_end,) if chat.tools else ()))
 
 
 def spans_of(chat: ChatPrompt, ends: Sequence[int], num_tokens: int) -> tuple[PartSpan, ...]:
-    """Return the spans of a prompt of `num_tokens`, in order; `ends` are those of `find_part_ends`, in tokens.
+    """Return the spans of a prompt of `num_tokens`; `ends` are those of `find_part_ends`, in tokens."""
+    tools = (ChatPart(None, None, TOOLS_ROLE, 0, 0),) if chat.tools else ()
+    return spans_between((*chat.parts, *tools), ends, num_tokens)
+
+
+def spans_between(parts: Sequence[ChatPart], ends: Sequence[int], num_tokens: int) -> tuple[PartSpan, ...]:
+    """Return the spans of a prompt of `num_tokens`, in order, from the ends of its parts, 0 for those not shown.
 
     A span begins where the one before it ends: with what the template writes before the part. What follows the last
     part belongs to no message.
     """
-    parts = [*chat.parts, *((ChatPart(None, None, TOOLS_ROLE, 0, 0),) if chat.tools else ())]
     places = sorted(((end, index) for index, end in enumerate(ends) if end), key=lambda place: place[0])
     spans: list[PartSpan] = []
     start = 0
@@ -79,7 +85,7 @@ def span_at(spans: Sequence[PartSpan], token: int) -> PartSpan | None:
 def _with_markers(chat: ChatPrompt) -> ChatPrompt:
     messages = list(chat.messages)
     inserts: dict[int, list[tuple[int, int]]] = {}
-    """By message: where a marker goes into its content, and which."""
+    """By message: the places and indexes of markers in its content."""
     for index, (part, start) in enumerate(_with_starts(chat.parts)):
         if part.call is not None:
             messages[part.chat_message] = _with_marked_call(messages[part.chat_message], part.call, index)
@@ -146,11 +152,22 @@ def _ends_of_markers(marked: str, text: str, num_parts: int) -> list[int] | None
 # ---------------------------------------------------------------- without markers
 
 
-def _search(chat: ChatPrompt, text: str) -> list[int]:
-    """Return where the parts end, as far as they are found one after the other."""
-    ends: list[int] = []
+@attrs.frozen
+class FoundPart:
+    """The characters [start, end) of a text that a part is."""
+
+    index: int
+    """In `ChatPrompt.parts`."""
+    chat_message: int
+    start: int
+    end: int
+
+
+def search_parts(chat: ChatPrompt, text: str) -> list[FoundPart]:
+    """Return where the parts of a chat are in its text, as far as they are found one after the other."""
+    places: list[FoundPart] = []
     at = 0
-    for part, start in _with_starts(chat.parts):
+    for index, (part, start) in enumerate(_with_starts(chat.parts)):
         message = chat.messages[part.chat_message]
         if part.call is None:
             wanted = message["content"][start : part.num_chars].strip()
@@ -159,5 +176,5 @@ def _search(chat: ChatPrompt, text: str) -> list[int]:
         found = text.find(wanted, at) if wanted else -1
         if found >= 0:
             at = found + len(wanted)
-        ends.append(at if found >= 0 else 0)
-    return ends
+            places.append(FoundPart(index, part.chat_message, found, at))
+    return places

@@ -1,7 +1,7 @@
-"""Which choice scores a prompt, and how many logprobs a request may have.
+"""Whether a prompt is scored, and how many logprobs a request may have.
 
 Used by the tokenizer. A prompt is computed without the cache and scored once, with its first choice. The other choices
-read its blocks, and the detokenizer gives them the same scores.
+read its blocks, and the detokenizer gives them the same scores (`submission.py`).
 
 What must always hold: `cached_tokens` of a request that wants its prompt scored is 0, because the first choice reads
 nothing from the cache; the web process holds a bounded number of scores per request.
@@ -11,43 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
-
 from ..messages.outcomes import ErrorKind, RequestError
-from ..messages.sampling import SamplingParams
 from ..messages.tokenizer import Encode
 
 _CODE = "too_many_logprobs"
 
 
-@attrs.frozen
-class PromptScoring:
-    """How one choice takes part in scoring its prompt."""
-
-    reads_cache: bool
-    prompt_logprobs: int | None
-    """For `SamplingParams`."""
-    scores_from: int | None
-    """For `Track`, as `num_prompt_scores`."""
-    num_prompt_scores: int
-
-
 def reads_cache(request: Encode) -> bool:
     """Return whether a prompt's first choice may read it from the cache."""
     return not (request.echo or request.sampling.prompt_logprobs is not None)
-
-
-def prompt_scoring(
-    request: Encode, sampling: SamplingParams, sequence_id: int, choice: int, num_prompt_tokens: int
-) -> PromptScoring:
-    """Return how one choice takes part. The choices of a prompt have consecutive sequence ids."""
-    is_scored = sampling.prompt_logprobs is not None
-    return PromptScoring(
-        reads_cache=choice > 0 or reads_cache(request),
-        prompt_logprobs=sampling.prompt_logprobs if choice == 0 else None,
-        scores_from=sequence_id - choice if is_scored else None,
-        num_prompt_scores=num_prompt_tokens - 1 if is_scored else 0,
-    )
 
 
 def too_many_scores(

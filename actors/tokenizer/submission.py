@@ -1,7 +1,7 @@
 """From encoded prompts to the messages that announce and submit their sequences, one per prompt and choice.
 
 Used by the tokenizer. What must always hold: the root of the block keys contains the cache domain and the salt, so
-nobody finds blocks of another domain; a request's sequences are numbered by prompt, then by choice.
+nobody finds blocks of another domain; sequences are numbered by prompt, then by choice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..shared.block_keys import root_key
 from ..shared.breakpoints import in_whole_blocks, pins_of
 from ..shared.seeds import sequence_seed
 from .prompt_encoder import EncodedPrompt
-from .prompt_scoring import prompt_scoring, reads_cache
+from .prompt_scoring import reads_cache
 from .thinking_budget import sampling_after
 
 DECODER_TAIL = 8
@@ -92,7 +92,8 @@ class Submission:
         tail_length = DECODER_TAIL if request.output is None else PARSER_TAIL
         group_size = request.num_choices if self.prompts_apart else len(places)
         tokens_to_come = 0
-        least = 0 if reads_cache(request) else 1  # an echoed prompt is complete with the first token
+        first_reads_cache, is_scored = reads_cache(request), sampling.prompt_logprobs is not None
+        least = 0 if first_reads_cache else 1  # an echoed prompt is complete with the first token
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             encoded, budget = self.prompts[prompt], self.budgets[prompt]
             token_ids = encoded.token_ids
@@ -100,7 +101,6 @@ class Submission:
                 group = places[index : index + group_size]
                 tokens_to_come = sum(len(self.prompts[prompt].token_ids) for prompt, _ in group)
             tokens_to_come -= len(token_ids)
-            scoring = prompt_scoring(request, sampling, sequence_id, choice, len(token_ids))
             submit = Submit(
                 sequence_id=sequence_id,
                 prompt_token_ids=token_ids,
@@ -112,9 +112,9 @@ class Submission:
                     sampling_after(token_ids, sampling, self.special_token_ids),
                     max_tokens=max(budget, least),
                     seed=sequence_seed(sampling.seed, prompt, choice),
-                    prompt_logprobs=scoring.prompt_logprobs,
+                    prompt_logprobs=sampling.prompt_logprobs if choice == 0 else None,
                 ),
-                reads_cache=scoring.reads_cache,
+                reads_cache=choice > 0 or first_reads_cache,
                 pins=pins_of(encoded.breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
                 group_id=sequence_ids[index - index % group_size],
                 num_to_come=group_size - index % group_size - 1,
@@ -133,8 +133,8 @@ class Submission:
                 skip_special_tokens=request.skip_special_tokens,
                 outlet=outlet,
                 is_scored=sampling.logprobs is not None,
-                scores_from=scoring.scores_from,
-                num_prompt_scores=scoring.num_prompt_scores,
+                scores_from=sequence_id - choice if is_scored else None,
+                num_prompt_scores=len(token_ids) - 1 if is_scored else 0,
                 echo=encoded.echo,
                 prompt_only=budget == 0,
                 min_tokens=0 if sampling.rules is None else sampling.rules.min_tokens,

@@ -1,8 +1,7 @@
 """A lower bound on the number of tokens in a text, found without tokenizing it: what cannot fit is refused early.
 
-Used by `encoder.py`. No token stands for more bytes than the longest token of the vocabulary has, so a text has at
-least as many tokens as its bytes divided by that: its bytes after normalization, without the whitespace that added
-tokens or the pre-tokenizer may drop.
+Used by `encoder.py`. A text has at least as many tokens as its bytes divided by those of the longest token in the
+vocabulary: its bytes after normalization, without the whitespace that added tokens or the pre-tokenizer may drop.
 
 What must always hold: the bound is never above the real count. Where a component is unknown, or unknown characters are
 fused into one token or dropped, there is no bound.
@@ -24,7 +23,7 @@ Parts = Mapping[str, Any]
 SLICE_CHARACTERS = 1 << 16
 """A long text is measured in slices of this length: normalizers hold the GIL."""
 SLICE_MARGIN_BYTES = 256
-"""How much longer a slice may be when normalized by itself: its first and last characters lack their neighbours."""
+"""How much longer a slice may be when normalized without its neighbours."""
 MAX_UTF8_BYTES = 4
 
 SHRINK = {"NFC": 4, "NFD": 3, "NFKC": 4, "NFKD": 4}
@@ -43,12 +42,10 @@ _MAY_DROP = frozenset({"Split", "Punctuation"})
 
 @attrs.frozen
 class TextBound:
-    """A lower bound on the tokens of any text, from one tokenizer's vocabulary and components."""
-
     longest_token_bytes: int
     """0 if there is no bound."""
     shrink: int
-    """The normalizer leaves at least one of this many bytes; 0 if unknown."""
+    """The normalizer leaves at least one byte of this many; 0 if unknown."""
     is_ascii_kept: bool
     """The normalizer does not shrink ASCII."""
     is_local: bool
@@ -66,14 +63,11 @@ class TextBound:
         return (min_tokens - 1) * self.longest_token_bytes * self.shrink + 1
 
     def num_tokens_of_length(self, num_characters: int) -> int:
-        """Return how many tokens every text of this length has at least.
-
-        Call it only where `num_characters_for` returns a number.
-        """
+        """Return how many tokens every text of this length has at least, if `num_characters_for` returns a number."""
         return _quotient(_quotient(num_characters, self.shrink), self.longest_token_bytes)
 
     def num_tokens_by_length(self, text: str, threshold: int) -> int:
-        """Return the bound that the length alone gives, or 0 if it is below `threshold`. Takes constant time."""
+        """Return the bound by length alone, or 0 if it is below `threshold`. Takes constant time."""
         if self.num_characters_for(threshold) is None:
             return 0
         shrink = 1 if self.is_ascii_kept and text.isascii() else self.shrink
@@ -102,11 +96,6 @@ class TextBound:
         return num_tokens if num_tokens >= threshold else 0
 
 
-def no_bound() -> TextBound:
-    """Return a bound that says nothing, for an unknown kind of tokenizer."""
-    return TextBound(0, 0, False, False, True, (), str)
-
-
 def find_bound(parts: Parts, normalize: Callable[[str], str]) -> TextBound:
     """Return the bound for a tokenizer, given its parsed JSON and its normalizer."""
     longest = _longest_token_bytes(parts, normalize)
@@ -114,7 +103,7 @@ def find_bound(parts: Parts, normalize: Callable[[str], str]) -> TextBound:
     pre_tokenizers = list(_leaves(parts["pre_tokenizer"], "pretokenizers"))
     shrinks = list(map(_shrink_of, normalizers))
     if not longest or None in shrinks or not all(map(_is_counted, pre_tokenizers)):
-        return no_bound()
+        return TextBound(0, 0, False, False, True, (), str)  # none
     strips = any(part["type"] == "Strip" for part in normalizers)
     drops = any(part["type"] in _DROPS_WHITESPACE for part in pre_tokenizers)
     stripping = [token for token in parts["added_tokens"] if token["lstrip"] or token["rstrip"]]
@@ -143,7 +132,7 @@ def _leaves(component: Parts | None, inner: str) -> Iterator[Parts]:
 
 
 def _shrink_of(part: Parts) -> int | None:
-    """Return of how many bytes a normalizer leaves at least one, whitespace apart; 0: no limit; None: unknown."""
+    """Return how many bytes a normalizer shrinks to at least one, whitespace apart; 0: no limit; None: unknown."""
     kind = part["type"]
     if kind in SHRINK:
         return SHRINK[kind]
@@ -167,7 +156,7 @@ def _is_local(part: Parts) -> bool:
 
 
 def _is_counted(part: Parts) -> bool:
-    """Return whether everything but whitespace passes through the pre-tokenizer to the model."""
+    """Return whether the pre-tokenizer drops nothing but whitespace."""
     kind = part["type"]
     if kind in _MAY_DROP:
         return bool(part["behavior"] != "Removed")
@@ -175,7 +164,7 @@ def _is_counted(part: Parts) -> bool:
 
 
 def _longest_token_bytes(parts: Parts, normalize: Callable[[str], str]) -> int:
-    """Return how many bytes of a text one token stands for at most; 0 if there is no limit."""
+    """Return how many bytes of a text a token covers at most; 0 if there is no limit."""
     model = parts["model"]
     kind = model.get("type")
     vocabulary = model["vocab"]
