@@ -4,13 +4,12 @@ Receives open requests, whose `Encode` it takes. For each it tells the accountan
 (`Prompted`), then submits one sequence per (prompt, choice) through the request desk; or it tells the accountant why
 the request cannot be served (`Refused`). It answers `CountTokens` and `KeyPrompt` by itself.
 
-A short request is served at once, in order of arrival. Any other is served in a task of its own, which waits for its
-turn in a queue (`text_workers/`), outlives this actor, and is cancelled when its client leaves. Turns of a chat that
-the same domain has sent before are not tokenized again (`segment_cache.py`).
+A short request is served at once, in order of arrival. Any other is served in its own task, which waits for its turn in
+a queue (`text_workers/`), outlives this actor, and is cancelled when its client leaves. Turns of a chat that the same
+domain has sent before are not tokenized again (`segment_cache.py`).
 
-It keeps no state of its own: everything is in the job store, which outlives it. After a death its successor goes on
-with the request in hand after the last step that was taken; a request that kills it twice is refused. A task that
-raises counts as a death with its request in hand.
+All state is in the job store, which outlives the actor. After a death its successor goes on with the request in hand
+after the last step that was taken; a request that kills it twice is refused. A task that raises counts as a death.
 
 What must always hold: no request waits here for another client's longer request; once a request is encoded or given up,
 nothing here holds its prompts, and the request desk has been told; no sequence is submitted twice.
@@ -64,10 +63,10 @@ class TokenizerActor:
         tasks: trio.Nursery,
         on_death: Callable[[Exception, str], object],
     ) -> None:
-        """`encoder` encodes the delimiters of reasoning; it recognizes texts that are too long by their length.
+        """`encoder` encodes delimiters of reasoning and bounds the length of texts; `prompt_encoder` encodes prompts.
 
-        `prompt_encoder` encodes what clients send. Long requests are served in `tasks`; when one of them raises,
-        `on_death(error, request_id)` is called, which may raise to end the server.
+        Long requests are served in `tasks`; when one raises, `on_death(error, request_id)` is called, which may raise
+        to end the server.
         """
         self._grammars = grammars
         self._store = store
@@ -117,7 +116,7 @@ class TokenizerActor:
             self._store.pending[0] = None
 
     def _enter(self, job: Job) -> EncodingSlot | RequestError:
-        """Enter the queue for a worker, unless a prompt's length or the queue's shows that there is no point."""
+        """Enter the queue for a worker, unless a prompt or the queue is too long."""
         param, max_model_len = job.options.prompt_param, self._max_model_len
         for prompt in job.prompts:
             if (error := exceeds_context(prompt, param, self._lengths, max_model_len)) is not None:
@@ -139,7 +138,6 @@ class TokenizerActor:
     # ------------------------------------------------------------ questions
 
     async def _answer(self, question: PromptQuestion) -> None:
-        """Answer a question about one prompt."""
         self._store.num_questions += 1
         name = f"question-{self._store.num_questions}"
         answer, num_deaths = None, 0
@@ -186,7 +184,7 @@ class TokenizerActor:
             self._end(job)
 
     async def _serve(self, job: Job, slot: EncodingSlot) -> None:
-        """Encode and submit a request, from where it was left. Raises if there is a bug; it may be called again."""
+        """Encode and submit a request, from where it was left. May be called again after it has raised, for a bug."""
         refusal = None
         try:
             if not job.opened.stopped:
@@ -224,7 +222,7 @@ class TokenizerActor:
         job.has_ended = True
 
     async def _encode(self, job: Job, slot: EncodingSlot) -> RequestError | None:
-        """Encode what is left of a request, and complete its sampling parameters; or return why it cannot be served."""
+        """Encode the rest of a request and complete its sampling parameters, or return why it cannot be served."""
         request, config, max_model_len = job.request, self._config, self._max_model_len
         if job.sampling is not None:
             return None

@@ -1,13 +1,12 @@
 """A checkpoint's chat template: from a chat to its prompt's text, and to the positions of the client's marks in it.
 
 It runs in processes of its own (`text_workers/chat_worker.py`): a template ships with a checkpoint and may never end or
-write without end. Templates support different fields: one that never looks at `tools`, `tool_calls` or
-`reasoning_content` would drop them silently, so a chat with such fields is converted to plain text first
-(`plain_chat.py`); one that does not know the role `developer`, or refuses system messages, at all or after the first,
-gets a chat without them (`system_messages.py`).
+write without end. A template that ignores `tools`, `tool_calls` or `reasoning_content` would drop them silently, so
+they are converted to plain text first (`plain_chat.py`); one that does not know the role `developer`, or refuses system
+messages, at all or after the first, gets a chat without them (`system_messages.py`).
 
-A mark is located without knowledge of the template: the chat is rendered again with something added right after the
-marked block, and the position is where that rendering begins to differ from the first.
+A mark is located without knowledge of the template: the chat is rendered again with text added right after the marked
+block, and the position is where the two renderings begin to differ.
 
 What must always hold: marks never change the text; their positions do not decrease; every failure of a template is a
 TemplateError.
@@ -42,7 +41,6 @@ from .system_messages import NO_SYSTEM_ROLE, merge_upward, system_as_user, witho
 _END = "\ufdd0"
 _MARK = "\ufdd1"
 """Noncharacters: they never occur in text, and no template treats them specially."""
-
 
 INVALID_UNICODE = "The messages contain characters that are not valid Unicode."
 MAX_REASON_CHARACTERS = 1000
@@ -86,7 +84,7 @@ class ChatTemplate:
     def render(self, chat: ChatPrompt, max_characters: int = sys.maxsize) -> RenderedChat:
         """Render a chat. Raises TemplateError, and ChatTooLong beyond `max_characters`.
 
-        Where a template refuses a chat that has system messages after its beginning, they are merged into one first.
+        If the template refuses the chat, later system messages are merged into the first.
         """
         if chat.tools and self._for_tools is not None:
             return self._for_tools.render(chat, max_characters)
@@ -195,7 +193,7 @@ def _join(pieces: Iterable[str], max_characters: int) -> str:
 
 
 def _with_mark(mark: Mark, chat: ChatPrompt) -> Sequence[ChatPrompt]:
-    """Return `chat` with text added after the marked block, in each way that a template might show."""
+    """Return `chat` with text added after the marked block, in each way that a template might show it."""
     match mark:
         case ContentMark():
             content = chat.messages[mark.message]["content"]
@@ -227,7 +225,6 @@ def _with_tool(chat: ChatPrompt, index: int, tool: Mapping[str, Any]) -> ChatPro
 
 
 def _common_prefix(one: str, other: str) -> int:
-    """Return the length of the longest common prefix."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

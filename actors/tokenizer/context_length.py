@@ -1,9 +1,9 @@
 """How many output tokens a prompt leaves room for, or which field to blame if there is none.
 
 Used by the tokenizer. What must always hold: a prompt and its output together fit into the model's context; a request
-that asks for more is refused, never truncated. Claude Code reads both messages: it finds them by `input length and
-`max_tokens` exceed context limit: A + B > C`, then asks for fewer tokens, and `prompt is too long: A tokens > B`, then
-compacts its conversation.
+that asks for more is refused, never truncated. Claude Code parses both messages: at `input length and `max_tokens`
+exceed context limit: A + B > C` it asks for fewer tokens, at `prompt is too long: A tokens > B` it compacts its
+conversation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def output_budget(request: Encode, num_prompt_tokens: int, max_model_len: int) -
 
 
 def too_many_submitted(request: Encode, num_prompt_tokens: int) -> RequestError | None:
-    """Return an error if the prompts of all choices, which have `num_prompt_tokens`, are too much for the engine."""
+    """Return an error if prompts of `num_prompt_tokens`, once for each choice, are too much for the engine."""
     num_tokens = num_prompt_tokens * request.num_choices
     if num_tokens <= MAX_SUBMITTED_TOKENS:
         return None

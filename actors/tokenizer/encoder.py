@@ -55,7 +55,7 @@ class EncodingBackend(Protocol):
 
 
 MAX_OUTLINED_CHARACTERS = 1 << 16
-"""Of one segment: positions further from its beginning are not looked for."""
+"""Positions further from the beginning of a segment are not looked for."""
 
 
 @attrs.frozen
@@ -66,7 +66,7 @@ class EncodedChat:
     spans: tuple[PartSpan, ...] = ()
     """The tokens of each part of each message, if the chat asks for them."""
     outline_ends: tuple[int, ...] = ()
-    """Tokens that begin before each of the outlined positions. Empty: none are known."""
+    """Tokens that begin before each outlined position. Empty: unknown."""
 
 
 @attrs.frozen
@@ -96,7 +96,7 @@ class TextEncoder:
     """Tokens that are not text, such as those between the messages of a chat."""
 
     def encode_text(self, text: str, *, max_tokens: int, with_echo: bool = False) -> EncodedText | TooManyTokens:
-        """Encode a plain prompt; `with_echo` adds what is needed to return it to the client."""
+        """Encode a plain prompt, `with_echo` with its text and the offsets of its tokens."""
         if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
             return TooManyTokens(num_tokens, is_exact=False)
         if with_echo and len(text) > COUNT_FIRST_CHARACTERS:
@@ -121,7 +121,7 @@ class TextEncoder:
         return num_tokens if num_tokens <= max_tokens else TooManyTokens(num_tokens, is_exact=True)
 
     def too_long(self, text: str, *, max_tokens: int) -> TooManyTokens | None:
-        """Return a result if the length alone shows that `text` has more than `max_tokens`. Takes constant time."""
+        """Return a result if the length of `text` alone shows that it exceeds `max_tokens`. Takes constant time."""
         num_tokens = self.bound.num_tokens_by_length(text, _too_many_threshold(max_tokens))
         return TooManyTokens(num_tokens, is_exact=False) if num_tokens else None
 
@@ -140,10 +140,10 @@ class TextEncoder:
         max_tokens: int = NO_LIMIT,
         outlined: Sequence[int] = (),
     ) -> EncodedChat | TooManyTokens:
-        """Encode a rendered chat. `outline`: the chat, whose messages are not needed, if its parts are to be located.
+        """Encode a rendered chat. `outline`: the chat, perhaps without messages, if its parts are to be located.
 
         Segments that `owner` added to `cache` in earlier turns are not tokenized again; the ids are the same.
-        `outlined` are positions in the text, ascending, of which those in tokens are wanted too.
+        `outlined` are ascending positions in the text, for `outline_ends`.
         """
         text = rendered.text
         if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
@@ -184,8 +184,8 @@ class TextEncoder:
     ) -> tuple[int, ...]:
         """Return how many tokens begin in the first characters of a text, for each of the ascending numbers `ends`.
 
-        The text's segments have these `starts`, and one more follows in `first_tokens`: the number of all tokens. What
-        is within a segment is near its beginning, unless the text has no split points: then it may not be known.
+        The text's segments have these `starts`; `first_tokens` ends with the number of all tokens. Positions within a
+        segment are near its beginning, unless the text has no split points: then the result may be empty.
         """
         found: list[int] = []
         edges = [*starts, len(text)]
@@ -212,7 +212,7 @@ class TextEncoder:
     ) -> tuple[int, ...]:
         """Return how many tokens begin in the first characters of a text, for each of the numbers `ends`.
 
-        The text's segments have these `starts`, in characters and in tokens. Each is tokenized once more at most.
+        The text's segments have these `starts`, in characters and in tokens. Each is tokenized at most once more.
         """
         of_tokens: dict[int, array[int]] = {}
         """By segment: where its tokens begin."""
@@ -235,7 +235,7 @@ class TextEncoder:
         return [ids for ids in (plain, spaced) if ids and (ids is plain or spaced[-len(plain) :] != plain)]
 
     def encode_within_text(self, part: str) -> tuple[int, ...]:
-        """Return the ids that a short part of a text has at the beginning of a line."""
+        """Return the ids of a short text at the beginning of a line."""
         before, both = self._ids_of_part("\n"), self._ids_of_part(f"\n{part}")
         # an added token may absorb the line break; alone, it has the same id
         return both[len(before) :] if both[: len(before)] == before else self._ids_of_part(part)

@@ -1,13 +1,12 @@
-"""The job store: the requests that the tokenizer has received and how far it got with each, kept where its death cannot
-lose them.
+"""The job store: the tokenizer's requests and how far it got with each, kept where its death cannot lose them.
 
-Owned by `wiring`, written by the tokenizer; synchronous. The tokenizer keeps nothing else, so its successor goes on
-with the message that was being handled. A request that is served in a task of its own leaves `pending` for that task.
+Owned by `wiring`, written by the tokenizer. After a death, its successor goes on with the message that was being
+handled. A request that is served in a task of its own leaves `pending` for that task.
 
     inbox ─▶ pending ─▶ entered ─▶ prompts encoded, one by one ─▶ submission made ─▶ prompted ─▶ submitted, one by one
 
-What must always hold: a step and the note that it was taken are one, in which nothing raises; a prompt is released as
-soon as its encoding is kept; a message leaves `pending` only once it was handled or a task has it.
+What must always hold: a step is taken and noted without anything between that may raise; a prompt is released as soon
+as its encoding is kept; a message leaves `pending` only once it was handled or a task has it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MAX_DEATHS = 2
 
 @attrs.define(eq=False)
 class Job:
-    """A request that is being served, and how far it got. Its prompts are held apart, so that each can be released."""
+    """A request that is being served. Its prompts are held apart, so that each can be released."""
 
     opened: OpenRequest
     request: Encode
@@ -52,7 +51,7 @@ class Job:
     num_tokens: int = 0
     """Of all encoded prompts."""
     sampling: SamplingParams | None = None
-    """Complete, once all that must be encoded is."""
+    """Set once everything is encoded."""
     block_keys: list[list[bytes]] = attrs.field(factory=list)
     """Of each encoded prompt, as far as they were computed. Empty lists without prefix caching."""
     submission: Submission | None = None
@@ -97,13 +96,13 @@ class Job:
 @attrs.define(eq=False)
 class JobStore:
     pending: deque[TokenizerMessage | Job | None] = attrs.field(factory=deque)
-    """Messages; a request that has been looked at is a `Job`. None: it was handled, or a task has it."""
+    """Messages; a request that was begun is a `Job`. None: it was handled, or a task has it."""
     num_deaths: int = 0
-    """Deaths with the first of them in hand."""
+    """Deaths with the first pending message in hand."""
     num_handled: int = 0
-    """Messages that were taken off without being refused for killing the tokenizer."""
+    """Messages that were not refused for killing the tokenizer."""
     num_questions: int = 0
-    """Questions about prompts. They have no request id: deaths name them by this number."""
+    """Questions about prompts, which deaths name by number: they have no request id."""
 
     @property
     def is_first_culprit(self) -> bool:

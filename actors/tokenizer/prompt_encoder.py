@@ -45,7 +45,7 @@ class EncodingOptions:
     echo: bool = False
     skip_special_tokens: bool = True
     owner: str | None = None
-    """Whose cached segments may be used and added; None disables the cache."""
+    """The owner of cached segments; None disables the cache."""
     request_id: str = ""
     """The server's own, for advice."""
 
@@ -53,7 +53,7 @@ class EncodingOptions:
 def owner_of(request: Encode) -> str:
     """Return who may share what is kept of a request: whoever shares its blocks.
 
-    With others it would share response times, which would reveal what it has asked for.
+    To anybody else, response times would reveal what the request asked for.
     """
     return f"{len(request.domain)}:{request.domain}{request.cache_salt}"
 
@@ -92,7 +92,7 @@ class EncodingSlot(Protocol):
         ...
 
     def rest(self) -> None:
-        """Give up the place or the worker until the next text: the request waits for something else meanwhile."""
+        """Give up the place or the worker until the next text."""
         ...
 
     def leave(self) -> None:
@@ -102,14 +102,11 @@ class EncodingSlot(Protocol):
 
 class PromptEncoder(Protocol):
     def inline_slot(self) -> EncodingSlot:
-        """Return the slot for a request that is encoded entirely in the event loop (see `prompt_sizes.is_short`)."""
+        """Return the slot for a request that is encoded in the event loop (`prompt_sizes.is_short`)."""
         ...
 
     def enter(self, tenant: str, num_bytes: int) -> EncodingSlot:
-        """Take a place in the queue for texts of `num_bytes` in total; 0 for what fits the event loop.
-
-        Raises QueueFull.
-        """
+        """Take a place in the queue for texts of `num_bytes`, 0 for the event loop. Raises QueueFull."""
         ...
 
     async def encode(
@@ -122,11 +119,9 @@ class PromptEncoder(Protocol):
         ...
 
     async def encode_alone(self, request: Encode, max_model_len: int) -> EncodedPrompt | RequestError:
-        """Encode a request's only prompt in a slot of its own, or return why the request would be refused.
+        """Encode a request's only prompt in a slot of its own, without cached segments and advice.
 
-        No cached segments are used or added.
-
-        Raises as `encode`.
+        Return an error if the request would be refused. Raises as `encode`.
         """
         ...
 
@@ -143,8 +138,6 @@ class PromptEncoder(Protocol):
 
 
 class GrammarChecks(Protocol):
-    """What the tokenizer needs: `text_workers/grammar_pool.py` implements it."""
-
     def known(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError | None:
         """Return the result if it takes no time; None: `check` the grammar."""
         ...
@@ -152,6 +145,6 @@ class GrammarChecks(Protocol):
     async def check(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError:
         """Return the grammar as text for the engine, or why it is refused. Raises QueueFull.
 
-        The tenant of `options` takes its turn, and their owner shares the result with nobody else.
+        The result is kept for the owner in `options` alone.
         """
         ...

@@ -1,4 +1,4 @@
-"""Decisions about a prompt from its size alone, before it is encoded: in which queue it waits, and whether it can fit.
+"""Decisions about a prompt from its size alone: in which queue it waits, and whether it can fit.
 
 What must always hold: the event loop encodes at most `INLINE_CHARACTERS` of text between two checkpoints.
 """
@@ -23,7 +23,7 @@ INLINE_TOKENS = 16384
 INLINE_ECHOED_TOKENS = 512
 """Token ids decoded in the event loop."""
 TOKEN_BYTES = 8
-"""What an id to be decoded counts for in the queue."""
+"""Size of an id to be decoded, in the queue."""
 INLINE_SEQUENCES = 16
 INLINE_BAD_WORDS = 32
 
@@ -64,7 +64,7 @@ def num_text_bytes(*texts: str) -> int:
 
 
 def _num_bytes(text: str) -> int:
-    """Return a text's bytes in UTF-8 or, if it is long, in memory, which takes no time."""
+    """Return a text's bytes in UTF-8 or, if it is long, in memory, in constant time."""
     return len(text.encode("utf-8", "replace")) if len(text) < SHORT_BYTES else sys.getsizeof(text)
 
 

@@ -1,6 +1,6 @@
-"""Complete a request's sampling parameters once its prompts and bad words are encoded.
+"""Completes a request's sampling parameters once its prompts and bad words are encoded.
 
-Used by the tokenizer: rules name tokens by id, a budget of reasoning and a grammar know what delimits reasoning.
+Used by the tokenizer: rules name tokens by id, and a budget of reasoning and a grammar need its delimiters.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class SamplingCompleter:
         output: OutputFormat,
         max_model_len: int,
     ) -> SamplingParams | RequestError:
-        """Return the request's sampling parameters, with all that its rules name as ids, or why it cannot be served.
+        """Return the request's sampling parameters, with ids in its rules, or why it cannot be served.
 
-        `grammar`: the request's, as text for the engine. `output`: how the model writes reasoning.
+        `grammar` is text for the engine, `output` says how the model writes reasoning.
         """
         config = self._config
         sampling = complete_rules(request.sampling, bad_words, config.engine.eos_token_ids, config.vocab_size)

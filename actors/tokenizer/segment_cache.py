@@ -16,14 +16,14 @@ from collections import OrderedDict
 import attrs
 
 ENTRY_BYTES = 400
-"""Overhead of an entry besides its text and ids: the key, the dictionary slot and the headers of four objects."""
+"""Overhead of an entry: the key, the dictionary slot and the headers of four objects."""
 
 
 @attrs.frozen
 class _Entry:
     token_ids: array[int]
     num_bytes: int
-    """The size when it was added: a string may cache another encoding of itself later."""
+    """The size when it was added: a string may later cache another encoding of itself."""
 
 
 class SegmentCache:

@@ -1,4 +1,4 @@
-"""Where a text can be split so that its parts tokenize exactly as the whole does.
+"""Where a text can be split so that its parts tokenize exactly as the whole.
 
 The tokenizers library matches added tokens with `normalized: false` in the raw text, leftmost and longest first; the
 text between two of them is normalized, pre-tokenized and encoded by itself. So a text can be split right before such a
@@ -7,9 +7,8 @@ split points if it does not know one of the tokenizer's components or if a trial
 
 No split is made at tokens that take whitespace on their left (`lstrip`) or begin with whitespace, which a neighbour may
 take. If any token matches whole words only (`single_word`), the text after a split decides what is found before it:
-then nothing is split. A part that begins with an added token does not have its first words at the beginning of the
-text, where some pre-tokenizers (Metaspace, `prepend_scheme: first`) treat them differently. So splits are before such
-tokens, not after.
+then nothing is split. Splits are before added tokens, not after, because some pre-tokenizers (Metaspace,
+`prepend_scheme: first`) treat the first words of a text differently.
 
 What must always hold: the ids of the parts, concatenated, are the ids of the whole text.
 """
@@ -28,7 +27,7 @@ MIN_CHARACTERS = 256
 WINDOW_CHARACTERS = 1 << 16
 """A text is searched for split points in windows of this length."""
 MAX_DEPTH = 64
-"""Added tokens that may be prefixes of one another, in a row: the pattern nests as deeply."""
+"""Length of a chain of added tokens that are prefixes of one another: the pattern nests as deeply."""
 LOCAL_COMPONENTS = {
     "model": {"BPE", "Unigram", "WordLevel", "WordPiece"},
     "normalizer": {

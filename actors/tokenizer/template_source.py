@@ -1,7 +1,7 @@
 """Find the chat templates among a checkpoint's files, as transformers does.
 
-`wiring.py` reads them once, and hands them to the processes that render chats (`text_workers/chat_pool.py`). There
-may be several, by name: chats with tools are rendered by `tool_use`, if there is one, and all others by `default`.
+`wiring.py` reads them once, for the processes that render chats (`text_workers/chat_pool.py`). Of several, by name,
+`tool_use` renders chats with tools, if there is one, and `default` all others.
 
 What must always hold: files with templates take precedence over entries of tokenizer_config.json, even if there is no
 `default` among them.
@@ -21,7 +21,7 @@ from ..shared.checkpoint import CheckpointError, read_json
 
 FILE = "chat_template.jinja"
 OLD_FILE = "chat_template.json"
-"""What processors of images have; without their other files it is the only one that some checkpoints have."""
+"""The file of image processors, the only one that some checkpoints have."""
 FOLDER = "additional_chat_templates"
 _DEFAULT, _FOR_TOOLS = "default", "tool_use"
 _NO_DEFAULT = "{{ raise_exception('The checkpoint has several chat templates, of which none is the default.') }}"
@@ -43,7 +43,7 @@ class TemplateSource:
 
     @property
     def text(self) -> str:
-        """All that the templates say, by which it is known what they support."""
+        """Both templates, to find what they support."""
         return self.source if self.tool_source is None else f"{self.tool_source}\n{self.source}"
 
 
@@ -64,7 +64,7 @@ def read_template(folder: Path) -> TemplateSource | None:
 
 
 def _read_files(folder: Path) -> dict[str, str]:
-    """Return the templates that are files of their own, by name."""
+    """Return the templates in files of their own, by name."""
     found = {_DEFAULT: _read(folder / FILE)} if (folder / FILE).exists() else {}
     paths = sorted(islice((folder / FOLDER).glob("*.jinja"), _MAX_TEMPLATES + 1))
     if len(paths) > _MAX_TEMPLATES:
@@ -82,7 +82,7 @@ def _read(path: Path) -> str:
 
 
 def _by_name(value: Any, file: str) -> dict[str, str] | None:
-    """Return the templates of an entry `chat_template`, which may be one, or several with names; None: it is absent."""
+    """Return the templates of an entry `chat_template`, one or several with names; None if it is absent."""
     if value is None:
         return None
     if isinstance(value, str):

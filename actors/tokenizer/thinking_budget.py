@@ -1,6 +1,4 @@
-"""Adds a request's thinking budget to its sampling rules: the delimiters of reasoning as ids, and where it begins.
-
-A grammar, too, holds only behind the reasoning: `place_grammar`.
+"""Adds a request's thinking budget to its sampling rules, and has its grammar begin after the reasoning.
 
 Used by the tokenizer. `kernels/reasoning_budget.py` defines how outputs are counted. What must always hold: without
 delimiters that the model can draw, there is no budget; nothing here grows with a prompt.
@@ -28,7 +26,7 @@ class ReasoningDelimiters:
 
 
 def encode_delimiters(tags: tuple[str, str], encoder: TextEncoder, vocab_size: int) -> ReasoningDelimiters | None:
-    """Return what opens and closes reasoning as ids. None: the model cannot draw them. Raises LibraryPanic."""
+    """Return the delimiters as ids, None if the model cannot draw them. Raises LibraryPanic."""
     opening, closing = (encoder.encode_within_text(tag) for tag in tags)
     # a tokenizer may have ids that the model does not
     if not opening or not closing or max(opening + closing) >= vocab_size:
@@ -71,9 +69,9 @@ def sampling_after(
 def _leaves_open(
     prompt_token_ids: list[int], rules: LogitRules | OutputGrammar, special_token_ids: Collection[int]
 ) -> bool | None:
-    """Return whether reasoning that begins near the end of a prompt is open there. None: none begins.
+    """Return whether reasoning that begins near the end of a prompt is still open; None if none begins.
 
-    A special token after an opening delimiter ends the message, so that the delimiter is somebody's text.
+    A special token after an opening delimiter ends the message, so that the delimiter is a client's text.
     """
     last = tuple(prompt_token_ids[-END_OF_PROMPT:])
     opening, closing = rules.reasoning_opening_ids, rules.reasoning_closing_ids

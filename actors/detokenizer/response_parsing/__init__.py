@@ -2,6 +2,6 @@
 
 At start the server chooses a `ResponseTemplate` (`parser_choice.py`) from the checkpoint's own `response_template`, a
 parser's name, or the chat template. The detokenizer then creates one `ResponseParser` (`response_parser.py`) per
-sequence. What must always hold: nothing here waits or keeps state between sequences, and the cost per character and
-the state per sequence are bounded, whatever the model writes.
+sequence. What must always hold: nothing here waits or keeps state between sequences, and the cost per character and the
+state per sequence are bounded, whatever the model writes.
 """
