@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from ..messages.output import CallEnd, OutputEvent, TextDelta
 from ..shared.token_decoding import TokenDecoder
 from .response_parsing.response_parser import ResponseParser
@@ -22,19 +24,15 @@ class ParserFailed(Exception):
     """The parser raised, because of a bug. Only the output of its sequence is lost."""
 
 
+@attrs.define(eq=False)
 class ParsedStream:
     """One sequence's output, token by token. Its methods raise ParserFailed."""
 
-    __slots__ = ("_calls_left", "_decoder", "_matcher", "_parser")
-
-    def __init__(
-        self, decoder: TokenDecoder, parser: ResponseParser, matcher: StopMatcher, max_calls: int | None = None
-    ) -> None:
-        """`max_calls`: the output is complete with this many calls."""
-        self._decoder = decoder
-        self._parser = parser
-        self._matcher = matcher
-        self._calls_left = max_calls
+    _decoder: TokenDecoder
+    _parser: ResponseParser
+    _matcher: StopMatcher
+    _calls_left: int | None = None
+    """Calls until the output is complete."""
 
     @property
     def num_reasoning_tokens(self) -> int:

@@ -7,6 +7,9 @@ or of an incomplete character.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import attrs
 import msgspec
 
 from ..messages.output import OutputEvent, TextDelta
@@ -97,16 +100,13 @@ class StopMatcher:
         return held
 
 
+@attrs.define(eq=False)
 class TextStream:
     """One sequence's text: decoded, then searched for stop strings."""
 
-    __slots__ = ("_decoder", "_matcher")
-
-    num_reasoning_tokens = 0
-
-    def __init__(self, decoder: TokenDecoder, matcher: StopMatcher) -> None:
-        self._decoder = decoder
-        self._matcher = matcher
+    _decoder: TokenDecoder
+    _matcher: StopMatcher
+    num_reasoning_tokens: ClassVar = 0
 
     def push(self, token_id: int) -> Piece:
         return self._matcher.push(self._decoder.push(token_id))

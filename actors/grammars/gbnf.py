@@ -95,17 +95,17 @@ class _Rule:
                 yield part
 
 
+@attrs.define
 class _Reader:
     """Reads rules. A rule lasts until the next name with `::=`."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._line = 1
-        self._depth = 0
-        self._may_repeat = False
-        """Whether a quantifier may come here."""
-        self._is_empty = True
-        """Whether an alternative begins here."""
+    _source: str
+    _line: int = 1
+    _depth: int = 0
+    _may_repeat: bool = False
+    """Whether a quantifier may come here."""
+    _is_empty: bool = True
+    """Whether an alternative begins here."""
 
     def rules(self) -> Iterator[_Rule]:
         """Yield the rules. Raises GrammarError."""

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
+import attrs
 import trio
 
 from ..channel import Poster, Sender
@@ -30,12 +31,12 @@ WebMessage = Submit | Abort | ResetPrefixCache
 class Inbox(Sender[WebMessage], Poster[WebMessage], Protocol): ...
 
 
+@attrs.frozen(eq=False)
 class GrammarGate:
-    def __init__(self, prepare: Prepare, inbox: Inbox) -> None:
-        self._prepare = prepare
-        self._inbox = inbox
-        self._held: dict[Key, list[WebMessage]] = {}
-        """By grammar, in order."""
+    _prepare: Prepare
+    _inbox: Inbox
+    _held: dict[Key, list[WebMessage]] = attrs.field(factory=dict)
+    """By grammar, in order."""
 
     async def send(self, message: WebMessage) -> None:
         """Pass a message on to the scheduler, or hold it until its grammar is compiled."""

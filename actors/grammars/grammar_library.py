@@ -18,6 +18,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
+import attrs
 import llguidance
 import numpy as np
 import numpy.typing as npt
@@ -145,11 +146,11 @@ def load_grammars(tokenizer_json: bytes, eos_token_ids: tuple[int, ...]) -> Gram
         return None
 
 
+@attrs.frozen(eq=False)
 class Matcher:
     """What a grammar allows after some tokens. To be used by one thread at a time."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        self._matcher = matcher
+    _matcher: llguidance.LLMatcher
 
     def copy(self) -> Matcher:
         """Return another matcher in the same state."""

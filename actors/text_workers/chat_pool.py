@@ -1,8 +1,8 @@
 """The pool of processes that render chats, and the queue for them (a `Renderer`).
 
 Each process (`chat_process.py`) renders one chat at a time. A chat that exceeds its time limit, or whose client has
-left, is ended with its process, which is then replaced. So that a few slow chats do not hold up the others, the pool
-starts an additional process whenever one has been busy for `SLOW_S`.
+left, is ended with its process, which is then replaced. Whenever a process has been busy for `SLOW_S`, the pool starts
+another, so that slow chats do not hold up the others.
 
 What must always hold: while fewer than `MAX_WORKERS` are busy, one worker is quick or about to start and is not held by
 a tenant that holds others; the queue is bounded; when `run` ends, no process is left.
@@ -25,13 +25,13 @@ from .renderer import NO_TEMPLATE
 log = structlog.get_logger()
 
 QUICK_WORKERS = 2
-"""Workers that are idle or have just become busy: the pool keeps this many, as far as `MAX_WORKERS` allows."""
+"""Workers that are idle or have just become busy: the pool keeps this many, if `MAX_WORKERS` allows."""
 MAX_WORKERS = 8
 MAX_WORKERS_PER_TENANT = MAX_WORKERS // 2
 SLOW_S = 0.1
 """A worker that has been busy for longer is slow: it is replaced, and gets a low priority."""
 CANCEL_GRACE_S = 0.1
-"""How long a chat may go on after its client left: most end by themselves, and starting a process takes as long."""
+"""How long a chat may go on after its client left: most end by themselves, and a new process takes as long."""
 MAX_WAITING = 8192
 """Chats that may wait for a worker, half of them one tenant's: as many as there may be open requests."""
 MAX_WAITING_BYTES = 512 << 20
@@ -47,8 +47,6 @@ _DIED = "The chat template ended the process that was rendering these messages."
 
 @attrs.define(eq=False)
 class _Job:
-    """One chat to be rendered."""
-
     frames: list[bytes]
     tenant: str
     done: trio.Event = attrs.field(factory=trio.Event)
@@ -67,8 +65,6 @@ class _Worker:
 
 
 class ChatPool:
-    """Render chats in processes (see `renderer.Renderer`)."""
-
     def __init__(self, template: TemplateSource | None, timeout_s: float) -> None:
         self._template = template
         self._timeout_s = timeout_s
@@ -129,7 +125,7 @@ class ChatPool:
             del outcome  # it refers to this frame, and so to the chat: avoid a reference cycle
 
     def _leave(self, job: _Job) -> None:
-        """Drop a chat that nobody waits for any more."""
+        """Drop a chat for which nobody waits any more."""
         if job.is_waiting:
             self._queue.drop(job.tenant, job)
         elif job.scope is not None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 
+import attrs
 import trio
 
 from ..messages.prompts import ChatPrompt
@@ -30,12 +31,12 @@ class ProcessGone(Exception):
     """The process has closed its end of the socket."""
 
 
+@attrs.frozen(eq=False)
 class ChatProcess:
     """A process that has compiled the chat template."""
 
-    def __init__(self, process: trio.Process, stream: trio.SocketStream) -> None:
-        self._process = process
-        self._stream = stream
+    _process: trio.Process
+    _stream: trio.SocketStream
 
     @classmethod
     async def start(cls, template: TemplateSource, timeout_s: float) -> ChatProcess:

@@ -1,9 +1,8 @@
 """The messages between the web process and the processes that render its chats, over a stream socket.
 
 Used by `chat_process.py` and `chat_worker.py`. Workers receive values in Python's `marshal` format, which accepts
-whatever a client's JSON may contain (numbers of any size, lone surrogates, deep nesting). A long chat is sent in many
-frames, each made in a few milliseconds. Workers answer with numbers and UTF-8 only: what a worker sends is never
-interpreted as anything but text.
+everything in a client's JSON (numbers of any size, lone surrogates, deep nesting). A long chat is sent in many frames,
+each made in a few milliseconds. Workers answer with numbers and UTF-8 only, which cannot be anything but text.
 
     frame   length of what follows (4 bytes); a value
     answer  kind (1 byte); number of marks, and of parts (4 bytes each); bytes of text (8 bytes); 8 bytes per mark and
@@ -38,8 +37,6 @@ _MARK_NAMES = {make: name for name, make in _MARKS.items()}
 
 
 class ChatAnswer(IntEnum):
-    """The kinds of answer."""
-
     RENDERED = 0
     REFUSED = 1
     """The text is the reason."""
@@ -51,8 +48,6 @@ class ChatAnswer(IntEnum):
 
 @attrs.frozen
 class AnswerHead:
-    """The fixed part of an answer."""
-
     kind: ChatAnswer
     num_marks: int
     num_parts: int

@@ -1,10 +1,10 @@
 """The program of a process that renders chats: it receives one chat template, then one chat after the other.
 
 `chat_process.py` starts it, talks to it over its standard input, a socket, and kills it. A template ships with a
-checkpoint, may loop forever or write without end, and Jinja never releases the GIL: so it runs here and nowhere else.
+checkpoint, may loop forever or write without end, and Jinja never releases the GIL: so it runs only here.
 
-What must always hold, whatever the template does: this process ends when its parent does (even one that is killed) and
-when a chat takes too long; it never uses more memory than `MEMORY_BYTES`.
+What must always hold, whatever the template does: this process ends when its parent ends or is killed, and when a chat
+takes too long; it never uses more memory than `MEMORY_BYTES`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..tokenizer.chat_template import INVALID_UNICODE, ChatTemplate, ChatTooLong
 from .chat_wire import ChatAnswer, pack_answer, read_chat, read_source
 
 MEMORY_BYTES = 1 << 30
-"""Address space of one process: a few times the largest request body and what is made of it."""
+"""Address space of one process: a few times the largest request body and chat."""
 GRACE_S = 1.0
 """Added to the time limit of a chat: the parent kills this process at the limit, the kernel a little later."""
 

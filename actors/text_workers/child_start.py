@@ -1,4 +1,4 @@
-"""Starts a process of one of our own programs, connected to it by a socket that is its standard input.
+"""Starts a process of one of our own programs, with a socket as its standard input.
 
 Used by `chat_process.py`, `grammar_process.py` and `web/api/admin/report_process.py`. What must always hold: if the
 process was not started, no descriptor is left open.

@@ -1,8 +1,7 @@
 """One process that encodes long texts, seen from the thread that leases it.
 
-Used by `encode_processes.py`. The process runs `encode_worker.py`, which documents what crosses the socket.
-
-What must always hold: an exchange is complete, or the process is not used again.
+Used by `encode_processes.py`. The process runs `encode_worker.py`, which documents the messages. What must always hold:
+an exchange is complete, or the process is not used again.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ PIECE_BYTES = 1 << 20
 
 
 class ProcessDied(LibraryPanic):
-    """The process died while it was encoding: it was killed or ran out of memory."""
+    """The process was killed or ran out of memory while it was encoding."""
 
 
 class EncodeProcess:
-    """One process, as an `EncodingBackend`."""
+    """An `EncodingBackend`."""
 
     def __init__(self) -> None:
         """Raises OSError."""
@@ -51,7 +50,7 @@ class EncodeProcess:
         self._is_broken = False
         self._base_bytes = 0
         self.growth_bytes = 0
-        """Memory it holds beyond what it held after it started."""
+        """Memory that it has taken since it started."""
 
     @property
     def pid(self) -> int:
@@ -59,7 +58,7 @@ class EncodeProcess:
 
     @property
     def is_usable(self) -> bool:
-        """It is running, and its last exchange was complete."""
+        """Whether it is running, and its last exchange was complete."""
         return not self._is_broken and self._process.poll() is None
 
     def kill(self) -> None:
@@ -83,24 +82,21 @@ class EncodeProcess:
         self.growth_bytes = 0
 
     def encode(self, text: str, *, max_tokens: int, add_special_tokens: bool = True) -> array[int] | int:
-        kind, number = self._request(
-            Operation.ENCODE, text, max_tokens=max_tokens, add_special_tokens=add_special_tokens
-        )
+        kind, number = self._request(Operation.ENCODE, text, max_tokens, add_special_tokens=add_special_tokens)
         return number if kind is AnswerKind.NUMBER else self._receive_ids(number)
 
     def encode_with_starts(
         self, text: str, *, max_tokens: int, add_special_tokens: bool = True
     ) -> tuple[array[int], array[int]] | int:
-        kind, number = self._request(
-            Operation.ENCODE_WITH_STARTS, text, max_tokens=max_tokens, add_special_tokens=add_special_tokens
-        )
+        operation = Operation.ENCODE_WITH_STARTS
+        kind, number = self._request(operation, text, max_tokens, add_special_tokens=add_special_tokens)
         return number if kind is AnswerKind.NUMBER else (self._receive_ids(number), self._receive_ids(number))
 
     def num_tokens_before(self, text: str, end: int) -> int:
         return self._request(Operation.NUM_TOKENS_BEFORE, text, end=end)[1]
 
     def _request(
-        self, operation: Operation, text: str, *, max_tokens: int = 0, end: int = 0, add_special_tokens: bool = True
+        self, operation: Operation, text: str, max_tokens: int = 0, *, end: int = 0, add_special_tokens: bool = True
     ) -> tuple[AnswerKind, int]:
         try:
             self._socket.sendall(JOB.pack(operation, add_special_tokens, max_tokens, end))

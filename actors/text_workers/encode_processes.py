@@ -2,7 +2,7 @@
 
 Unlike a thread, a process can be killed: when its client leaves, when the server stops, and when a text took so much
 memory that the library's allocator would keep it. Each has its own copy of the tokenizer, so one is kept running and
-others are started as needed. All methods but `Lease.cancel` block: call them in threads.
+others are started as needed. All methods except `Lease.cancel` block: call them in threads.
 
 What must always hold: a process serves one lease at a time; a cancelled lease ends promptly, whatever its process is
 doing; after `close` no process is left.
@@ -34,13 +34,13 @@ MAX_GROWTH_BYTES = 256 << 20
 T = TypeVar("T")
 
 
+@attrs.define(eq=False)
 class Lease:
     """One call's hold on a process."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: EncodeProcess | None = None
-        self.is_cancelled = False
+    is_cancelled: bool = False
+    _process: EncodeProcess | None = None
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def cancel(self) -> None:
         """Kill the process, or prevent the lease from taking one. Does not block."""
@@ -68,8 +68,6 @@ class _Idle:
 
 
 class EncodeProcesses:
-    """Start processes, lease them and end them."""
-
     def __init__(self, encoder: TextEncoder, source: bytes) -> None:
         """`encoder` is the same tokenizer in this process, `source` its `tokenizer.json`."""
         self._encoder = encoder

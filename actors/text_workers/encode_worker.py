@@ -39,8 +39,6 @@ class Operation(IntEnum):
 
 
 class AnswerKind(IntEnum):
-    """What an answer contains."""
-
     READY = 0
     NUMBER = 1
     IDS = 2

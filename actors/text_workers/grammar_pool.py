@@ -1,9 +1,9 @@
 """Checks grammars for the tokenizer in processes of their own, so that they delay nobody and can be ended.
 
-Compiling takes up to a second of a processor, and some grammars have no end. In a thread a check would compete with the
-event loop at the same priority, and could not be stopped. A process (`grammar_process.py`) has a low priority and is
-killed. There are two lanes: each grammar that is not large begins in the first, where it has little time; those that
-need more, and large ones, are checked in the second.
+Compiling takes up to a second of a processor, and some grammars never end. A thread would compete with the event loop
+and could not be stopped; a process (`grammar_process.py`) has a low priority and can be killed. There are two lanes: a
+grammar that is not large begins in the first, where it has little time; those that need more, and large ones, are
+checked in the second.
 
 What must always hold: a grammar that is quickly checked never waits for one that is not; one tenant's grammars occupy
 at most half of the processes of a lane; the queues are bounded; when `run` ends, no process is left.
@@ -38,9 +38,9 @@ MODULE = "quipu.actors.text_workers.grammar_worker"
 SMALL_CHARACTERS = 2048
 """Of a grammar that begins in the first lane: JSON schemas take a millisecond or two."""
 FIRST_LANE_S = 0.1
-"""Processor time of a grammar in the first lane. Most of it is spent on tokens that are drawn from it."""
+"""Processor time of a grammar in the first lane, most of it for tokens that are drawn from the grammar."""
 GRACE_S = 1.0
-"""Processor time beyond the limit at which the kernel ends a process: at the limit itself, it refuses the grammar."""
+"""Processor time between the limit, at which a process refuses the grammar, and its end by the kernel."""
 MAX_PROCESSES = 2
 """In each lane."""
 MAX_PROCESSES_PER_TENANT = MAX_PROCESSES // 2
@@ -52,7 +52,7 @@ IDLE_S = 60.0
 """How long a process may be idle."""
 TIMEOUT_S = 10.0
 TIMEOUT_FACTOR = 20.0
-"""A process may take so much longer than a grammar's processor time: of a busy processor it gets a tenth."""
+"""Multiple of a grammar's processor time that a process may take: it gets a tenth of a busy processor."""
 
 UNAVAILABLE = RequestError(ErrorKind.OVERLOADED, "The grammar could not be checked. Please try again later.")
 
@@ -136,7 +136,7 @@ class GrammarPool:
     # ------------------------------------------------------------ processes
 
     def _dispatch(self, lane: _Lane) -> None:
-        """Let as many waiting grammars be checked as may be. They are checked even if their clients leave."""
+        """Start checking as many waiting grammars as allowed, which goes on even if their clients leave."""
         assert self._nursery is not None
         while lane.num_free and (job := lane.queue.take(MAX_PROCESSES_PER_TENANT)) is not None:
             lane.num_free -= 1
@@ -196,7 +196,7 @@ class GrammarPool:
 
 
 class GrammarThreads:
-    """Check grammars in threads of this process, which nothing ends: for runtimes without processes."""
+    """Check grammars in threads, which nothing ends: for runtimes without processes."""
 
     def __init__(self, checker: GrammarChecker, max_bytes: int) -> None:
         self._checker = checker

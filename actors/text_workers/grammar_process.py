@@ -1,7 +1,7 @@
 """One process that checks grammars, seen from the web process.
 
-Used by `grammar_pool.py`. The process runs `grammar_worker.py`, which documents what crosses the socket. What must
-always hold: an exchange is complete, or the process is not used again.
+Used by `grammar_pool.py`. The process runs `grammar_worker.py`, which documents the messages. What must always hold: an
+exchange is complete, or the process is not used again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ProcessGone(Exception):
         return self.exit_code == -signal.SIGPROF
 
     def verdict(self, spec: GrammarSpec) -> RequestError | None:
-        """Return what is wrong with the grammar that it was checking; None: nothing is known about it."""
+        """Return what is wrong with the grammar that it was checking, None if that is unknown."""
         if self.was_slow:
             reason = "it takes too long to compile"
         elif self.exit_code is not None and -self.exit_code in FATAL:
@@ -66,13 +66,13 @@ class GrammarProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Its exchanges were complete. It may have ended since."""
+        """Whether its exchanges were complete. It may have ended since."""
         return not self._is_broken
 
     async def check(self, spec: GrammarSpec, limit_s: float, timeout_s: float) -> str | RequestError:
         """Return the grammar as text for the engine, or why it is refused. Raises ProcessGone.
 
-        `limit_s`: of processor time.
+        `limit_s` is processor time.
         """
         answer = await self._exchange([spec.kind, spec.source, spec.param, limit_s], timeout_s)
         if "text" in answer:

@@ -1,7 +1,7 @@
 """The program of the processes that check grammars: it loads the tokenizer, and forks a process whenever one is needed.
 
 `grammar_process.py` has them forked, talks to each over a socket, and has them killed. The grammar library cannot be
-interrupted, and takes as much of a processor as it is given: here both have an end.
+interrupted and takes all of a processor: here both are limited.
 
     load      the `tokenizer.json`; a `WorkerSettings` as JSON
     greeting  empty
@@ -27,13 +27,11 @@ from ..grammars.grammar_library import load_grammars
 from ..messages.grammar import GrammarKind, GrammarSpec
 
 MEMORY_BYTES = 4 << 30
-"""Address space of one process, as of one that encodes texts; the library's limits keep what it uses far below."""
+"""Address space of one process; the library's limits keep its memory far below."""
 
 
 @attrs.frozen
 class WorkerSettings:
-    """How grammars are checked."""
-
     eos_token_ids: tuple[int, ...]
     max_bytes: int
     max_seconds: float

@@ -1,7 +1,7 @@
 """Keeps the results of grammar checks by their owner: a tenant, and a cache salt within it.
 
-`grammar_pool.py` looks here first. What must always hold: a grammar that its owner has had checked before costs
-nothing; the time that a request takes does not reveal what others have had checked; nothing grows without bound.
+`grammar_pool.py` looks here first. What must always hold: an owner's grammar is checked once; the time that a request
+takes does not reveal which grammars others use; nothing grows without bound.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ _Key = tuple[str | None, GrammarKind, str]
 
 
 class KnownGrammars:
-    """The results of the last grammars that were checked."""
-
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._results: TenantCache[_Key, str | RequestError] = TenantCache(MAX_KNOWN)
 
     def find(self, spec: GrammarSpec, options: EncodingOptions) -> str | RequestError | None:
         """Return a cached result, with the field of its error renamed. None: the grammar has to be checked."""
-        # most characters take a byte; the rest are counted where it is checked
+        # a lower bound of its bytes, which the check counts
         if len(spec.source) > self._max_bytes:
             return too_long(spec, self._max_bytes)
         result = self._results.get(options.tenant, (options.owner, spec.kind, spec.source))
@@ -40,5 +38,4 @@ class KnownGrammars:
         return attrs.evolve(result, message=message, param=spec.param)
 
     def keep(self, spec: GrammarSpec, options: EncodingOptions, result: str | RequestError) -> None:
-        """Remember the result of a check."""
         self._results.put(options.tenant, (options.owner, spec.kind, spec.source), result)

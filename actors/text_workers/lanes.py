@@ -2,7 +2,7 @@
 
 Used by `pooled_encoder.py`. A request waits for its turn in one lane and keeps it from text to text, unless another
 tenant waits. In a real server a thread of the long lane has a process encode (`encode_processes.py`), which is killed
-when nobody wants the result any more.
+when its client leaves.
 
 What must always hold: a short request never waits for a long one; no tenant holds more than half of the threads for
 long ones; the queues are bounded.
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar, TypeVarTuple
 
+import attrs
 import trio
 
 from ..shared.fair_queue import FairQueue
@@ -74,16 +75,16 @@ class Lane:
             slot.grant()
 
 
+@attrs.define(eq=False)
 class LaneSlot:
     """One request's place in a lane (an `EncodingSlot`)."""
 
-    def __init__(self, lane: Lane, tenant: str, num_bytes: int) -> None:
-        self.tenant = tenant
-        self.num_bytes = num_bytes
-        self._lane = lane
-        self._granted = trio.Event()
-        self._is_resting = False
-        self._has_left = False
+    _lane: Lane
+    tenant: str
+    num_bytes: int
+    _granted: trio.Event = attrs.field(factory=trio.Event)
+    _is_resting: bool = False
+    _has_left: bool = False
 
     def grant(self) -> None:
         self._granted.set()
@@ -138,13 +139,13 @@ class LaneSlot:
             self._lane.queue.drop(self.tenant, self)
 
 
+@attrs.frozen(eq=False)
 class InlineSlot:
-    """Encodes on the event loop, for texts so short that a thread costs more than the work (an `EncodingSlot`)."""
+    """Encode on the event loop texts so short that a thread costs more than the work (an `EncodingSlot`)."""
 
-    def __init__(self, encoder: TextEncoder, *, is_whole_request: bool = False) -> None:
-        """`is_whole_request`: the whole request is short and needs no pause."""
-        self._encoder = encoder
-        self._is_whole_request = is_whole_request
+    _encoder: TextEncoder
+    _is_whole_request: bool = False
+    """The whole request is short and needs no pause."""
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return call(*args)

@@ -17,21 +17,18 @@ from ..tokenizer.chat_template import INVALID_UNICODE, ChatTemplate, RenderedCha
 from ..tokenizer.template_source import TemplateSource
 
 MAX_CHARACTERS = 16 << 20
-"""Of a rendered chat, however long the context is: twice the largest request body."""
+"""The longest rendered chat for any context: twice the largest request body."""
 
 NO_TEMPLATE = "This model has no chat template. Use /v1/completions instead."
 
 
 class Renderer(Protocol):
     async def run(self, *, task_status: trio.TaskStatus[None] = ...) -> None:
-        """Keep the renderer running until cancelled; it reports as started once it can render.
-
-        Raises CheckpointError.
-        """
+        """Run until cancelled, and report as started once chats can be rendered. Raises CheckpointError."""
         ...
 
     async def render(self, chat: ChatPrompt, tenant: str, max_characters: int) -> RenderedChat:
-        """Return a chat's text. When this is cancelled, the rendering ends soon after.
+        """Return a chat's text. Rendering ends soon after this is cancelled.
 
         Raises TemplateError, ChatTooLong, and QueueFull if too many chats are waiting.
         """

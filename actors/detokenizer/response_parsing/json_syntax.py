@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
+import attrs
+
 MAX_DEPTH = 500
 
 STRING_END = re.compile('["\\\\\x00-\x1f\ud800-\udfff]')
@@ -31,16 +33,14 @@ _SCALAR = frozenset("0123456789+-.eEtruefalsn")
 _ESCAPED = frozenset('"\\/bfnrtu')
 
 
+@attrs.define(eq=False)
 class JsonSyntax:
     """The state of one value, which begins where VALUE is expected and is complete at depth 0 after it."""
 
-    __slots__ = ("_brackets", "_is_key", "expect", "is_broken")
-
-    def __init__(self) -> None:
-        self._brackets: list[str] = []
-        self._is_key = False
-        self.expect = Expect.VALUE
-        self.is_broken = False
+    _brackets: list[str] = attrs.field(factory=list)
+    _is_key: bool = False
+    expect: Expect = Expect.VALUE
+    is_broken: bool = False
 
     @property
     def depth(self) -> int:

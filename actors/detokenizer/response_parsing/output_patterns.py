@@ -92,11 +92,11 @@ def parse_pattern(pattern: str) -> Sequence:
     return node if isinstance(node, Sequence) else Sequence((node,))
 
 
+@attrs.define
 class _Reader:
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.at = 0
-        self.depth = 0
+    pattern: str
+    at: int = 0
+    depth: int = 0
 
     def refusal(self, what: str) -> UnsupportedPattern:
         return UnsupportedPattern(f"pattern {self.pattern[:200]!r}: {what} is not supported")

@@ -48,21 +48,19 @@ def read_prompt(template: ResponseTemplate, tail: Iterable[tuple[int, str]]) -> 
     return PromptEnd(last is Meaning.REASONING_OPEN, last is not None and is_blank)
 
 
+@attrs.define(eq=False)
 class ReasoningCount:
-    __slots__ = ("_closed", "_closed_at", "_end", "_first", "_marks", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        """All tokens so far."""
-        self._closed = 0
-        """Tokens of reasoning that is complete."""
-        self._closed_at = 0
-        """The last of these."""
-        self._first: int | None = None
-        """The token with which the current reasoning begins."""
-        self._end = 0
-        self._marks: list[tuple[int, int]] = []
-        """Where the text of each token begins that has text held back, and the token."""
+    tokens: int = 0
+    """All tokens so far."""
+    _closed: int = 0
+    """Tokens of reasoning that is complete."""
+    _closed_at: int = 0
+    """The last of these."""
+    _first: int | None = None
+    """The token with which the current reasoning begins."""
+    _end: int = 0
+    _marks: list[tuple[int, int]] = attrs.field(factory=list)
+    """Where the text of each token begins that has text held back, and the token."""
 
     @property
     def num_tokens(self) -> int:

@@ -6,6 +6,8 @@ always hold: the joined texts of a call that has ended are valid JSON.
 
 from __future__ import annotations
 
+import attrs
+
 from ...messages.output import ArgumentsDelta, ArgumentTypes, CallEnd, Markup, OutputEvent
 from .call_reader import CallReader, Progress
 from .delimiter_scanner import DelimiterScanner, Hold
@@ -87,15 +89,13 @@ class TaggedReader(CallReader):
             events.append(ArgumentsDelta(self._index, text, source))
 
 
+@attrs.define(eq=False)
 class _Value:
     """One argument: held back until its type is known."""
 
-    __slots__ = ("_held", "_is_string", "_types")
-
-    def __init__(self, types: tuple[str, ...]) -> None:
-        self._types = types
-        self._held = ""
-        self._is_string = False
+    _types: tuple[str, ...]
+    _held: str = ""
+    _is_string: bool = False
 
     def add(self, text: str) -> str:
         """Return what is certain of the value's JSON."""

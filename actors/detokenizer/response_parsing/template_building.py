@@ -137,9 +137,9 @@ def _strips(field: Spec) -> bool:
     return bool(not isinstance(arguments, Mapping) or arguments.get("strip", True))
 
 
+@attrs.frozen
 class _Builder:
-    def __init__(self, specials: SpecialTokens) -> None:
-        self._specials = specials
+    _specials: SpecialTokens
 
     def pattern(self, field: Spec, side: str) -> Sequence | None:
         texts, pattern = field.get(side), field.get(f"{side}_pattern")
