@@ -236,9 +236,9 @@ async def test_load_that_hangs(autojump_clock: trio.abc.Clock) -> None:
             assert trio.current_time() - late_at < 1, "it waited behind the load"
             host = client.engine.block_manager.host
             assert host is not None
-            assert [len(table) for table in host.tables()] == [12]
+            assert [len(table) for table in host.loads.tables()] == [12]
             await trio.sleep(3 * LOAD_TIMEOUT_S)
-            assert not list(host.tables())
+            assert not list(host.loads.tables())
             dials.move_seconds = 0.0
             again = await client.ask(other)
             await settle(client)
