@@ -1,6 +1,6 @@
 """Try the keywords of JSON Schema, and write what came of it: `python -m scripts.grammar_keywords`.
 
-Each keyword has a schema, texts that match it and texts that do not. It is *held* if all of the first are possible
+Each keyword has a schema, texts that match it and texts that do not. It is *enforced* if all of the first are possible
 outputs and none of the second is, *refused* if the schema does not compile, and *too strict* if texts are missing that
 match. The table goes into `docs/use/structured-output.md`, between two markers. With `--check` nothing is written, and
 the exit code is 1 if the document is out of date.
@@ -190,8 +190,8 @@ def verdict(example: Example, tokenizer: LLTokenizer) -> str:
     if matcher.is_error() or matcher.get_grammar_warnings():
         return "refused"
     if any(is_output(text) for text in example.bad):
-        return "**not held**"
-    return "held" if all(is_output(text) for text in example.good) else "too strict"
+        return "**not enforced**"
+    return "enforced" if all(is_output(text) for text in example.good) else "too strict"
 
 
 def table() -> str:

@@ -11,5 +11,5 @@ def test_document_is_up_to_date() -> None:
 
 
 def test_nothing_is_ignored() -> None:
-    """Every keyword is held or refused."""
-    assert "not held" not in table() and table().count("| held |") > 40
+    """Every keyword is enforced or refused."""
+    assert "not enforced" not in table() and table().count("| enforced |") > 40
