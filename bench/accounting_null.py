@@ -78,7 +78,7 @@ class NullAccountant:
                 request.outlet.put(Started(None, None, None))
         if report.token_ids:
             columns = (report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons)
-            await self._detokenizer.send(Tokens(*columns, report.scores))
+            await self._detokenizer.send(Tokens(*columns, report.payloads))
         for sequence_id in report.terminal_ids:
             self._desk.sequences.mark_ended(sequence_id)
             self._ended(self._by_sequence.get(sequence_id, ""))

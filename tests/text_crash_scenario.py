@@ -99,8 +99,8 @@ class KilledDelivery(Delivery):
         super().complete(sequence)
         self.plan.kill_if_due("completed")
 
-    def add_prompt_scores(self, steps: Any) -> None:
-        super().add_prompt_scores(steps)
+    def add_payloads(self, steps: Any) -> None:
+        super().add_payloads(steps)
         self.plan.kill_if_due("prompt scored")
 
     def catch_up(self, sequence: TrackedSequence) -> None:

@@ -201,7 +201,7 @@ class Accountant:
         if report.token_ids and not pending.is_timed:
             pending.is_timed = True
             time_tokens(report, pending.at, self._store, self._metrics)
-        if not pending.is_passed_on and (report.token_ids or report.scores or report.ended_ids):
+        if not pending.is_passed_on and (report.token_ids or report.payloads or report.ended_ids):
             tokens = tokens_of(report)
             if not (self._detokenizer.deliver_now(tokens) or self._detokenizer.send_nowait(tokens)):
                 return False
@@ -265,4 +265,4 @@ class Accountant:
 
 def tokens_of(report: StepReport) -> Tokens:
     """Return what of a report the detokenizer needs."""
-    return Tokens(report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons, report.scores)
+    return Tokens(report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons, report.payloads)

@@ -13,7 +13,6 @@ from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..request_desk.live_sequence import TakenBack
 from ..request_desk.live_sequences import LiveSequences
-from ..shared.scored_tokens import num_packed
 from .account_entries import (
     Admission,
     Ended,
@@ -68,11 +67,9 @@ class ReportWriter:
                 self.add(sequence_id, Pinned(end))
         sequences.note_tokens(report.token_sequence_ids, report.token_ids)
         sequences.note_last_tokens(report.ended_ids)
-        for scores in report.scores:
-            for sequence_id, start, packed in zip(
-                scores.prompt_ids, scores.prompt_positions, scores.prompts, strict=True
-            ):
-                sequences.note_prompt_scores(sequence_id, start + num_packed(packed))
+        for found in report.payloads:
+            for sequence_id, end in zip(found.ids, found.ends, strict=True):
+                sequences.note_prompt_scores(sequence_id, end)
         sequences.note_progress(report.span_ids, report.span_ends)
         for sequence_id in dict.fromkeys(first_ids):
             self.add(sequence_id, FirstToken(now))

@@ -89,7 +89,7 @@ class Detokenizer:
     def _handle_now(self, pending: PendingTexts) -> bool:
         """Decode a small step; return whether it was one and all is sent. If not, `_handle` does the rest."""
         tokens = pending.message
-        if not isinstance(tokens, Tokens) or tokens.scores or len(tokens.sequence_ids) > MAX_ROWS_NOW:
+        if not isinstance(tokens, Tokens) or tokens.payloads or len(tokens.sequence_ids) > MAX_ROWS_NOW:
             return False
         return self._decode_slice(pending, tokens)
 
@@ -139,11 +139,11 @@ class Detokenizer:
 
     async def _decode(self, pending: PendingTexts, tokens: Tokens) -> None:
         """Decode and send a step's tokens from where it was left, with checkpoints if there are many."""
-        if tokens.scores:
-            self._delivery.add_prompt_scores(tokens.scores)
+        if tokens.payloads:
+            self._delivery.add_payloads(tokens.payloads)
             self._catch_up()
             if pending.scored is None:
-                pending.scored = output_scores(tokens.scores)
+                pending.scored = output_scores(tokens.payloads)
         while not self._decode_slice(pending, tokens):
             await trio.lowlevel.checkpoint()
 

@@ -16,7 +16,7 @@ from ..channel import Poster
 from ..messages.accountant import Completed, Refused
 from ..messages.handler import Delta, ScoredDelta
 from ..messages.outcomes import ErrorKind, FinishReason, RequestError
-from ..messages.scores import ScoredToken, Scores, StepScores
+from ..messages.scores import ScoredToken, Scores, StepPayloads
 from .logprob_assembler import PromptAssembler
 from .text_store import PendingTexts, TextStore
 from .tracked_sequence import TrackedSequence
@@ -124,17 +124,17 @@ class Delivery:
         except Exception as error:
             raise OutletFailed from error
 
-    # ------------------------------------------------------------ scores
+    # ------------------------------------------------------------ payloads
 
-    def add_prompt_scores(self, steps: Iterable[StepScores]) -> None:
-        """Add scores to their prompts, each once."""
+    def add_payloads(self, steps: Iterable[StepPayloads]) -> None:
+        """Add what was yielded for parts of prompts to these, each once: their scores."""
         store = self._store
         for step in steps:
-            for leader_id, position, scores in zip(step.prompt_ids, step.prompt_positions, step.prompts, strict=True):
+            for leader_id, end, payload in zip(step.ids, step.ends, step.payloads, strict=True):
                 prompt = store.prompts.get(leader_id)
                 if prompt is not None and prompt.request_id not in store.refused:
                     store.in_hand = prompt
-                    prompt.add(position, scores)
+                    prompt.add(end, payload)
 
     def catch_up(self, sequence: TrackedSequence) -> None:
         """Send the deltas of a sequence, perhaps all of them, that waited for its prompt. Raises OutletFailed."""
@@ -177,7 +177,7 @@ class Delivery:
             self.complete(sequence)
 
 
-def output_scores(steps: Iterable[StepScores]) -> dict[int, deque[tuple[Scores, int]]]:
+def output_scores(steps: Iterable[StepPayloads]) -> dict[int, deque[tuple[Scores, int]]]:
     """Return the scores of outputs by sequence, in order."""
     scored: dict[int, deque[tuple[Scores, int]]] = {}
     for step in steps:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 
 from ..messages.prompts import PromptText
-from ..messages.scores import LikelyToken, PackedScores, ScoredToken, Scores
+from ..messages.scores import LikelyToken, ScoredToken, Scores
 from ..shared.scored_tokens import ScoredColumns, num_packed
 from ..shared.token_decoding import TokenDecoder, TokenTextLookup
 
@@ -39,14 +39,14 @@ class PromptAssembler:
         """All scores have been added."""
         return self._num_missing <= 0
 
-    def add(self, position: int, scores: PackedScores) -> None:
-        """Add the scores of the prompt tokens that start at `position`, in order and each once."""
-        count = num_packed(scores)
-        if position < self._end:
+    def add(self, end: int, payload: bytes) -> None:
+        """Add the packed scores of the prompt tokens before position `end`, in order and each once."""
+        count = num_packed(payload)
+        if end - count < self._end:
             return
-        self.scores.extend(scores, self._offsets[position : position + count])
+        self.scores.extend(payload, self._offsets[end - count : end])
         self._num_missing -= count
-        self._end = position + count
+        self._end = end
 
 
 class LogprobAssembler:

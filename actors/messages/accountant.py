@@ -12,7 +12,7 @@ from .explanations import PromptNotes
 from .handler import Outlet
 from .outcomes import Fault, FinishReason, RequestError
 from .prompts import Breakpoint
-from .scores import StepScores
+from .scores import StepPayloads
 from .tiers import HostTierReport
 from .upstream import UpstreamUsage
 
@@ -82,7 +82,7 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """Parallel to `admitted_ids`: tokens after the reused ones that a cached block contains too. Empty: none."""
     admitted_copied: list[int] = []
     """Likewise: how many of them the executor copied. Never billed as cached."""
-    scores: list[StepScores] = []
+    payloads: list[StepPayloads] = []
     """Scores of the tokens above, and of prompts, for sequences that ask for them; one item per step that has any."""
     stored_keys: bytes = b""
     """The first 8 bytes of the key of each block added to the engine's cache since the last report..."""

@@ -9,7 +9,7 @@ import attrs
 from .handler import Outlet
 from .output import OutputRules
 from .prompts import PromptText
-from .scores import StepScores
+from .scores import StepPayloads
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class Tokens:
     ended_ids: list[int]
     """With their last token above, or without any."""
     ended_reasons: list[str]
-    scores: list[StepScores] = attrs.field(factory=list)
+    payloads: list[StepPayloads] = attrs.field(factory=list)
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ from quipu.kernels.step_types import SequenceKind as SequenceKind
 from .block_manager import CacheMiss
 from .prompts import Pin
 from .sampling import SamplingParams
-from .scores import StepScores
+from .scores import StepPayloads
 from .tiers import HostTierReport
 
 
@@ -161,8 +161,8 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     read_tokens: list[int]
     """Tokens in granted blocks that the executor's own tags confirm: the *read* entry of the accounts."""
     seconds: float
-    scores: StepScores | None = None
-    """None if no request asks for scores."""
+    payloads: StepPayloads | None = None
+    """None if no row has any."""
     copied_tokens: list[int] = []
     """Parallel to `read_ids`: tokens after those read whose KV was copied from a block with a confirmed tag, the
     *copied* entry. Empty if there are none."""

@@ -10,32 +10,18 @@ import msgspec
 from quipu.kernels.step_types import Scores as Scores
 
 
-class PackedScores(msgspec.Struct, array_like=True, frozen=True):
-    """`Scores` of prompt tokens as bytes (`shared/scored_tokens.py`), because thousands of them arrive at once.
-
-    Arrays of unsigned 4-byte integers and of 8-byte floats, in native byte order.
-    """
-
-    token_ids: bytes
-    logprobs: bytes
-    ranks: bytes
-    num_top: int
-    """Number of most likely tokens given for each token."""
-    top_ids: bytes
-    top_logprobs: bytes
-
-
-class StepScores(msgspec.Struct, array_like=True, frozen=True):
-    """The scores that one step computed for the sequences that ask for them."""
+class StepPayloads(msgspec.Struct, array_like=True, frozen=True):
+    """What the rows of one step yielded besides tokens, for the sequences that ask for it."""
 
     drawn_ids: list[int]
     """Sequences whose sampled tokens are scored, in the order of the tokens."""
     drawn: Scores
-    prompt_ids: list[int]
-    """Sequences whose prompt tokens are scored..."""
-    prompt_positions: list[int]
-    """...from this position on."""
-    prompts: list[PackedScores]
+    ids: list[int]
+    """Sequences of whose prompt a part has a payload, ..."""
+    ends: list[int]
+    """...where that part ends, which begins where the one before it ended, ..."""
+    payloads: list[bytes]
+    """...and the payload. Only its two ends read it: scores are packed and unpacked by `shared/scored_tokens.py`."""
 
 
 class LikelyToken(msgspec.Struct, frozen=True, gc=False):

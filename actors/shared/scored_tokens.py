@@ -4,7 +4,7 @@ A prompt of 8,000 tokens with the twenty most likely tokens for each has 168,000
 a hundred as objects. So the executor packs them, they are sent and kept packed, and they become `ScoredToken`s a few
 at a time when they are written to the client.
 
-    batch_builder.py ─ pack ─▶ StepScores.prompts ─▶ logprob_assembler.py: one `ScoredColumns` per prompt
+    batch_builder.py ─ pack ─▶ StepPayloads.payloads ─▶ logprob_assembler.py: one `ScoredColumns` per prompt
                                                                            ─▶ web: `tokens(start, end)`
 
 What must always hold: tokens come out as they were put in, in order, each number exact to the bit.
@@ -13,34 +13,38 @@ What must always hold: tokens come out as they were put in, in order, each numbe
 from __future__ import annotations
 
 import math
+import struct
 from array import array
 from collections.abc import Iterator
 from itertools import chain
 
-from ..messages.scores import LikelyToken, PackedScores, ScoredToken, Scores
+from ..messages.scores import LikelyToken, ScoredToken, Scores
 from .token_decoding import TokenTextLookup
 
+_HEADER = struct.Struct("=II")
+"""Tokens, and the most likely tokens given for each. Columns follow: of ids and ranks, then of logprobs."""
 _ID_BYTES = array("I").itemsize
 
 
-def pack(scores: Scores) -> PackedScores:
+def pack(scores: Scores) -> bytes:
     """Pack columns into bytes. Raises ValueError if tokens have different numbers of most likely tokens."""
     num_top = len(scores.top_ids[0]) if scores.top_ids else 0
     if any(len(ids) != num_top for ids in scores.top_ids):
         raise ValueError("prompt tokens of one sequence have different numbers of most likely tokens")
-    return PackedScores(
-        token_ids=array("I", scores.token_ids).tobytes(),
-        logprobs=array("d", scores.logprobs).tobytes(),
-        ranks=array("I", scores.ranks).tobytes(),
-        num_top=num_top,
-        top_ids=array("I", chain.from_iterable(scores.top_ids)).tobytes(),
-        top_logprobs=array("d", chain.from_iterable(scores.top_logprobs)).tobytes(),
+    columns = (
+        array("I", scores.token_ids),
+        array("I", scores.ranks),
+        array("I", chain.from_iterable(scores.top_ids)),
+        array("d", scores.logprobs),
+        array("d", chain.from_iterable(scores.top_logprobs)),
     )
+    return _HEADER.pack(len(scores.token_ids), num_top) + b"".join(columns)
 
 
-def num_packed(scores: PackedScores) -> int:
+def num_packed(payload: bytes) -> int:
     """Return the number of packed tokens."""
-    return len(scores.token_ids) // _ID_BYTES
+    num_tokens: int = _HEADER.unpack_from(payload)[0]
+    return num_tokens
 
 
 class ScoredColumns:
@@ -82,21 +86,26 @@ class ScoredColumns:
         """Append a prompt's first token, which has no score."""
         self.append(ScoredToken(token_id, "", b"", 0, None, None, ()))
 
-    def extend(self, scores: PackedScores, offsets: array[int]) -> None:
-        """Append packed tokens, or none of them if one cannot be read (ValueError).
+    def extend(self, payload: bytes, offsets: array[int]) -> None:
+        """Append packed tokens. Raises if they cannot be read, without having appended any.
 
         `offsets` has one entry per token, or none if offsets are not needed.
         """
-        count, num_likely = num_packed(scores), len(self._top_ids)
-        token_ids, ranks = array("I", scores.token_ids), array("I", scores.ranks)
-        logprobs, top_logprobs = array("d", scores.logprobs), array("d", scores.top_logprobs)
-        self._top_ids.extend(array("I", scores.top_ids))  # the last that may raise
-        self._token_ids.extend(token_ids)
+        count, num_top = _HEADER.unpack_from(payload)
+        ids, numbers = array("I"), array("d")
+        ids_end = _HEADER.size + _ID_BYTES * count * (2 + num_top)
+        ids.frombytes(payload[_HEADER.size : ids_end])
+        numbers.frombytes(payload[ids_end:])
+        if len(numbers) != count * (1 + num_top):
+            raise ValueError("packed scores have another length than they say")
+        num_likely = len(self._top_ids)
+        self._token_ids.extend(ids[:count])
+        self._ranks.extend(ids[count : 2 * count])
+        self._top_ids.extend(ids[2 * count :])
         self._offsets.extend(offsets or array("I", bytes(_ID_BYTES * count)))
-        self._logprobs.extend(logprobs)
-        self._ranks.extend(ranks)
-        self._top_logprobs.extend(top_logprobs)
-        self._top_ends.extend(num_likely + scores.num_top * at for at in range(1, count + 1))
+        self._logprobs.extend(numbers[:count])
+        self._top_logprobs.extend(numbers[count:])
+        self._top_ends.extend(num_likely + num_top * at for at in range(1, count + 1))
 
     def offset(self, at: int) -> int:
         """Return the number of characters before one token in its choice's text."""

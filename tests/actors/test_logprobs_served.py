@@ -19,7 +19,7 @@ from quipu.actors.detokenizer.text_store import DetokenizerMessage, TextStore
 from quipu.actors.messages.accountant import Completed, Refused
 from quipu.actors.messages.detokenizer import Tokens, Track
 from quipu.actors.messages.handler import ScoredDelta
-from quipu.actors.messages.scores import Scores, StepScores
+from quipu.actors.messages.scores import Scores, StepPayloads
 from quipu.kernels.fake import Dials, continuation, continuation_scores, prompt_scores
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.tiny import TINY
@@ -271,10 +271,10 @@ async def test_two_steps_in_one_report(autojump_clock: trio.abc.Clock) -> None:
             assert isinstance(event, ScoredDelta)
             deltas.append(event)
 
-    def step(sequence_ids: list[int], token_ids: list[int]) -> StepScores:
+    def step(sequence_ids: list[int], token_ids: list[int]) -> StepPayloads:
         count = len(token_ids)
         scores = Scores(token_ids, [-float(i) for i in token_ids], [1] * count, [[]] * count, [[]] * count)
-        return StepScores(sequence_ids, scores, [], [], [])
+        return StepPayloads(sequence_ids, scores, [], [], [])
 
     inbox: Channel[DetokenizerMessage] = Channel(1)
     detokenizer = Detokenizer(

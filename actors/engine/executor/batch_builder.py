@@ -17,7 +17,8 @@ from quipu.kernels.batch import Drawn, Scoring, StepBatch
 from quipu.kernels.logit_processors import Processing, no_masks
 from quipu.kernels.step_types import SequenceKind
 
-from ...messages.scores import StepScores
+from ...messages.executor import ToScore
+from ...messages.scores import StepPayloads
 from ...shared.scored_tokens import pack
 from .grammars import MaskMaker
 from .step_rows import StepRows
@@ -162,29 +163,26 @@ def tokens_by_row(rows: StepRows, batch: StepBatch, drawn: Drawn) -> RowTokens:
     return RowTokens(by_row, failures, drawn.broken_rows, cut_rows)
 
 
-def scores_of(rows: StepRows, scoring: Scoring, drawn: Drawn, tokens: RowTokens) -> StepScores:
-    """Return the backend's scores by sequence. Raises ValueError if the backend returned none."""
+def payloads_of(rows: StepRows, batch: StepBatch, drawn: Drawn, tokens: RowTokens) -> StepPayloads | None:
+    """Return what rows yielded besides tokens; None if no request asks for any. Raises ValueError without scores."""
+    if batch.scoring is None:
+        return None
     if drawn.scores is None or drawn.prompt_scores is None:
         raise ValueError("the backend does not support logprobs")
-    packed = []
-    start = 0
-    scoring = scoring.without(drawn.broken_rows)
-    prompts = rows.to_score
-    for token_ids in prompts.token_ids if prompts is not None else ():
-        # packed here, in the executor's thread, so that neither process's loop handles each number
-        packed.append(pack(drawn.prompt_scores.cut(start, start + len(token_ids))))
-        start += len(token_ids)
-    scored_rows, scores = scoring.drawn_rows, drawn.scores
+    scored_rows, scores = batch.scoring.without(drawn.broken_rows).drawn_rows, drawn.scores
     if drawn.more:
-        scored_rows, kept = _kept_scores(scoring.drawn_rows, drawn, tokens)
+        scored_rows, kept = _kept_scores(scored_rows, drawn, tokens)
         scores = scores.pick(kept)
-    return StepScores(
-        drawn_ids=[rows.ids[row] for row in scored_rows],
-        drawn=scores,
-        prompt_ids=[rows.ids[row] for row in prompts.rows] if prompts is not None else [],
-        prompt_positions=prompts.positions if prompts is not None else [],
-        prompts=packed,
-    )
+    found = StepPayloads([rows.ids[row] for row in scored_rows], scores, [], [], [])
+    asked, start = rows.to_score or ToScore([], [], []), 0
+    for row, position, token_ids in zip(asked.rows, asked.positions, asked.token_ids, strict=True):
+        count = len(token_ids)
+        found.ids.append(rows.ids[row])
+        found.ends.append(position + count)
+        # packed here, in the executor's thread, so that neither process's loop handles each number
+        found.payloads.append(pack(drawn.prompt_scores.cut(start, start + count)))
+        start += count
+    return found
 
 
 def _kept_scores(scored_rows: Sequence[int], drawn: Drawn, tokens: RowTokens) -> tuple[list[int], list[int]]:

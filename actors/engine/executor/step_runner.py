@@ -32,7 +32,7 @@ from ...messages.sampling import OutputGrammar, SamplingParams
 from ...messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
 from ...shared.block_keys import chain_keys
 from ...shared.step_record import StepRecord
-from .batch_builder import is_special, make_batch, scores_of, tokens_by_row
+from .batch_builder import is_special, make_batch, payloads_of, tokens_by_row
 from .block_tags import BlockTags
 from .grammars import MaskMaker, NoMasks
 from .sequence_state import SequenceState, changes_logits
@@ -182,7 +182,7 @@ class Executor:
         )
         drawn = self.backend.launch(batch).collect()
         tokens = tokens_by_row(rows, batch, drawn)
-        scores = None if batch.scoring is None else scores_of(rows, batch.scoring, drawn, tokens)
+        payloads = payloads_of(rows, batch, drawn, tokens)
         ends = rows.ends if batch.most_tokens is None else rows.kept_ends(tokens.by_row)
         for row, token_ids in tokens.by_row.items():
             state = rows.states[row]
@@ -204,7 +204,7 @@ class Executor:
             read_ids=[admit.sequence_id for admit in plan.admitted],
             read_tokens=read,
             seconds=time.perf_counter() - started,
-            scores=scores,
+            payloads=payloads,
             failed_rows=list(tokens.failures),
             failures=list(tokens.failures.values()),
             broken_rows=drawn.broken_rows,

@@ -18,7 +18,7 @@ from ...messages.outcomes import ErrorKind, FinishReason
 from ...messages.scheduler import GRAMMAR_LOST, StepDone, StepDropped, StepFailed
 from ...shared.block_keys import chain_keys
 from .in_flight import StepInFlight
-from .prompt_scores import hand_out_scores
+from .prompt_scores import hand_out
 from .sequence import Sequence
 from .state import SchedulerState
 
@@ -58,8 +58,8 @@ class StepCompletion:
             rows = [row for row in range(len(sequences)) if step.is_current(row)]
         failures = dict(zip(done.failed_rows, done.failures, strict=True))
         failed = [row for row in rows if row in failures or row in done.broken_rows] if _some_failed(done) else []
-        if done.scores is not None:
-            hand_out_scores(done.scores, [sequences[row] for row in rows if row not in failed], state.report)
+        if done.payloads is not None:
+            hand_out(done.payloads, [sequences[row] for row in rows if row not in failed], state.report)
         if plan.most_positions > 1:
             self._settle_advances(step, done, [row for row in rows if row < plan.num_going_on])
         self._append_tokens(sequences, rows, done)
@@ -118,8 +118,8 @@ class StepCompletion:
             return False
         deque(map(list.append, steady.tokens, token_ids), maxlen=0)
         state = self._state
-        if done.scores is not None:
-            hand_out_scores(done.scores, step.sequences, state.report)
+        if done.payloads is not None:
+            hand_out(done.payloads, step.sequences, state.report)
         state.report.tokens(done.row_ids, token_ids)
         if self._enable_prefix_caching:
             for row in steady.filling:

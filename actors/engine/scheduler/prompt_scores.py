@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...messages.executor import ToScore
-from ...messages.scores import StepScores
-from ...shared.scored_tokens import num_packed
+from ...messages.scores import StepPayloads
 from .report_builder import ReportBuilder
 from .sequence import Sequence
 
@@ -31,21 +30,20 @@ def add_prompt_scoring(asked: ToScore | None, sequence: Sequence, row: int, star
     return asked
 
 
-def hand_out_scores(scores: StepScores, sequences: Iterable[Sequence], report: ReportBuilder) -> None:
-    """Report a step's scores for `sequences`, those that it is still current for."""
+def hand_out(found: StepPayloads, sequences: Iterable[Sequence], report: ReportBuilder) -> None:
+    """Report what a step yielded besides tokens for `sequences`, those that it is still current for."""
     current = {sequence.id: sequence for sequence in sequences}
-    drawn = [at for at, sequence_id in enumerate(scores.drawn_ids) if sequence_id in current]
-    prompts = [at for at, sequence_id in enumerate(scores.prompt_ids) if sequence_id in current]
-    for at in prompts:
-        sequence = current[scores.prompt_ids[at]]
-        sequence.num_scored = scores.prompt_positions[at] + num_packed(scores.prompts[at])
-    if len(drawn) < len(scores.drawn_ids) or len(prompts) < len(scores.prompt_ids):
-        scores = StepScores(
-            drawn_ids=[scores.drawn_ids[at] for at in drawn],
-            drawn=scores.drawn.pick(drawn),
-            prompt_ids=[scores.prompt_ids[at] for at in prompts],
-            prompt_positions=[scores.prompt_positions[at] for at in prompts],
-            prompts=[scores.prompts[at] for at in prompts],
+    drawn = [at for at, sequence_id in enumerate(found.drawn_ids) if sequence_id in current]
+    kept = [at for at, sequence_id in enumerate(found.ids) if sequence_id in current]
+    for at in kept:
+        current[found.ids[at]].num_scored = found.ends[at]
+    if len(drawn) < len(found.drawn_ids) or len(kept) < len(found.ids):
+        found = StepPayloads(
+            drawn_ids=[found.drawn_ids[at] for at in drawn],
+            drawn=found.drawn.pick(drawn),
+            ids=[found.ids[at] for at in kept],
+            ends=[found.ends[at] for at in kept],
+            payloads=[found.payloads[at] for at in kept],
         )
-    if drawn or prompts:
-        report.scores(scores)
+    if drawn or kept:
+        report.payloads(found)

@@ -12,7 +12,7 @@ from ...messages.accountant import StepReport
 from ...messages.block_manager import CacheMiss
 from ...messages.outcomes import ErrorKind, FinishReason
 from ...messages.scheduler import Granted
-from ...messages.scores import StepScores
+from ...messages.scores import StepPayloads
 from ...messages.tiers import HostTierReport, Tier
 
 Columns = tuple[list[int], ...]
@@ -39,7 +39,7 @@ class ReportBuilder:
         self._is_cleared = False
         self._filled_ids: list[int] = []
         self._filled_keys: list[bytes] = []
-        self._scores: list[StepScores] = []
+        self._payloads: list[StepPayloads] = []
         self._ended: list[tuple[int, str]] = []
         self._terminals: list[tuple[int, str | None, str | None]] = []
 
@@ -84,8 +84,8 @@ class ReportBuilder:
         if token_ids:
             self._tokens.append((sequence_ids, token_ids))
 
-    def scores(self, scores: StepScores) -> None:
-        self._scores.append(scores)
+    def payloads(self, found: StepPayloads) -> None:
+        self._payloads.append(found)
 
     def end(self, sequence_id: int, reason: FinishReason) -> None:
         self._ended.append((sequence_id, reason.value))
@@ -165,7 +165,7 @@ class ReportBuilder:
             num_pins_yielded=self.num_pins_yielded,
             admitted_copyable=copyable,
             admitted_copied=copied,
-            scores=self._scores,
+            payloads=self._payloads,
             stored_keys=self._stored_keys,
             removed_keys=self._removed_keys,
             is_cleared=self._is_cleared,

@@ -42,9 +42,9 @@ def test_outputs_after_an_echo() -> None:
     """Outputs begin where the prompt's text ends. The prompt's first token comes first, once and without a score."""
     prompt = PromptAssembler(token_text, PromptText("abc d", 0, (0, 1, 3)), 2)
     assert prompt.text == "abc d"
-    prompt.add(1, pack(scores([1])))
+    prompt.add(2, pack(scores([1])))
     assert not prompt.is_complete
-    prompt.add(2, pack(scores([5])))
+    prompt.add(3, pack(scores([5])))
     assert prompt.is_complete
     assert outputs(LogprobAssembler(token_text, ByteDecoder(TABLE), len(prompt.text)), [0])[0].offset == 5
     assert [(token.text, token.offset, token.logprob, token.rank) for token in tokens_of(prompt)] == [
@@ -58,7 +58,7 @@ def test_prompt_without_an_echo() -> None:
     """The prompt's scores, without its first token."""
     prompt = PromptAssembler(token_text, None, 1)
     assert prompt.text == "" and tokens_of(prompt) == []
-    prompt.add(1, pack(scores([5], top=2)))
+    prompt.add(2, pack(scores([5], top=2)))
     (token,) = tokens_of(prompt)
     assert token.top == (LikelyToken(0, "a", b"a", -0.5, 1), LikelyToken(1, "bc", b"bc", -0.5, 2))
 

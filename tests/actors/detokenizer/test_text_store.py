@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +20,9 @@ from quipu.actors.detokenizer.text_stream import TextStream
 from quipu.actors.messages.accountant import Completed, Refused
 from quipu.actors.messages.detokenizer import Forget, Tokens, Track
 from quipu.actors.messages.prompts import PromptText
-from quipu.actors.messages.scores import PackedScores, Scores, StepScores
+from quipu.actors.messages.scores import Scores, StepPayloads
 from quipu.actors.restarts import Deaths, keep_running
+from quipu.actors.shared.scored_tokens import pack
 from tests.crash_scenario import PlannedCrash
 from tests.runtimes import kept_decoder, kept_library, text_of
 from tests.tiny import TINY
@@ -77,15 +77,15 @@ def track(sequence_id: int, outlet: Outlet, request_id: str = "r", **fields: Any
     return Track(request_id, sequence_id, 0, (), (), False, True, outlet, **fields)
 
 
-def tokens(sequence_ids: list[int], token_ids: list[int], scores: list[StepScores] | None = None) -> Tokens:
+def tokens(sequence_ids: list[int], token_ids: list[int], scores: list[StepPayloads] | None = None) -> Tokens:
     return Tokens(sequence_ids, token_ids, [], [], scores or [])
 
 
-def prompt_scores(token_ids: list[int]) -> StepScores:
+def prompt_scores(token_ids: list[int]) -> StepPayloads:
     """Return scores of the prompt of sequence 1, from its second token on."""
-    numbers = array("I", token_ids).tobytes()
-    packed = PackedScores(numbers, array("d", [-1.0] * len(token_ids)).tobytes(), numbers, 0, b"", b"")
-    return StepScores([], Scores([], [], [], [], []), [1], [1], [packed])
+    count = len(token_ids)
+    packed = pack(Scores(token_ids, [-1.0] * count, token_ids, [[]] * count, [[]] * count))
+    return StepPayloads([], Scores.empty(), [1], [1 + count], [packed])
 
 
 def crash_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> None:
@@ -105,7 +105,7 @@ def crash_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("method", ["catch_up", "add_prompt_scores", "give"])
+@pytest.mark.parametrize("method", ["catch_up", "add_payloads", "give"])
 async def test_death_while_choices_wait_for_their_prompt(
     monkeypatch: pytest.MonkeyPatch, method: str, after: bool
 ) -> None:

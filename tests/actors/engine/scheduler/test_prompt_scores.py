@@ -7,14 +7,15 @@ from array import array
 
 import pytest
 
-from quipu.actors.engine.scheduler.prompt_scores import add_prompt_scoring, hand_out_scores
+from quipu.actors.engine.scheduler.prompt_scores import add_prompt_scoring, hand_out
 from quipu.actors.engine.scheduler.report_builder import ReportBuilder
 from quipu.actors.engine.scheduler.sequence import Sequence
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.executor import ToScore
 from quipu.actors.messages.sampling import SamplingParams
-from quipu.actors.messages.scores import PackedScores, Scores, StepScores
-from quipu.actors.shared.scored_tokens import pack
+from quipu.actors.messages.scores import Scores, StepPayloads
+from quipu.actors.shared.scored_tokens import ScoredColumns, pack
+from quipu.actors.shared.token_decoding import TokenText
 
 
 def make(sequence_id: int, length: int, *, outputs: int = 0) -> Sequence:
@@ -39,15 +40,20 @@ def scores(token_ids: list[int]) -> Scores:
     return Scores(token_ids, [-float(i) for i in token_ids], [1] * len(token_ids), [[]] * len(token_ids), [])
 
 
-def token_ids_of(packed: PackedScores) -> list[int]:
-    return list(array("I", packed.token_ids))
+def token_ids_of(payload: bytes) -> list[int]:
+    columns = ScoredColumns(lambda token_id: TokenText("", b""))
+    columns.extend(payload, array("I"))
+    return [token.token_id for token in columns.tokens(0, len(columns), 0)]
 
 
-def answer(to_score: ToScore | None, sequence_id: int) -> StepScores:
-    prompts = [] if to_score is None else [pack(scores(token_ids)) for token_ids in to_score.token_ids]
-    return StepScores(
-        [], scores([]), [sequence_id] * len(prompts), [] if to_score is None else to_score.positions, prompts
-    )
+def answer(to_score: ToScore | None, sequence_id: int) -> StepPayloads:
+    found = StepPayloads([], scores([]), [], [], [])
+    asked = to_score or ToScore([], [], [])
+    for position, token_ids in zip(asked.positions, asked.token_ids, strict=True):
+        found.ids.append(sequence_id)
+        found.ends.append(position + len(token_ids))
+        found.payloads.append(pack(scores(token_ids)))
+    return found
 
 
 def flush(report: ReportBuilder) -> StepReport:
@@ -66,21 +72,21 @@ def test_each_token_once_in_order(seed: int) -> None:
         end = min(43, start + draw.randrange(1, 12))
         found = answer(add_prompt_scoring(None, sequence, 0, start, end), 1)
         if draw.random() < 0.3:  # preempted: the scores found so far are void
-            hand_out_scores(found, [], report)
+            hand_out(found, [], report)
             start = 0
         else:
-            hand_out_scores(found, [sequence], report)
+            hand_out(found, [sequence], report)
             start = end if draw.random() < 0.8 else draw.randrange(end)
     reported = [
-        (position, prompt)
-        for step in flush(report).scores
-        for position, prompt in zip(step.prompt_positions, step.prompts, strict=True)
+        (end, token_ids_of(payload))
+        for step in flush(report).payloads
+        for end, payload in zip(step.ends, step.payloads, strict=True)
     ]
-    assert [token_id for _, prompt in reported for token_id in token_ids_of(prompt)] == sequence.tokens[1:40]
+    assert [token_id for _, token_ids in reported for token_id in token_ids] == sequence.tokens[1:40]
     position = 1
-    for at, prompt in reported:
-        assert at == position
-        position += len(token_ids_of(prompt))
+    for end, token_ids in reported:
+        position += len(token_ids)
+        assert end == position
 
 
 def test_two_chunks_in_flight() -> None:
@@ -95,12 +101,12 @@ def test_two_chunks_in_flight() -> None:
 def test_scores_of_ended_sequences_are_void() -> None:
     """The scores of a sequence that is gone are void with its tokens; a step that leaves none reports nothing."""
     report = ReportBuilder()
-    found = StepScores(
+    found = StepPayloads(
         [1, 2, 3], Scores([7, 8, 9], [-1.0, -2.0, -3.0], [1, 2, 3], [[7], [8], [9]], [[], [], []]), [], [], []
     )
-    hand_out_scores(found, [make(3, 4), make(1, 4)], report)
-    hand_out_scores(found, [make(5, 4)], report)
-    (reported,) = flush(report).scores
+    hand_out(found, [make(3, 4), make(1, 4)], report)
+    hand_out(found, [make(5, 4)], report)
+    (reported,) = flush(report).payloads
     assert reported.drawn_ids == [1, 3]
     assert reported.drawn == Scores([7, 9], [-1.0, -3.0], [1, 3], [[7], [9]], [[], []])
-    assert flush(report).scores == []
+    assert flush(report).payloads == []
