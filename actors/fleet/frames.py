@@ -8,8 +8,8 @@
     body    msgpack
 
 The prompt of a request with several choices is sent once: a Submit that shares its lists with the previous one of its
-request is sent without them, and gets the same lists at the other end. A report of a step in which each sequence got
-one token is sent without the sequences of the tokens.
+request is sent without them, and gets the same lists at the other end. A report of a step of many sequences of which
+each got one token is sent without the sequences of the tokens.
 
 What must always hold: messages are received once, in order; frames of older incarnations are only counted; end of file
 means that the peer is gone, and anything else that is not a message of this incarnation means that it is broken. Both
@@ -52,6 +52,8 @@ SUBMIT_AGAIN = 7
 """Type of a Submit whose prompt and keys are those of the previous Submit of its request."""
 ONE_EACH = 11
 """Type of a StepReport whose tokens are one each of the sequences of its spans, in the same order."""
+MIN_ONE_EACH = 64
+"""Sequences from which on this saves more time than it takes."""
 _HEADER = struct.Struct("<IIH")
 _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 << 20
@@ -81,6 +83,10 @@ class Prompts:
         if message.num_to_come:
             self._by_group[message.group_id] = message
         return before
+
+
+def _has_one_each(report: StepReport) -> bool:
+    return len(report.span_ids) >= MIN_ONE_EACH and report.token_sequence_ids == report.span_ids
 
 
 def _shares_prompt(one: Submit, other: Submit) -> bool:
@@ -133,7 +139,7 @@ class FrameWriter:
             before = self._prompts.note(message)
             if before is not None and isinstance(message, Submit) and _shares_prompt(message, before):
                 message, number = attrs.evolve(message, prompt_token_ids=[], block_keys=[]), SUBMIT_AGAIN
-        elif isinstance(message, StepReport) and message.span_ids and message.token_sequence_ids == message.span_ids:
+        elif isinstance(message, StepReport) and _has_one_each(message):
             message, number = msgspec.structs.replace(message, token_sequence_ids=[]), ONE_EACH
         body = self._encoder.encode(message)
         return _HEADER.pack(MIN_FRAME_BYTES + len(body), self._incarnation, number) + body
