@@ -1,15 +1,14 @@
 """Typed channel ends in memory: between the actors of one process.
 
-    Channel     first in, first out, bounded. There are two ways to add items: `send` waits for one of `capacity` slots;
-                `post` always has room, and is for senders that must never wait (a scope that is being left, one answer
-                per sequence). Callers of `post` bound how much they may still post. `send_nowait` is `send` without a
-                checkpoint, where there is a slot: what several senders have at once is then received at once.
-                `deliver_now` needs no wake-up at all: a receiver that waits may handle an item in its sender's task.
+A `Channel` is bounded, first in, first out. `send` waits for one of `capacity` slots; `post` always has room, for
+senders that must never wait (a scope that is being left, one answer per sequence) and bound by themselves how much they
+post. `send_nowait` is `send` without a checkpoint, if there is a slot: what several senders have at once is then
+received at once. `deliver_now` needs no wake-up: a waiting receiver may handle an item in its sender's task.
 
 Between the web process and the engine process there are frames (`frames.py`).
 
-What must always hold: items are received once, in order; what goes wrong while a receiver handles an item is raised in
-its own task, never in the sender's.
+What must always hold: items are received once, in order; an error of a receiver's handler is raised in the receiver's
+task, never in the sender's.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Channel(Generic[T]):
     def __init__(self, capacity: int) -> None:
         """`capacity` limits the items that wait after `send`; items added by `post` do not count."""
         if capacity < 1:
-            raise ValueError(f"the capacity of a channel must be at least 1, got capacity={capacity}")
+            raise ValueError(f"the capacity of a channel must be at least 1, not {capacity}")
         self._items: list[T] = []
         self._num_free_slots = capacity
         self._num_queued_slots = 0
@@ -70,33 +69,22 @@ class Channel(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
-    async def reserve(self) -> None:
-        """Wait for a slot and keep it. `put_reserved` or `cancel_reservation` must follow. This is a checkpoint."""
+    async def send(self, item: T, /) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._num_free_slots > 0:
             self._num_free_slots -= 1
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
             await self._senders.park()  # a freed slot is handed over
-
-    def put_reserved(self, item: T) -> None:
-        """Add an item in a slot obtained from `reserve`."""
         self._num_queued_slots += 1
         self.post(item)
-
-    def cancel_reservation(self) -> None:
-        """Give back a slot obtained from `reserve`."""
-        self._free_slots(1)
-
-    async def send(self, item: T, /) -> None:
-        await self.reserve()
-        self.put_reserved(item)
 
     def send_nowait(self, item: T, /) -> bool:
         if self._num_free_slots == 0:
             return False
         self._num_free_slots -= 1
-        self.put_reserved(item)
+        self._num_queued_slots += 1
+        self.post(item)
         return True
 
     def deliver_now(self, item: T, /) -> bool:
@@ -144,21 +132,15 @@ class Channel(Generic[T]):
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
-        items, self._items = self._items, []
-        queued, self._num_queued_slots = self._num_queued_slots, 0
-        self._free_slots(queued)
-        return items
+        return self.take_nowait()
 
     def take_nowait(self) -> list[T]:
         """Take all items there are, which may be none."""
         items, self._items = self._items, []
-        queued, self._num_queued_slots = self._num_queued_slots, 0
-        self._free_slots(queued)
-        return items
-
-    def _free_slots(self, count: int) -> None:
+        count, self._num_queued_slots = self._num_queued_slots, 0
         woken = len(self._senders.unpark(count=count)) if count and self._senders else 0
         self._num_free_slots += count - woken
+        return items
 
     async def _wait_item(self, take_now: Callable[[T], bool] | None) -> None:
         if self._receiver is not None:

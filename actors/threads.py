@@ -1,10 +1,9 @@
 """Runs calls in worker threads, starts threads and processes, and waits while the machine has no thread for them.
 
-Used instead of `trio.to_thread.run_sync` and `trio.lowlevel.open_process`, which starts a process in a thread, by
-everything that runs in the web process: a limit of threads or memory that is reached for a moment must not end a task
-that everybody depends on.
+The web process uses these instead of `trio.to_thread.run_sync` and `trio.lowlevel.open_process`, which starts a process
+in a thread: a limit of threads or memory that is reached for a moment must not end a task that all requests need.
 
-What must always hold: a call that has begun is never repeated; whatever it raises is raised; a wait ends with the
+What must always hold: a call that has begun is never repeated, and its errors are raised; a wait ends with the
 surrounding cancel scope.
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 import structlog
@@ -46,14 +45,10 @@ async def run_in_thread(
         has_begun = True
         return call(*args)
 
-    pauses = _pauses()
-    while True:
-        try:
-            return await trio.to_thread.run_sync(begin, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
-        except (RuntimeError, MemoryError) as error:
-            if has_begun or not _is_shortage(error):
-                raise
-        await trio.sleep(next(pauses))
+    async def run() -> T:
+        return await trio.to_thread.run_sync(begin, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
+
+    return await _repeat_while_short(run, lambda: has_begun)
 
 
 async def open_process(command: Sequence[str], **options: Any) -> trio.Process:
@@ -61,30 +56,42 @@ async def open_process(command: Sequence[str], **options: Any) -> trio.Process:
 
     Raises OSError, also where there is no memory for the process.
     """
-    pauses = _pauses()
-    while True:
+
+    async def start() -> trio.Process:
         try:
             return await trio.lowlevel.open_process(command, **options)
-        except RuntimeError as error:
-            if not _is_shortage(error):
-                raise
         except MemoryError:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
-        await trio.sleep(next(pauses))
+
+    return await _repeat_while_short(start)
 
 
 async def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
     """Start a thread of its own for `run()`, a daemon, as soon as there is one."""
-    pauses = _pauses()
-    while True:
+
+    async def start() -> threading.Thread:
         thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    return await _repeat_while_short(start)
+
+
+async def _repeat_while_short(attempt: Callable[[], Awaitable[T]], has_begun: Callable[[], bool] = lambda: False) -> T:
+    """Return the result of `attempt`, which is repeated while it raises for want of a thread or memory.
+
+    After `has_begun()` its errors are raised.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
         try:
-            thread.start()
-            return thread
+            return await attempt()
         except (RuntimeError, MemoryError) as error:
-            if not _is_shortage(error):
+            is_shortage = isinstance(error, MemoryError) or _NO_THREAD in str(error)
+            if has_begun() or not is_shortage:
                 raise
-        await trio.sleep(next(pauses))
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
 async def outlive_shortages(run: Callable[[], Awaitable[None]], task: str) -> None:
@@ -104,14 +111,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_out_of_memory, error.exceptions))
     return isinstance(error, MemoryError)
-
-
-def _is_shortage(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or _NO_THREAD in str(error)
-
-
-def _pauses() -> Iterator[float]:
-    pause_s = FIRST_PAUSE_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, MAX_PAUSE_S)

@@ -1,14 +1,14 @@
 """Divides the machine among the engines of one server: processors, GPUs, memory, and addresses of KV events.
 
-`wiring.split` asks it for the configuration and the environment of each engine process. The machine is cut into slots
-when the server starts, one for each engine that it may have with its load (`--max-engines`); engine k gets slot k. An
-engine that is added later gets a slot that no other engine has, or else shares one of those with the fewest engines.
+`process_host.local_hosts` asks it for the configuration and the environment of each engine process. The machine is cut
+into slots when the server starts, one for each engine that it may have with its load (`--max-engines`); engine k gets
+slot k. An engine that is added later gets a slot that no other engine has, or else shares one with the fewest engines.
 
-Memory. What is free changes while engines load, and a cache of which little has been used still counts as free. So free
-memory is measured once, before the first engine is started, and each engine's share of it is part of its configuration:
-all that it may hold, weights included. However many load at the same time, and whenever one of them is started again,
-each keeps to the same share and finds it free. An engine that is added later gets what is free then, divided by the
-number of engines, which leaves something for caches of others that are not filled yet.
+Memory. What is free changes while engines load, and a cache that is hardly used still counts as free. So free memory is
+measured once, before the first engine is started, and each engine's share of it, weights included, is part of its
+configuration. However many load at the same time, and whenever one of them is started again, each finds its share free.
+An engine that is added later gets what is free then, divided by the number of engines, which leaves something for
+caches of others that are not filled yet.
 
 What must always hold: one engine alone is configured exactly as the operator said; engines that were started together
 never have a CPU in common, unless there are more of them than CPUs.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import attrs
@@ -83,50 +84,38 @@ class EngineShares:
 
     def take(self, engine_id: int) -> EngineShare:
         """Return the share of an engine that is about to be started."""
-        num_parts = self._num_parts
+        num_parts, config = self._num_parts, self._config
+        has_slot = config.autoscales and len(self._taken) < num_parts
+        is_later = engine_id >= config.num_engines and not has_slot
         index = engine_id
-        if engine_id >= self._config.num_engines:
-            if not self._config.autoscales or len(self._taken) >= num_parts:
-                return self._take_later(engine_id)
-            index = self._least_taken(num_parts)
+        if engine_id >= config.num_engines:
+            index = self._least_taken(len(self._slots) if is_later else num_parts)
+        num_before = sum(taken == index for taken in self._taken.values())
         self._taken[engine_id] = index
         slot = self._slots[index]
-        if num_parts == 1:
-            return EngineShare(self._config.engine, self._environment_of(attrs.evolve(slot, gpu=None), None))
-        free = self._free_at_start
-        on_gpu = sum(other.gpu == slot.gpu for other in self._slots[:num_parts])
+        if num_parts == 1 and not is_later:
+            return EngineShare(config.engine, self._environment_of(attrs.evolve(slot, gpu=None), None))
+        if is_later:
+            num_threads = max(1, slot.num_threads // (num_before + 1))
+            free, num_sharing = self._available(), len(self._taken)
+            num_on_gpu = 1  # of a GPU's memory, it takes whatever the others have left
+        else:
+            num_threads, free, num_sharing = slot.num_threads, self._free_at_start, num_parts
+            num_on_gpu = sum(other.gpu == slot.gpu for other in self._slots[:num_parts])
         return EngineShare(
             attrs.evolve(
-                self._config.engine,
+                config.engine,
                 cpus=slot.cpus,
-                num_sharing=num_parts if slot.gpu is None else on_gpu,
-                memory_share=None if free is None else free // num_parts,
-                kv_events=events_of(self._config.engine.kv_events, engine_id),
+                num_sharing=num_sharing if slot.gpu is None else num_on_gpu,
+                memory_share=None if free is None else free // num_sharing,
+                kv_events=events_of(config.engine.kv_events, engine_id),
             ),
-            self._environment_of(slot, slot.num_threads),
+            self._environment_of(slot, num_threads),
         )
 
     def release(self, engine_id: int) -> None:
         """Take back the share of an engine that has been removed."""
         self._taken.pop(engine_id, None)
-
-    def _take_later(self, engine_id: int) -> EngineShare:
-        index = self._least_taken(len(self._slots))
-        num_before = sum(taken == index for taken in self._taken.values())
-        self._taken[engine_id] = index
-        slot = self._slots[index]
-        free = self._available()
-        return EngineShare(
-            attrs.evolve(
-                self._config.engine,
-                cpus=slot.cpus,
-                # of a GPU's memory, it takes whatever the others have left
-                num_sharing=len(self._taken) if slot.gpu is None else 1,
-                memory_share=None if free is None else free // len(self._taken),
-                kv_events=events_of(self._config.engine.kv_events, engine_id),
-            ),
-            self._environment_of(slot, max(1, slot.num_threads // (num_before + 1))),
-        )
 
     def _least_taken(self, num_slots: int) -> int:
         """Return which of the first slots has the fewest engines."""
@@ -179,17 +168,10 @@ def divide_cpus(machine: Machine, num_parts: int) -> list[tuple[int, ...]] | Non
 
 
 def _cut(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
-    """Cut a list into parts whose lengths differ by one at most."""
-    parts, first = [], 0
-    for size in _sizes(len(items), num_parts):
-        parts.append(items[first : first + size])
-        first += size
-    return parts
-
-
-def _sizes(total: int, num_parts: int) -> list[int]:
-    least, num_larger = divmod(total, num_parts)
-    return [least + (index < num_larger) for index in range(num_parts)]
+    """Cut a list into parts whose lengths differ by one at most, the longer ones first."""
+    least, num_larger = divmod(len(items), num_parts)
+    starts = [index * least + min(index, num_larger) for index in range(num_parts + 1)]
+    return [items[start:end] for start, end in pairwise(starts)]
 
 
 # ---------------------------------------------------------------- KV events

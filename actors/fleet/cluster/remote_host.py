@@ -30,7 +30,7 @@ from ..processes.process_host import ENGINE_MODULE
 from ..processes.tcp_way import address_of
 from ..supervisor import Death
 from .ray_messages import EngineOrder
-from .remote_process import Nodes, RemoteEntrance, RemoteProcess
+from .remote_process import Nodes, RemoteProcess
 
 log = structlog.get_logger()
 
@@ -149,7 +149,8 @@ class RemoteHost(ConnectedHost):
             module=self._module,
         )
         process = self._cluster.nodes.start(order)
-        child = EngineChild(process, RemoteEntrance(expected, process), None, is_greeted=True)
+        expected.on_close = process.end
+        child = EngineChild(process, expected, None, is_greeted=True)
         try:
             stream = await self._await_call(child, process, incarnation)
         except BaseException:

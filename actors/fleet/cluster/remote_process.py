@@ -14,7 +14,6 @@ import attrs
 import structlog
 import trio
 
-from ..processes.link_port import ExpectedEngine
 from ..processes.process_host import explain
 from ..supervisor import Death
 from .ray_messages import Ending, EngineOrder
@@ -86,24 +85,6 @@ class RemoteProcess:
 
     def release(self) -> None:
         """Do nothing: its node releases everything."""
-
-
-@attrs.frozen
-class RemoteEntrance:
-    """Where a process on another machine may connect. Implements `engine_child.Entrance`."""
-
-    _expected: ExpectedEngine
-    _process: RemoteProcess
-
-    async def wait_for_caller(self) -> None:
-        await self._expected.wait_for_caller()
-
-    async def admit(self, incarnation: int) -> trio.SocketStream:
-        return await self._expected.admit(incarnation)
-
-    def close(self) -> None:
-        self._expected.close()
-        self._process.end()
 
 
 class Nodes(Protocol):

@@ -3,11 +3,12 @@
 Used by both ends of the workers in `text_workers/` and of the engine process, and by `web/cli/serve.py`.
 
 What must always hold: a child ends when its parent does, even if the parent is killed and whatever the child is doing;
-it never uses more memory than its limit.
+it never uses more memory than its limit; importing this module loads nothing but the standard library.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -25,6 +26,16 @@ keeps its parent's session, because with Linux's autogroup a niceness is relativ
 NICENESS = 10
 """Children yield to everything that serves requests, even before they import anything, because starting takes longer
 than most of their work. On a contended processor they still get a tenth of it."""
+
+SHORTAGE_NUMBERS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+SHORTAGE_TEXTS = (
+    "failed to map segment from shared object",  # the dynamic linker, as ImportError
+    "cannot allocate memory",
+    "can't allocate memory",  # torch
+    "can't start new thread",
+)
+LOADING_ERRORS = (ImportError, RuntimeError, OSError, MemoryError)
+"""What loading may raise in a shortage, among others."""
 
 Read = Callable[[int], bytes]
 """Reads exactly the given number of bytes, or raises EOFError."""
@@ -73,3 +84,12 @@ def kill_group(pid: int) -> None:
     """Kill a child, and its process group if it leads one. Does nothing if they are gone."""
     with suppress(OSError):
         (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Return whether memory, threads or file descriptors are short, so that another start may succeed later."""
+    if isinstance(error, OSError) and error.errno in SHORTAGE_NUMBERS:
+        return True
+    return isinstance(error, MemoryError) or (
+        isinstance(error, LOADING_ERRORS) and any(text in str(error).lower() for text in SHORTAGE_TEXTS)
+    )

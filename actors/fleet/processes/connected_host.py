@@ -1,13 +1,13 @@
 """Hosts an engine in a process, wherever that runs: relays its messages, and finds out how it ended.
 
-Run by the supervisor, once per incarnation. `heartbeat.py` judges: an engine whose step takes too long is killed, as is
-one that sends what cannot be read, or is of another version. One that is silent for too long, or closes its connection
-and does not end, may still connect again: `run` returns and leaves the process to the next incarnation
-(`engine_child.py`), which waits for it for a while before it kills it and starts another. How a process is started is
-`process_host.py`'s, for this machine, and `remote_host.py`'s, for others.
+Run by the supervisor, once per incarnation. An engine is killed if its step takes too long (`heartbeat.py`), if it
+sends what cannot be read, or is of another version. One that is silent for too long, or closes its connection and does
+not end, may still connect again: `run` returns and leaves the process to the next incarnation (`engine_child.py`),
+which waits for it for a while before it kills it and starts another. `process_host.py` starts processes on this
+machine, `remote_host.py` on others.
 
-What must always hold: when `run` returns, the connection is lost for good, and all messages that came before that have
-been delivered, up to the first that cannot be read; whatever bytes an engine sends, `run` returns and does not raise.
+What must always hold: when `run` returns, the connection is lost for good, and all messages before that have been
+delivered, up to the first that cannot be read; `run` does not raise because of what an engine sends.
 """
 
 from __future__ import annotations
@@ -50,20 +50,11 @@ class Loss:
 
 
 class ConnectedHost(ABC):
-    """Runs an engine that is connected by a stream.
-
-    One that hangs after it was ready is killed. While it is loading, silence is expected.
-    """
+    """Runs an engine that is connected by a stream. While it is loading, silence is expected."""
 
     STOP_GRACE_S = 2.0
 
-    def __init__(
-        self,
-        *,
-        step_timeout_s: float = 0.0,
-        rejoin_s: float = REJOIN_S,
-        beat_s: float | None = None,
-    ) -> None:
+    def __init__(self, *, step_timeout_s: float = 0.0, rejoin_s: float = REJOIN_S, beat_s: float | None = None) -> None:
         """`step_timeout_s`: how long a step may take before the engine counts as hung; 0 means no limit.
 
         `rejoin_s`: how long a process whose connection is lost may take to connect again or to end. `beat_s`: the
@@ -101,7 +92,8 @@ class ConnectedHost(ABC):
             try:
                 self.child, stream = await self._start_child(link.incarnation)
             except (OSError, MemoryError) as error:
-                return _start_failure(error)
+                reason = f"the engine cannot be started: {error or type(error).__name__}"
+                return Death(reason, is_shortage=True)
             except NotStarted as error:
                 return error.death
         child = self.child
@@ -112,7 +104,7 @@ class ConnectedHost(ABC):
         is_at_end = loss.fault is None
         if is_at_end:
             loss = await self._wait_after_end_of_file(link, child)
-        if loss.may_return and not child.has_ended:
+        if loss.may_return and not child.process.has_ended:
             await child.lose(reader, is_at_end=is_at_end)
         else:
             await self.close()
@@ -134,14 +126,14 @@ class ConnectedHost(ABC):
             await child.end(grace_s)
 
     async def _wait_after_end_of_file(self, link: EngineLink, child: EngineChild) -> Loss:
-        """Wait until a process that has closed its connection ends or connects again. Returns what it has done."""
+        """Wait until a process that has closed its connection ends or connects again."""
         may_return = link.is_ready and link.refusal is None
         has_called = await child.wait_for_caller_or_end(self.STOP_GRACE_S, may_call=may_return)
-        if child.has_ended:
+        if child.process.has_ended:
             return Loss()
         if has_called or (may_return and self._rejoin_s > self.STOP_GRACE_S):
             return Loss(CLOSED, may_return=True)
-        child.kill()
+        child.process.kill()
         return Loss("it closed its connection and did not end")
 
     @abstractmethod
@@ -151,9 +143,9 @@ class ConnectedHost(ABC):
     async def _relay(
         self, link: EngineLink, child: EngineChild, stream: trio.SocketStream, reader: FrameReader, *, is_new: bool
     ) -> Loss:
-        """Relay messages both ways until the connection is over. `is_new`: the engine has not been loaded yet.
+        """Relay messages both ways until the connection is over; the last messages of a killed engine count.
 
-        The last messages of a killed engine are still read, because what it had done counts.
+        `is_new`: the engine has not been loaded yet.
         """
         writer = FrameWriter(stream, link.incarnation)
         monitor = HeartbeatMonitor(self._step_timeout_s, self._silence_s)
@@ -190,7 +182,7 @@ class ConnectedHost(ABC):
             if is_lost:
                 nursery.cancel_scope.cancel()
             else:
-                child.kill()
+                child.process.kill()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
@@ -216,7 +208,3 @@ class ConnectedHost(ABC):
                 pass
             nursery.cancel_scope.cancel()
         return loss
-
-
-def _start_failure(error: OSError | MemoryError) -> Death:
-    return Death(f"the engine cannot be started: {error or type(error).__name__}", is_shortage=True)

@@ -1,8 +1,8 @@
-"""One engine process as its host has it: its present connection, those it has lost, and the way back.
+"""One engine process as its host has it: its connection, those that were lost, and the way back.
 
-Used by `connected_host.py`. A process whose connection is lost may go on. Its incarnation is dead then, and everything
-that it still sends on the old connection is read and only counted. It may connect again for a while, as the next
-incarnation; otherwise it is killed.
+Used by `connected_host.py`. A process whose connection is lost may go on. Its incarnation is dead then, and what it
+still sends on the old connection is only counted. For a while it may connect again, as the next incarnation; otherwise
+it is killed.
 
 What must always hold: nothing of a dead incarnation is delivered; a process that is to end finds nobody listening.
 """
@@ -37,16 +37,16 @@ class EngineProcess(Protocol):
         """Wait until it has ended."""
 
     def kill(self) -> None:
-        """Have it killed, with what it has started, whatever it is doing."""
+        """Kill it, with its children."""
 
     def step_ids(self) -> tuple[int, ...] | None:
-        """Return the sequences of the step that it is running, or was when it ended. None: no step, or not known."""
+        """Return the sequences of its current or last step; None: it was running none, or that is not known."""
 
     async def explain(self) -> Death:
         """Return why it has ended."""
 
     def release(self) -> None:
-        """Let go of what is left of it once it has ended."""
+        """Release what it used, once it has ended."""
 
 
 class Entrance(Protocol):
@@ -59,7 +59,7 @@ class Entrance(Protocol):
         """Wait until the engine process has connected, and tell it its new incarnation. Raises OtherVersion."""
 
     def close(self) -> None:
-        """Admit nobody any more, and tell the process that it is to end."""
+        """Admit no process any more, and tell this one to end."""
 
 
 @attrs.define(eq=False)
@@ -69,20 +69,13 @@ class EngineChild:
     stream: trio.SocketStream | None
     """The connection of the present incarnation."""
     is_greeted: bool = False
-    """Whether it has said its version before it was connected."""
+    """Whether its version was checked before it was connected."""
     refusal: str | None = None
     """Why it cannot be connected, if it has another version."""
     step_ids: tuple[int, ...] | None = None
-    """The sequences of the step that it was running when it died last, if it was running one."""
+    """The sequences of the step during which it died last, if there was one."""
     _old: list[tuple[trio.SocketStream, FrameReader]] = attrs.field(factory=list)
     """Connections of dead incarnations on which something may still arrive, oldest first."""
-
-    @property
-    def has_ended(self) -> bool:
-        return self.process.has_ended
-
-    def kill(self) -> None:
-        self.process.kill()
 
     async def end(self, grace_s: float) -> None:
         """Ask the process to end by closing what connects it, wait for a while, then kill it."""
@@ -93,8 +86,8 @@ class EngineChild:
                     await trio.aclose_forcefully(stream)
             with trio.move_on_after(grace_s):
                 await self.process.wait()
-            if not self.has_ended:
-                self.kill()
+            if not self.process.has_ended:
+                self.process.kill()
             await self.process.wait()
             self.step_ids = self.process.step_ids()
             self.process.release()
@@ -120,10 +113,7 @@ class EngineChild:
         return has_called
 
     async def lose(self, reader: FrameReader, *, is_at_end: bool) -> None:
-        """Give up the present connection, of which the process may not have noticed that it is lost.
-
-        `reader` is what it was read with; it goes on reading, unless the connection is at its end.
-        """
+        """Give up the connection; `reader` goes on reading it unless it is at its end."""
         stream, self.stream = self.stream, None
         self.step_ids = self.process.step_ids()
         assert stream is not None
@@ -137,7 +127,7 @@ class EngineChild:
             await trio.aclose_forcefully(self._old.pop(0)[0])
 
     async def readmit(self, incarnation: int, timeout_s: float) -> trio.SocketStream | None:
-        """Wait until the process connects again, as another incarnation. None: it has ended, or has not in time."""
+        """Wait until the process connects again, as another incarnation. None: it ended, or did not in time."""
 
         async def watch() -> None:
             await self.process.wait()
@@ -166,11 +156,7 @@ class EngineChild:
                 num_frames += (num := len(await reader.receive_all()))
                 link.refuse(num)
         except (PeerGone, Unreadable):
-            log.info(
-                "engine.stale_frames",
-                engine_id=link.engine_id,
-                incarnation=reader.incarnation,
-                num_frames=num_frames,
-            )
+            names = {"engine_id": link.engine_id, "incarnation": reader.incarnation}
+            log.info("engine.stale_frames", **names, num_frames=num_frames)
         self._old = [one for one in self._old if one[0] is not stream]
         await trio.aclose_forcefully(stream)

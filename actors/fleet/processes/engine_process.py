@@ -3,10 +3,9 @@
 `python -P -m quipu.actors.fleet.processes.engine_process LIFELINE ...`, see `engine_server.main`. Started by
 `process_host.py`. Loading (torch, the weights) takes from seconds to minutes, so the engine is imported only once a
 thread watches the lifeline, a pipe whose other end only the parent has: it closes when the parent ends, or wants the
-engine to. A lost connection is another matter, since the engine may get a new one.
+engine to. After a lost connection the engine may get a new one.
 
-What must always hold: this process ends within a second after its parent, even if the parent is killed and whatever
-this process is doing.
+What must always hold: this process ends within a second after its parent, even if the parent is killed.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from .child import end_with_parent
-from .shortage import LOADING_ERRORS, is_shortage
+from .child import LOADING_ERRORS, end_with_parent, is_shortage
 
 ENGINE = "quipu.actors.engine.engine_server"
 OOM_SCORE, MAX_OOM_SCORE = 500, 1000

@@ -1,8 +1,8 @@
 """Decides whether a peer is lost or hangs, from its messages and from the time in which they could have been received.
 
 Used at both ends of a connection, by `connected_host.py` and `engine_server.py`, which report each message and the time
-that passes. Both send `Heartbeat` at a fixed interval, a working engine also during a step. One that does not read what
-it is sent is lost too, whatever it says of itself.
+that passes. Both send `Heartbeat` at a fixed interval, an engine also during a step. A peer that does not read what it
+is sent is lost, too.
 
 What must always hold: only time in which this side's loop ran and waited for the peer counts, so neither a suspended
 machine nor a starved or busy process makes its peer look lost.
@@ -69,9 +69,8 @@ class HeartbeatMonitor:
         self._step_s += counted
         if self._silent_s > self._silence_s:
             return Verdict(f"no message for {self._silence_s:g} seconds", is_lost=True)
-        self._unread_s = (
-            self._unread_s + counted if num_written is not None and num_written == self._num_written else 0.0
-        )
+        is_stuck = num_written is not None and num_written == self._num_written
+        self._unread_s = self._unread_s + counted if is_stuck else 0.0
         self._num_written = num_written
         if self._unread_s > self._silence_s:
             return Verdict(f"it has read nothing for {self._silence_s:g} seconds", is_lost=True)

@@ -1,15 +1,16 @@
 """The port on which a web process awaits its engines that run on other machines.
 
-One `LinkPort` serves all of them; each is an `ExpectedEngine`, which has the methods of `reconnection.Listener`: the
-engine calls first when it is started, and again whenever its connection was lost. `tcp_way.py` is the other end.
+One `LinkPort` serves all of them; each is an `ExpectedEngine`. The engine calls first when it is started, and again
+whenever its connection was lost. `tcp_way.py` is the other end.
 
     host ─▶ engine   incarnation, 4 bytes, once both have proved themselves (`link_handshake.py`) and it is wanted
     engine ─▶ host   one byte, if it still waits on this connection; frames follow in both directions
 
-With TLS (`link_tls.py`) that comes first, and all of the above is said within it.
+With TLS (`link_tls.py`), all of that is within it.
 
 What must always hold: nothing of a caller is decoded before it has proved itself; callers that have not are bounded, in
-number and in what is read of them, and those of one address leave room for others; a bad one is logged and waits.
+number and in what is read of them, and those of one address leave room for others; a refused one is logged, and its
+place is freed only after a while.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from __future__ import annotations
 import socket
 import ssl
 from collections import Counter
+from collections.abc import Callable
 
+import attrs
 import structlog
 import trio
 
@@ -41,14 +44,16 @@ LOG_INTERVAL_S = 1.0
 BACKLOG = 64
 
 
+@attrs.define(eq=False)
 class ExpectedEngine:
-    """Where one engine process may connect."""
+    """Where one engine process may connect. Implements `engine_child.Entrance`."""
 
-    def __init__(self, port: LinkPort) -> None:
-        self.ticket = LinkTicket.new()
-        self._port = port
-        self._waiting: list[tuple[trio.SocketStream, Caller]] = []
-        self._called = trio.Event()
+    _port: LinkPort
+    ticket: LinkTicket = attrs.field(factory=LinkTicket.new, init=False)
+    on_close: Callable[[], object] = attrs.field(default=lambda: None, init=False)
+    """Tells the process to end."""
+    _waiting: list[tuple[trio.SocketStream, Caller]] = attrs.field(factory=list, init=False)
+    _called: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def offer(self, stream: trio.SocketStream, caller: Caller) -> None:
         """Keep a connection of this engine until it is wanted."""
@@ -58,13 +63,11 @@ class ExpectedEngine:
         self._called.set()
 
     async def wait_for_caller(self) -> None:
-        """Wait until the engine has connected and proved itself."""
         while not self._waiting:
             self._called = trio.Event()
             await self._called.wait()
 
     async def admit(self, incarnation: int) -> trio.SocketStream:
-        """Wait until the engine has connected, and tell it its incarnation. Raises OtherVersion."""
         while True:
             await self.wait_for_caller()
             stream, caller = self._waiting.pop()  # the latest: it may have given up the others
@@ -82,20 +85,19 @@ class ExpectedEngine:
                 return stream
 
     def close(self) -> None:
-        """Admit nobody any more."""
         self._port.forget(self)
         for stream, _ in self._waiting:
             stream.socket.close()
         self._waiting.clear()
+        self.on_close()
 
 
 class LinkPort:
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Listen at an address; port 0 means any. Without `tls`, connections are not secured. Raises OSError."""
         self._tls = tls
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = found[0]
         self._socket = socket.socket(family, kind)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -5,6 +5,7 @@ Run by the supervisor, see `connected_host.py`. The process finds the way back b
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -28,10 +29,10 @@ from ..machine_parts import available_memory, read_machine
 from ..supervisor import Death
 from .child import OWN_GROUP, kill_group
 from .connected_host import ConnectedHost
-from .cut_off_files import find_cut_off
 from .engine_child import EngineChild
 from .reconnection import Listener
 
+_LENGTH_BYTES = 8
 ENGINE_MODULE = "quipu.actors.fleet.processes.engine_process"
 
 
@@ -140,8 +141,30 @@ def explain(returncode: int | None) -> Death:
 
 def _explain_bus_error(checkpoint: Path) -> Death:
     """Return why reading mapped memory failed. Final if it would fail again."""
-    cut_off = find_cut_off(checkpoint)
-    if cut_off is not None:
+    if (cut_off := find_cut_off(checkpoint)) is not None:
         return Death(f"killed by SIGBUS: a checkpoint file changed while it was in use: {cut_off}", is_final=True)
     causes = "a file changed while it was in use, or the disk or /dev/shm is full or broken"
     return Death(f"killed by SIGBUS: mapped memory could not be read ({causes})")
+
+
+def find_cut_off(folder: Path) -> str | None:
+    """Return which safetensors file of a checkpoint is shorter than its header says, in words; None if none is.
+
+    A file that is cut off while it is mapped kills with SIGBUS whoever reads the missing part. Does without torch,
+    which the web process does not load.
+    """
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+                header = json.loads(file.read(min(length, size)))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            expected = _LENGTH_BYTES + length + max(ends, default=0)
+        except OSError as error:
+            return f"{path.name} cannot be read: {error.strerror or error}"
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            return f"{path.name} has no valid header any more"
+        if size < expected:
+            return f"{path.name} is cut off: it has {size} bytes, and its header says {expected}"
+    return None

@@ -2,16 +2,16 @@
 
 A `Listener` belongs to the host of one engine process (`connected_host.py`), a `WayBack` to that process
 (`engine_server.py`). The listener has an address, and a lifeline: a pipe of which the process has the reading end. It
-brings the process a token, and closes when the web process ends, or when the host wants the engine to end.
+brings the process a token, and closes when the web process ends or wants the engine to end.
 
     engine ─▶ host   connects; version (`greeting.py`), token
     host ─▶ engine   incarnation, 4 bytes
     engine ─▶ host   one byte, if it still waits on this connection; frames follow in both directions
 
-A way that was cut may bring several connections at once when it is whole again, of which all but one were given up.
+When a network is whole again, several connections may arrive at once, of which the engine has given up all but one.
 
 What must always hold: only a process that was given the token is admitted, on one connection; once the lifeline is
-closed nobody is, so that no engine waits for a web process that is gone.
+closed none is, so that no engine waits for a web process that is gone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_ALONE_S = 300.0
 
 
 class Listener:
-    """Where one engine process may connect again."""
+    """Where one engine process may connect again. Implements `engine_child.Entrance`."""
 
     def __init__(self) -> None:
         """Raises OSError."""
@@ -70,11 +70,9 @@ class Listener:
         return name.hex()
 
     async def wait_for_caller(self) -> None:
-        """Wait until a process has connected, whichever it is."""
         await trio.lowlevel.wait_readable(self._socket)
 
     async def admit(self, incarnation: int) -> trio.SocketStream:
-        """Wait until the engine process has connected, and tell it its new incarnation."""
         while True:
             try:
                 connection, _ = await self._accepting.accept()
@@ -104,7 +102,6 @@ class Listener:
         os.close(self.lifeline)
 
     def close(self) -> None:
-        """Admit nobody any more, and tell the process that it is to end."""
         self._accepting.close()
         os.close(self._our_end)
 
@@ -125,20 +122,18 @@ class Way(Protocol):
         """Connect to the host until it admits this process as another incarnation. None: it does not want to."""
 
 
+@attrs.define(eq=False)
 class WayBack:
     """What an engine process knows of its host's listener."""
 
-    def __init__(self, lifeline: int, address: str) -> None:
-        self._lifeline = lifeline
-        self._address = bytes.fromhex(address)
-        self._token = b""
+    _lifeline: int
+    _address: bytes = attrs.field(converter=bytes.fromhex)
+    _token: bytes = attrs.field(default=b"", init=False)
 
     def is_open(self) -> bool:
-        """Return whether the host may still want this process."""
         return is_held(self._lifeline)
 
     async def connect(self) -> Admission | None:
-        """Connect to the host until it admits this process as another incarnation. None: it does not want to."""
         self._token = self._token or os.read(self._lifeline, TOKEN_BYTES)
         with trio.move_on_after(MAX_ALONE_S):
             while self.is_open():
@@ -154,7 +149,12 @@ class WayBack:
     async def _connect_once(self) -> Admission:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
-        stream = trio.SocketStream(_connected(connection, self._address))
+        try:
+            connection.connect(self._address)  # does not wait: a Unix socket connects at once, or its backlog is full
+        except OSError:
+            connection.close()
+            raise
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         try:
             if not _is_same_user(stream.socket):
                 raise PeerGone("another user listens there")
@@ -186,15 +186,6 @@ def is_held(lifeline: int) -> bool:
     poll = select.poll()
     poll.register(lifeline, 0)
     return not poll.poll(0)
-
-
-def _connected(connection: socket.socket, address: bytes) -> trio.socket.SocketType:
-    try:
-        connection.connect(address)  # does not wait: a Unix socket is connected at once, or its backlog is full
-    except OSError:
-        connection.close()
-        raise
-    return trio.socket.from_stdlib_socket(connection)
 
 
 def _is_same_user(connection: trio.socket.SocketType) -> bool:

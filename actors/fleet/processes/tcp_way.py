@@ -1,9 +1,8 @@
 """How an engine process on another machine finds its web process: the other end of `link_port.py`.
 
-It is a `reconnection.Way`. Its lifeline is held by whoever has started it on this machine, who also wrote the ticket
-into it.
+It is a `reconnection.Way`. The keeper that has started it holds its lifeline, and wrote the ticket into it.
 
-What must always hold: it is connected only to a web process that has its secret; once the lifeline is closed, to none.
+What must always hold: it connects only to a web process that has its secret; once the lifeline is closed, to none.
 """
 
 from __future__ import annotations
@@ -11,22 +10,23 @@ from __future__ import annotations
 import os
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+import attrs
 import structlog
 import trio
 
 from ...shared.checkpoint import CheckpointError
 from ..frames import PeerGone
+from .child import is_shortage
 from .link_handshake import TICKET_BYTES, Impostor, LinkTicket, prepare, prove_as_engine
 from .link_tls import LinkTls, fault_of, secure
 from .reconnection import ATTEMPT_S, MAX_ALONE_S, RETRY_S, Admission, is_held, learn_incarnation
-from .shortage import is_shortage
 
 log = structlog.get_logger()
 
 SCHEME, TLS_SCHEME = "tcp://", "tls://"
 MAX_RETRY_S = 2.0
 SETTLE_S = 0.3
-"""How long after a connection the lifeline may take to close: it comes another way. If it does, nobody is called."""
+"""How long after a lost connection to wait for the lifeline to close, before calling again."""
 
 
 def address_of(host: str, port: int, tls: LinkTls | None = None) -> str:
@@ -37,14 +37,14 @@ def address_of(host: str, port: int, tls: LinkTls | None = None) -> str:
     return f"{TLS_SCHEME}{host}:{port}?{urlencode({'cert': tls.cert, 'key': tls.key, 'ca': tls.ca})}"
 
 
+@attrs.define(eq=False)
 class TcpWay:
-    def __init__(self, lifeline: int, host: str, port: int, ticket: LinkTicket, tls: LinkTls | None = None) -> None:
-        self._lifeline = lifeline
-        self._host = host
-        self._port = port
-        self._ticket = ticket
-        self._tls = tls
-        self._was_connected = False
+    _lifeline: int
+    _host: str
+    _port: int
+    _ticket: LinkTicket
+    _tls: LinkTls | None = None
+    _was_connected: bool = attrs.field(default=False, init=False)
 
     @classmethod
     def of_lifeline(cls, lifeline: int, address: str) -> TcpWay:
@@ -56,11 +56,9 @@ class TcpWay:
         return cls(lifeline, parts.hostname, parts.port, LinkTicket.unpack(os.read(lifeline, TICKET_BYTES)), tls)
 
     def is_open(self) -> bool:
-        """Return whether this process may still be wanted."""
         return is_held(self._lifeline)
 
     async def connect(self) -> Admission | None:
-        """Connect to the host until it admits this process. None: it is not wanted, or the host is gone."""
         if self._was_connected:
             await trio.sleep(SETTLE_S)
         retry_s = RETRY_S

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quipu.actors.fleet.processes.cut_off_files import find_cut_off
+from quipu.actors.fleet.processes.process_host import find_cut_off
 from tests.tiny import TINY
 
 FILE = "model.safetensors"

@@ -86,7 +86,7 @@ class Impostor(ProcessHost):
 
     async def _send_heartbeats(self, connection: socket.socket, incarnation: int) -> None:
         with connection:
-            while self.child is None or not self.child.has_ended:
+            while self.child is None or not self.child.process.has_ended:
                 connection.send(encoded(incarnation, Heartbeat(1, 0.0)), socket.MSG_NOSIGNAL)
                 await trio.sleep(0.005)
 
