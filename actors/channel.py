@@ -25,29 +25,24 @@ T_contra = TypeVar("T_contra", contravariant=True)
 class Sender(Protocol[T_contra]):
     async def send(self, item: T_contra, /) -> None:
         """Wait for a slot and add an item."""
-        ...
 
 
 class EagerSender(Sender[T_contra], Protocol[T_contra]):
     def deliver_now(self, item: T_contra, /) -> bool:
         """Have the receiver handle an item now, if it waits and is willing to; return whether it was."""
-        ...
 
     def send_nowait(self, item: T_contra, /) -> bool:
         """Add an item if there is a slot, and return whether there was."""
-        ...
 
 
 class Poster(Protocol[T_contra]):
     def post(self, item: T_contra, /) -> None:
         """Add an item; there is always room."""
-        ...
 
 
 class Receiver(Protocol[T]):
     async def receive_all(self, take_now: Callable[[T], bool] | None = None) -> list[T]:
         """Wait until there are items and take all of them, in order. `take_now`: see `Channel.receive_all`."""
-        ...
 
 
 class Channel(Generic[T]):

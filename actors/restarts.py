@@ -41,7 +41,6 @@ class Deaths:
     _progress: Callable[[], int] = attrs.field(kw_only=True)
     """Its result changes when the actor has handled something; refusing a request that kills it does not count."""
     _count: Callable[[str], object] = attrs.field(kw_only=True)
-    """Called with the actor's name for each death."""
     num_restarts: int = attrs.field(default=0, init=False)
     _progress_at_last: int = attrs.field(init=False)
     _recent: deque[float] = attrs.field(factory=deque, init=False)

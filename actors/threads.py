@@ -34,10 +34,7 @@ async def run_in_thread(
     limiter: trio.CapacityLimiter | None = None,
     abandon_on_cancel: bool = False,
 ) -> T:
-    """Run `call(*args)` as `trio.to_thread.run_sync` does, but wait until there is a thread for it.
-
-    The wait holds nothing of `limiter`.
-    """
+    """Run `call(*args)` like `trio.to_thread.run_sync`, but wait for a thread; the wait holds nothing of `limiter`."""
     has_begun = False
 
     def begin() -> T:
@@ -52,10 +49,7 @@ async def run_in_thread(
 
 
 async def open_process(command: Sequence[str], **options: Any) -> trio.Process:
-    """Start a process as `trio.lowlevel.open_process` does, but wait for the thread in which it is started.
-
-    Raises OSError, also where there is no memory for the process.
-    """
+    """Start a process like `trio.lowlevel.open_process`, but wait for a thread. Raises OSError, also without memory."""
 
     async def start() -> trio.Process:
         try:
@@ -78,10 +72,7 @@ async def start_thread(run: Callable[[], object], name: str) -> threading.Thread
 
 
 async def _repeat_while_short(attempt: Callable[[], Awaitable[T]], has_begun: Callable[[], bool] = lambda: False) -> T:
-    """Return the result of `attempt`, which is repeated while it raises for want of a thread or memory.
-
-    After `has_begun()` its errors are raised.
-    """
+    """Repeat `attempt` while it raises for want of a thread or memory, unless `has_begun()`; return its result."""
     pause_s = FIRST_PAUSE_S
     while True:
         try:

@@ -270,10 +270,7 @@ def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callabl
 
 @asynccontextmanager
 async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> AsyncIterator[Runtime]:
-    """Run each engine in a process of its own, here or on the nodes of a cluster, until the block is left.
-
-    Raises CheckpointError for settings that several engines cannot share.
-    """
+    """Run each engine in its own process, here or on a cluster, until the block is left. Raises CheckpointError."""
     async with AsyncExitStack() as stack:
         make_host: MakeHost
         if config.cluster is None or not config.num_engines:

@@ -25,7 +25,6 @@ from .scaling import Add, Remove, ScalingLimits, ScalingPolicy
 log = structlog.get_logger()
 
 INTERVAL_S = 0.5
-"""Between two looks at the engines."""
 
 
 class Autoscaler:

@@ -42,7 +42,6 @@ class EngineLoad:
 
 
 PRESENT = (Phase.COMING, Phase.SERVING)
-"""The phases of engines that serve or are to serve."""
 
 
 def present(engines: Sequence[EngineLoad]) -> list[EngineLoad]:

@@ -28,7 +28,6 @@ from .supervisor import EngineHost, Supervisor
 log = structlog.get_logger()
 
 MakeHost = Callable[[int], EngineHost]
-"""Makes the host of the engine with a given id."""
 
 
 @attrs.define(eq=False)
@@ -41,9 +40,7 @@ class EngineManager:
     _accountant: Channel[StepReport | EngineDied]
     _router: Poster[RouterMessage]
     _show_ready: Callable[[PooledEngine], object] = attrs.field(kw_only=True)
-    """Called when an engine is ready."""
     _show_removed: Callable[[int], object] = attrs.field(kw_only=True)
-    """Called with its id when an engine has gone."""
     _tasks: trio.Nursery = attrs.field(init=False)
     _scopes: dict[int, trio.CancelScope] = attrs.field(factory=dict, init=False)
     """Of each engine's supervisor."""
@@ -91,8 +88,6 @@ class EngineManager:
             await supervisor.run()
         if engine.is_closing:
             self._remove(engine)
-
-    # ------------------------------------------------------------ ending engines
 
     def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None, *, force: bool = False) -> None:
         pool = self._desk.pool

@@ -77,7 +77,6 @@ class EngineShares:
         self._num_parts = max(config.num_engines, config.max_engines, 1)
         self._slots = make_slots(self._num_parts, config.engine.executor, machine)
         self._taken: dict[int, int] = {}
-        """The slot of each engine, by the engine's id."""
         self._free_at_start = available() if self._num_parts > 1 else None
         if config.engine.kv_events is not None and self._num_parts > 1:
             check_addresses(config.engine.kv_events, self._num_parts)
@@ -134,9 +133,6 @@ class EngineShares:
         return environment
 
 
-# ---------------------------------------------------------------- processors and GPUs
-
-
 def make_slots(num_engines: int, executor: str, machine: Machine) -> tuple[Slot, ...]:
     """Cut the machine into a slot for each engine; into more if it has more GPUs, for engines that are added later."""
     if executor == "fake":
@@ -174,14 +170,8 @@ def _cut(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
     return [items[start:end] for start, end in pairwise(starts)]
 
 
-# ---------------------------------------------------------------- KV events
-
-
 def events_of(events: KvEventsConfig | None, engine_id: int) -> KvEventsConfig | None:
-    """Return where an engine publishes: what is bound has a port or a file of its own, as in vLLM by the rank.
-
-    A subscriber's address, which engines connect to, is the same for all.
-    """
+    """Return where an engine publishes: if it binds, at a port or file of its own, as in vLLM by the rank."""
     if events is None or engine_id == 0:
         return events
     replay = events.replay_endpoint

@@ -102,10 +102,7 @@ class Unreadable(Exception):
 
 
 async def receive_some(stream: trio.abc.ReceiveStream, max_bytes: int) -> bytes | bytearray:
-    """Return what `stream.receive_some` would, for a reader that has usually to wait.
-
-    A socket is not read before it is readable: the attempt costs as much as the message that it does not find.
-    """
+    """Do as `stream.receive_some`, but wait until a socket is readable: a vain attempt costs as much as a message."""
     if not isinstance(stream, trio.SocketStream):
         return await stream.receive_some(max_bytes)
     descriptor = stream.socket.fileno()
@@ -181,7 +178,6 @@ class FrameReader:
         self._decoders[SUBMIT_AGAIN] = self._decoders[_NUMBERS[Submit]]
         self._decoders[ONE_EACH] = self._decoders[_NUMBERS[StepReport]]
         self._prompts = Prompts()
-        """Mirrors the writer's."""
         self._fault: Unreadable | None = None
 
     async def receive_all(self) -> list[WireMessage]:

@@ -41,7 +41,6 @@ class ScalingLimits:
     min_engines: int
     max_engines: int
     max_num_seqs: int
-    """Sequences that an engine runs at once."""
     up_after_s: float
     down_after_s: float
 
@@ -94,7 +93,6 @@ class ScalingPolicy:
         self._floor = limits.min_engines
         """Lower than the minimum after operators have removed engines by hand."""
         self._phases: dict[int, Phase] = {}
-        """At the last look."""
         self._own = set(engine_ids)
         """The engines that may be removed: not those that operators have added."""
         self._leaving: set[int] = set()
@@ -105,7 +103,6 @@ class ScalingPolicy:
         self._num_failures = 0
         self._retry_at = 0.0
         self._waited: set[int] = set()
-        """Where work waited at the last look."""
         self._saturated: _Mark | None = None
         self._calm: _Mark | None = None
         self._engine_tokens_per_s: float | None = None
@@ -130,8 +127,6 @@ class ScalingPolicy:
         removable = self._choose(engines, serving)
         self._note_load(now, serving, removable)
         return self._addition(now, engines, serving) or self._removal(now, serving, removable)
-
-    # ------------------------------------------------------------ what has changed
 
     def _note_phases(self, now: float, engines: Sequence[EngineLoad]) -> None:
         before = self._phases
@@ -197,8 +192,6 @@ class ScalingPolicy:
             num_sequences <= SHARE * self._limits.max_num_seqs * len(others)
             and blocks_used <= SHARE * sum(its.blocks_total for its in others)
         )  # fmt: skip
-
-    # ------------------------------------------------------------ what to do
 
     def _addition(self, now: float, engines: Sequence[EngineLoad], serving: Sequence[EngineLoad]) -> Add | None:
         num_alive = sum(its.phase is not Phase.LOST for its in engines)

@@ -78,14 +78,11 @@ class EngineLink:
     _accountant: EagerSender[StepReport]
     _router: Poster[RouterMessage]
     _show_ready: Callable[[PooledEngine], object]
-    """Called when the engine is ready."""
     _must_agree: bool = False
     """Refuse an engine whose results would differ from the others'."""
     _ready: trio.Event = attrs.field(factory=trio.Event, init=False)
     refusal: str | None = attrs.field(default=None, init=False)
-    """Why the engine cannot serve, if it has refused."""
     has_progressed: bool = attrs.field(default=False, init=False)
-    """Whether the engine has done any work."""
 
     @property
     def engine_id(self) -> int:
@@ -177,11 +174,9 @@ def _arithmetic(engine: PooledEngine, ready: EngineReady) -> str:
 class EngineHost(Protocol):
     async def run(self, link: EngineLink) -> Death:
         """Run one incarnation of an engine until it dies, and say why. The engine may come back as the next one."""
-        ...
 
     async def close(self) -> None:
         """End what the last incarnation has left."""
-        ...
 
 
 @attrs.define(eq=False)

@@ -77,9 +77,6 @@ def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         return 0
 
 
-# ---------------------------------------------------------------- verify
-
-
 def _verify(where: dict[str, Any], *, as_json: bool) -> int:
     verdict = verify(**where)
     if as_json:
@@ -99,9 +96,6 @@ def _print_verdict(verdict: Verdict) -> None:
         print(f"open: {verdict.num_open} requests were admitted and are not closed ({under_way})")
     counted = f"{verdict.num_records} records of {verdict.num_servers} server starts"
     print(f"{'not in order' if verdict.bad else 'in order'}: {counted}")
-
-
-# ---------------------------------------------------------------- export
 
 
 def _export(where: dict[str, Any], arguments: argparse.Namespace) -> int:
@@ -131,9 +125,6 @@ def _write_file(path: Path, write: Callable[[BinaryIO], int]) -> int:
     finally:
         part.unlink(missing_ok=True)
     return num_records
-
-
-# ---------------------------------------------------------------- reconcile
 
 
 def _reconcile(where: dict[str, Any], arguments: argparse.Namespace, key: str | None) -> int:

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 from .foreign_flags import advice_of
 
 _MAX_QUOTED = 100
-"""Characters of an argument that a message quotes."""
 
 
 class _DefaultsFormatter(argparse.RawDescriptionHelpFormatter):

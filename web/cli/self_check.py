@@ -33,7 +33,6 @@ log = structlog.get_logger("quipu.cli")
 PATH = "/v1/chat/completions"
 TOKEN_HEADER = "X-Quipu-Self-Check"  # noqa: S105 (its name)
 TRY_S = 10.0
-"""How long one try may take."""
 NUM_TRIES = 3
 """After so many the server says that it cannot serve; before, that it is starting."""
 RETRY_S = (0.5, 5.0)

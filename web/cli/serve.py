@@ -157,10 +157,7 @@ async def run_server(
     prices: PriceList | None,
     log_writer: LogWriter,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain for at most `--shutdown-timeout`.
-
-    Raises EngineGivenUp, LedgerError and TracingError.
-    """
+    """Serve until SIGTERM or SIGINT, then drain. Raises EngineGivenUp, LedgerError and TracingError."""
     manager = find_manager(os.environ)
     options = app_options(arguments, keys)
     async with trio.open_nursery() as watching:

@@ -22,7 +22,6 @@ from .setting_flags import add_settings, integer, number, parse_size
 from .upstream_flags import add_upstream_flags
 
 OPTIONS = AppOptions()
-"""The defaults of the web layer."""
 
 
 class _Default(str):

@@ -22,7 +22,6 @@ import trio
 from quipu.actors.request_desk.health import Health
 
 POLL_S = 0.1
-"""How often it looks at the server's health."""
 
 
 @attrs.frozen
@@ -40,10 +39,7 @@ class Manager:
 
 
 def find_manager(environment: MutableMapping[str, str]) -> Manager | None:
-    """Return the service manager that started this process, None if there is none.
-
-    Its variables are removed, so that child processes do not take them for theirs.
-    """
+    """Return the service manager that started this process, if any; remove its variables, which children would take."""
     address = environment.pop("NOTIFY_SOCKET", "")
     interval, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
     if not address.startswith(("/", "@")):

@@ -50,16 +50,24 @@ def resolve_config(
     if engines["num_engines"] == 0:
         if not upstreams:
             raise CheckpointError("--engines 0 needs an --upstream")
-        return _resolve_upstreams_only(arguments, upstreams, engines)
+        engine = EngineConfig(model_path="", max_model_len=0, eos_token_ids=(), block_size=arguments.block_size)
+        config = RuntimeConfig(
+            engine=engine,
+            model_names=tuple(dict.fromkeys(arguments.served_model_name or ())),
+            vocab_size=0,
+            kv_dtype="",
+            upstreams=upstreams,
+            **_given(arguments, RuntimeConfig) | engines,
+        )
+        return config, _serving_info(arguments, config, {})
     path = resolve(arguments.model)
     checkpoint = read_info(
         path, name=_model_name(arguments.model), dtype=arguments.dtype, quantization=arguments.quantization
     )
     sampling_defaults = read_sampling_defaults(arguments.generation_config, path, checkpoint.vocab_size)
-    names = tuple(dict.fromkeys(arguments.served_model_name or [checkpoint.name]))
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)
     kv_cache_dtype = checkpoint.dtype if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype
-    engine_settings = _given(arguments, EngineConfig) | {
+    resolved = {
         "dtype": checkpoint.dtype,
         "kv_cache_dtype": kv_cache_dtype,
         "max_model_len": max_model_len,
@@ -72,67 +80,49 @@ def resolve_config(
         may_shorten=arguments.max_model_len is None,
         # only a key file knows several tenants
         max_waiting_share=1.0 if arguments.key_file is None else TENANT_SHARE,
-        **engine_settings,
+        **_given(arguments, EngineConfig) | resolved,
     )
     config = RuntimeConfig(
         engine=engine,
-        model_names=names,
+        model_names=tuple(dict.fromkeys(arguments.served_model_name or [checkpoint.name])),
         vocab_size=checkpoint.vocab_size,
         kv_dtype=kv_cache_dtype,
         upstreams=upstreams,
         **_given(arguments, RuntimeConfig) | engines,
     )
-    info = ServingInfo(
-        model_names=names,
-        created=int(time.time()),
-        max_model_len=max_model_len,
-        block_size=engine.block_size,
-        num_blocks=num_blocks,
-        vocab_size=checkpoint.vocab_size,
-        sampling_defaults=sampling_defaults,
-        settings={
+    return config, _serving_info(arguments, config, sampling_defaults)
+
+
+def _serving_info(
+    arguments: argparse.Namespace, config: RuntimeConfig, sampling_defaults: dict[str, float]
+) -> ServingInfo:
+    engine, has_engines, shown = config.engine, config.num_engines > 0, _shown(config)
+    if has_engines:
+        settings: dict[str, object] = {
             "model": arguments.model,
             "generation_config": arguments.generation_config,
             "sampling_defaults": sampling_defaults,
             **_shown(engine),
-            **_shown(config),
+            **shown,
             **({} if config.cluster is None else _shown(config.cluster)),
             "max_waiting_share": engine.max_waiting_share,
             "allow_client_priority": arguments.allow_client_priority,
-            **_web_settings(arguments, upstreams),
-        },
-    )
-    return config, info
-
-
-def _resolve_upstreams_only(
-    arguments: argparse.Namespace, upstreams: tuple[UpstreamConfig, ...], engines: dict[str, Any]
-) -> tuple[RuntimeConfig, ServingInfo]:
-    """Return the sizes of a server without engines, which has no checkpoint."""
-    names = tuple(dict.fromkeys(arguments.served_model_name or ()))
-    given = _given(arguments, RuntimeConfig) | engines
-    engine = EngineConfig(model_path="", max_model_len=0, eos_token_ids=(), block_size=arguments.block_size)
-    config = RuntimeConfig(engine=engine, model_names=names, vocab_size=0, kv_dtype="", upstreams=upstreams, **given)
-    shown = _shown(config)
-    info = ServingInfo(
-        model_names=names,
+        }
+    else:
+        settings = {name: shown[name] for name in ("engines", "routing", "affinity_tokens")}
+    for name in ("request_timeout", "max_body_bytes", "max_body_memory", "data_dir"):
+        settings[name] = vars(arguments)[name]
+    return ServingInfo(
+        model_names=config.model_names,
         created=int(time.time()),
-        max_model_len=0,
+        max_model_len=engine.max_model_len,
         block_size=engine.block_size,
-        num_blocks=None,
-        vocab_size=0,
-        has_engines=False,
-        settings={
-            **{name: shown[name] for name in ("engines", "routing", "affinity_tokens")},
-            **_web_settings(arguments, upstreams),
-        },
+        num_blocks=engine.num_blocks,
+        vocab_size=config.vocab_size,
+        sampling_defaults=sampling_defaults,
+        has_engines=has_engines,
+        settings=settings | {"upstreams": [upstream.shown() for upstream in config.upstreams]},
     )
-    return config, info
-
-
-def _web_settings(arguments: argparse.Namespace, upstreams: tuple[UpstreamConfig, ...]) -> dict[str, object]:
-    names = ("request_timeout", "max_body_bytes", "max_body_memory", "data_dir")
-    return {"upstreams": [one.shown() for one in upstreams], **{name: vars(arguments)[name] for name in names}}
 
 
 def _given(arguments: argparse.Namespace, config: type[attrs.AttrsInstance]) -> dict[str, Any]:
@@ -151,10 +141,7 @@ def _shown(config: attrs.AttrsInstance) -> dict[str, object]:
 
 
 def _resolve_engines(arguments: argparse.Namespace, default: int) -> dict[str, Any]:
-    """Return how many engines there are and may be, and the cluster that they run on.
-
-    Raises CheckpointError, also without Ray if that is to run them.
-    """
+    """Return how many engines there are and may be, and the cluster that they run on. Raises CheckpointError."""
     engines = default if arguments.engines is None else arguments.engines
     count = engines.count if isinstance(engines, RayEngines) else engines
     fewest, most = arguments.min_engines or count, arguments.max_engines or count
@@ -195,12 +182,10 @@ def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> di
 def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int | None]:
     """Return (max_model_len, num_blocks) that fit each other. The engine counts blocks that depend on memory."""
     block_size = arguments.block_size
-    asked = arguments.max_model_len
-    if asked is not None and asked > checkpoint.max_model_len:
-        raise CheckpointError(
-            f"--max-model-len {asked} is larger than the model's maximum of {checkpoint.max_model_len}"
-        )
-    wanted = asked or checkpoint.max_model_len
+    asked, most = arguments.max_model_len, checkpoint.max_model_len
+    if asked is not None and asked > most:
+        raise CheckpointError(f"--max-model-len {asked} is larger than the model's maximum of {most}")
+    wanted = asked or most
     num_blocks = arguments.num_blocks
     if num_blocks is None:
         return wanted, None

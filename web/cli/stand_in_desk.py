@@ -52,7 +52,6 @@ class StandInDesk:
         )
         self.upstreams: Forwarding | None = None
         self.num_counted = 0
-        """The prompt tokens of the last answer."""
         self._open: dict[str, OpenRequest] = {}
 
     @property

@@ -21,7 +21,6 @@ UPSTREAM_KEY_VARIABLE = "QUIPU_UPSTREAM_KEY"
 MAX_KEY_FILE_BYTES = 1 << 20
 _OPTIONS = {"kv-events": "kv_events", "tokenizer": "tokenizer"}
 _SWITCHES = {"continuous-usage": "continuous_usage"}
-"""Options without a value."""
 
 
 class UpstreamError(Exception):

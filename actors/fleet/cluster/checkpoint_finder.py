@@ -48,10 +48,7 @@ def default_cache() -> Path:
 
 
 def find_or_fetch(wanted: Wanted, source: PieceSource | None, cache: Path, say: Say) -> Path:
-    """Return a folder on this node that holds the wanted checkpoint; fetch it from `source` if there is none.
-
-    Raises CheckpointError, which says which folders were checked, and why it could not be fetched.
-    """
+    """Return a folder on this node with the wanted checkpoint, if need be from `source`. Raises CheckpointError."""
     looked: list[str] = []
     for place, folder in _candidates(wanted, cache):
         if folder is None:

@@ -109,10 +109,7 @@ def share_node(config: EngineConfig, num_sharing: int) -> EngineConfig:
 
 
 def environment_of(order: EngineOrder, own: Mapping[str, str], num_sharing: int) -> dict[str, str]:
-    """Return the environment of an engine process: this process's, with as many threads as the engine may use.
-
-    Ray sets 1 thread for workers without CPUs.
-    """
+    """Return an engine's environment: this process's, with as many threads as the engine may use."""
     environment = {**own, **order.environment}
     if THREADS not in order.environment:
         environment[THREADS] = str(max(1, read_machine(own).num_usable_cpus // num_sharing))

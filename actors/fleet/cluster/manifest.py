@@ -29,7 +29,6 @@ DIGEST_BYTES = 32
 MAX_FILES = 10_000
 
 Progress = Callable[[int], object]
-"""Called with the number of bytes that were done."""
 
 
 @attrs.frozen
@@ -43,7 +42,6 @@ class ManifestFile:
 @attrs.frozen(slots=False)
 class Manifest:
     files: tuple[ManifestFile, ...]
-    """By name."""
     piece_bytes: int
 
     @cached_property

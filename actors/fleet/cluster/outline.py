@@ -30,13 +30,11 @@ class OutlinedFile:
     name: str
     size: int
     digest: bytes
-    """SHA-256 of what is compared."""
 
 
 @attrs.frozen
 class Outline:
     files: tuple[OutlinedFile, ...]
-    """By name."""
 
 
 def make_outline(folder: Path) -> Outline:

@@ -36,10 +36,9 @@ class Placement:
         self._shared = self._make_group(num_engines)
         self._free = [Place(self._shared, index) for index in reversed(range(num_engines))]
         self._taken: dict[int, Place] = {}
-        """By the engine's id."""
 
     def wait(self, engine_id: int, check: Callable[[], object]) -> tuple[dict[str, Any], int]:
-        """Wait until an engine's place is on a node. Returns options for its actor, and the engines on that node.
+        """Wait until an engine's place is on a node, and return options for its actor, and how many engines are there.
 
         `check` is called now and then, and may raise.
         """

@@ -50,7 +50,6 @@ KILL_S = 3.0
 """How long a keeper may take to kill its engine, before Ray kills the keeper."""
 SHUTDOWN_S = 3.0
 REACH_S = 5.0
-"""How long a cluster's head may take to accept a connection."""
 MAX_CONCURRENCY = 4
 """Calls of a keeper at one time: `wait`, and others while it waits."""
 

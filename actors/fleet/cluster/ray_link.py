@@ -27,7 +27,6 @@ log = structlog.get_logger()
 DRIVER = "quipu.actors.fleet.cluster.ray_driver"
 MAX_LINE_BYTES = 1 << 20
 CLOSING_S = 4.0
-"""How long a driver may take to leave the cluster."""
 
 
 class DriverGone(Exception):

@@ -20,7 +20,6 @@ class EngineOrder(msgspec.Struct, frozen=True, kw_only=True):
     ticket: bytes
     """Secret: key and secret of its `LinkTicket`."""
     config: str
-    """Its `EngineConfig` as JSON."""
     environment: dict[str, str]
     """What is set beyond its node's own environment."""
     max_num_seqs: int

@@ -82,8 +82,7 @@ class ArrayPieces(LocalPieces):
 def start_ray_source(folder: Path, *, node_id: str | None = None, piece_bytes: int = PIECE_BYTES) -> RayPieces:
     """Start the actor on the node that has the folder: this process's own unless `node_id` names another.
 
-    It ends with the last `RayPieces` that refers to it, or with this driver. Ray is connected. Raises CheckpointError
-    if it is not installed.
+    It ends with the last `RayPieces` that refers to it, or with this driver. Raises CheckpointError without Ray.
     """
     ray = import_ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

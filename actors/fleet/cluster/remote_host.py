@@ -37,7 +37,6 @@ log = structlog.get_logger()
 REMOTE_REJOIN_S = 10.0
 """How long a host waits for a process on another machine that has lost its connection."""
 PATIENCE_S = 30.0
-"""How often the log says that an engine is still awaited."""
 
 
 @attrs.define(eq=False)
@@ -51,7 +50,6 @@ class Cluster:
     _opening: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _port: LinkPort | None = attrs.field(default=None, init=False)
     _host: str = attrs.field(default="", init=False)
-    """As engines call it."""
 
     async def port(self) -> LinkPort:
         """Return the open port. Raises NotStarted."""

@@ -33,7 +33,6 @@ class RemoteProcess:
     """Asks the node to end it. Like `kill`, it may be called again, and when the process has ended."""
     _kill: Callable[[], object]
     node: str | None = attrs.field(default=None, init=False)
-    """Where it runs, once that is known."""
     ending: Ending | None = attrs.field(default=None, init=False)
     _killed_at: float | None = attrs.field(default=None, init=False)
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)

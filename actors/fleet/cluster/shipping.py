@@ -28,7 +28,6 @@ from .partial_copy import PartialCopy, PieceKey
 PIECES_IN_FLIGHT = 4
 """Pieces of one node that are asked for, checked or written at a time."""
 MAX_TRIES = 4
-"""How often a piece is asked for before the checkpoint is given up."""
 SAY_EVERY_S = 5.0
 PARTIAL_SUFFIX, LOCK_SUFFIX = ".partial", ".lock"
 
@@ -40,11 +39,9 @@ class PieceSource(Protocol):
 
     def manifest(self) -> Manifest:
         """Return what the checkpoint consists of, perhaps after reading all of it. Raises CheckpointError."""
-        ...
 
     def read(self, file: str, piece: int) -> bytes | memoryview:
         """Return a piece. Raises CheckpointError if it is not available, OSError if another try may succeed."""
-        ...
 
 
 def fetch_checkpoint(
@@ -56,10 +53,9 @@ def fetch_checkpoint(
     is_right: Callable[[Path], bool],
     pieces_in_flight: int = PIECES_IN_FLIGHT,
 ) -> Path:
-    """Return this node's folder of the checkpoint, below `cache`. Waits for another process that is fetching it.
+    """Return this node's folder of the checkpoint, below `cache`, once no other process is fetching it.
 
-    `is_right` says whether an existing folder may be used; if not, it is repaired. Raises CheckpointError; what has
-    arrived by then need not be fetched again.
+    `is_right` says whether an existing folder may be used; if not, it is repaired. Raises CheckpointError.
     """
     check_manifest(manifest)
     final = cache / manifest.digest

@@ -1,8 +1,8 @@
-"""What a program does that loads something once, and then forks a child for whoever asks.
+"""A program that loads something once, and then forks a child whenever it is asked to.
 
-Such a program is started by `fork_server.py`, which is where its children are used. A fork takes milliseconds, where
-starting an interpreter and loading a tokenizer takes a second, and what was loaded is in memory once. So children may
-be ended at any time, which is the only way to stop a library that computes without end.
+`fork_server.py` starts it and uses its children. A fork takes milliseconds, starting an interpreter and loading a
+tokenizer a second, and what was loaded is in memory once. So children may be killed at any time, which is the only way
+to stop a library that computes without end.
 
     request  b"f" and the number of descriptors that come with it: fork a child that serves them. The answer is its
              process id; 0: it cannot be forked
@@ -33,7 +33,6 @@ FORK, KILL = b"f", b"k"
 UNKNOWN = 1 << 32
 """Instead of an exit code: there is no such child, or it ended well."""
 MAX_KEPT_STATUSES = 1024
-
 MAX_DESCRIPTORS = 2
 
 Serve = Callable[[list[int]], None]
@@ -41,7 +40,7 @@ Serve = Callable[[list[int]], None]
 
 
 def become_server(memory_bytes: int) -> socket.socket:
-    """Return the socket on standard input, over which the parent asks; limit the memory of this process's children."""
+    """Limit the memory of this process and its children, and return the socket to the parent on standard input."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     return socket.socket(fileno=os.dup(0))
@@ -147,7 +146,7 @@ class _Forks:
 
 def read_frame(stream: BinaryIO) -> bytes:
     """Return what comes after its length. Raises EOFError."""
-    return _read(stream, LENGTH.unpack(_read(stream, LENGTH.size))[0])
+    return read_exactly(stream, LENGTH.unpack(read_exactly(stream, LENGTH.size))[0])
 
 
 def frame_of(data: bytes) -> bytes:
@@ -155,7 +154,8 @@ def frame_of(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def _read(stream: BinaryIO, num_bytes: int) -> bytes:
+def read_exactly(stream: BinaryIO, num_bytes: int) -> bytes:
+    """Return the next bytes. Raises EOFError if there are fewer."""
     data = stream.read(num_bytes)
     if len(data) < num_bytes:
         raise EOFError

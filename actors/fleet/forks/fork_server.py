@@ -1,8 +1,8 @@
 """A process that forks children, seen from the process that uses them.
 
-Used by the executor (masks of grammars) and by `text_workers/` (grammars that are checked), both of which talk to each
-child over a socket of its own. The process runs a program on `fork_program.py`, which documents the requests. Calls
-block, for milliseconds once it has started; any thread may make them.
+Used by the executor (masks of grammars) and by `text_workers/` (grammars that are checked), which talk to each child
+over a socket of its own. `fork_program.py` documents the requests. Calls block, for milliseconds once the process has
+started; any thread may make them.
 
 What must always hold: if no child was forked, no descriptor is left open; after `end`, neither the process nor any of
 its children is left, whatever they are doing.
@@ -20,12 +20,11 @@ from contextlib import suppress
 
 import attrs
 
-from .fork_program import ANSWER, FORK, KILL, LENGTH, REQUEST, UNKNOWN, frame_of, read_frame
+from .fork_program import ANSWER, FORK, KILL, REQUEST, UNKNOWN, frame_of, read_frame
 
 START_S = 60.0
 """How long an interpreter may take to start and load a tokenizer, on a busy machine."""
 ANSWER_S = 10.0
-"""How long a request may take."""
 FATAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 """Signals by which a process ends itself."""
 _ONE_THREAD = "import os; os.environ['OPENBLAS_NUM_THREADS'] = '1'"
@@ -123,8 +122,7 @@ class ForkServer:
     def _ask(self, kind: bytes, number: int, passed: tuple[int, ...] = ()) -> int:
         with self._lock:
             try:
-                request = REQUEST.pack(kind, number)
-                socket.send_fds(self._link, [request], passed)
+                socket.send_fds(self._link, [REQUEST.pack(kind, number)], passed)
                 answer = b""
                 while len(answer) < ANSWER.size:
                     received = self._link.recv(ANSWER.size - len(answer))
@@ -147,7 +145,7 @@ class ForkLink:
 
     def send(self, data: bytes) -> None:
         """Raises OSError if the child has ended, or does not read."""
-        self.fork.link.sendall(LENGTH.pack(len(data)) + data)
+        self.fork.link.sendall(frame_of(data))
 
     def receive(self) -> bytes:
         """Return the next frame. Raises OSError if the child has ended, or does not answer."""

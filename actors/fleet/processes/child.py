@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import select
 import signal
 import socket
@@ -18,7 +17,10 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+from ..forks.fork_program import become_server, read_exactly
 
 OWN_GROUP = 0
 """Argument for `process_group`: each child has its own, so that Ctrl-C in the terminal reaches the web process only. It
@@ -49,19 +51,9 @@ def command_of(module: str) -> list[str]:
 
 def become_child(memory_bytes: int) -> tuple[socket.socket, Read]:
     """Bind this process to its parent by the socket on standard input, and limit its address space."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    link = socket.socket(fileno=os.dup(0))
+    link = become_server(memory_bytes)
     threading.Thread(target=end_with_parent, args=(link.fileno(),), daemon=True).start()
-    stream = link.makefile("rb")
-
-    def read(num_bytes: int) -> bytes:
-        data = stream.read(num_bytes)
-        if len(data) < num_bytes:
-            raise EOFError
-        return data
-
-    return link, read
+    return link, partial(read_exactly, link.makefile("rb"))
 
 
 def end_with_parent(fileno: int, end: Callable[[int], None] = os._exit) -> None:

@@ -65,7 +65,6 @@ class ConnectedHost(ABC):
         self._beat_s = HEARTBEAT_INTERVAL_S if beat_s is None else beat_s
         self._silence_s = None if beat_s is None else MAX_MISSED * beat_s + LATE_S
         self.child: EngineChild | None = None
-        """The engine process, while there is one."""
 
     async def run(self, link: EngineLink) -> Death:
         """Run the process that the last incarnation has left, if it connects again in time; otherwise start one."""
@@ -143,10 +142,7 @@ class ConnectedHost(ABC):
     async def _relay(
         self, link: EngineLink, child: EngineChild, stream: trio.SocketStream, reader: FrameReader, *, is_new: bool
     ) -> Loss:
-        """Relay messages both ways until the connection is over; the last messages of a killed engine count.
-
-        `is_new`: the engine has not been loaded yet.
-        """
+        """Relay messages both ways until the connection is over. `is_new`: the engine has not been loaded yet."""
         writer = FrameWriter(stream, link.incarnation)
         monitor = HeartbeatMonitor(self._step_timeout_s, self._silence_s)
         is_reading = False

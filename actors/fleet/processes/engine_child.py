@@ -67,7 +67,6 @@ class EngineChild:
     process: EngineProcess
     listener: Entrance
     stream: trio.SocketStream | None
-    """The connection of the present incarnation."""
     is_greeted: bool = False
     """Whether its version was checked before it was connected."""
     refusal: str | None = None
@@ -91,8 +90,6 @@ class EngineChild:
             await self.process.wait()
             self.step_ids = self.process.step_ids()
             self.process.release()
-
-    # ------------------------------------------------------------ lost connections
 
     async def wait_for_caller_or_end(self, timeout_s: float, *, may_call: bool) -> bool:
         """Wait until the process ends or, if it may, connects again. Returns whether it has connected."""

@@ -35,10 +35,7 @@ def bind_to_parent(lifeline: int) -> None:
 
 
 def pin(config_json: str) -> None:
-    """Keep this process, and the threads that torch will start, to the CPUs that its configuration names.
-
-    If these are no longer there, it runs on whichever it may: slower, and with the same results.
-    """
+    """Keep this process, and the threads that torch will start, to the CPUs of its configuration that still exist."""
     cpus = json.loads(config_json).get("cpus")
     if cpus is not None:
         with contextlib.suppress(OSError):

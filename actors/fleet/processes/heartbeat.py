@@ -15,15 +15,12 @@ import attrs
 from ...messages.supervisor import Heartbeat
 
 HEARTBEAT_INTERVAL_S = 2.5
-"""How often either side sends a heartbeat."""
 MAX_MISSED = 3
 """Consecutive heartbeats that a peer may miss, while it sends nothing else, before it counts as lost."""
 LATE_S = 0.5
-"""How late a heartbeat may be."""
 SILENCE_S = MAX_MISSED * HEARTBEAT_INTERVAL_S + LATE_S
 """A peer is lost if it has sent nothing for this long while messages could be received, or read nothing."""
 TICK_S = 0.25
-"""How often to call `advance`."""
 MAX_TICK_S = 2 * TICK_S
 """Most time that counts between two ticks: if it took longer, this process was not running."""
 

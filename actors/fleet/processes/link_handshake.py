@@ -119,10 +119,7 @@ async def prove_as_engine(stream: trio.SocketStream, ticket: LinkTicket) -> None
 
 
 def prepare(stream: trio.SocketStream) -> None:
-    """Have the kernel notice within half a minute that the other machine is gone.
-
-    That frames are sent at once (`TCP_NODELAY`) is trio's default.
-    """
+    """Have the kernel notice within half a minute that the other machine is gone; `TCP_NODELAY` is trio's default."""
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE:
         stream.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -37,7 +37,6 @@ MAX_STRANGERS = 16
 MAX_OF_ADDRESS = 4
 """Those of one address; further ones are closed."""
 PENALTY_S = 1.0
-"""How long a refused caller keeps its place."""
 MAX_WAITING = 4
 """Connections on which one engine may wait to be admitted; the oldest is closed."""
 LOG_INTERVAL_S = 1.0

@@ -1,8 +1,7 @@
 """TLS on the connections between a web process and engines on other machines.
 
-`link_port.py` and `tcp_way.py` secure a connection here before anything else is said on it; then the two prove
-themselves as on any other (`link_handshake.py`). Both sides use the same three files, of which each machine has its own
-at the same paths: a certificate, its key, and the authority by which the other side's certificate must be signed.
+`link_port.py` and `tcp_way.py` secure a connection here before its handshake (`link_handshake.py`). Each machine has
+its own three files at the same paths: a certificate, its key, and the authority that must have signed the other side's.
 
 What must always hold: TLS 1.3 and nothing older; each side has a certificate of that authority, and that of the web
 process also has the name or address that the engine has called; closing a stream never waits for the other side.
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -40,12 +40,9 @@ class LinkTls:
 
     def check(self) -> None:
         """Raise CheckpointError if a connection with oneself would fail: it names the flag at fault."""
-        for flag, name, marker in (
-            (CERT_FLAG, self.cert, _CERTIFICATE),
-            (KEY_FLAG, self.key, _KEY),
-            (CA_FLAG, self.ca, _CERTIFICATE),
-        ):
-            _check_file(flag, name, marker)
+        _check_file(CERT_FLAG, self.cert, _CERTIFICATE)
+        _check_file(KEY_FLAG, self.key, _KEY)
+        _check_file(CA_FLAG, self.ca, _CERTIFICATE)
         host, engine = self.host_context(), self.engine_context()
         engine.check_hostname = False  # no one was called
         try:
@@ -68,21 +65,14 @@ class LinkTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         _load(CA_FLAG, self.ca, lambda: context.load_verify_locations(self.ca))
-        _load(
-            KEY_FLAG,
-            f"{self.key} with {CERT_FLAG} {self.cert}",
-            lambda: context.load_cert_chain(self.cert, self.key, password=lambda: b""),  # else it asks the terminal
-        )
+        load = partial(context.load_cert_chain, self.cert, self.key, password=lambda: b"")  # else it asks the terminal
+        _load(KEY_FLAG, f"{self.key} with {CERT_FLAG} {self.cert}", load)
         return context
 
 
 def tls_of(config: ClusterConfig) -> LinkTls | None:
     """Return the files of the link, None if it is not secured. Raises CheckpointError if some are missing."""
-    files = {
-        CERT_FLAG: config.link_tls_cert,
-        KEY_FLAG: config.link_tls_key,
-        CA_FLAG: config.link_tls_ca,
-    }
+    files = {CERT_FLAG: config.link_tls_cert, KEY_FLAG: config.link_tls_key, CA_FLAG: config.link_tls_ca}
     given = {flag: name for flag, name in files.items() if name}
     if given and len(given) < len(files):
         missing = " and ".join(flag for flag in files if flag not in given)
@@ -90,8 +80,8 @@ def tls_of(config: ClusterConfig) -> LinkTls | None:
     return LinkTls(*given.values()) if given else None
 
 
-class TlsStream(trio.abc.HalfCloseableStream):
-    """A secured connection. It is used like the `trio.SocketStream` below it."""
+class TlsStream(trio.abc.AsyncResource):
+    """A secured connection, with what hosts and engines use of a `trio.SocketStream`."""
 
     def __init__(self, below: trio.SocketStream, context: ssl.SSLContext, called: str | None) -> None:
         """`called` is the name or address by which the other side was called; None on the side that was called."""
@@ -116,23 +106,11 @@ class TlsStream(trio.abc.HalfCloseableStream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._stream.send_all(data)
 
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
-
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         return await self._stream.receive_some(max_bytes)
 
-    async def send_eof(self) -> None:
-        await self._below.send_eof()
-
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-    def setsockopt(self, level: int, option: int, value: int) -> None:
-        self._below.setsockopt(level, option, value)
-
-    def getsockopt(self, level: int, option: int) -> int | bytes:
-        return self._below.getsockopt(level, option)
 
 
 async def secure(stream: trio.SocketStream, context: ssl.SSLContext | None, called: str | None) -> trio.SocketStream:
@@ -141,7 +119,7 @@ async def secure(stream: trio.SocketStream, context: ssl.SSLContext | None, call
         return stream
     secured = TlsStream(stream, context, called)
     await secured.shake_hands()
-    return cast(trio.SocketStream, secured)  # that class is final, and all that hosts use of it is here
+    return cast(trio.SocketStream, secured)  # that class is final
 
 
 def fault_of(error: BaseException) -> str | None:
@@ -154,9 +132,6 @@ def reason_of(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     return str(error.reason or error).replace("_", " ").lower()
-
-
-# ---------------------------------------------------------------- files
 
 
 def _check_file(flag: str, name: str, marker: str) -> None:
@@ -174,10 +149,9 @@ def _check_file(flag: str, name: str, marker: str) -> None:
 def _load(flag: str, what: str, load: Callable[[], object]) -> None:
     try:
         load()
-    except ssl.SSLError as error:
-        raise CheckpointError(f"{flag} {what}: {reason_of(error)}") from error
     except OSError as error:
-        raise CheckpointError(f"{flag} {what}: {error.strerror}") from error
+        reason = reason_of(error) if isinstance(error, ssl.SSLError) else error.strerror
+        raise CheckpointError(f"{flag} {what}: {reason}") from error
 
 
 def _shake_hands(host: ssl.SSLContext, engine: ssl.SSLContext) -> None:

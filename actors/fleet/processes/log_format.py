@@ -36,10 +36,7 @@ def processors() -> list[Any]:
 
 
 def relay_libraries(level: int) -> None:
-    """Log what libraries log or warn of from `level` upwards, warnings at least, in the same form.
-
-    Their own handlers would block the event loop if nobody reads stderr.
-    """
+    """Log what libraries log from `level` up, warnings at least: their handlers would block on an unread stderr."""
     root = logging.getLogger()
     root.setLevel(max(logging.WARNING, level))
     if not any(isinstance(handler, Relay) for handler in root.handlers):

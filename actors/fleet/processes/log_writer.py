@@ -23,7 +23,6 @@ from typing import Any
 import structlog
 
 MAX_BYTES = 4 << 20
-"""Size of the queue."""
 ERROR_BYTES = 1 << 20
 """Additional room for error lines."""
 LINGER_S = 1.0
@@ -49,7 +48,6 @@ class LogWriter:
         self._is_empty = threading.Condition(self._lock)
         self._is_writing = False
         self.num_dropped = 0
-        """Lines that were not written completely."""
         self._thread: threading.Thread | None = None
         self._start()
 
@@ -82,8 +80,6 @@ class LogWriter:
         """Wait until everything is written, for at most `timeout_s`."""
         with self._lock:
             self._is_empty.wait_for(lambda: not self._lines and not self._is_writing, timeout_s)
-
-    # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         while True:

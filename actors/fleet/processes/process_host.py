@@ -115,10 +115,7 @@ class ProcessHost(ConnectedHost):
 
 
 def local_hosts(config: RuntimeConfig) -> tuple[Callable[[int], ProcessHost], Callable[[int], object]]:
-    """Return what makes hosts of engines on this machine, and what is called when an engine has been removed.
-
-    Raises CheckpointError for settings that several engines cannot share.
-    """
+    """Return what makes hosts on this machine, and what to call when an engine is removed. Raises CheckpointError."""
     environment = dict(os.environ)
     environment.setdefault(*SPIN_COUNT)
     shares = EngineShares(config, read_machine(environment), environment, available_memory)

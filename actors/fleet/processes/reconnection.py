@@ -127,7 +127,7 @@ class WayBack:
     """What an engine process knows of its host's listener."""
 
     _lifeline: int
-    _address: bytes = attrs.field(converter=bytes.fromhex)
+    _address: str
     _token: bytes = attrs.field(default=b"", init=False)
 
     def is_open(self) -> bool:
@@ -150,7 +150,7 @@ class WayBack:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
         try:
-            connection.connect(self._address)  # does not wait: a Unix socket connects at once, or its backlog is full
+            connection.connect(bytes.fromhex(self._address))  # at once, unless the backlog is full
         except OSError:
             connection.close()
             raise

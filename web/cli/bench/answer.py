@@ -17,7 +17,6 @@ from .events import EventReader
 
 DONE = b"[DONE]"
 MAX_MESSAGE = 300
-"""Characters of a server's error message that are kept."""
 
 
 @attrs.frozen
@@ -45,7 +44,6 @@ class Outcome:
     started_s: float
     ended_s: float
     output_at_s: tuple[float, ...]
-    """When each chunk with output arrived."""
     text: str
     usage: ReportedUsage
     failure: Failure | None
@@ -108,7 +106,6 @@ _decoder = msgspec.json.Decoder(_Chunk)
 class AnswerReader:
     started_s: float
     _on_piece: Callable[[Piece], object] | None = None
-    """Called with each piece of text."""
     _events: EventReader = attrs.field(factory=EventReader)
     _times_s: list[float] = attrs.field(factory=list)
     _texts: list[str] = attrs.field(factory=list)

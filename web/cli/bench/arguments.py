@@ -26,7 +26,6 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 DATASETS = ("random", "shared-prefix", "multi-turn", "custom", "trace")
 DATASET_ALIASES = {"prefix_repetition": "shared-prefix", "generated-shared-prefix": "shared-prefix"}
-"""vLLM's and SGLang's names of our datasets."""
 FROM_FILES = ("custom", "trace")
 OFFLINE = {
     "latency": "measure how long one batch takes from its first prompt to its last token, without a server",

@@ -34,7 +34,6 @@ class Target:
     fields: Mapping[str, Any]
     """Fields of every body, such as `model` and `temperature`."""
     extra_fields: Mapping[str, Any]
-    """Fields of `--extra-body`, which override all others."""
     timeout_s: float
 
     def body(self, ask: Ask) -> bytes:

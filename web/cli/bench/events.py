@@ -17,7 +17,6 @@ BOM = b"\xef\xbb\xbf"
 @attrs.define(eq=False)
 class EventReader:
     _tail: bytes = b""
-    """Bytes of a line whose end has not arrived."""
     _data: list[bytes] = attrs.field(factory=list)
     _has_begun: bool = False
 

@@ -45,7 +45,6 @@ class CustomFile:
     path: Path
     wording: Wording
     output_len: int
-    """Output length of rows without one."""
 
     def workload(self, limit: int | None) -> Workload:
         asks = [self._ask(row, where) for row, where in read_rows(self.path, CustomRow, limit)]

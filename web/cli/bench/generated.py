@@ -71,10 +71,7 @@ class SharedPrefixes:
 
 @attrs.frozen
 class MultiTurn:
-    """Conversations in which each turn contains all earlier ones, including the server's responses.
-
-    Always text: a response is text, and only the server knows its token ids.
-    """
+    """Conversations whose turns contain all earlier ones; as text, since only the server knows a response's ids."""
 
     wording: Wording
     seed: int

@@ -37,18 +37,16 @@ class Answered:
 @attrs.define
 class LoadResult:
     began_s: float
-    """Start of the schedule."""
     answered: list[Answered] = attrs.field(factory=list)
-    """In the order in which they ended."""
     num_skipped: int = 0
     """Asks that were never sent: turns after a failed one."""
 
 
 def arrival_times_s(num: int, rate: float, burstiness: float, *key: int) -> Sequence[float]:
-    """When `num` conversations begin at `rate` a second, the first at 0. An infinite rate is all at once.
+    """Return when `num` conversations begin at `rate` a second, the first at 0; at an infinite rate, all do.
 
-    The gaps are drawn from a gamma distribution of shape `burstiness`: 1 is a Poisson process, less comes in bursts,
-    more is steadier, infinite is one gap for all.
+    The gaps have a gamma distribution of shape `burstiness`: 1 is a Poisson process, less comes in bursts, more is
+    steadier, infinite is one gap for all.
     """
     if math.isinf(rate):
         return [0.0] * num

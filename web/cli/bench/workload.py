@@ -30,7 +30,6 @@ class Conversation:
 
     num_turns: int
     make_ask: Callable[[Sequence[str]], Ask]
-    """Makes the next ask from the texts of the responses so far."""
 
 
 @attrs.frozen
@@ -38,7 +37,6 @@ class Workload:
     num_conversations: int
     num_asks: int
     open: Callable[[int], Conversation]
-    """Returns the conversation at an index, from 0."""
     arrivals_s: Sequence[float] | None = None
     """Start times of the conversations after the start of the run, if the dataset has them; non-decreasing."""
 

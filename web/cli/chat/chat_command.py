@@ -144,10 +144,7 @@ class Chat:
             raise
 
     def _answer(self, question: str) -> None:
-        """Print the answer as it arrives, then its counts. Raises ChatError; the history is then unchanged.
-
-        An answer that was stopped stays in the history as far as it came.
-        """
+        """Print the answer as it arrives, then its counts. Raises ChatError. A stopped answer stays in the history."""
         texts: list[str] = []
 
         def take(piece: Piece) -> None:

@@ -27,7 +27,6 @@ class Turn:
 class ChatHistory:
     system: str = ""
     documents: dict[str, str] = attrs.field(factory=dict)
-    """Texts by name, in the order in which they were added."""
     turns: list[Turn] = attrs.field(factory=list)
 
     def messages(self, question: str) -> list[dict[str, str]]:
@@ -54,7 +53,6 @@ class Command:
     usage: str
     help: str
     obey: Callable[[ChatHistory, str], str]
-    """Gets the rest of the line."""
 
 
 def obey(line: str, history: ChatHistory) -> str:

@@ -21,10 +21,7 @@ T = TypeVar("T")
 
 
 def ask_until_stopped(target: Target, ask: Ask, on_piece: Callable[[Piece], object]) -> Outcome | None:
-    """Return the outcome, or None if the user stopped the answer. `on_piece` is called with its text as it arrives.
-
-    Raises the OSError of an `on_piece` that cannot print.
-    """
+    """Return the outcome, None if the user stopped it. Raises the OSError of an `on_piece` that cannot print."""
     errors: list[OSError] = []
 
     async def work() -> Outcome | None:

@@ -35,7 +35,6 @@ class Terminal:
     is_interactive: bool
     """Whether somebody types and reads."""
     _shown: Piece | None = None
-    """The last piece of an answer that has not ended."""
 
     @classmethod
     def of(cls, stdin: TextIO, stdout: TextIO, stderr: TextIO, environment: Mapping[str, str]) -> Terminal:

@@ -125,7 +125,7 @@ async def test_frames_go_both_ways(tls: LinkTls, lifeline: tuple[int, int]) -> N
                     assert await FrameReader(ours, incarnation).receive_all() == [LONG]
             assert received == many
             for stream in (ours, theirs):
-                assert stream.getsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_KEEPIDLE) == 10
+                assert stream.socket.getsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_KEEPIDLE) == 10
             await ours.aclose()
             await theirs.aclose()
         assert port.num_refused == 0
