@@ -29,8 +29,7 @@ from ..fleet.frames import FrameReader, FrameWriter, PeerGone
 from ..fleet.processes.child import LOADING_ERRORS, is_shortage
 from ..fleet.processes.greeting import send_greeting
 from ..fleet.processes.heartbeat import LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
-from ..fleet.processes.log_format import processors, relay_libraries
-from ..fleet.processes.log_writer import LogLines, LogWriter, standard_error
+from ..fleet.processes.log_writer import LogLines, LogWriter, processors, relay_libraries, standard_error
 from ..fleet.processes.reconnection import Admission, Way, WayBack
 from ..fleet.processes.tcp_way import TcpWay
 from ..kv_events.event_log import KvEventsError

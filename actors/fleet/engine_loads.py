@@ -12,8 +12,6 @@ import attrs
 
 
 class Phase(StrEnum):
-    """How far an engine is."""
-
     COMING = "coming"  # it loads, or has died and is started again
     SERVING = "serving"
     LEAVING = "leaving"  # it gets no more prompts, and ends when it has served what it holds
@@ -22,8 +20,6 @@ class Phase(StrEnum):
 
 @attrs.frozen
 class EngineLoad:
-    """One engine at one time."""
-
     engine_id: int
     phase: Phase
     has_died: bool = False
@@ -50,5 +46,4 @@ def present(engines: Sequence[EngineLoad]) -> list[EngineLoad]:
 
 
 def num_tokens_of(engines: Sequence[EngineLoad]) -> int:
-    """Return how many tokens these engines have computed in all."""
     return sum(its.num_computed_tokens for its in engines)

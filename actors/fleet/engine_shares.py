@@ -40,16 +40,12 @@ T = TypeVar("T")
 
 @attrs.frozen
 class EngineShare:
-    """What one engine process is started with."""
-
     config: EngineConfig
     environment: dict[str, str]
 
 
 @attrs.frozen
 class Slot:
-    """A part of the machine."""
-
     cpus: tuple[int, ...] | None
     """None: all that the server may use."""
     num_threads: int
@@ -82,7 +78,6 @@ class EngineShares:
             check_addresses(config.engine.kv_events, self._num_parts)
 
     def take(self, engine_id: int) -> EngineShare:
-        """Return the share of an engine that is about to be started."""
         num_parts, config = self._num_parts, self._config
         has_slot = config.autoscales and len(self._taken) < num_parts
         is_later = engine_id >= config.num_engines and not has_slot

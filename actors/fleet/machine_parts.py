@@ -25,8 +25,6 @@ Core = tuple[int, ...]
 
 @attrs.frozen
 class Machine:
-    """What this process and its children may use."""
-
     cores: tuple[Core, ...]
     """Those of one NUMA node next to each other."""
     num_usable_cpus: int
@@ -38,7 +36,6 @@ class Machine:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """All CPUs, core by core."""
         return tuple(cpu for core in self.cores for cpu in core)
 
 

@@ -33,8 +33,6 @@ PATIENCE_S = 30.0
 
 
 class ExplainError(Exception):
-    """The request cannot be explained."""
-
     def __init__(self, message: str, code: int = EXIT_USAGE) -> None:
         super().__init__(message)
         self.code = code
@@ -46,7 +44,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's flags."""
     parser = OneLineParser(prog="quipu explain", description="Explain what of a request's prompts was cached.")
     add = parser.add_argument
     add("request_id", metavar="REQUEST_ID", help="the server's own id, from X-Quipu-Request-Id")

@@ -39,7 +39,6 @@ SOURCES = {
 
 
 def sentences(explanation: Any) -> Iterator[str]:
-    """Yield the lines of an explanation."""
     if not isinstance(explanation, dict):
         yield "The answer is not an explanation."
         return

@@ -32,7 +32,6 @@ log = structlog.get_logger("quipu.keys")
 
 
 def add_key_flags(add: Callable[..., Any]) -> None:
-    """Add the key flags of `quipu serve` with `add`."""
     key = partial(add, type=_hashed, action="append", default=[], metavar="KEY")
     key(
         "--api-key",
@@ -83,7 +82,6 @@ async def _reload_on_hangup(keys: KeyStore, *, task_status: trio.TaskStatus[None
 
 
 def add_key_actions(parser: argparse.ArgumentParser) -> None:
-    """Add the actions of `quipu keys`."""
     actions = parser.add_subparsers(dest="action", required=True)
     new = actions.add_parser("new", help="create a key: prints its entry to stdout and the key itself, once, to stderr")
     new.add_argument("--tenant", required=True, help="who pays, and whose cache its requests share")

@@ -39,7 +39,6 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_ledger_actions(command: argparse.ArgumentParser) -> None:
-    """Add the actions of `quipu ledger`."""
     actions = command.add_subparsers(dest="action", required=True)
     check = actions.add_parser("verify", help="check that no record was changed, lost or damaged")
     out = actions.add_parser("export", help="export the records")

@@ -19,7 +19,6 @@ URL_VARIABLE = "QUIPU_LEDGER_URL"
 
 
 def add_ledger_flags(add: Callable[..., Any]) -> None:
-    """Add the flags with `add`, a parser's `add_argument`."""
     add(
         "--ledger-url",
         metavar="URL",

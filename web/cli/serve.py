@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import attrs
@@ -19,12 +20,13 @@ import trio
 
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.fleet.processes.child import kill_children
-from quipu.actors.fleet.processes.log_writer import LogWriter
+from quipu.actors.fleet.processes.log_writer import LogWriter, is_for_people
 from quipu.actors.fleet.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.ledger.database import LedgerError
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import LedgerConfig, LedgerGauges, open_ledger
 from quipu.actors.request_desk.desk import RequestDesk
+from quipu.actors.request_desk.health import Health
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
@@ -46,14 +48,14 @@ from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer,
 from .command_output import EXIT_FAILED, EXIT_USAGE, first_leaf
 from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
-from .ready_line import announce, url_to_open
 from .self_check import SelfCheckedApp
-from .service_manager import find_manager, notify
+from .service_manager import POLL_S, find_manager, notify
 from .settings import resolve_config
 from .upstream_flags import UpstreamError, read_upstreams
 
 log = structlog.get_logger("quipu.cli")
 
+_OPENABLE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses are shown, not listened on
 GC_THRESHOLDS = (2_000, 10, 50)
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that runs Python may keep the interpreter lock from the event loop. The loop releases it at every
@@ -212,6 +214,25 @@ async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:
 async def _drain(desk: RequestDesk, stopping: trio.Event, grace_s: float) -> None:
     await stopping.wait()
     await desk.drain(grace_s)
+
+
+def url_to_open(addresses: Sequence[Address], *, serves_ui: bool) -> str:
+    """Return the URL of the pages, or of the server if it has none; an address for all interfaces becomes loopback."""
+    first = min(addresses, key=lambda address: ":" in address.host)  # IPv4 if there is any
+    url = Address(_OPENABLE.get(first.host, first.host), first.port).url
+    return f"{url}/ui" if serves_ui else url
+
+
+async def announce(url: str, health: Callable[[], Health], log_writer: LogWriter) -> None:
+    """Say where the server is once it is ready: to people on a line of its own, otherwise as `server.ready`."""
+    while True:
+        if health().is_ready:
+            break
+        await trio.sleep(POLL_S)
+    if is_for_people():
+        log_writer.put(f"ready: {url}\n".encode("utf-8", "replace"))
+    else:
+        log.info("server.ready", url=url, detail=f"ready: {url}")
 
 
 def _calm_collector() -> None:

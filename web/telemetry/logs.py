@@ -1,7 +1,7 @@
 """The log of the whole process, configured once by the command line.
 
-One JSON object per line on stderr, or coloured text if stderr is a terminal (`actors/fleet/processes/log_format.py`). A
-thread writes the lines (`actors/fleet/processes/log_writer.py`).
+One JSON object per line on stderr, or coloured text if stderr is a terminal. A thread writes the lines
+(`actors/fleet/processes/log_writer.py`).
 
 What must always hold: values of local variables and messages of exceptions never reach a log, since they may quote
 what a client sent.
@@ -19,8 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quipu.actors.fleet.processes.log_format import processors, relay_libraries
-from quipu.actors.fleet.processes.log_writer import LogLines, LogWriter, standard_error
+from quipu.actors.fleet.processes.log_writer import LogLines, LogWriter, processors, relay_libraries, standard_error
 
 
 def count_in(registry: CollectorRegistry, writer: LogWriter) -> None:

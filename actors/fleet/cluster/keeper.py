@@ -96,7 +96,6 @@ class Keeper:
             os.close(our_end)
 
     def kill(self) -> None:
-        """Kill the process, and what it has started."""
         if self._process is not None and self._process.poll() is None:
             kill_group(self._process.pid)
 

@@ -65,7 +65,6 @@ class Placement:
         return f"{names.get(node_id, 'unknown')} ({node_id[:ID_CHARACTERS]})"
 
     def forget(self, engine_id: int) -> None:
-        """Give back an engine's place."""
         with self._lock:
             place = self._taken.pop(engine_id, None)
             if place is None:

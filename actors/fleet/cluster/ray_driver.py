@@ -60,8 +60,6 @@ class Unwanted(Exception):
 
 @attrs.define(eq=False)
 class KeptEngine:
-    """One engine process, from its order to its end."""
-
     _ray: Any
     _order: EngineOrder
     _placement: Placement
@@ -229,7 +227,6 @@ def nobody_at(address: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error in one line."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -261,7 +258,6 @@ def quiet_errors() -> Iterator[Any]:
 
 
 def main() -> None:
-    """Run the driver; does not return."""
     driver = RayDriver(socket.socket(fileno=os.dup(0)))
     try:
         driver.run()

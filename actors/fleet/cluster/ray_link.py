@@ -51,7 +51,6 @@ class RayLink:
 
     @classmethod
     async def start(cls) -> RayLink:
-        """Start a driver. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         try:
@@ -92,7 +91,6 @@ class RayLink:
         return self.joined
 
     def start_engine(self, order: EngineOrder) -> RemoteProcess:
-        """Have an engine process started."""
         number = order.incarnation
         process = RemoteProcess(order, lambda: self.send(End(number)), lambda: self.send(Kill(number)))
         if self.is_gone:

@@ -30,8 +30,6 @@ class EngineOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How an engine process ended."""
-
     returncode: int | None = None
     """As in `subprocess`. None: nobody saw it."""
     step_ids: tuple[int, ...] | None = None
@@ -60,8 +58,6 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """Tell a process to end."""
-
     incarnation: int
 
 

@@ -77,7 +77,6 @@ class RayNodes:
             self._link.send(Forget(engine_id))
 
     async def close(self) -> None:
-        """Leave the cluster."""
         link, self._link = self._link, None
         if link is not None:
             with trio.CancelScope(shield=True):

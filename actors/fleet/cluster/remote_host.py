@@ -82,7 +82,6 @@ class Cluster:
 
 @asynccontextmanager
 async def open_cluster(nodes: Nodes, link_address: str | None, tls: LinkTls | None = None) -> AsyncIterator[Cluster]:
-    """Offer a cluster to hosts, until the block is left."""
     async with trio.open_nursery() as tasks:
         cluster = Cluster(nodes, link_address, tls, tasks)
         try:
@@ -112,8 +111,6 @@ def is_wildcard(host: str) -> bool:
 
 
 class RemoteHost(ConnectedHost):
-    """Runs the engine on another machine."""
-
     def __init__(
         self,
         cluster: Cluster,

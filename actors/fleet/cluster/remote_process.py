@@ -42,7 +42,6 @@ class RemoteProcess:
         return self.ending is not None
 
     def note_placed(self, node: str) -> None:
-        """Note where it is about to be started."""
         self.node = node
         log.info("engine.placed", engine_id=self._order.engine_id, incarnation=self._order.incarnation, node=node)
         self._change()

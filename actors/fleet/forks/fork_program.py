@@ -150,7 +150,6 @@ def read_frame(stream: BinaryIO) -> bytes:
 
 
 def frame_of(data: bytes) -> bytes:
-    """Return data after its length."""
     return LENGTH.pack(len(data)) + data
 
 

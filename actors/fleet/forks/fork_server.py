@@ -40,8 +40,6 @@ class Fork:
 
 
 class ForkServer:
-    """A running program that forks."""
-
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket) -> None:
         self._process = process
         self._link = link

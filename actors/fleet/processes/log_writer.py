@@ -1,11 +1,11 @@
 """Writes log lines in a thread, so that code that logs never waits for the log's reader, nor fails with it.
 
-Set up by `web/telemetry/logs.py` and, in the engine process, by `engine_server.py`. Lines wait in a bounded queue;
-those that do not fit are dropped and counted. A line that cannot be written (its reader is gone, its partition is full)
-is dropped too: a log is no reason to stop serving.
+Set up by `web/telemetry/logs.py` and, in the engine process, by `engine_server.py`: lines of JSON, or text if stderr is
+a terminal. They wait in a bounded queue; those that do not fit, or cannot be written, are dropped and counted.
 
 What must always hold: `put` neither blocks nor raises; lines are written in order, each of them completely unless
-writing fails; error lines find room when the queue is full for others.
+writing fails; error lines find room when the queue is full for others; values of local variables, which may quote a
+client, never reach a log.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections import deque
 from typing import Any
 
+import orjson
 import structlog
 
 MAX_BYTES = 4 << 20
@@ -148,3 +149,31 @@ class Relay(logging.Handler):
             structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=exc_info)
         except Exception:  # a record that cannot be rendered must not fail its caller
             self.handleError(record)
+
+
+def is_for_people() -> bool:
+    """Return whether stderr is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def processors() -> list[Any]:
+    """Return structlog's processors, with the renderer that fits stderr."""
+    common: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if is_for_people():
+        # The default renderer of exceptions shows local variables.
+        return [*common, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+    json = structlog.processors.JSONRenderer(orjson.dumps, option=orjson.OPT_NON_STR_KEYS)
+    return [*common, structlog.processors.format_exc_info, json]
+
+
+def relay_libraries(level: int) -> None:
+    """Log what libraries log from `level` up, warnings at least: their handlers would block on an unread stderr."""
+    root = logging.getLogger()
+    root.setLevel(max(logging.WARNING, level))
+    if not any(isinstance(handler, Relay) for handler in root.handlers):
+        root.addHandler(Relay())
+    logging.captureWarnings(True)

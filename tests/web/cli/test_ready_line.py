@@ -8,7 +8,7 @@ import trio
 
 from quipu.actors.fleet.processes.log_writer import LogWriter
 from quipu.actors.request_desk.health import State
-from quipu.web.cli.ready_line import announce, url_to_open
+from quipu.web.cli.serve import announce, url_to_open
 from quipu.web.http.server import Address
 from tests.web.fakes import FakeDesk
 

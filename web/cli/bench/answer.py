@@ -6,23 +6,20 @@ not 0: a count that the server did not send stays None.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import attrs
 import msgspec
 
-from .events import EventReader
-
+BOM = b"\xef\xbb\xbf"
 DONE = b"[DONE]"
 MAX_MESSAGE = 300
 
 
 @attrs.frozen
 class Failure:
-    """Why a request was not completed."""
-
     kind: str
     """A short name by which failures are counted: `http_503`, `connect`, `stream_cut`."""
     message: str
@@ -30,8 +27,6 @@ class Failure:
 
 @attrs.frozen
 class ReportedUsage:
-    """The counts that the server reported."""
-
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
@@ -100,6 +95,46 @@ class _Chunk(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
+
+
+@attrs.define(eq=False)
+class EventReader:
+    """Parses server-sent events (WHATWG HTML, section 9.2.6), however the network has split them.
+
+    Lines stay bytes until an event is complete, so a split character is never decoded in halves. An incomplete event at
+    the end of the stream is dropped, as the standard requires.
+    """
+
+    _tail: bytes = b""
+    _data: list[bytes] = attrs.field(factory=list)
+    _has_begun: bool = False
+
+    def feed(self, received: bytes) -> Iterator[bytes]:
+        """Yield the data of each event that these bytes complete. Exhaust it before feeding again."""
+        lines = (self._tail + received).splitlines(keepends=True)
+        # A lone CR at the end may be the first half of a CRLF.
+        self._tail = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        for line in lines:
+            if not self._has_begun:
+                self._has_begun = True
+                line = line.removeprefix(BOM)
+            data = self._take(line.rstrip(b"\r\n"))
+            if data is not None:
+                yield data
+
+    @property
+    def is_between(self) -> bool:
+        """Whether all bytes so far belong to complete events."""
+        return not self._tail.strip(b"\r\n") and not self._data
+
+    def _take(self, line: bytes) -> bytes | None:
+        if not line:
+            data, self._data = self._data, []
+            return b"\n".join(data) if data else None
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
+        return None  # comments, `event`, `id` and `retry` are not measured
 
 
 @attrs.define(eq=False)

@@ -39,8 +39,6 @@ SPARE_FILES = 64
 
 @attrs.frozen
 class Run:
-    """The result of a run, and its target."""
-
     model: str
     num_prompts: int
     result: LoadResult

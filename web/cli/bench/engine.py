@@ -30,8 +30,6 @@ POLL_S = 0.02
 
 @attrs.frozen
 class Engine:
-    """A running engine that is ready."""
-
     runtime: Runtime
     temperature: float
 

@@ -25,8 +25,6 @@ from .workload import Ask, Conversation, Workload
 
 @attrs.frozen
 class Answered:
-    """One ask and its outcome."""
-
     conversation: int
     turn: int
     due_s: float

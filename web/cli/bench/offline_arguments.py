@@ -26,8 +26,6 @@ QUICK_LATENCY = {"input_len": 8, "output_len": 4, "batch_size": 2, "num_iters_wa
 
 @attrs.frozen
 class Offline:
-    """The parsed command line."""
-
     bench: argparse.Namespace
     serve: argparse.Namespace
 

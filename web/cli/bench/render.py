@@ -14,7 +14,6 @@ UNKNOWN = "unknown"
 
 
 def render_table(report: Mapping[str, Any], *, metrics: Sequence[str], percentiles: Sequence[float]) -> str:
-    """Return a table for the terminal."""
     return "\n".join(_lines(report, metrics, percentiles)) + "\n"
 
 

@@ -18,8 +18,6 @@ class WorkloadError(Exception):
 
 @attrs.frozen
 class Ask:
-    """One request."""
-
     fields: dict[str, Any]
     """Its own fields of the body: `prompt` or `messages`, `max_tokens`, perhaps `tools` and `tool_choice`."""
 

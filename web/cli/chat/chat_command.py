@@ -26,8 +26,7 @@ from ..command_output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, silence
 from ..one_line_parser import OneLineParser
 from .slash_commands import QUIT, ChatHistory, CommandError, Turn, help_text, obey
 from .stoppable import ask_until_stopped, run_until_stopped
-from .terminal import Terminal
-from .wording import describe_counts, describe_failure
+from .terminal import Terminal, describe_counts, describe_failure
 
 
 class ChatError(Exception):

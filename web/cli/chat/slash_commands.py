@@ -30,7 +30,6 @@ class ChatHistory:
     turns: list[Turn] = attrs.field(factory=list)
 
     def messages(self, question: str) -> list[dict[str, str]]:
-        """Return the messages of a request that asks `question`."""
         messages = []
         if system := self._system_message():
             messages.append({"role": "system", "content": system})
@@ -64,7 +63,6 @@ def obey(line: str, history: ChatHistory) -> str:
 
 
 def help_text() -> str:
-    """Return the list of commands and keys."""
     rows = [(command.usage, command.help) for command in COMMANDS.values()]
     rows.append((QUIT, "leave; also Ctrl-D, or Ctrl-C at the prompt"))
     lines = [f"  {usage:<14}{text}" for usage, text in rows]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.web.cli.bench.events import EventReader
+from quipu.web.cli.bench.answer import EventReader
 
 STREAM = (
     b"\xef\xbb\xbfdata: one\n\n"
