@@ -28,7 +28,7 @@ from ..config.engine_config import EngineConfig
 from ..fleet.frames import FrameReader, FrameWriter, PeerGone
 from ..fleet.processes.child import LOADING_ERRORS, is_shortage
 from ..fleet.processes.greeting import send_greeting
-from ..fleet.processes.heartbeat import LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
+from ..fleet.processes.heartbeat import TICK_S, HeartbeatMonitor
 from ..fleet.processes.log_writer import LogLines, LogWriter, processors, relay_libraries, standard_error
 from ..fleet.processes.reconnection import Admission, Way, WayBack
 from ..fleet.processes.tcp_way import TcpWay
@@ -47,7 +47,7 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
     """Serve one incarnation over a connection until that is lost. Returns why it is."""
     reader, writer = FrameReader(stream, incarnation), FrameWriter(stream, incarnation)
     writing = trio.Lock()
-    monitor = HeartbeatMonitor(0.0, MAX_MISSED * beat_s + LATE_S)
+    monitor = HeartbeatMonitor(0.0, beat_s)
     is_reading = False
 
     async def send(message: EngineReady | EngineNews | Heartbeat) -> None:

@@ -1,7 +1,7 @@
 """Adds engines while work waits, and removes those that are not needed: the loop around `scaling.py`.
 
-Run from `wiring` where the number of engines may change by itself. It sees the engines as the request desk has them,
-and adds and removes them as an operator would, so it does not matter where their processes run.
+Run from `wiring` if the number of engines may change by itself. It adds and removes engines as an operator would, so it
+does not matter where their processes run.
 
 What must always hold: an engine that is removed ends its own requests; nothing waits between a look and the change that
 follows from it; a server that shuts down is left as it is.
@@ -27,32 +27,28 @@ log = structlog.get_logger()
 INTERVAL_S = 0.5
 
 
+@attrs.define(eq=False)
 class Autoscaler:
-    def __init__(
-        self,
-        config: RuntimeConfig,
-        engines: EnginePool,
-        control: EngineControl,
-        *,
-        is_stopping: Callable[[], bool],
-        count_change: Callable[[str], object],
-    ) -> None:
-        """`count_change(direction)` is called with `up` or `down` for each change."""
-        self._engines = engines
-        self._control = control
-        self._is_stopping = is_stopping
-        self._count_change = count_change
-        self._policy = ScalingPolicy(
-            ScalingLimits(
-                min_engines=config.min_engines,
-                max_engines=config.max_engines,
-                max_num_seqs=config.engine.max_num_seqs,
-                up_after_s=config.scale_up_after_s,
-                down_after_s=config.scale_down_after_s,
-            ),
-            [engine.engine_id for engine in engines],
+    _config: RuntimeConfig
+    _engines: EnginePool
+    _control: EngineControl
+    _is_stopping: Callable[[], bool] = attrs.field(kw_only=True)
+    _count_change: Callable[[str], object] = attrs.field(kw_only=True)
+    """Called with `up` or `down` for each change."""
+    _policy: ScalingPolicy = attrs.field(init=False)
+    _added: list[int] = attrs.field(factory=list, init=False)
+
+    @_policy.default
+    def _make_policy(self) -> ScalingPolicy:
+        config = self._config
+        limits = ScalingLimits(
+            min_engines=config.min_engines,
+            max_engines=config.max_engines,
+            max_num_seqs=config.engine.max_num_seqs,
+            up_after_s=config.scale_up_after_s,
+            down_after_s=config.scale_down_after_s,
         )
-        self._added: list[int] = []
+        return ScalingPolicy(limits, [engine.engine_id for engine in self._engines])
 
     async def run(self) -> None:
         """Look after the number of engines until cancelled."""

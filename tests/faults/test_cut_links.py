@@ -11,6 +11,7 @@ import attrs
 import pytest
 import trio
 
+from quipu.actors.fleet.processes.heartbeat import HEARTBEAT_INTERVAL_S
 from quipu.actors.fleet.processes.process_host import LocalProcess
 from quipu.actors.request_desk.health import EngineState
 from quipu.actors.text_workers.renderer import InlineRenderer
@@ -61,7 +62,7 @@ class Engines:
 
 @asynccontextmanager
 async def open_engines(
-    num_engines: int = 2, *, beat_s: float | None = 0.2, rejoin_s: float = 60.0, step_seconds: float = 0.02
+    num_engines: int = 2, *, beat_s: float = 0.2, rejoin_s: float = 60.0, step_seconds: float = 0.02
 ) -> AsyncIterator[Engines]:
     config = runtime_config(num_engines=num_engines, fake_step_seconds=step_seconds, num_blocks=400)
     hosts: list[CableHost] = []
@@ -86,10 +87,10 @@ async def open_engines(
 
 @pytest.mark.parametrize(
     ("beat_s", "cut_s"),
-    [(0.2, 2.5), pytest.param(None, 30.0, marks=pytest.mark.slow)],
+    [(0.2, 2.5), pytest.param(HEARTBEAT_INTERVAL_S, 30.0, marks=pytest.mark.slow)],
     ids=["some seconds", "thirty seconds"],
 )
-async def test_cut_and_healed(beat_s: float | None, cut_s: float) -> None:
+async def test_cut_and_healed(beat_s: float, cut_s: float) -> None:
     """Its requests go on elsewhere, what it still sends is only counted, and it comes back with its cache."""
     async with open_engines(beat_s=beat_s) as engines:
         client, desk = engines.client, engines.client.runtime.desk
@@ -100,7 +101,7 @@ async def test_cut_and_healed(beat_s: float | None, cut_s: float) -> None:
         keys = engines.keys_of(index)
         assert len(keys) == 4 and not engines.keys_of(1 - index)
         pid, host = engines.pid(index), engines.hosts[index]
-        num_tokens = 600 if beat_s is None else 100
+        num_tokens = 600 if beat_s == HEARTBEAT_INTERVAL_S else 100
         answers: dict[int, Answer] = {}
 
         async def ask(number: int) -> None:

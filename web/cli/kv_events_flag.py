@@ -45,15 +45,10 @@ def parse_kv_events(text: str) -> KvEventsConfig | None:
         raise argparse.ArgumentTypeError(f"`endpoint` and `replay_endpoint` are the same: {flag.endpoint}")
     if not flag.enable_kv_cache_events or flag.publisher == "null":
         return None
-    return KvEventsConfig(
-        endpoint=flag.endpoint,
-        binds=_is_ours(flag.endpoint) if flag.bind is None else flag.bind,
-        replay_endpoint=flag.replay_endpoint,
-        topic=flag.topic,
-        buffer_steps=flag.buffer_steps,
-        hwm=flag.hwm,
-        max_queue_size=flag.max_queue_size,
-    )
+    fields = msgspec.structs.asdict(flag)
+    for name in ("enable_kv_cache_events", "publisher", "bind"):
+        del fields[name]
+    return KvEventsConfig(binds=_is_ours(flag.endpoint) if flag.bind is None else flag.bind, **fields)
 
 
 def _check_endpoint(name: str, endpoint: str) -> None:

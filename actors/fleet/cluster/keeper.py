@@ -44,11 +44,7 @@ class Keeper:
         self._our_end: int | None = None
 
     def start(
-        self,
-        order: EngineOrder,
-        num_sharing: int = 1,
-        wanted: Wanted | None = None,
-        source: PieceSource | None = None,
+        self, order: EngineOrder, num_sharing: int = 1, wanted: Wanted | None = None, source: PieceSource | None = None
     ) -> int:
         """Start the engine process, and return its id. Raises OSError, and CheckpointError if it is not on this node.
 

@@ -71,12 +71,7 @@ class ListedFolder:
     states: dict[str, FileState]
 
 
-def make_manifest(
-    folder: Path,
-    *,
-    piece_bytes: int = PIECE_BYTES,
-    progress: Progress = lambda _: None,
-) -> ListedFolder:
+def make_manifest(folder: Path, *, piece_bytes: int = PIECE_BYTES, progress: Progress = lambda _: None) -> ListedFolder:
     """Read and hash every file that serving reads, pieces in parallel. Call it off the event loop.
 
     Raises CheckpointError if the folder is no checkpoint, or a file changes meanwhile. `progress` is called by several

@@ -24,7 +24,7 @@ from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable, WireMessage
 from ..supervisor import Death, EngineLink, Mismatch
 from .engine_child import EngineChild
 from .greeting import OtherVersion, receive_greeting
-from .heartbeat import HEARTBEAT_INTERVAL_S, LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
+from .heartbeat import HEARTBEAT_INTERVAL_S, TICK_S, HeartbeatMonitor
 from .reconnection import REJOIN_S
 
 CLOSED = "its connection was closed"
@@ -54,16 +54,16 @@ class ConnectedHost(ABC):
 
     STOP_GRACE_S = 2.0
 
-    def __init__(self, *, step_timeout_s: float = 0.0, rejoin_s: float = REJOIN_S, beat_s: float | None = None) -> None:
+    def __init__(
+        self, *, step_timeout_s: float = 0.0, rejoin_s: float = REJOIN_S, beat_s: float = HEARTBEAT_INTERVAL_S
+    ) -> None:
         """`step_timeout_s`: how long a step may take before the engine counts as hung; 0 means no limit.
 
-        `rejoin_s`: how long a process whose connection is lost may take to connect again or to end. `beat_s`: the
-        interval of heartbeats, by default `HEARTBEAT_INTERVAL_S`.
+        `rejoin_s`: how long a process whose connection is lost may take to connect again or to end.
         """
         self._step_timeout_s = step_timeout_s
         self._rejoin_s = rejoin_s
-        self._beat_s = HEARTBEAT_INTERVAL_S if beat_s is None else beat_s
-        self._silence_s = None if beat_s is None else MAX_MISSED * beat_s + LATE_S
+        self._beat_s = beat_s
         self.child: EngineChild | None = None
 
     async def run(self, link: EngineLink) -> Death:
@@ -144,7 +144,7 @@ class ConnectedHost(ABC):
     ) -> Loss:
         """Relay messages both ways until the connection is over. `is_new`: the engine has not been loaded yet."""
         writer = FrameWriter(stream, link.incarnation)
-        monitor = HeartbeatMonitor(self._step_timeout_s, self._silence_s)
+        monitor = HeartbeatMonitor(self._step_timeout_s, self._beat_s)
         is_reading = False
         loss = Loss()
 

@@ -153,7 +153,7 @@ class EngineChild:
                 num_frames += (num := len(await reader.receive_all()))
                 link.refuse(num)
         except (PeerGone, Unreadable):
-            names = {"engine_id": link.engine_id, "incarnation": reader.incarnation}
-            log.info("engine.stale_frames", **names, num_frames=num_frames)
+            engine_id, incarnation = link.engine_id, reader.incarnation
+            log.info("engine.stale_frames", engine_id=engine_id, incarnation=incarnation, num_frames=num_frames)
         self._old = [one for one in self._old if one[0] is not stream]
         await trio.aclose_forcefully(stream)

@@ -16,10 +16,8 @@ from ...messages.supervisor import Heartbeat
 
 HEARTBEAT_INTERVAL_S = 2.5
 MAX_MISSED = 3
-"""Consecutive heartbeats that a peer may miss, while it sends nothing else, before it counts as lost."""
+"""A peer is lost if it has sent or read nothing for so many intervals of heartbeats and `LATE_S`."""
 LATE_S = 0.5
-SILENCE_S = MAX_MISSED * HEARTBEAT_INTERVAL_S + LATE_S
-"""A peer is lost if it has sent nothing for this long while messages could be received, or read nothing."""
 TICK_S = 0.25
 MAX_TICK_S = 2 * TICK_S
 """Most time that counts between two ticks: if it took longer, this process was not running."""
@@ -32,18 +30,18 @@ class Verdict:
     """Whether only the connection may be at fault, so that the peer may come back."""
 
 
+@attrs.define(eq=False)
 class HeartbeatMonitor:
-    def __init__(self, step_timeout_s: float, silence_s: float | None = None) -> None:
-        """`step_timeout_s`: how long a step may take; 0 means no limit. `silence_s`: None means `SILENCE_S`."""
-        self._silence_s = SILENCE_S if silence_s is None else silence_s
-        self._step_timeout_s = step_timeout_s
-        self._silent_s = 0.0
-        self._last = Heartbeat(0, 0.0)
-        self._step_s = 0.0
-        """Time counted since the current step was first reported."""
-        self._num_written: int | None = None
-        self._unread_s = 0.0
-        """Time counted since the socket to the engine last took anything, while there is more to write."""
+    _step_timeout_s: float
+    """How long a step may take; 0 means no limit."""
+    _beat_s: float = HEARTBEAT_INTERVAL_S
+    _silent_s: float = attrs.field(default=0.0, init=False)
+    _last: Heartbeat = attrs.field(default=Heartbeat(0, 0.0), init=False)
+    _step_s: float = attrs.field(default=0.0, init=False)
+    """Time counted since the current step was first reported."""
+    _num_written: int | None = attrs.field(default=None, init=False)
+    _unread_s: float = attrs.field(default=0.0, init=False)
+    """Time counted since the socket to the engine last took anything, while there is more to write."""
 
     def on_message(self) -> None:
         """Note that the engine has sent any message."""
@@ -61,16 +59,16 @@ class HeartbeatMonitor:
         """
         if not could_receive:
             return None
-        counted = min(seconds, MAX_TICK_S)
+        counted, silence_s = min(seconds, MAX_TICK_S), MAX_MISSED * self._beat_s + LATE_S
         self._silent_s += counted
         self._step_s += counted
-        if self._silent_s > self._silence_s:
-            return Verdict(f"no message for {self._silence_s:g} seconds", is_lost=True)
+        if self._silent_s > silence_s:
+            return Verdict(f"no message for {silence_s:g} seconds", is_lost=True)
         is_stuck = num_written is not None and num_written == self._num_written
         self._unread_s = self._unread_s + counted if is_stuck else 0.0
         self._num_written = num_written
-        if self._unread_s > self._silence_s:
-            return Verdict(f"it has read nothing for {self._silence_s:g} seconds", is_lost=True)
+        if self._unread_s > silence_s:
+            return Verdict(f"it has read nothing for {silence_s:g} seconds", is_lost=True)
         # both clocks must agree: the engine's runs on while the machine is stopped, ours while the engine is silent
         step_s = min(self._last.seconds, self._step_s)
         if self._last.step and 0 < self._step_timeout_s < step_s:

@@ -9,18 +9,7 @@ from typing import Any
 
 from ..one_line_parser import OneLineParser
 from .report import METRICS
-from .values import (
-    add_server_flags,
-    count,
-    finite,
-    header,
-    json_object,
-    metrics,
-    percentiles,
-    positive,
-    rate,
-    ratio,
-)
+from .values import add_server_flags, count, finite, header, json_object, metrics, percentiles, positive, rate, ratio
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from quipu.actors.fleet.processes.heartbeat import HEARTBEAT_INTERVAL_S, SILENCE_S, TICK_S, HeartbeatMonitor
+from quipu.actors.fleet.processes.heartbeat import HEARTBEAT_INTERVAL_S, LATE_S, MAX_MISSED, TICK_S, HeartbeatMonitor
 from quipu.actors.messages.supervisor import Heartbeat
+
+SILENCE_S = MAX_MISSED * HEARTBEAT_INTERVAL_S + LATE_S
 
 
 def pass_ticks(monitor: HeartbeatMonitor, seconds: float, *, could_receive: bool = True) -> str | None:

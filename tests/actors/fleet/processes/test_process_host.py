@@ -137,7 +137,8 @@ DEATHS: dict[str, tuple[Impostor, str]] = {
 @pytest.mark.parametrize(("impostor", "reason"), DEATHS.values(), ids=DEATHS)
 async def test_impostor(monkeypatch: pytest.MonkeyPatch, impostor: Impostor, reason: str) -> None:
     """It is killed with a reason, and what it was given is served by the next engine."""
-    monkeypatch.setattr(heartbeat, "SILENCE_S", 0.1)
+    monkeypatch.setattr(heartbeat, "MAX_MISSED", 0)
+    monkeypatch.setattr(heartbeat, "LATE_S", 0.1)
     monkeypatch.setattr(connected_host, "TICK_S", 0.02)
     make_pair = socket.socketpair
 
