@@ -19,8 +19,7 @@ from ..config.runtime_config import RuntimeConfig
 from ..request_desk.engine_pool import EnginePool, PooledEngine
 from ..request_desk.health import DrainMode, State
 from ..request_desk.interface import EngineControl
-from .engine_loads import EngineLoad, Phase
-from .scaling import Add, Remove, ScalingLimits, ScalingPolicy
+from .scaling import Add, EngineLoad, Phase, Remove, ScalingLimits, ScalingPolicy
 
 log = structlog.get_logger()
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 import attrs
 import pytest
 
-from quipu.actors.fleet.engine_loads import EngineLoad, Phase
-from quipu.actors.fleet.scaling import RETRY_S, STUCK_S, Add, Remove, ScalingLimits, ScalingPolicy
+from quipu.actors.fleet.scaling import RETRY_S, STUCK_S, Add, EngineLoad, Phase, Remove, ScalingLimits, ScalingPolicy
 
 LIMITS = ScalingLimits(min_engines=1, max_engines=4, max_num_seqs=10, up_after_s=5.0, down_after_s=60.0)
 IDLE = EngineLoad(0, Phase.SERVING, blocks_total=100)

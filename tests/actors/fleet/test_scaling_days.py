@@ -9,8 +9,7 @@ import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quipu.actors.fleet.engine_loads import EngineLoad, Phase
-from quipu.actors.fleet.scaling import Add, Remove, ScalingLimits, ScalingPolicy
+from quipu.actors.fleet.scaling import Add, EngineLoad, Phase, Remove, ScalingLimits, ScalingPolicy
 
 TICK_S = 2.0
 
