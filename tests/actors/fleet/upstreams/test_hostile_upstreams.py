@@ -60,8 +60,9 @@ async def test_heads(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
         async with open_fake(hello, hello) as (served, (hostile, well)):
             for headers in HEADERS.values():
                 hostile.script = with_head(status, headers)
-                hostile.probe = None
-                while not all(upstream.is_ready for upstream in served.pool):
+                hostile.probe, before = None, hostile.num_probes
+                # a probe asks twice, so that the third answer shows that no head of before can take it out of use
+                while hostile.num_probes < before + 3 or not all(upstream.is_ready for upstream in served.pool):
                     await trio.sleep(0.001)
                 num_asked = len(hostile.asked)
                 answers = [await served.ask() for _ in range(2)]
