@@ -7,10 +7,10 @@ not reach it; how long a probe waits grows while it stays down, up to a bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import attrs
 import msgspec
+import trio
 
 from ..config.upstream_config import UpstreamConfig
 from .engine_pool import PoolMember
@@ -42,18 +42,21 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class Exchange(Protocol):
+@attrs.define(eq=False)
+class Exchange:
     """A request that an upstream is answering."""
 
+    scope: trio.CancelScope
     heard_at: float
-    """When it last sent something of it."""
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the request ends by itself after a time, so that a long silence does not matter."""
+    """When the upstream last sent something of it."""
+    is_timed: bool
+    """The request ends by itself after a time, so that a long silence does not matter."""
+    given_up: str | None = None
 
     def give_up(self, why: str) -> None:
         """Treat it as failed."""
+        self.given_up = why
+        self.scope.cancel()
 
 
 @attrs.define(eq=False, kw_only=True)

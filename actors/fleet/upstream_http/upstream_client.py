@@ -24,7 +24,7 @@ import attrs
 import httpx2
 import trio
 
-from .upstream_connection import Connection, Head, Stream
+from .upstream_connection import Connection, Response, Stream
 from .upstream_errors import OwnShortage, UpstreamUnreachable, as_upstreams
 
 CONNECT_S = 5.0
@@ -55,28 +55,6 @@ class _Place:
     target: bytes
     host: str
     """The `Host` header."""
-
-
-@attrs.frozen
-class Response:
-    """A response whose head has come."""
-
-    status: int
-    headers: Mapping[str, str]
-    """By name in lower case."""
-    _connection: Connection = attrs.field(repr=False)
-
-    async def receive(self) -> bytes:
-        """Return the next part of the body; empty at its end. Raises UpstreamError. Not always a checkpoint."""
-        return await self._connection.receive()
-
-    async def read_up_to(self, max_bytes: int) -> bytes:
-        """Return the beginning of the body. Raises UpstreamError."""
-        body = bytearray()
-        while len(body) < max_bytes and (part := await self.receive()):
-            body += part[: max_bytes - len(body)]
-            await trio.lowlevel.checkpoint()
-        return bytes(body)
 
 
 class UpstreamClient:
@@ -116,8 +94,7 @@ class UpstreamClient:
             if method != "GET":
                 sent.append(("Content-Length", str(len(body))))
             await connection.send(method, place.target, sent, body)
-            head: Head = await connection.receive_head()
-            yield Response(head.status, head.headers, connection)
+            yield await connection.receive_head()
         except BaseException:
             connection.close()
             raise

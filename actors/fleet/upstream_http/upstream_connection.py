@@ -34,10 +34,25 @@ Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 
 @attrs.frozen
-class Head:
+class Response:
+    """A response whose head has come."""
+
     status: int
     headers: Mapping[str, str]
     """By name in lower case; of several with one name, the first."""
+    _connection: Connection = attrs.field(repr=False)
+
+    async def receive(self) -> bytes:
+        """Return the next part of the body; empty at its end. Raises UpstreamError. Not always a checkpoint."""
+        return await self._connection.receive()
+
+    async def read_up_to(self, max_bytes: int) -> bytes:
+        """Return the beginning of the body. Raises UpstreamError."""
+        body = bytearray()
+        while len(body) < max_bytes and (part := await self.receive()):
+            body += part[: max_bytes - len(body)]
+            await trio.lowlevel.checkpoint()
+        return bytes(body)
 
 
 class Connection:
@@ -61,13 +76,13 @@ class Connection:
         except trio.BrokenResourceError:
             pass  # it may have answered before it has read all, which shows when the answer is read
 
-    async def receive_head(self) -> Head:
-        """Return the head of the response. Raises UpstreamError."""
+    async def receive_head(self) -> Response:
+        """Return the response once its head has come. Raises UpstreamError."""
         num_informational = 0
         while True:
             event = await self._next(HEAD_PART_BYTES)
             if isinstance(event, h11.Response):
-                return Head(event.status_code, _named(event.headers))
+                return Response(event.status_code, _named(event.headers), self)
             num_informational += 1
             is_upgrade = not isinstance(event, h11.InformationalResponse) or event.status_code == 101
             if is_upgrade or num_informational > MAX_INFORMATIONAL:

@@ -22,12 +22,13 @@ import trio
 from ...channel import Poster
 from ...messages.accountant import Answered, Answering, Forwarded, Refused
 from ...messages.outcomes import ErrorKind, Fault, RequestError
-from ...messages.upstream import Forward, ForwardOutlet, UpstreamUsage
+from ...messages.upstream import Forward, ForwardOutlet
 from ...request_desk.interface import Placement
-from ...request_desk.upstream_pool import Upstream, UpstreamPool
+from ...request_desk.upstream_pool import Exchange, Upstream, UpstreamPool
 from ...router.balance import Balance
 from ...router.upstream_routing import PromptKeys, UpstreamRoute, UpstreamRouting
-from ..upstream_http.upstream_client import Response, UpstreamClient
+from ..upstream_http.upstream_client import UpstreamClient
+from ..upstream_http.upstream_connection import Response
 from ..upstream_http.upstream_errors import OwnShortage, UpstreamError
 from .attempts import (
     MAX_ATTEMPTS,
@@ -47,24 +48,11 @@ log = structlog.get_logger()
 
 SLICE_BYTES = 4096
 """What is looked at between two checkpoints: some hundred events, if they are as small as can be."""
+NOBODY = RequestError(ErrorKind.OVERLOADED, "No upstream server that serves this model can be reached.")
 FindPrompts = Callable[[Forward], Awaitable[Mapping[int, PromptKeys]]]
 """Returns a request's prompt as each upstream cuts it into blocks, of which that is known."""
 REST_S = 0.1
 """How long the end of a response may take after its last event, so that its connection can be used again."""
-
-
-@attrs.define(eq=False)
-class _Exchange:
-    """One request with one upstream."""
-
-    scope: trio.CancelScope
-    heard_at: float
-    is_timed: bool
-    given_up: str | None = None
-
-    def give_up(self, why: str) -> None:
-        self.given_up = why
-        self.scope.cancel()
 
 
 @attrs.define(eq=False)
@@ -118,8 +106,11 @@ class Upstreams:
             log.exception("upstream.crashed", request_id=forward.request_id)
             self._fail(passing, RequestError(ErrorKind.INTERNAL, "The request could not be passed on."))
         finally:
-            if passing.relay is not None:
-                self._accountant.post(_answered(forward, passing.relay, is_complete=passing.is_complete))
+            if (relay := passing.relay) is not None:
+                reason, num_choices = relay.ends.finish_reason, relay.ends.num_choices
+                self._accountant.post(
+                    Answered(forward.request_id, relay.usage, reason, num_choices, is_complete=passing.is_complete)
+                )
 
     async def _try_upstreams(self, passing: _Passing) -> RequestError | None:
         """Have the request answered; return why it is not."""
@@ -157,7 +148,7 @@ class Upstreams:
             Forwarded(forward.request_id, upstream.engine_id, upstream.health.incarnation, route.estimate)
         )
         with trio.CancelScope() as scope:
-            exchange = _Exchange(scope, trio.current_time(), forward.is_timed)
+            exchange = Exchange(scope, trio.current_time(), forward.is_timed)
             upstream.exchanges[exchange] = None
             self._show(upstream)
             try:
@@ -186,7 +177,7 @@ class Upstreams:
         return failed
 
     async def _exchange(
-        self, passing: _Passing, upstream: Upstream, route: UpstreamRoute, exchange: _Exchange
+        self, passing: _Passing, upstream: Upstream, route: UpstreamRoute, exchange: Exchange
     ) -> Failed | None:
         forward, relay = passing.forward, passing.relay
         assert relay is not None
@@ -219,7 +210,7 @@ class Upstreams:
         passing.outlet.finish(last)
         return None
 
-    async def _relay(self, passing: _Passing, route: UpstreamRoute, exchange: _Exchange, data: bytes) -> None:
+    async def _relay(self, passing: _Passing, route: UpstreamRoute, exchange: Exchange, data: bytes) -> None:
         """Send a part of a stream."""
         if data:
             self._open(passing)
@@ -250,11 +241,3 @@ class Upstreams:
         passing.outlet.refuse(refusal)
         message = f"The upstream server refused it with status {refusal.status}."
         self._accountant.post(Refused(passing.forward.request_id, RequestError(ErrorKind.INVALID, message)))
-
-
-NOBODY = RequestError(ErrorKind.OVERLOADED, "No upstream server that serves this model can be reached.")
-
-
-def _answered(forward: Forward, relay: Relay, *, is_complete: bool) -> Answered:
-    usage: UpstreamUsage = relay.usage
-    return Answered(forward.request_id, usage, relay.ends.finish_reason, relay.ends.num_choices, is_complete)

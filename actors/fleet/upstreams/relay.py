@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import attrs
 import msgspec
@@ -42,34 +41,6 @@ _REASONS = {
     **dict.fromkeys(("length", "max_tokens"), FinishReason.LENGTH),
     **dict.fromkeys(("stop", "tool_calls", "function_call", "eos", "stop_sequence"), FinishReason.STOP),
 }
-
-
-class Relay(Protocol):
-    @property
-    def ends(self) -> Ends: ...
-
-    @property
-    def usage(self) -> UpstreamUsage:
-        """What was said last."""
-        ...
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the upstream has said that it is done."""
-        ...
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything but comments is sent to the client."""
-        ...
-
-    def feed(self, data: bytes) -> bytes:
-        """Return what the client is sent now. Raises UpstreamGarbage."""
-        ...
-
-    def end(self) -> bytes:
-        """Return what the client is sent last. Raises UpstreamGarbage if there should have been more."""
-        ...
 
 
 @attrs.define
@@ -106,12 +77,17 @@ class Ends:
 
 
 class StreamRelay:
+    """What becomes of a stream."""
+
     def __init__(self, forward: Forward, estimate: int | None, *, hides_chunk_usage: bool = False) -> None:
         """`hides_chunk_usage`: usage in chunks with choices was asked for by this server, not by its client."""
         self.ends = Ends()
         self.usage = UpstreamUsage()
+        """What was said last."""
         self.is_done = False
+        """The upstream has said that it is done."""
         self.has_begun = False
+        """Anything but comments is sent to the client."""
         self._hides_chunk_usage = hides_chunk_usage
         self._has_one_choice = forward.has_one_choice
         self._shows_usage = forward.shows_usage
@@ -121,9 +97,11 @@ class StreamRelay:
         """The usage at the end, until it is known that nothing follows."""
 
     def feed(self, data: bytes) -> bytes:
+        """Return what the client is sent now. Raises UpstreamGarbage."""
         return b"".join(part for event in self._events.feed(data) for part in self._take(event))
 
     def end(self) -> bytes:
+        """Return what the client is sent last. Raises UpstreamGarbage if there should have been more."""
         rest = b"".join(part for event in self._events.rest() for part in self._take(event))
         if not (self.ends.one_has_ended if self.is_done else self.ends.all_have_ended):
             raise UpstreamGarbage("the end of its response before it was complete")
@@ -168,6 +146,8 @@ class StreamRelay:
 
 
 class WholeRelay:
+    """What becomes of a response in one piece: as a `StreamRelay` that sends everything last."""
+
     is_done = False
     has_begun = False
 
@@ -196,6 +176,9 @@ class WholeRelay:
         said = answer.said()
         self.usage = read_usage(said)
         return _with_told(body, said, self.usage, self._estimate)
+
+
+Relay = StreamRelay | WholeRelay
 
 
 @contextmanager
