@@ -13,15 +13,16 @@ from random import Random
 from typing import Any
 
 from bench.demo_client import Body, Client
+from bench.demo_judges import fits, is_consistent, is_right
 from quipu.kernels.demo.chat_encoder import ChatEncoder
 from quipu.kernels.demo.text import words
 from quipu.kernels.demo.text.arithmetic import QUESTIONS, draw_task
 from quipu.kernels.demo.text.chat_mixture import HELD_OUT, draw_document_chat, draw_short_chat
 from quipu.kernels.demo.text.chats import Chat, Message, assistant, user
 from quipu.kernels.demo.text.facts import Fact
-from quipu.kernels.demo.text.json_answers import draw_json_task, fits, json_messages
-from quipu.kernels.demo.text.recall import Document, document_message, is_right, make_document
-from quipu.kernels.demo.text.stories import Story, is_consistent, make_story
+from quipu.kernels.demo.text.json_answers import draw_json_task, json_messages
+from quipu.kernels.demo.text.recall import Document, document_message, make_document
+from quipu.kernels.demo.text.stories import Story, make_story
 from quipu.kernels.demo.text.tool_chats import draw_tool_task
 
 NUM_FACTS = 40

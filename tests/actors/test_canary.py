@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import trio
 
+from bench.demo_judges import is_right
 from bench.demo_rows import long_document
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.shared.checkpoint import DEMO
@@ -23,7 +24,7 @@ from quipu.kernels.demo.chat_encoder import ChatEncoder
 from quipu.kernels.demo.text.chat_mixture import HELD_OUT
 from quipu.kernels.demo.text.chats import Chat, user
 from quipu.kernels.demo.text.facts import Fact
-from quipu.kernels.demo.text.recall import Document, document_message, is_right
+from quipu.kernels.demo.text.recall import Document, document_message
 from quipu.kernels.kv_cache import KVCache
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions

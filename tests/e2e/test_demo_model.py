@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from bench.demo_judges import is_consistent, is_right
 from bench.demo_rows import long_document
 from quipu.kernels.demo.chat_encoder import ChatEncoder
 from quipu.kernels.demo.text.chat_mixture import HELD_OUT
 from quipu.kernels.demo.text.facts import Fact
-from quipu.kernels.demo.text.recall import document_message, is_right
-from quipu.kernels.demo.text.stories import is_consistent
+from quipu.kernels.demo.text.recall import document_message
 from tests.e2e.servers import BLOCK, Server, serving
 
 RANDOM = Random(f"e2e {HELD_OUT}")

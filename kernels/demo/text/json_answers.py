@@ -92,28 +92,6 @@ def json_chat(random: Random) -> Chat:
     return Chat("json", [*json_messages(random, task), answer], thinking=thinking)
 
 
-def fits(schema: dict[str, Any], text: str) -> bool:
-    """Whether `text` is JSON for a schema of the kind that `draw_json_task` draws: nothing missing, nothing else."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return False
-    properties = schema["properties"]
-    return (
-        isinstance(value, dict)
-        and value.keys() == properties.keys()
-        and all(_has_type(value[name], properties[name]) for name in properties)
-    )
-
-
-def _has_type(value: Any, schema: dict[str, Any]) -> bool:
-    if schema["type"] == "array":
-        return isinstance(value, list) and all(_has_type(item, schema["items"]) for item in value)
-    if schema["type"] == "integer":
-        return type(value) is int
-    return isinstance(value, {"string": str, "boolean": bool}[schema["type"]])
-
-
 def _spoken(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -93,8 +93,3 @@ def _answered(answer: str, fact: Fact | None, thinking: bool) -> Message:
     if fact is None:
         return assistant(answer, "I look for it in the text, but it is not there.")
     return assistant(answer, f"The question is about {fact.person}. The text says: {answer}")
-
-
-def is_right(fact: Fact, answer: str) -> bool:
-    """Whether `answer` states the fact, and nothing else."""
-    return answer.strip() == fact.statement

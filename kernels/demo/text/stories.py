@@ -1,12 +1,11 @@
-"""Stories of five to eight sentences about a hero with a goal, and the checker that finds what does not fit in one.
+"""Stories of five to eight sentences about a hero with a goal.
 
-A plot is a sequence of steps; a step is a choice of sentences with slots. A story is right if it can be read as one of
-the plots with every slot filled by the same word throughout: who is who, which thing is wanted, where things happen.
+A plot is a sequence of steps; a step is a choice of sentences with slots. A slot is filled by the same word throughout:
+who is who, which thing is wanted, where things happen (`bench/demo_judges.py` checks that).
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from random import Random
 
@@ -157,53 +156,3 @@ def _fill(sentence: str, slots: dict[str, str]) -> str:
         **slots, he=he, his=his, He=he.capitalize(), His=his.capitalize(),
         an_animal=words.article(slots["animal"]), a_trade=words.article(slots["trade"]),
     )  # fmt: skip
-
-
-def is_consistent(text: str) -> bool:
-    """Whether `text` is a story whose words all exist and whose slots are filled alike throughout."""
-    return any(_reads_as(steps, text.strip(), {}) for steps in PLOTS.values())
-
-
-def _reads_as(steps: tuple[Step, ...], text: str, slots: dict[str, str]) -> bool:
-    """Whether `text` is what is left of a plot's story, given the slots that are known already."""
-    if not steps:
-        return not text
-    for sentence in dict.fromkeys(steps[0]):
-        if not sentence:
-            if _reads_as(steps[1:], text, slots):
-                return True
-            continue
-        match = re.match(_pattern(sentence, slots) + "(?: |$)", text)
-        if match:
-            found = slots | match.groupdict()
-            distinct = found.get("hero") != found.get("helper") or "hero" not in found
-            if distinct and _reads_as(steps[1:], text[match.end() :], found):
-                return True
-    return False
-
-
-def _pattern(sentence: str, slots: dict[str, str]) -> str:
-    """Return the regular expression of a sentence: a known slot is its word, an unknown one any of its choices."""
-    parts: list[str] = []
-    seen: set[str] = set()
-    for literal, name in re.findall(r"([^{]*)(?:\{(\w+)\})?", sentence):
-        parts.append(re.escape(literal))
-        if not name:
-            continue
-        if name.lower() in ("he", "his"):
-            known = slots.get("hero")
-            choices = [words.pronouns(known)[name.lower() == "his"]] if known else ["she", "he", "her", "his"]
-            parts.append("(?:" + "|".join(word.capitalize() if name[0] == "H" else word for word in choices) + ")")
-            continue
-        has_article = name.startswith(("an_", "a_"))
-        slot = name.removeprefix("an_").removeprefix("a_")
-        if slot in seen:
-            parts.append(f"(?P={slot})")
-        elif slot in slots:
-            word = slots[slot]
-            parts.append(re.escape(words.article(word) if has_article else word))
-        else:
-            seen.add(slot)
-            choices = sorted(SLOTS[slot], key=len, reverse=True)
-            parts.append(("(?:an?) " if has_article else "") + f"(?P<{slot}>{'|'.join(map(re.escape, choices))})")
-    return "".join(parts)

@@ -78,10 +78,6 @@ SUBJECTS = (
     "birds", "bridges", "butterflies", "castles", "chess", "clouds", "comets", "dinosaurs", "engines", "islands", "knots",
     "maps", "mountains", "planets", "poems", "rivers", "ships", "volcanoes", "whales",
 )  # fmt: skip
-MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
-    "December",
-)  # fmt: skip
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 SYLLABLES = tuple(first + second for first in "bdfgklmnprstvz" for second in "aeiou")

@@ -8,15 +8,16 @@ from random import Random
 
 import pytest
 
+from bench.demo_judges import fits, is_consistent, is_right
 from bench.demo_rows import spoilt
 from quipu.kernels.demo.text import words
 from quipu.kernels.demo.text.arithmetic import draw_task
 from quipu.kernels.demo.text.chat_mixture import SHORT_KINDS, draw_document_chat, draw_short_chat
 from quipu.kernels.demo.text.facts import RELATIONS
-from quipu.kernels.demo.text.json_answers import draw_json_task, fits
-from quipu.kernels.demo.text.recall import is_right, make_document, recall_chat, unknown_question
+from quipu.kernels.demo.text.json_answers import draw_json_task
+from quipu.kernels.demo.text.recall import make_document, recall_chat, unknown_question
 from quipu.kernels.demo.text.scenery import LEAD_INS, filler
-from quipu.kernels.demo.text.stories import PLOTS, is_consistent, make_story
+from quipu.kernels.demo.text.stories import PLOTS, make_story
 from quipu.kernels.demo.text.tool_chats import draw_tool_task
 
 SEEDS = range(300)
