@@ -37,6 +37,9 @@ class PatternGroups:
     _open: list[_Group] = attrs.field(factory=lambda: [_Group(begins=True)])
     _may_repeat: bool = False
     """A quantifier may come next."""
+    has_anchor: bool = False
+    has_alternatives: bool = False
+    """Outside groups."""
 
     def text(self) -> None:
         """Note an atom that matches characters."""
@@ -54,6 +57,8 @@ class PatternGroups:
         """Note an anchor, the end of an alternative or that of a group."""
         group = self._open[-1]
         self._may_repeat = False
+        self.has_anchor |= char in "^$"
+        self.has_alternatives |= char == "|" and len(self._open) == 1
         match char:
             case "^":
                 if group.has_text or group.has_ended or not group.begins:

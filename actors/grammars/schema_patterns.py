@@ -55,17 +55,20 @@ _MAX_DIGITS = 9
 
 def library_pattern(pattern: str) -> str:
     """Return a pattern of ECMA 262 in the library's dialect. Raises UnsupportedPattern."""
-    return _Reader(pattern).read()
+    return PatternReader(pattern).read()
 
 
 @attrs.define
-class _Reader:
+class PatternReader:
+    """Translates one pattern."""
+
     source: str
     at: int = 0
-    _groups: PatternGroups = attrs.field(factory=PatternGroups)
+    groups: PatternGroups = attrs.field(factory=PatternGroups)
     _properties: set[str] = attrs.field(factory=set)
 
     def read(self) -> str:
+        """Return the pattern in the library's dialect. Raises UnsupportedPattern."""
         parts = []
         while self.at < len(self.source):
             if found := _QUANTIFIER.match(self.source, self.at):
@@ -73,11 +76,11 @@ class _Reader:
                 if _QUANTIFIER.match(self.source, self.at):
                     raise UnsupportedPattern("a quantifier follows another")
                 _check_range(found[0], found[1] or "0", found[2] or found[1] or "0")
-                self._groups.quantifier()
+                self.groups.quantifier()
                 parts.append(found[0])
             else:
                 parts.append(self._atom())
-        self._groups.end()
+        self.groups.end()
         return "".join(parts)
 
     def _atom(self) -> str:
@@ -86,9 +89,9 @@ class _Reader:
             return self._group()
         if char in ")|^$":
             self.at += 1
-            self._groups.mark(char)
+            self.groups.mark(char)
             return char
-        self._groups.text()
+        self.groups.text()
         if char == "[":
             return self._class()
         if char == "\\":
@@ -108,7 +111,7 @@ class _Reader:
                 "look-around, look-ahead and look-behind" if is_look else f"the group `(?{kind[:1]}`"
             )
         self.at = found.end()
-        self._groups.open()
+        self.groups.open()
         return "(?i:" if found[1] == "?i:" else "(?:"
 
     def _escape(self) -> str:

@@ -17,7 +17,7 @@ import orjson
 
 from ..messages.grammar import SCHEMA_FROM
 from .tagged_values import JSON_FORM
-from .text_values import UnsupportedSchema, pattern_of, quoted
+from .text_values import UnsupportedSchema, between_slashes, pattern_of, quoted
 
 MAX_TRIGGERS = 64
 """Of one format."""
@@ -240,8 +240,7 @@ def _token(value: Mapping[str, Any], where: str) -> str:
 def _pattern(pattern: str, where: str) -> str:
     if not pattern:
         raise UnsupportedSchema(where, "must not be empty")
-    escaped = re.sub(r"\\.|[/\n]", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.S)
-    return f"/{escaped}/"
+    return f"/{between_slashes(pattern)}/"
 
 
 def _times(value: Mapping[str, Any], kind: str, where: str) -> str:

@@ -7,15 +7,20 @@ by name.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
+from .pattern_groups import UnsupportedPattern
 from .schema_numbers import BOUNDS, COUNTS, as_count
-from .schema_patterns import DATE
-from .search_patterns import GROUP, whole_pattern
+from .schema_patterns import DATE, PatternReader
 
+MAX_PATTERN_CHARS = 4096
+_GROUP = "(?:"
+"""Begins a client's pattern, and no other."""
+_ANYTHING = "(?s:.*)"
 MAX_LENGTH = 1 << 16
 """The largest limit of a string's length."""
 NOTES = frozenset(
@@ -70,6 +75,11 @@ def pattern_of(text: str) -> str:
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
+def between_slashes(pattern: str) -> str:
+    """Return a pattern in which no slash or line break ends it."""
+    return re.sub(r"\\.|[/\n]", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.S)
+
+
 @attrs.define
 class FormatKeywords:
     """How a format of calls treats keywords that it cannot enforce: they are refused, or dropped and named."""
@@ -115,7 +125,7 @@ def read_members(
 
 def may_be_refused(rule: str) -> bool:
     """Return whether a rule contains a client's schema or pattern, which the library may not support."""
-    return "%json" in rule or GROUP in rule
+    return "%json" in rule or _GROUP in rule
 
 
 def text_terminal(schema: Mapping[str, Any], ends: Iterable[str], where: str, keywords: FormatKeywords) -> str:
@@ -132,7 +142,7 @@ def text_terminal(schema: Mapping[str, Any], ends: Iterable[str], where: str, ke
     elif form is not None:
         keywords.refuse("format", where)
     if "pattern" in schema:
-        whole = whole_pattern(schema["pattern"])
+        whole = _whole_pattern(schema["pattern"])
         if whole is None:
             keywords.refuse("pattern", where)
         else:
@@ -145,6 +155,26 @@ def text_terminal(schema: Mapping[str, Any], ends: Iterable[str], where: str, ke
     held.append(f"/(?s:.{times})/")
     held.append(f"~/(?s:.*)({'|'.join(map(pattern_of, ends))})(?s:.*)/")
     return f"({' & '.join(held)})"
+
+
+def _whole_pattern(pattern: object) -> str | None:
+    """Return a pattern, to stand between slashes, for texts in which `pattern` is found; None if it is not supported.
+
+    Anchors are supported at the ends of a pattern without alternatives outside groups.
+    """
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
+        return None
+    begins, before_end = pattern.startswith("^"), pattern[:-1]
+    is_escaped = (len(before_end) - len(before_end.rstrip("\\"))) % 2 == 1
+    ends = pattern.endswith("$") and not is_escaped
+    reader = PatternReader(between_slashes(pattern[begins : len(pattern) - ends]))
+    try:
+        core = reader.read()
+    except UnsupportedPattern:
+        return None
+    if reader.groups.has_anchor or ((begins or ends) and reader.groups.has_alternatives):
+        return None
+    return f"{'' if begins else _ANYTHING}{_GROUP}{core}){'' if ends else _ANYTHING}"
 
 
 def _length(schema: Mapping[str, Any], key: str, where: str, keywords: FormatKeywords) -> int | None:
