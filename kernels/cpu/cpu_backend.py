@@ -10,9 +10,12 @@ KV slots that its own rows were to write.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from itertools import chain
 from threading import Lock
 
+import attrs
 import numpy as np
 import torch
 
@@ -29,8 +32,7 @@ from ..step_types import Scores
 from .build import CannotBuild, Kernels, load_kernels
 from .first_touch import FirstTouch
 from .packing import PackedWeights
-from .profile_program import each_kernel_once
-from .program import STORED, STORED_KV, Bounds, Pass, check_layout
+from .program import STORED, STORED_KV, Bounds, Op, Pass, check_layout
 from .recorder import Program, record
 from .sampler import draw
 from .scores import score
@@ -102,7 +104,7 @@ class CpuBackend(RunsAtOnce):
 
             def run() -> None:
                 set_up(NUM_BLOCKS)
-                self._program = each_kernel_once(self._program)
+                self._program = _each_kernel_once(self._program)
                 self.step(largest_pass(config))
 
             peak = peak_of(run)
@@ -220,6 +222,25 @@ class CpuBackend(RunsAtOnce):
         self, logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]
     ) -> Scores:
         return score(self._library, logits_MV.numpy(), rows, target_ids, num_top, num_threads=self.num_threads)
+
+
+@torch.inference_mode()
+def _each_kernel_once(program: Program) -> Program:
+    """Touch all memory, and return a program of the first operation of each kind and shape, for the profile run.
+
+    Layers share their memory, so one needs as much as all: on a slow machine the largest pass of a model with billions
+    of weights would take minutes. The results mean nothing.
+    """
+    for tensor in program.workspace:
+        tensor.zero_()
+    numbers = [name for name, kind, *_ in Op._fields_ if kind is not ctypes.c_void_p and name != "no_barrier"]
+    first: dict[tuple[float, ...], Op] = {}
+    for op in chain(program.draw, program.trunk, program.head):
+        first.setdefault(tuple(getattr(op, name) for name in numbers), op)
+    kept = (Op * len(first))(*first.values())
+    for op in kept:
+        op.no_barrier = 0  # another operation may follow now
+    return attrs.evolve(program, draw=kept)
 
 
 def _check_supported(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:

@@ -1,6 +1,6 @@
 """Paged causal attention in fixed tiles, one sequence at a time: decode, prefill and chunks use the same arithmetic.
 
-`ops.py` is the only caller. Queries and keys lie on grids over absolute positions (`tiles.py`). A query's chunks of
+`ops.py` is the only caller. Queries and keys lie on grids over absolute positions (`rows.py`). A query's chunks of
 keys, from the first to its own, are combined in ascending order with a running maximum and sum (online softmax:
 Milakov and Gimelshein, arXiv:1805.02867), all in float32.
 
@@ -16,7 +16,7 @@ import torch
 
 from .kv_slots import Slots
 from .plan import Span
-from .tiles import KEYS, QUERIES, round_up
+from .rows import KEYS, QUERIES, round_up
 
 # Distance from each key of a chunk at position 0 to each query of a tile at position 0.
 _DISTANCE_QC = torch.arange(QUERIES).view(-1, 1) - torch.arange(KEYS)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 
 from ..ops import Experts
-from .rows import multiply, row_by_row, silu_mul
-from .tiles import ROWS, round_up
+from .rows import ROWS, multiply, round_up, row_by_row, silu_mul
 
 
 def mix_experts(x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:

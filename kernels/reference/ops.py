@@ -14,6 +14,7 @@ What must always hold: row n of a result is a function of row n alone (in `atten
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -93,3 +94,16 @@ class ReferenceOps:
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
         return mix_experts(x_ND, router_NX, experts)
+
+
+class EmptyOps(ReferenceOps):
+    """For the profile run: returns zeros for products, attention and experts; all else is computed as usual."""
+
+    def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        return x_NI.new_zeros((x_NI.shape[0], weight_OI.shape[0]))
+
+    def attend(self, layer: int, q_NHE: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return torch.zeros_like(q_NHE, memory_format=torch.contiguous_format)
+
+    def experts(self, x_ND: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return torch.zeros_like(x_ND)

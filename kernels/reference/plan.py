@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from ..batch import StepBatch
-from .tiles import ROWS, round_up
+from .rows import ROWS, round_up
 
 
 @attrs.frozen

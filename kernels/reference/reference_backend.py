@@ -3,7 +3,7 @@
 The executor makes one through `load_backend` and calls `step` once a pass, from one thread.
 
 What must always hold: a row's logits are bit-identical whatever its batch, its chunking, its cached prefix and its
-physical blocks (`tiles.py` explains how); and a pass that raises has changed nothing that a later pass can see, except
+physical blocks (`rows.py` explains how); and a pass that raises has changed nothing that a later pass can see, except
 the KV slots that its own rows were to write.
 """
 
@@ -26,10 +26,9 @@ from ..opened_model import open_model
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
 from ..sampling.oracle import draw
-from .ops import ReferenceOps
+from .ops import EmptyOps, ReferenceOps
 from .plan import make_plan
-from .profile_ops import EmptyOps
-from .tiles import ROWS, round_up
+from .rows import ROWS, round_up
 
 # Below this hidden size a second thread costs more than it gains.
 _ONE_THREAD_BELOW = 512

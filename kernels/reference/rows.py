@@ -1,8 +1,11 @@
-"""Row-wise functions whose bits could depend on neighbouring rows: matrix products and activations.
+"""The fixed tile shapes of the reference, and row-wise functions whose bits could depend on neighbouring rows.
 
-`ops.py` and `experts.py` call them.
+A matrix library chooses its loop order by the shape of the operands: one row alone is summed in another order than the
+same row among thirty-two, and the last bits differ. So no call of the reference has a shape that depends on the batch:
+token rows are processed in tiles of `ROWS`, attention in tiles of `QUERIES` x `KEYS`, with padding.
 
-What must always hold: row n of a result is a function of row n of the argument alone.
+What must always hold: row n of a result is a function of row n of the argument alone; `KEYS` is a multiple of
+`QUERIES`, so that all queries of a tile end in the same chunk of keys.
 """
 
 from __future__ import annotations
@@ -11,12 +14,22 @@ from collections.abc import Callable
 
 import torch
 
-from .tiles import ROWS
+ROWS = 32
+"""Token rows of every matrix product outside attention."""
+QUERIES = 16
+"""Queries of an attention tile, on a grid over absolute positions: position p is always row p % QUERIES."""
+KEYS = 256
+"""Keys of an attention tile, on a grid over absolute positions."""
 
 # Torch splits a loop over threads from 32,768 elements on, at points that depend on the number of threads.
 _SERIAL_ELEMENTS = 16_384
 # A multiple of every vector length, twice unrolled: a loop over that many elements has no scalar remainder.
 _VECTOR_ELEMENTS = 64
+
+
+def round_up(count: int, tile: int) -> int:
+    """Return the smallest multiple of `tile` that is at least `count`."""
+    return -(-count // tile) * tile
 
 
 def multiply(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,16 @@
 """A pass's columns on the device: one buffer of 32-bit integers for each padded number of tokens, filled by the host.
 
 `runner.py` fills one in each pass, which is copied to the device at once; `ops.py` passes its parts to kernels. A CUDA
-graph always reads the same buffer.
+graph always reads the same buffer. `Tables` has the block tables of all slots, of which only changes are sent.
 
 What must always hold: padding tokens have position 0 and write into slot 0 of the null block, which no row reads;
-padding rows are empty and have no items. Items of a row are adjacent, chunks ascending.
+padding rows are empty and have no items. Items of a row are adjacent, chunks ascending. After `update`, the device's
+row of each slot of the batch begins with the batch's table.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
@@ -117,6 +120,41 @@ class Columns:
         pairs = [(row, start) for row, length in enumerate(lengths) if length > 1 for start in range(0, length, tile)]
         self.num_tiles = len(pairs)
         self.host["tiles"][: 2 * len(pairs)] = np.array(pairs[::-1], dtype=np.int32).ravel()
+
+
+class Tables:
+    """Block tables by slot: `host[slot]` and `device[slot]`."""
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, num_blocks: int, device: Device) -> None:
+        # rows are padded to multiples of 16 numbers: kernels are compiled for aligned strides
+        self._width = max_blocks
+        aligned = -(-max_blocks // 16) * 16
+        self.host: Int32s = np.zeros((max_num_seqs, aligned), dtype=np.int32)
+        self.device = torch.zeros((max_num_seqs, aligned), dtype=torch.int32, device=device.torch_device)
+        self._known: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self._num_blocks = num_blocks
+
+    def update(self, slots: Sequence[int], block_tables: Sequence[list[int]]) -> None:
+        """Take over the batch's tables. Raises ValueError for a block outside the cache, and then changes nothing."""
+        changes = []
+        for slot, table in zip(slots, block_tables, strict=True):
+            known = self._known[slot]
+            if known != table:
+                start = len(known) if known == table[: len(known)] else 0
+                new = np.array(table[start : self._width], dtype=np.int32)
+                if len(new) and not (new.min() >= 0 and new.max() < self._num_blocks):
+                    raise ValueError(f"block {new.min()} or {new.max()} is outside of 0 to {self._num_blocks - 1}")
+                changes.append((slot, start, new, table))
+        if not changes:
+            return
+        width = self.host.shape[1]
+        places = np.concatenate([slot * width + start + np.arange(len(new)) for slot, start, new, _ in changes])
+        sent = torch.from_numpy(np.stack([places, np.concatenate([new for _, _, new, _ in changes])]))
+        sent_places, values = sent.to(self.device.device)
+        self.device.view(-1)[sent_places] = values.to(torch.int32)
+        for slot, start, new, table in changes:  # once nothing can raise any more, for want of memory for example
+            self.host[slot, start : start + len(new)] = new
+            self._known[slot] = list(table)
 
 
 def lengths_of(batch: StepBatch) -> Int32s:

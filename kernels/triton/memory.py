@@ -1,10 +1,11 @@
-"""Device memory that all passes of a model share, and the head counts that launches depend on."""
+"""Device memory that all passes of a model share, its weights, and the head counts that launches depend on."""
 
 from __future__ import annotations
 
 import attrs
 import torch
 
+from ..checkpoints.weights import Shape, Weights
 from ..kv_cache import KVCache
 from ..ops import RopeTable
 from .attention import Parts
@@ -45,3 +46,31 @@ class Memory:
     parts: Parts
     rope_tables: RopeTables
     addresses: Addresses
+
+
+class DeviceWeights:
+    """Implements `Weights`: moves each tensor to the device as it is read; keeps one of each shape for `probe.py`."""
+
+    def __init__(self, source: Weights, device: torch.device) -> None:
+        self._source = source
+        self._device = device
+        self.matrices: dict[Shape, torch.Tensor] = {}
+
+    def tensor(self, name: str, shape: Shape) -> torch.Tensor:
+        return self._moved(self._source.tensor(name, shape))
+
+    def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
+        return self._moved(self._source.fused(parts))
+
+    @property
+    def num_bytes(self) -> int:
+        return self._source.num_bytes
+
+    def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
+        self._source.check_all_used(ignore=ignore)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.to(self._device)
+        if moved.dim() == 2:
+            self.matrices.setdefault(tuple(moved.shape), moved)
+        return moved

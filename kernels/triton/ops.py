@@ -18,17 +18,44 @@ import triton
 
 from ..ops import Experts, RopeTable
 from . import attention
-from .activation import add_kernel, embed_kernel, gated_kernel, soft_cap_kernel
+from .activation import add_kernel, embed_kernel, gated_kernel, rms_norm_kernel, soft_cap_kernel
 from .columns import Columns
 from .configs import Tiles
-from .deferred import DeferredHeads, DeferredSum
 from .matrices import Linear
 from .memory import Memory
 from .mixture import mix
-from .norm import rms_norm_kernel
 from .rope_kv import rope_and_write_kernel, rope_kernel
 
 _BLOCK = 1024
+
+
+@attrs.frozen
+class DeferredHeads:
+    """Heads to be normed (where there is a weight) and rotated (where there is a table)."""
+
+    x_NHE: torch.Tensor
+    out_NHE: torch.Tensor
+    weight_E: torch.Tensor | None
+    eps: float
+    table: RopeTable | None
+
+    def can_share_launch(self, other: DeferredHeads) -> bool:
+        """Return whether one launch can compute both."""
+        return (
+            self.table is other.table
+            and (self.weight_E is None) == (other.weight_E is None)
+            and self.eps == other.eps
+            and self.x_NHE.shape[::2] == other.x_NHE.shape[::2]
+        )
+
+
+@attrs.frozen
+class DeferredSum:
+    """`x + y`, to be joined with the norm that follows."""
+
+    x_ND: torch.Tensor
+    y_ND: torch.Tensor
+    out_ND: torch.Tensor
 
 
 class TritonOps:

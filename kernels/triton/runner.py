@@ -20,14 +20,13 @@ from ..batch import StepBatch
 from ..kv_cache import KVCache
 from ..models.families import Model
 from .attention import Parts, tile_tokens
-from .columns import Capacity, Columns, Int32s, lengths_of
+from .columns import Capacity, Columns, Int32s, Tables, lengths_of
 from .configs import Tiles, token_ladder
 from .device import Device
 from .matrices import Linear
 from .memory import Heads, Memory, RopeTables
 from .mixture import Addresses
 from .ops import TritonOps
-from .tables import Tables
 
 _PARTS_BYTES = 256 << 20
 """Initial size of decode's partial results; they grow if many rows have long contexts."""

@@ -26,15 +26,14 @@ from ..opened_model import open_model
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
 from .availability import check_capability, request_strict_cublas
+from .columns import Tables
 from .configs import Tiles, shared_tile, tiles_for, token_ladder
 from .device import CudaDevice, Device
-from .device_weights import DeviceWeights
 from .matrices import LibraryLinear, Linear
-from .memory import Heads
+from .memory import DeviceWeights, Heads
 from .probe import StrictKernels, attention_kinds, choose_strict_kernels
 from .runner import Bounds, Finished, Runner
 from .sampler import Sampler
-from .tables import Tables
 
 # Prompt tokens whose logits are held at a time.
 _SCORED_AT_ONCE = 256

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quipu.kernels.triton.columns import Capacity, Columns, lengths_of
-from quipu.kernels.triton.tables import Tables
+from quipu.kernels.triton.columns import Capacity, Columns, Tables, lengths_of
 from tests.triton_kernels.interpreter import CpuDevice
 from tests.triton_kernels.passes import make_batch
 
