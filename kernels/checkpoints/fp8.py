@@ -16,7 +16,6 @@ import attrs
 import torch
 
 from .files import STORED_DTYPES, MappedFiles, StoredTensor
-from .quantized import QuantizedLayout
 from .stored_matrices import StoredMatrix
 
 
@@ -28,17 +27,12 @@ class Fp8Matrix:
     scale: StoredTensor
     block: tuple[int, int]
 
-    @property
-    def format(self) -> str:
-        return "fp8"
+    layout = None
+    format = "fp8"
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.weight.shape
-
-    @property
-    def layout(self) -> QuantizedLayout | None:
-        return None
 
     @property
     def stored(self) -> Sequence[StoredTensor]:

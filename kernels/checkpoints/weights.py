@@ -143,8 +143,8 @@ class PieceByPiece:
         """`activations` is the type that quantized matrices were made to be multiplied with, if not float."""
         self.activations = activations
         self._source = source
-        self._held_in = held_in
-        self._num_bytes = 0
+        self.held_in = held_in
+        self.num_bytes = 0
         self._pieces = Scratch()
         self._formats: Counter[str] = Counter()
         """Elements by format."""
@@ -155,12 +155,12 @@ class PieceByPiece:
 
     def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
         rows = self._check(parts)
-        whole = torch.empty((rows, *parts[0][1][1:]), dtype=self._held_in)
+        whole = torch.empty((rows, *parts[0][1][1:]), dtype=self.held_in)
         width = math.prod(whole.shape[1:])
-        step = max(1, PIECE_BYTES // max(1, width * self._held_in.itemsize))
+        step = max(1, PIECE_BYTES // max(1, width * self.held_in.itemsize))
         for first in range(0, rows, step):
             self._fill(parts, first, whole[first : first + step].view(-1), width)
-        self._num_bytes += whole.nbytes
+        self.num_bytes += whole.nbytes
         return whole
 
     def pieces(self, parts: list[tuple[str, Shape]], *, multiple: int) -> Iterator[torch.Tensor]:
@@ -169,8 +169,8 @@ class PieceByPiece:
         For a backend that rearranges them. Each piece is overwritten by the next.
         """
         rows, width = self._check(parts), parts[0][1][1]
-        step = max(1, PIECE_BYTES // (width * self._held_in.itemsize * multiple)) * multiple
-        piece = self._pieces.take(min(step, rows) * width, self._held_in).view(-1, width)
+        step = max(1, PIECE_BYTES // (width * self.held_in.itemsize * multiple)) * multiple
+        piece = self._pieces.take(min(step, rows) * width, self.held_in).view(-1, width)
         for first in range(0, rows, step):
             some = piece[: rows - first]
             self._fill(parts, first, some.view(-1), width)
@@ -200,10 +200,6 @@ class PieceByPiece:
                 at += shape[0]
             yield concatenate(found, layout)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
-
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
         self._source.check_all_used(ignore)
         self._pieces = Scratch()
@@ -211,7 +207,7 @@ class PieceByPiece:
     @property
     def expected_bytes(self) -> int:
         """Bytes of all tensors if quantized ones are dequantized; 0 if unknown."""
-        return sum(math.prod(shape) for shape in self._source.shapes.values()) * self._held_in.itemsize
+        return sum(math.prod(shape) for shape in self._source.shapes.values()) * self.held_in.itemsize
 
     @property
     def expected_quantized_bytes(self) -> int:
@@ -221,11 +217,7 @@ class PieceByPiece:
     @property
     def format(self) -> str:
         """The format of most of the linear weights requested so far, as `/server_info` shows it."""
-        return self._formats.most_common(1)[0][0] if self._formats else str(self._held_in).removeprefix("torch.")
-
-    @property
-    def held_in(self) -> torch.dtype:
-        return self._held_in
+        return self._formats.most_common(1)[0][0] if self._formats else str(self.held_in).removeprefix("torch.")
 
     def _check(self, parts: list[tuple[str, Shape]]) -> int:
         """Check the parts; return how many rows they have in total."""
@@ -239,7 +231,7 @@ class PieceByPiece:
     def _expect(self, name: str, shape: Shape) -> int:
         layout, count = self._source.layout(name), math.prod(shape)
         if layout is None:
-            return count * self._held_in.itemsize
+            return count * self.held_in.itemsize
         per_group = 6 if layout.has_offsets else 2
         return count * layout.bits // 8 + count // layout.group_size * per_group
 

@@ -58,7 +58,7 @@ class PackedWeights:
         self._source = source
         self._byte_products = byte_products
         self._library = library
-        self._num_bytes = 0
+        self.num_bytes = 0
         self._matrices: dict[int, tuple[torch.Tensor, Packed]] = {}
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
@@ -67,12 +67,12 @@ class PackedWeights:
     def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
         if len(parts[0][1]) != 2:
             vector = self._source.fused(parts).float()
-            self._num_bytes += vector.nbytes
+            self.num_bytes += vector.nbytes
             return vector
         rows, width = sum(shape[0] for _, shape in parts), parts[0][1][1]
         layout = self._source.quantized(parts)
         matrix = self._plain(parts, rows, width) if layout is None else self._quantized(parts, rows, width, layout)
-        self._num_bytes += matrix.num_bytes
+        self.num_bytes += matrix.num_bytes
         placeholder = torch.empty((rows, width), dtype=self._source.held_in, device="meta")
         # the placeholder is kept as well: an id is unique only while the object lives
         self._matrices[id(placeholder)] = (placeholder, matrix)
@@ -97,10 +97,6 @@ class PackedWeights:
             packer.add(first, piece)
             first += len(piece.codes_OI)
         return packer.packed()
-
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
 
     @property
     def multiplies_pairs(self) -> bool:

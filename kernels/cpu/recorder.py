@@ -139,15 +139,17 @@ class Recorder:
         )
 
     def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
-        width = gate_up_N2F.shape[1] // 2
-        return self._record(program.SILU_MUL, x=gate_up_N2F, shape=(width,), width=width)
+        return self._gated(program.SILU_MUL, gate_up_N2F)
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         return self._record(program.ADD, x=x_ND, z=y_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
+        return self._gated(program.GELU_MUL, gate_up_N2F)
+
+    def _gated(self, kind: int, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         width = gate_up_N2F.shape[1] // 2
-        return self._record(program.GELU_MUL, x=gate_up_N2F, shape=(width,), width=width)
+        return self._record(kind, x=gate_up_N2F, shape=(width,), width=width)
 
     def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
         return self._record(program.SOFT_CAP, x=x_NV, shape=(x_NV.shape[1],), width=x_NV.shape[1], soft_cap=cap)

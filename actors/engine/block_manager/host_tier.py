@@ -212,10 +212,6 @@ class HostTier:
 
     # ------------------------------------------------------------ ends
 
-    def clear(self) -> None:
-        """Forget every key. The epoch has been raised, so that moves under way come to nothing."""
-        self.index.clear()
-
     def abandon_moves(self) -> None:
         """End every move without its answer. None may be under way any more."""
         self.loads.abandon()

@@ -53,13 +53,10 @@ class Publications:
 
     def __init__(self, pool: Pool, block_size: int) -> None:
         self.epoch = 0
+        """Cache resets so far: nothing more is published for sequences admitted before the last."""
         self._pool = pool
         self._block_size = block_size
         self._by_step: dict[int, list[Publication]] = {}
-
-    def begin_epoch(self) -> None:
-        """Stop publishing for all sequences admitted so far."""
-        self.epoch += 1
 
     def publish(self, step: int, grant: GrantColumns, allocations: Mapping[int, Allocation]) -> None:
         """Publish the full blocks that a granted step will have written."""

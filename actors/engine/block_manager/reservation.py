@@ -108,11 +108,11 @@ class BlockManager:
             pins.expire(now)
             pins.num_yielded = 0
         if reserve.reset_prefix_cache:
-            publications.begin_epoch()
+            publications.epoch += 1
             pins.clear()
             self.pool.reset()
             if self.host is not None:
-                self.host.clear()
+                self.host.index.clear()  # moves under way come to nothing: the epoch has been raised
         for step in reserve.failed_steps:
             pins.fail(step)
             publications.roll_back(step)
