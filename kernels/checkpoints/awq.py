@@ -18,7 +18,7 @@ import torch
 from .files import STORED_DTYPES, MappedFiles, StoredTensor
 from .packed_words import unpack_nibbles
 from .quantized import QuantizedLayout, QuantizedRows
-from .stored_matrices import StoredMatrix, layout_name
+from .stored_matrices import StoredMatrix
 
 _PER_WORD = 8
 _NIBBLES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
@@ -29,6 +29,7 @@ _NIBBLES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
 class AwqMatrix:
     """Implements `StoredMatrix`."""
 
+    format = None
     shape: tuple[int, ...]
     layout: QuantizedLayout
     qweight: StoredTensor
@@ -38,10 +39,6 @@ class AwqMatrix:
     @property
     def stored(self) -> Sequence[StoredTensor]:
         return [self.qweight, self.qzeros, self.scales]
-
-    @property
-    def format(self) -> str:
-        return layout_name(self.layout, self.shape[1])
 
     def rows(self, files: MappedFiles, first: int, count: int) -> QuantizedRows:
         codes_OI = _columns(files, self.qweight, first, count)

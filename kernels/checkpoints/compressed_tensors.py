@@ -20,7 +20,7 @@ import torch
 from .files import STORED_DTYPES, MappedFiles, StoredTensor
 from .packed_words import unpack_bytes, unpack_nibbles
 from .quantized import BITS, QuantizedLayout, QuantizedRows
-from .stored_matrices import StoredMatrix, layout_name
+from .stored_matrices import StoredMatrix
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class _Scheme:
 class CompressedMatrix:
     """Implements `StoredMatrix`."""
 
+    format = None
     shape: tuple[int, ...]
     layout: QuantizedLayout
     weight: StoredTensor
@@ -55,10 +56,6 @@ class CompressedMatrix:
     def stored(self) -> Sequence[StoredTensor]:
         parts = (self.weight, self.scale, self.zero_point, self.shape_tensor)
         return [part for part in parts if part is not None]
-
-    @property
-    def format(self) -> str:
-        return layout_name(self.layout, self.shape[1])
 
     def rows(self, files: MappedFiles, first: int, count: int) -> QuantizedRows:
         codes_OI = files.rows(self.weight, first, count)

@@ -28,7 +28,7 @@ class Fp8Matrix:
     block: tuple[int, int]
 
     layout = None
-    format = "fp8"
+    format = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -18,13 +18,13 @@ from .files import STORED_DTYPES, MappedFiles, StoredTensor
 from .progress import LoadProgress
 from .quantized import QuantizedLayout, QuantizedRows
 from .scratch import Scratch, is_finite
-from .stored_matrices import StoredMatrix
+from .stored_matrices import StoredMatrix, layout_name
 
 Shape = tuple[int, ...]
 
 
 class Source(Protocol):
-    """Elements of tensors by name, from which `PieceByPiece` assembles tensors."""
+    """Elements of tensors by name."""
 
     def check(self, name: str, shape: Shape) -> None:
         """Raises ValueError naming a tensor that is missing or has another shape. Called before all others."""
@@ -124,7 +124,7 @@ class StoredSource:
         matrix = self._matrices.get(name)
         if matrix is None or matrix.layout is None:
             return str(self._dtype).removeprefix("torch.")
-        return matrix.format
+        return matrix.format or layout_name(matrix.layout, matrix.shape[1])
 
     def check_all_used(self, ignore: frozenset[str]) -> None:
         ignored = set(ignore).union(

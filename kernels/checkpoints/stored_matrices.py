@@ -34,8 +34,8 @@ class StoredMatrix(Protocol):
         ...
 
     @property
-    def format(self) -> str:
-        """The format's name, as `/server_info` shows it: `int4-g32`. Not used if rows are plain numbers."""
+    def format(self) -> str | None:
+        """The format's name, as `/server_info` shows it; None: that of its layout. Not used if it has no layout."""
         ...
 
     def rows(self, files: MappedFiles, first: int, count: int) -> QuantizedRows | torch.Tensor:

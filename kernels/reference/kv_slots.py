@@ -8,30 +8,27 @@ so that a request with such keys or values fails.
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
-import attrs
 import torch
 
 from ..kv_cache import KVCache, ScaledSlots
 
 
-class Slots(Protocol):
+class Slots(ABC):
     """Keys or values of one layer."""
 
-    @property
-    def num_kv_heads(self) -> int: ...
+    def __init__(self, cache_BKSE: torch.Tensor) -> None:
+        self._cache_BKSE = cache_BKSE
+        self.num_kv_heads, self.block_size = cache_BKSE.shape[1:3]
 
-    @property
-    def block_size(self) -> int: ...
-
+    @abstractmethod
     def write(self, blocks_n: torch.Tensor, offsets_n: torch.Tensor, new_nKE: torch.Tensor) -> None:
         """Write each token to its slot of its block."""
-        ...
 
+    @abstractmethod
     def read(self, blocks_B: torch.Tensor) -> torch.Tensor:
         """Return these blocks in float32, `[B, K, S, E]`."""
-        ...
 
 
 def slots_of(cache: KVCache, layer: int) -> tuple[Slots, Slots]:
@@ -43,18 +40,7 @@ def slots_of(cache: KVCache, layer: int) -> tuple[Slots, Slots]:
     return _Plain(k_BKSE), _Plain(v_BKSE)
 
 
-@attrs.frozen
-class _Plain:
-    _cache_BKSE: torch.Tensor
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self._cache_BKSE.shape[1]
-
-    @property
-    def block_size(self) -> int:
-        return self._cache_BKSE.shape[2]
-
+class _Plain(Slots):
     def write(self, blocks_n: torch.Tensor, offsets_n: torch.Tensor, new_nKE: torch.Tensor) -> None:
         self._cache_BKSE[blocks_n, :, offsets_n] = new_nKE.to(self._cache_BKSE.dtype)
 
@@ -62,25 +48,18 @@ class _Plain:
         return self._cache_BKSE[blocks_B].float()
 
 
-@attrs.frozen
-class _Scaled:
-    _slots: ScaledSlots
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self._slots.codes_BKSE.shape[1]
-
-    @property
-    def block_size(self) -> int:
-        return self._slots.codes_BKSE.shape[2]
+class _Scaled(Slots):
+    def __init__(self, slots: ScaledSlots) -> None:
+        super().__init__(slots.codes_BKSE)
+        self._scales_BKS = slots.scales_BKS
 
     def write(self, blocks_n: torch.Tensor, offsets_n: torch.Tensor, new_nKE: torch.Tensor) -> None:
         codes_nKE, scales_nK = round_heads(new_nKE)
-        self._slots.codes_BKSE[blocks_n, :, offsets_n] = codes_nKE
-        self._slots.scales_BKS[blocks_n, :, offsets_n] = scales_nK
+        self._cache_BKSE[blocks_n, :, offsets_n] = codes_nKE
+        self._scales_BKS[blocks_n, :, offsets_n] = scales_nK
 
     def read(self, blocks_B: torch.Tensor) -> torch.Tensor:
-        return self._slots.codes_BKSE[blocks_B] * self._slots.scales_BKS[blocks_B].unsqueeze(-1)
+        return self._cache_BKSE[blocks_B] * self._scales_BKS[blocks_B].unsqueeze(-1)
 
 
 def round_heads(x_nKE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 
 import triton
@@ -74,14 +75,13 @@ def attend(
 
 def decode_launch(tiles: Tiles, group: int) -> Launch:
     """Return decode's launch; the query heads of one token and one group fill the first rows of a tile."""
-    launch = tiles.decode
-    return Launch(max(launch.rows, triton.next_power_of_2(group)), launch.num_warps, launch.num_stages)
+    return attrs.evolve(tiles.decode, rows=max(tiles.decode.rows, triton.next_power_of_2(group)))
 
 
 def prefill_launch(tiles: Tiles, group: int, head_dim: int) -> Launch:
     """Return prefill's launch; a tile has room for at least one token's group."""
     launch = tiles.prefill if head_dim <= 128 else tiles.prefill_wide
-    return Launch(max(launch.rows, triton.next_power_of_2(group)), launch.num_warps, launch.num_stages)
+    return attrs.evolve(launch, rows=max(launch.rows, triton.next_power_of_2(group)))
 
 
 def tile_tokens(tiles: Tiles, group: int, head_dim: int) -> int:

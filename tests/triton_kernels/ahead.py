@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quipu.kernels.triton import activation, decode, experts, linear, norm, prefill, rope_kv, sample
+from quipu.kernels.triton import activation, decode, experts, linear, prefill, rope_kv, sample
 from quipu.kernels.triton.attention import decode_launch, prefill_launch
 from quipu.kernels.triton.configs import HOPPER, Launch
 
@@ -141,8 +141,8 @@ def cases() -> list[Case]:
         rope_case("24/8 heads of 128, 96 rotated", 24, 8, 128, 48, NORM=False),
         *linear_cases(1024, 6144),
         *expert_cases(),
-        Case("norm", norm.rms_norm_kernel, {}, {**width, "ADD": False}),
-        Case("add and norm", norm.rms_norm_kernel, {}, {"WIDTH": 4096, "BLOCK": 4096, "ADD": True}, 8),
+        Case("norm", activation.rms_norm_kernel, {}, {**width, "ADD": False}),
+        Case("add and norm", activation.rms_norm_kernel, {}, {"WIDTH": 4096, "BLOCK": 4096, "ADD": True}, 8),
         Case("silu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": False}),
         Case("gelu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": True}),
         Case("add", activation.add_kernel, {}, width),
