@@ -28,7 +28,7 @@ class Capabilities:
     """What a backend reports about itself."""
 
     name: str
-    """As `/server_info` and the logs show it: `cpu`, `triton`, `reference`, `fake`."""
+    """`cpu`, `triton`, `reference` or `fake`."""
     dtype: str
     """Dtype of weights that are not quantized: `bfloat16`, `float16`, `float32`."""
     invariant: bool
@@ -36,14 +36,13 @@ class Capabilities:
     kv_cache_dtype: str
     """Dtype of the KV cache, likewise, or `int8`: with a scale for each token and head."""
     weights: str = "none"
-    """Format of most of the linear weights, of the checkpoint or `--quantization`: `bfloat16`, `int8`, `int4-g32`,
-    `q4_k`. A backend without kernels for it holds them dequantized."""
+    """Format of most of the linear weights: `bfloat16`, `int8`, `int4-g32`, `q4_k`. They may be held dequantized."""
     activations: str = "float"
     """What quantized matrices are multiplied with: `float`, or `int8`."""
     instruction_set: str | None = None
     """What the kernels were compiled for, if known: `avx2`."""
     strict_is_free: bool = True
-    """Whether bit-identical results cost nothing here. Then they are the default, and `fast` changes nothing."""
+    """Whether bit-identical results cost nothing, so that `fast` changes nothing."""
     num_threads: int | None = None
     """Threads of a pass, if it runs on the CPU."""
     most_tokens: int = 1
@@ -51,7 +50,6 @@ class Capabilities:
 
     @property
     def determinism(self) -> str:
-        """The mode in effect: `strict` or `fast`."""
         return "strict" if self.invariant else "fast"
 
 
@@ -112,8 +110,7 @@ class BackendConfig:
     determinism: str = "auto"
     """`strict`, `fast`, or `auto`: strict if that costs nothing."""
     quantization: str | None = None
-    """How weights are quantized while loading, if the checkpoint has not quantized them: `int8`, `int4`, `int4-g32`,
-    `int4-g128`."""
+    """How weights are quantized while loading, if the checkpoint has not: see `quantizing.QUANTIZATIONS`."""
     activations: str = "auto"
     """What quantized matrices are multiplied with: `int8`, `float`, or `auto`: what the checkpoint was made for."""
 
@@ -122,7 +119,7 @@ class LaunchedPass(Protocol):
     """A pass that has been handed to the device."""
 
     def collect(self) -> Drawn:
-        """Wait for the pass and return what it drew. To be called once."""
+        """Wait for the pass and return what it drew. Must be called once."""
         ...
 
 
@@ -180,24 +177,20 @@ class Backend(Protocol):
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
         """Copy blocks of the cache to the host, `memory_plan.block_bytes` of each, one after the other.
 
-        This and `write_blocks` may be called from any thread, also during a pass, which does not wait for them. The
-        caller sees to it that no pass writes these blocks meanwhile, and has called `step` for what wrote them. Raises
-        ValueError if the memory has another size.
+        This and `write_blocks` may be called from any thread, also during a pass, which does not wait for them. No pass
+        may write these blocks meanwhile; those that wrote them must be over. Raises ValueError for another size.
         """
         ...
 
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
         """Copy to blocks of the cache what `read_blocks` of an equal backend has read: passes from now on see it.
 
-        The caller sees to it that no pass reads or writes these blocks meanwhile.
+        No pass may read or write these blocks meanwhile.
         """
         ...
 
     def while_idle(self) -> bool:
-        """Do a few milliseconds of work for which a later pass would wait. Return whether there may be more.
-
-        Called between passes, while none is to run.
-        """
+        """Do some milliseconds of work that a later pass would wait for. Return whether there may be more."""
         ...
 
     def close(self) -> None:

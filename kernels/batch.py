@@ -71,7 +71,7 @@ class Scoring:
     drawn_rows: list[int]
     """Rows with `samples`, ascending, whose drawn tokens are scored."""
     drawn_num_top: list[int]
-    """How many of the most likely tokens to report beside each."""
+    """How many of the most likely tokens to report with each."""
     prompt_tokens: list[int]
     """Flat indexes, ascending: the logits there score the next token of the prompt..."""
     prompt_target_ids: list[int]

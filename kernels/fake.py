@@ -2,11 +2,10 @@
 
 Each KV slot holds a number computed from the token and its position; a drawn token is a hash of all slots from
 position 0 to the row's last one, read through the row's block table. So a stale, swapped, prematurely shared or
-prematurely freed block changes the output, and `continuation` computes the correct output. Logprobs are computed from
-the same reads; `prompt_scores` and `continuation_scores` compute the correct ones.
+prematurely freed block changes the output. `continuation`, `prompt_scores` and `continuation_scores` compute what is
+correct.
 
-Used by tests, by benchmarks of everything around the model, and by `quipu serve --executor fake`. `Dials` inject
-faults.
+Used by tests, by benchmarks of everything around the model, and by `--executor fake`. `Dials` inject faults.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ class Dials:
     """Draw `eos_token_id` as this output (counted from 0)."""
     eos_token_id: int = 0
     replies: Mapping[int, Sequence[int]] = attrs.field(factory=dict)
-    """What is drawn, and `eos_token_id` after it, where the sequence contains the token that is its key; the last of
-    several that fit. -1 fits every sequence; alone, it is drawn without reading KV. Empty: drawn tokens are hashes."""
+    """By token: what a sequence that contains it draws, followed by `eos_token_id`; the last that fits counts. -1 fits
+    every sequence and, if alone, reads no KV. Empty: drawn tokens are hashes."""
     most_tokens: int = 1
-    """A row may yield so many tokens in a pass. How many of the positions that it is allowed are accepted is drawn from
-    what it reads; the others are filled with nonsense."""
+    """Tokens that a row may yield in a pass. How many of its positions are accepted is drawn from what it reads; the
+    others are filled with nonsense."""
     applies_rules: bool = False
     """Whether tokens are drawn as a sequence's rules want; otherwise only grammars are followed."""
     only_token_id: int | None = None

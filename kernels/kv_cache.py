@@ -1,9 +1,8 @@
 """The paged KV cache: keys and values of each layer, head-major `[blocks, kv_heads, slots, head_dim]`, in one tensor.
 
-A backend makes and owns it; only the backend's operations read and write it, through the block tables of the pass. They
-also choose the layout of a head's part of a block: the CPU kernels keep its keys transposed (`cpu/csrc/program.h`).
-Head-major, because attention reads one head at a time, whose slots are then contiguous (measured on CPU: 18 GB/s
-against 13 to 14 for slot-major).
+A backend owns it; only the backend's operations read and write it, through the block tables of the pass. They also
+choose the layout of a head's part of a block: the CPU kernels keep its keys transposed (`cpu/csrc/program.h`).
+Head-major, because attention reads one head at a time (measured on CPU: 18 GB/s against 13 to 14 for slot-major).
 
 In 8 bits a head's part of a block is the slots' int8 elements and after them one float32 scale for each slot, so that
 whatever copies a block copies its scales: `[blocks, kv_heads, bytes]`. An element times its slot's scale is its value.
@@ -47,7 +46,6 @@ class BlockShape:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether each slot has a scale."""
         return self.dtype == torch.int8
 
     @property

@@ -34,9 +34,7 @@ class DeviceMemory:
     """What a backend knows about its device's memory once its weights are loaded. In bytes."""
 
     block_bytes: int
-    """Keys and values of one block in all layers."""
     weights_bytes: int
-    """Weights as they are held, packed or widened."""
     held: int
     """Device memory that this process holds, including weights."""
     profile: Callable[[], int]
@@ -62,7 +60,7 @@ class DeviceMemory:
 class _Choice:
     num_blocks: int
     said: str
-    """Where the size comes from, for messages: a flag or the default."""
+    """Where the size comes from, for messages."""
     workspace_bytes: int | None
 
 
@@ -93,8 +91,7 @@ def plan_memory(config: BackendConfig, device: DeviceMemory) -> MemoryPlan:
 def check_weights_fit(num_bytes: int, memory: Memory, *, num_sharing: int = 1, share: int | None = None) -> None:
     """Raises ValueError if weights exceed the available memory: the process would be killed while loading.
 
-    Every engine has a copy of its own: in the layout of its kernels, in which no file has them. `share` is the part of
-    the memory that this one of `num_sharing` may hold.
+    Every engine has a copy of its own; `share` is the part of the memory that this one of `num_sharing` may hold.
     """
     if share is not None and num_bytes > share:
         raise ValueError(

@@ -1,12 +1,9 @@
 """Changes to one sequence's logits before a token is drawn from them: bans, biases, penalties, a forced token.
 
-The executor makes one `LogitProcessor` for each sequence that uses any of them, from its rules and its tokens, and adds
-every drawn token to it; a backend changes the rows of a step within `edited`, draws, and has the raw logits back. The
-order is vLLM's: bit mask, allowed tokens, bad words, minimum of tokens, bias, then the penalties (repetition,
-frequency, presence). Temperature and the filters follow in `sampling/oracle.py`. Where the thinking budget forces a
-token (`reasoning_budget.py`), none of these apply.
-
-It stands below `batch.py`, whose batches carry processors to the backends.
+The executor makes one `LogitProcessor` for each sequence that uses any of them and adds every drawn token to it; a
+backend changes the rows of a step within `edited`, draws, and has the raw logits back. The order is vLLM's: bit mask,
+allowed tokens, bad words, minimum of tokens, bias, then the penalties (repetition, frequency, presence). Temperature
+and the filters follow in `sampling/oracle.py`. If a thinking budget forces a token (`reasoning_budget.py`), none apply.
 
 What must always hold: an edit depends on its row, its rules and its sequence's tokens alone, not on recomputation or
 chunking; the cost of a row depends on its own rules only, and is nothing without any. One client's request never fails
@@ -33,7 +30,6 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def no_masks() -> Sequence[bytes | str]:
-    """Return the masks of no rows."""
     return ()
 
 
@@ -44,7 +40,6 @@ class Processing:
     rows: list[int]
     """Rows of sequences with rules that can change the next token, ascending."""
     processors: list[LogitProcessor]
-    """The processor of each of these rows."""
     masked_rows: list[int] = attrs.field(factory=list)
     """Rows with a bit mask, ascending."""
     masks: Callable[[], Sequence[bytes | str]] = no_masks
@@ -60,9 +55,9 @@ def edited(
 ) -> Iterator[None]:
     """Apply rules and masks to `logits_MV`, the logits of these rows, and restore the raw ones on exit.
 
-    Waits for the masks. Rows that fail, and rows of which a rule would hide NaN or +inf, are left raw; under a mask,
-    these stay or become NaN. `restores`: whether anybody reads the raw logits of rows that have
-    a mask alone; keeping them costs more than the mask.
+    Waits for the masks. Rows that fail, and rows in which a rule would hide NaN or +inf, are left raw; under a mask,
+    these stay or become NaN. `restores`: whether the raw logits of rows that have only a mask are read afterwards;
+    keeping them costs more than the mask.
     """
     if processing is None:
         yield
@@ -98,7 +93,6 @@ class LogitProcessor:
         """`output_token_ids` are those drawn so far, by this admission and earlier ones."""
         self.rules = rules
         self.outputs = list(output_token_ids)
-        """All tokens drawn so far."""
         self._allowed = distinct_ids(rules.allowed_token_ids)
         self._held_back = distinct_ids(rules.held_back_token_ids)
         self._bias = distinct_ids(rules.bias)
@@ -118,15 +112,12 @@ class LogitProcessor:
             self._note(token_id)
 
     def add_output(self, token_id: int) -> None:
-        """Record a token that the sequence has drawn."""
+        """Record a drawn token."""
         self.outputs.append(token_id)
         self._note(token_id)
 
     def after(self, token_ids: Sequence[int]) -> LogitProcessor:
-        """Return the processor of the sequence as it would be after these tokens, which may not be kept.
-
-        For a pass that draws several tokens of one row. Takes time in proportion to the outputs.
-        """
+        """Return the processor after these tokens, which may not be kept: for a pass that draws several of one row."""
         if not token_ids:
             return self
         return LogitProcessor(self.rules, self._prompt_token_ids, [*self.outputs, *token_ids])

@@ -31,8 +31,7 @@ class Memory:
 def usable_cpus(root: Path = _ROOT) -> int:
     """Return how many CPUs this process may keep busy: those of its affinity mask, or its quota if that is less.
 
-    The quota is rounded down (to at least 1): threads that wait for one another are all delayed when one of them is
-    throttled for having used up the quota.
+    The quota is rounded down (to at least 1): threads that wait for one another are all delayed if one is throttled.
     """
     quota = min(_cpu_quotas(root), default=None)
     in_mask = len(os.sched_getaffinity(0))

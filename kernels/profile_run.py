@@ -1,8 +1,8 @@
 """The largest pass that a server may run, so that a backend can measure its memory.
 
-It has the maximum of rows, all of them drawing, and of tokens. Its rows share one block and its results mean nothing:
-it runs over a cache of `NUM_BLOCKS`, before the real one is allocated. Only one row uses filters and logprobs: they are
-computed row by row in the same memory, and for all rows would take longer than the rest of the start.
+It has the maximum of rows, all drawing, and of tokens. Its rows share one block: it runs over a cache of `NUM_BLOCKS`,
+before the real one is allocated. Only one row uses filters and logprobs, which are computed row by row in the same
+memory: for all rows they would take longer than the rest of the start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """How many tokens of reasoning one sequence has drawn, and which token it must draw to end it.
 
-`logit_processors.py` keeps a `ReasoningBudget` for each sequence that has one, adds every drawn token to it, and bans
-all but the forced token.
-
 What must always hold: the state depends on the sequence's outputs alone, not on when they were added, so that it can be
 rebuilt after a preemption. Adding an output takes constant time (amortized), however long the delimiters are.
 """

@@ -1,7 +1,7 @@
 """Which tokens a sequence has in its prompt and its output, and how often: what penalties need to know.
 
-`logit_processors.py` keeps a `SeenTokens` for each sequence. What must always hold: adding an output takes constant
-time (amortized), and the columns need no conversion before numpy can index logits with them.
+What must always hold: adding an output takes constant time (amortized), and the columns need no conversion before numpy
+can index logits with them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class SeenTokens:
-    """Distinct tokens of a prompt; distinct outputs, and how often each was drawn. Adding an output is O(1).
-
-    P: tokens of the prompt, O: outputs.
-    """
+    """Distinct tokens of a prompt (P) and distinct outputs (O), and how often each output was drawn."""
 
     def __init__(self, prompt_token_ids: Sequence[int]) -> None:
         self._prompt = frozenset(prompt_token_ids)

@@ -1,8 +1,7 @@
 """What an exception that a pass raised says about the next one: too little memory, or a device that is lost.
 
-The executor asks. Without torch: errors are told apart by their types' names and by their messages, which are those of
-torch, Triton and the CUDA runtime. The list of lost contexts is that of the errors of which the CUDA Runtime API says
-that the process must be terminated and started again.
+Without torch: errors are told apart by the names of their types and by their messages, which are those of torch, Triton
+and the CUDA runtime. Contexts are lost by the errors after which the CUDA Runtime API demands a new process.
 """
 
 from __future__ import annotations

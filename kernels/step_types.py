@@ -1,9 +1,8 @@
-"""What is said of a sequence's tokens on both sides of the executor: how they are drawn, and how they score.
+"""How a sequence's tokens are drawn, and how they score: types that messages carry from the request to the backends.
 
-Messages carry these types from the request to the backends and back, so each is written down once. Neither torch nor
-numpy is imported here, so that the web process may.
+Neither torch nor numpy is imported here, so that the web process may import this.
 
-What must always hold: values are never changed once they are handed out, except by who fills `Scores`.
+What must always hold: values are never changed once they are handed out, except while `Scores` are filled.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class RowSampling:
 class LogitRules:
     """How one sequence's logits are changed before a token is drawn. Names and semantics are vLLM's.
 
-    `logit_processors.py` defines the arithmetic; what clients may send of it is declared beside the request's sampling
-    parameters.
+    `logit_processors.py` defines the arithmetic.
     """
 
     presence_penalty: float = 0.0
@@ -64,12 +62,11 @@ class LogitRules:
     allowed_token_ids: tuple[int, ...] = ()
     """Only these may be drawn. Empty: all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Sequences of token ids that the output must not contain: the last one is not drawn after the others. Filled in by
-    the tokenizer; a request contains words."""
+    """Sequences of token ids that the output must not contain, filled in by the tokenizer: the last one is not drawn
+    after the others."""
     min_tokens: int = 0
     held_back_token_ids: tuple[int, ...] = ()
-    """Not drawn before there are `min_tokens` outputs: every token that ends the sequence, filled in by the
-    tokenizer."""
+    """Tokens that end the sequence, filled in by the tokenizer: not drawn before there are `min_tokens` outputs."""
     thinking_budget: int | None = None
     """After this many tokens of reasoning, `reasoning_closing_ids` are drawn, whatever the other rules say. This and
     the following are filled in by the tokenizer."""

@@ -68,10 +68,7 @@ class DummySource:
 
 
 def fill_dummy(name: str, first: int, out: torch.Tensor, dtype: torch.dtype) -> None:
-    """Fill `out`, which is flat, with elements of the named tensor from `first` on, rounded to `dtype`.
-
-    Weights of norms are ones.
-    """
+    """Fill `out`, which is flat, with elements of the named tensor from `first` on. Weights of norms are ones."""
     if name.endswith("norm.weight"):
         out.fill_(1.0)
         return
@@ -79,10 +76,9 @@ def fill_dummy(name: str, first: int, out: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def _tile(block: torch.Tensor, first: int, out: torch.Tensor) -> None:
-    """Fill `out` with a block that repeats, from element `first` on.
+    """Fill `out` with a block that repeats, from element `first` on: drawing all numbers would take 20 times as long.
 
-    Tiling one block fills memory at its full bandwidth; drawing all numbers would take twenty times as long. Copied as
-    bytes by numpy: torch starts threads for so few, which on a busy machine takes ten times as long as the copy.
+    Copied as bytes by numpy: torch starts threads for so few, which on a busy machine take ten times as long.
     """
     if block.dtype != out.dtype:
         block = block.to(out.dtype)

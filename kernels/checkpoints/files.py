@@ -1,7 +1,7 @@
 """The safetensors files of a checkpoint: the tensors in their headers, and the files mapped into memory.
 
-`sources.py` reads tensors through this. Headers are validated before anything is read: truncated files, sizes that do
-not match, overlaps and gaps are refused by the tensor's name. The format: https://github.com/huggingface/safetensors.
+Headers are validated before anything is read: truncated files, wrong sizes, overlaps and gaps are refused by the
+tensor's name. The format: https://github.com/huggingface/safetensors.
 
 What must always hold: each tensor's bytes lie within its file, and belong to no other tensor.
 """

@@ -1,7 +1,6 @@
 """A GGUF model as a checkpoint's folder: its keys as the JSON files that all readers know, and links to its files.
 
-Called once, by the process that serves, before anything else reads the checkpoint; without torch. The folder is removed
-when that process ends.
+Made by the process that serves, without torch; removed when that process ends.
 
 What must always hold: the folder has what the files say and nothing else; the files themselves are not copied.
 """

@@ -1,6 +1,6 @@
 """Names of tensors in a GGUF file, as transformers' checkpoints name them. No torch.
 
-`gguf_tensors.py` reads tensors by these names. llama.cpp's own: `gguf-py/gguf/tensor_mapping.py` in its repository.
+llama.cpp's own: `gguf-py/gguf/tensor_mapping.py` in its repository.
 
 What must always hold: a tensor that no name here stands for keeps its own, so that the model's reader reports it.
 """

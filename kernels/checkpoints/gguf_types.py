@@ -1,7 +1,7 @@
 """The block types of GGUF as quantized rows: what the bytes of a block mean, in ggml's own arithmetic.
 
-`gguf_tensors.py` looks a type up in `DECODERS`. A block holds consecutive elements of a row: their codes, and a scale
-or two. The "K" types have scales of groups, which are themselves quantized.
+A block holds consecutive elements of a row: their codes, and a scale or two. The "K" types have scales of groups, which
+are themselves quantized.
 
 What must always hold: scale * (code - zero) + offset rounds as ggml's dequantization does, so the numbers are equal to
 the bit.

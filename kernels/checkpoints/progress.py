@@ -1,7 +1,4 @@
-"""The progress of reading a checkpoint: a bar on a terminal, else a log line every few seconds.
-
-Each source of weights that reads files makes one.
-"""
+"""The progress of reading a checkpoint: a bar on a terminal, else a log line every few seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ class LoadProgress:
             )
 
     def advance(self, num_bytes: int) -> None:
-        """Count bytes that have been read."""
         self._num_read += num_bytes
         if self._bar is not None:
             self._bar.update(num_bytes)

@@ -1,8 +1,5 @@
 """Quantized matrices, as checkpoints hold them: integer codes of 4 or 8 bits, and numbers that groups of them share.
 
-The readers of checkpoints make `QuantizedRows`, a few rows at a time; `cpu/packing.py` packs them for the kernels, and
-backends without quantized kernels dequantize them.
-
 What must always hold: a matrix is `scale * (code - zero) + offset`, each operation rounded to float32. That is exactly
 what the formats' own libraries compute, so a reader loses nothing.
 """
@@ -20,7 +17,6 @@ class QuantizedLayout:
     """How a matrix is quantized: the same for all of its rows."""
 
     bits: int
-    """4 or 8."""
     group_size: int
     """Consecutive inputs of a row that share a scale; the width of a row if all of it shares one."""
     has_offsets: bool

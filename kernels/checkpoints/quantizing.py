@@ -1,8 +1,7 @@
 """`--quantization`: weights that a checkpoint holds as plain numbers, quantized while they are read.
 
-`weights.py` puts a `QuantizingSource` around the checkpoint's own source. Matrices of layers, experts included, take
-the requested layout; the embedding and the output head 8 bits and one scale a row, since errors there cost the most;
-routers, norms and biases stay as they are, and so does whatever the checkpoint has quantized.
+Matrices of layers, experts included, take the requested layout; the embedding and the output head 8 bits and one scale
+a row, since errors there cost the most; routers, norms, biases and what the checkpoint has quantized stay as they are.
 
 What must always hold: a row's codes depend on that row only, so pieces of any size are quantized alike.
 """

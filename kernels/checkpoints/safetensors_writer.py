@@ -1,6 +1,6 @@
 """Writing safetensors files whose tensors arrive a piece at a time, in several files if they are large.
 
-`rewriting.py` plans all tensors first, since a file begins with their sizes, and then writes rows of each.
+All tensors are planned first, since a file begins with their sizes.
 
 What must always hold: tensors are aligned to their elements, without gaps, as the format demands; an index names every
 tensor if there are several files.

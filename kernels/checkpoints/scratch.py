@@ -1,4 +1,4 @@
-"""Reused memory, and the check for numbers that are not finite. Used by whatever reads or writes elements of tensors.
+"""Reused memory, and the check for numbers that are not finite.
 
 What must always hold: a buffer is in use by one caller at a time; whoever takes it again has overwritten it.
 """

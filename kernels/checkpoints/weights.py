@@ -1,10 +1,9 @@
 """A model's tensors, from a checkpoint's files or as random numbers of their shapes.
 
-A family's constructor requests its tensors by name and shape; the backend opens the source and finally calls
-`check_all_used`. A tensor is read a few rows at a time: from the mapped file, rounded, checked, written to its final
-place (the parts of a fused tensor next to each other), and its pages released. So no tensor exists twice, and the peak
-of loading is the weights themselves. A backend with kernels for quantized matrices asks for their codes; for others
-they are dequantized.
+A model's constructor requests its tensors by name and shape. A tensor is read a few rows at a time: from the mapped
+file, rounded, checked, written to its final place (the parts of a fused tensor next to each other), and its pages
+released. So no tensor exists twice, and the peak of loading is the weights themselves. A backend with kernels for
+quantized matrices asks for their codes; for others they are dequantized.
 
 What must always hold: a tensor has the requested shape, is rounded to the source's dtype, held in the dtype that the
 backend computes in, and finite, or a ValueError names it; and no tensor of a checkpoint is silently ignored.
@@ -166,7 +165,7 @@ class PieceByPiece:
     def pieces(self, parts: list[tuple[str, Shape]], *, multiple: int) -> Iterator[torch.Tensor]:
         """Yield the fused matrix in pieces of rows, a multiple of `multiple` each except for the last.
 
-        For a backend that rearranges them. Each piece is overwritten by the next.
+        Each piece is overwritten by the next.
         """
         rows, width = self._check(parts), parts[0][1][1]
         step = max(1, PIECE_BYTES // (width * self.held_in.itemsize * multiple)) * multiple
