@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable
 
 from ..channel import Poster
 from ..messages.accountant import Completed, Refused
-from ..messages.handler import Delta, ScoredDelta
+from ..messages.handler import Delta, OfPrompt, ScoredDelta
 from ..messages.outcomes import ErrorKind, FinishReason, RequestError
 from ..messages.scores import ScoredToken, Scores, StepPayloads
-from .logprob_assembler import PromptAssembler
 from .text_store import PendingTexts, TextStore
 from .tracked_sequence import TrackedSequence
 
@@ -99,24 +98,22 @@ class Delivery:
 
     def _begin(self, sequence: TrackedSequence) -> None:
         """Send what comes before the first token; if its prompt is incomplete, both wait."""
-        if sequence.prompt_token_ids is not None:
-            ids = sequence.prompt_token_ids
-            self._put(sequence, ScoredDelta(sequence.track.index, "", 0, None, prompt_token_ids=ids))
-            sequence.prompt_token_ids = None
-        prompt = sequence.prompt
-        if prompt is not None and sequence.waiting is None:
-            if prompt.is_complete:
-                self._send_prompt(sequence, prompt)
+        if sequence.waiting is None:
+            if sequence.prompt is None or sequence.prompt.is_complete:
+                self._send_prompt(sequence)
             else:
                 sequence.waiting = deque()
                 self._store.deferred.setdefault(sequence.leader_id, deque()).append(sequence)
         sequence.is_begun = not sequence.track.prompt_only
 
-    def _send_prompt(self, sequence: TrackedSequence, prompt: PromptAssembler) -> None:
-        if prompt.text or len(prompt.scores):
-            scores = prompt.scores
-            self._put(sequence, ScoredDelta(sequence.track.index, prompt.text, 0, None, prompt_scores=scores))
-        sequence.prompt = None
+    def _send_prompt(self, sequence: TrackedSequence) -> None:
+        prompt, token_ids = sequence.prompt, sequence.prompt_token_ids
+        text = "" if prompt is None else prompt.text
+        scores = prompt.scores if prompt is not None and (text or len(prompt.scores)) else None
+        if scores is not None or token_ids is not None:
+            of_prompt = OfPrompt(scores, token_ids)
+            self._put(sequence, ScoredDelta(sequence.track.index, text, 0, None, of_prompt=of_prompt))
+        sequence.prompt = sequence.prompt_token_ids = None
 
     def _put(self, sequence: TrackedSequence, delta: Delta) -> None:
         try:
@@ -138,8 +135,7 @@ class Delivery:
 
     def catch_up(self, sequence: TrackedSequence) -> None:
         """Send the deltas of a sequence, perhaps all of them, that waited for its prompt. Raises OutletFailed."""
-        if sequence.prompt is not None:
-            self._send_prompt(sequence, sequence.prompt)
+        self._send_prompt(sequence)
         waiting = sequence.waiting
         while waiting:
             self._put(sequence, waiting[0])

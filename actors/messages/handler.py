@@ -91,16 +91,22 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """The tokens that `num_tokens` counts, if the client asked for them."""
 
 
+@attrs.frozen
+class OfPrompt:
+    """What a client gets of a prompt beside its text, if it asked for it. The same for all choices of the prompt."""
+
+    scores: TokenScores | None = None
+    """Of the whole prompt. Its first token is included only if it is echoed."""
+    token_ids: Sequence[int] | None = None
+
+
 class ScoredDelta(Delta, frozen=True, gc=False):
     """A delta for a client that asked for logprobs, or for its prompt to be echoed."""
 
     scores: tuple[ScoredToken, ...] = ()
     """Scores of the tokens that `num_tokens` counts, including those whose text is held back."""
-    prompt_scores: TokenScores | None = None
-    """Scores of the whole prompt, sent once, before anything else. The prompt's text and first token are included only
-    if it is echoed. The same for all choices of a prompt."""
-    prompt_token_ids: Sequence[int] | None = None
-    """The whole prompt, sent once, before anything else, if the client asked for token ids."""
+    of_prompt: OfPrompt | None = None
+    """Sent once, before anything else."""
 
 
 @attrs.frozen

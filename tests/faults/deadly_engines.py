@@ -150,7 +150,7 @@ async def ask(
                     reasons[event.index] = event.finish_reason or reasons[event.index]
                     if isinstance(event, ScoredDelta):
                         scores[event.index] += event.scores
-                        if (found := event.prompt_scores) is not None:
+                        if event.of_prompt is not None and (found := event.of_prompt.scores) is not None:
                             prompt_scores += found.tokens(0, len(found), 2)
     finally:
         ticket.leave()

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import trio
 
-from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
+from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, ScoredDelta, Started
 from quipu.actors.messages.outcomes import FinishReason
-from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
+from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.shared.scored_tokens import ScoredColumns
 from quipu.actors.shared.token_decoding import TokenText
 
@@ -44,10 +44,9 @@ class Transcript:
     """The stop string that ended the choice, if one did."""
     scores: dict[int, ScoredColumns] = attrs.field(factory=dict)
     """Output tokens, if their logprobs were requested."""
-    prompt_scores: dict[int, TokenScores] = attrs.field(factory=dict)
     token_ids: dict[int, array[int]] = attrs.field(factory=dict)
     """Output tokens, if their ids were requested."""
-    prompt_token_ids: dict[int, Sequence[int]] = attrs.field(factory=dict)
+    _of_prompts: dict[int, OfPrompt] = attrs.field(factory=dict)
     _token_texts: dict[int, TokenText] = attrs.field(factory=dict)
     """Of every token in `scores`."""
     closed: Closed | None = None
@@ -83,10 +82,8 @@ class Transcript:
             self._keep(delta)
 
     def _keep(self, event: ScoredDelta) -> None:
-        if event.prompt_scores is not None:
-            self.prompt_scores[event.index] = event.prompt_scores
-        if event.prompt_token_ids is not None:
-            self.prompt_token_ids[event.index] = event.prompt_token_ids
+        if event.of_prompt is not None:
+            self._of_prompts[event.index] = event.of_prompt
         columns = self.scores.get(event.index)
         if columns is None:
             columns = self.scores[event.index] = ScoredColumns(self._token_texts.__getitem__)
@@ -106,6 +103,9 @@ class Transcript:
 
     def content(self, index: int) -> Content:
         return self.contents.get(index) or Content()
+
+    def of_prompt(self, index: int) -> OfPrompt:
+        return self._of_prompts.get(index) or OfPrompt()
 
 
 @attrs.frozen

@@ -123,7 +123,7 @@ async def test_death_while_choices_wait_for_their_prompt(
     crash_once(monkeypatch, Delivery, method, after=after)
     await at_work.handle(tokens([1, 2], [400, 303], [late]))
     assert at_work.deaths.num_restarts == 1
-    assert [delta.prompt_scores is not None for delta in outlets[1].deltas if delta.num_tokens == 0] == [True]
+    assert [delta.of_prompt is not None for delta in outlets[1].deltas if delta.num_tokens == 0] == [True]
     assert outlets[0].text == "abc" + text_of([400]) and outlets[1].text == "abc" + text_of([300, 301, 302, 303])
     assert len(at_work.store.prompts[1].scores) == 3 and not at_work.store.deferred
 

@@ -18,7 +18,7 @@ import structlog
 import trio
 import trio.testing
 
-from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta
+from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, ScoredDelta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
@@ -72,7 +72,7 @@ def script(num_choices: int = 1) -> list[OutletEvent]:
     shared, text, last = columns(*prompt()), text_of(prompt()), prompt()[-1]
     events: list[OutletEvent] = [STARTED]
     for index in range(num_choices):
-        events.append(ScoredDelta(index, text, 0, None, prompt_scores=shared))
+        events.append(ScoredDelta(index, text, 0, None, of_prompt=OfPrompt(shared)))
         events.append(ScoredDelta(index, last.text, 1, FinishReason.LENGTH, None, scores=(last,)))
     return [*events, Closed(record(), None)]
 
@@ -140,7 +140,7 @@ async def test_streamed_echo_without_logprobs(num_chars: int) -> None:
     text = ("quipu\u2028" * num_chars)[:num_chars]
     events: list[OutletEvent] = [
         STARTED,
-        ScoredDelta(0, text, 0, None, prompt_scores=columns(prompt()[0])),
+        ScoredDelta(0, text, 0, None, of_prompt=OfPrompt(columns(prompt()[0]))),
         Delta(0, "!", 1, FinishReason.LENGTH),
         Closed(record(), None),
     ]
@@ -179,7 +179,7 @@ async def test_whole_chat_response() -> None:
     outputs = [ScoredDelta(0, token.text, 1, None, None, scores=(token,)) for token in prompt()[1:]]
     end = Delta(0, "", 0, FinishReason.LENGTH)
     events = [STARTED, Delta(0, "", 0, None), *outputs, end, Closed(record(), None)]
-    events.insert(1, ScoredDelta(0, "", 0, None, prompt_scores=columns(*prompt()[1:])))
+    events.insert(1, ScoredDelta(0, "", 0, None, of_prompt=OfPrompt(columns(*prompt()[1:]))))
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
     chat |= {"logprobs": True, "top_logprobs": NUM_TOP, "prompt_logprobs": NUM_TOP}
     _, answer = await Client(make_app(FakeDesk(scripted(*events)))).post(CHAT, chat)

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import orjson
 
-from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
+from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, ScoredDelta, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import TokenScores
 
@@ -93,8 +93,8 @@ class ChunkWriter(StreamWriter):
 
     def _consume_one(self, event: OutletEvent) -> None:
         match event:
-            case ScoredDelta() if event.prompt_scores is not None or event.prompt_token_ids is not None:
-                self._push_prompt(event)
+            case ScoredDelta() if event.of_prompt is not None:
+                self._push_prompt(event, event.of_prompt)
             case Delta():
                 if event.text or event.finish_reason is not None or event.events or self._shows_every_token:
                     self._sink.push(self.render(event))
@@ -105,11 +105,11 @@ class ChunkWriter(StreamWriter):
             case Closed():
                 self._close(event)
 
-    def _push_prompt(self, delta: ScoredDelta) -> None:
-        if delta.prompt_token_ids is not None:
-            self._push_slowly(self.prompt_ids(delta.index, delta.prompt_token_ids))
-        if delta.prompt_scores is not None:
-            self._push_slowly(self.prompt(delta, delta.prompt_scores))
+    def _push_prompt(self, delta: ScoredDelta, prompt: OfPrompt) -> None:
+        if prompt.token_ids is not None:
+            self._push_slowly(self.prompt_ids(delta.index, prompt.token_ids))
+        if prompt.scores is not None:
+            self._push_slowly(self.prompt(delta, prompt.scores))
         elif delta.num_tokens or delta.finish_reason is not None:
             self._sink.push(self.render(delta))
             return

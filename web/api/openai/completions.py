@@ -120,7 +120,7 @@ def completion_choice(
 ) -> Iterator[bytes]:
     """Yield one choice of a whole response, as JSON."""
     scores = wanted.scores
-    prompt, outputs = transcript.prompt_scores.get(index), transcript.scores.get(index)
+    prompt, outputs = transcript.of_prompt(index).scores, transcript.scores.get(index)
     yield b'{"index":%d,"text":' % index
     yield orjson.dumps(transcript.content(index).text)
     yield b',"logprobs":'
@@ -135,7 +135,7 @@ def completion_choice(
         yield from prompt_logprobs_pieces(prompt, scores.prompt)
     if wanted.with_token_ids:
         yield b',"prompt_token_ids":'
-        yield from id_pieces(transcript.prompt_token_ids.get(index, ()))
+        yield from id_pieces(transcript.of_prompt(index).token_ids or ())
         yield b',"token_ids":'
         yield from id_pieces(transcript.token_ids.get(index, ()))
     yield b"}"

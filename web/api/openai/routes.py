@@ -88,10 +88,10 @@ class ChoicesReply(Reply):
         """Yield what all choices have in common."""
         if self.wanted.scores.prompt is not None:
             yield b',"prompt_logprobs":'
-            yield from prompt_logprobs_pieces(transcript.prompt_scores.get(0), self.wanted.scores.prompt)
+            yield from prompt_logprobs_pieces(transcript.of_prompt(0).scores, self.wanted.scores.prompt)
         if self.wanted.with_token_ids:
             yield b',"prompt_token_ids":'
-            yield from id_pieces(transcript.prompt_token_ids.get(0, ()))
+            yield from id_pieces(transcript.of_prompt(0).token_ids or ())
 
     def writer(self, stream: Stream) -> ChunkWriter:
         return self._dialect.writer(stream, self._envelope, self.wanted, self._call_ids)

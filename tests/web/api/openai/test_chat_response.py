@@ -9,7 +9,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta
+from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, ScoredDelta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd, Markup, OutputRules
 from quipu.actors.messages.scores import ScoredToken
@@ -217,7 +217,7 @@ async def test_logprobs_and_token_ids(include_reasoning: bool) -> None:
     played.append(Delta(0, "", 1, FinishReason.STOP))
     tokens = [ScoredToken(n, f"t{n}", b"t", 0, -1.0, 1, ()) for n in range(len(played))]
     events = [scored(one, token) for one, token in zip(played, tokens, strict=True)]
-    events.insert(0, ScoredDelta(0, "", 0, None, prompt_token_ids=range(5)))
+    events.insert(0, ScoredDelta(0, "", 0, None, of_prompt=OfPrompt(token_ids=range(5))))
     changes = {
         "scores": WantedScores(output=0), "with_token_ids": True, "include_reasoning": include_reasoning
     }  # fmt: skip
@@ -241,7 +241,7 @@ async def test_token_ids_of_completions() -> None:
     events: list[OutletEvent] = [STARTED]
     for index in (0, 1):
         ids = range(20_000) if index else range(3)
-        events.append(ScoredDelta(index, "", 0, None, prompt_token_ids=ids))
+        events.append(ScoredDelta(index, "", 0, None, of_prompt=OfPrompt(token_ids=ids)))
         events.append(Delta(index, "", 1, None, token_ids=(7,)))
         events.append(Delta(index, "a", 2, FinishReason.STOP, token_ids=(8, 9)))
     events.append(Closed(record(), None))

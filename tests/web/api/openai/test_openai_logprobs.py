@@ -11,7 +11,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta
+from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, ScoredDelta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.web.app import make_app
@@ -42,7 +42,7 @@ def script(*prompt: ScoredToken, echo: str = "") -> Sequence[OutletEvent]:
     """Play the prompt if it is requested, then "Hel", half of a character, and a stop token that releases the held
     text.
     """
-    first = [ScoredDelta(0, echo, 0, None, prompt_scores=columns(*prompt))] if prompt or echo else []
+    first = [ScoredDelta(0, echo, 0, None, of_prompt=OfPrompt(columns(*prompt)))] if prompt or echo else []
     return [
         STARTED,
         *first,
@@ -177,7 +177,7 @@ async def test_echo_without_output() -> None:
     desk = FakeDesk(
         scripted(
             STARTED,
-            ScoredDelta(0, "To be", 0, None, prompt_scores=columns(FIRST, PROMPT)),
+            ScoredDelta(0, "To be", 0, None, of_prompt=OfPrompt(columns(FIRST, PROMPT))),
             Delta(0, "", 0, FinishReason.LENGTH),
             Closed(record(completion_tokens=0), None),
         )
