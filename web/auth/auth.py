@@ -1,7 +1,6 @@
 """Authentication of every route but `OPEN_ROUTES`, before anything is read or opened.
 
-The hook runs right after the request context was created, before a byte of the body is requested. It takes the key from
-`Authorization: Bearer` or `x-api-key` and stores its owner in the context; handlers read `context.principal`.
+The key comes from `Authorization: Bearer` or `x-api-key`; handlers read its owner from `context.principal`.
 
 What must always hold: a route that is not listed here needs a key, and so does a path that does not exist, so that a
 stranger cannot tell them apart.
@@ -21,7 +20,7 @@ from .browser_rules import is_loopback
 from .keys import KeyStore, runtime_principal
 
 PAGE_ROUTES = frozenset({"/ui", "/ui/", "/ui/static/<path:name>"})
-"""The page of `web/ui/` and its files: the same for everybody. The page asks for a key, and for data with that key."""
+"""The page of `web/ui/` and its files, which asks for a key, and for data with that key."""
 OPEN_ROUTES = frozenset({"/", "/health", "/ready"}) | PAGE_ROUTES
 """Routes for probes, which have no key, and for what a browser loads before it has one."""
 ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
@@ -30,17 +29,11 @@ ADMIN_TREES = ("/v1/admin", "/v1/organization", "/v1/organizations")
 """Prefixes of routes that need an admin key as well."""
 
 RECORD_ROUTES = frozenset(
-    {
-        "/v1/usage/<request_id>",
-        "/v1/cache/explain/<request_id>",
-        "/v1/cache/stats",
-        "/v1/cache/tree",
-        "/ui/usage",
-    }
+    {"/v1/usage/<request_id>", "/v1/cache/explain/<request_id>", "/v1/cache/stats", "/v1/cache/tree", "/ui/usage"}
 )
-"""Routes that, if there are keys, show each tenant its own records and numbers."""
+"""Routes that show each tenant its own records and numbers."""
 SHOWN_ROUTES = frozenset({"/metrics", "/server_info"})
-"""Routes that change nothing and reveal no request: without keys everybody may read them, such as Prometheus."""
+"""Routes that change nothing and reveal no request: without keys everybody may read them."""
 
 
 def needs_admin(route: str) -> bool:
@@ -49,16 +42,12 @@ def needs_admin(route: str) -> bool:
 
 
 def is_local(route: str) -> bool:
-    """Return whether a server without keys serves `route` only to its own machine: it changes or shows what all
-    share."""
+    """Return whether a server without keys serves `route` only to its own machine."""
     return (needs_admin(route) and route not in SHOWN_ROUTES) or route in RECORD_ROUTES
 
 
 def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: bool) -> None:
-    """Require authentication for the routes of `app`, present and future.
-
-    Without keys everybody is `tenant`, and with `open_admin` everybody may use admin routes.
-    """
+    """Require authentication for all routes. Without keys everybody is `tenant`, with `open_admin` an admin."""
     everybody = runtime_principal(tenant)
 
     @app.before_request

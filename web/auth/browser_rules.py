@@ -1,7 +1,7 @@
 """Which hosts and origins a server serves: the rules, the parsing of their flags, and the comparison of names.
 
-`quipu serve` creates the rules from its flags, and `browsers.py` applies them to every request. This module imports no
-web server, since the command line parses its flags with it.
+`browsers.py` applies the rules to every request. This module imports no web server, since the command line parses its
+flags with it.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ def parse_origins(text: str) -> frozenset[str]:
     except ValueError:
         origins = None
     if not isinstance(origins, list) or not all(isinstance(origin, str) and origin for origin in origins):
-        raise argparse.ArgumentTypeError(
-            f"""invalid JSON list of origins {text!r} (for example '["https://site.example"]')"""
-        )
+        example = """'["https://site.example"]'"""
+        raise argparse.ArgumentTypeError(f"invalid JSON list of origins {text!r} (for example {example})")
     return frozenset(origin.lower().rstrip("/") for origin in origins)
 
 

@@ -1,8 +1,7 @@
 """Protection from requests that web pages make a browser send: checks of `Host` and `Origin`, and CORS.
 
-A server on loopback is out of reach for strangers, but not for the browser of somebody who works on that machine: any
-page can make it send requests there, and through a name that resolves to 127.0.0.1 (DNS rebinding) read the responses
-too. `quipu serve` creates the `BrowserRules`; an app without them checks nothing.
+Any page can make a browser send requests to a server on its machine's loopback address, and through a name that
+resolves to 127.0.0.1 (DNS rebinding) read the responses too. An app without `BrowserRules` checks nothing.
 
 What must always hold: a preflight, which carries no key, is granted to allowed origins and to no others.
 """

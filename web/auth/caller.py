@@ -1,7 +1,5 @@
 """Who a request came from, as the ledger needs it: tenant and key, the client's own ids, the digest that marks a retry.
 
-Created for each generation request before its account is opened.
-
 What must always hold: an id chosen by a client is an alias or a digest, never a key of ours; two requests share an
 idempotency digest only if tenant, key, endpoint and body are the same, byte for byte.
 """

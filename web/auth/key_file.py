@@ -1,7 +1,7 @@
 """The key file: one entry per key, with the key's hash and never the key.
 
-TOML (`[[keys]]` tables), or JSON (`{"keys": [...]}`) if the file's name ends in `.json`. Read by `web/auth/keys.py` at
-startup and on SIGHUP; `web/cli/keys.py` prints new entries for it.
+TOML (`[[keys]]` tables), or JSON (`{"keys": [...]}`) if the file's name ends in `.json`. Read at startup and on SIGHUP;
+`web/cli/keys.py` prints new entries for it.
 
 What must always hold: a file is accepted as a whole or not at all. Errors name an entry and a field, never the value:
 somebody may have put a key where its hash belongs.
@@ -23,7 +23,7 @@ PREFIX = "sk-quipu-"
 ADMIN_PREFIX = "sk-quipu-admin-"
 MAX_NAME_CHARS = 128
 MAX_DOTS = 1024
-"""Dots in one line: more than all values of an entry can have together."""
+"""In one line: more than all values of an entry have."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -44,14 +44,12 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tenant: str
     """Who pays, and whose cache its requests share."""
     sha256: str
-    """Hash of the key, in hexadecimal digits."""
     admin: bool = False
     priority: bool = False
     """Its requests may set a `priority`."""
 
 
 def hash_key(key: str) -> str:
-    """Return the hash by which a key is stored."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -84,9 +82,10 @@ def read_key_file(path: Path) -> list[KeyEntry]:
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError and RecursionError, as tomllib does; the latter also for a key of so many parts
-    that
-    tomllib would take gigabytes, since it stores every prefix of it."""
+    """Parse TOML. Raises ValueError and RecursionError, the latter also for a key of very many parts.
+
+    tomllib stores every prefix of a key, which may take gigabytes.
+    """
     if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
         raise RecursionError
     return tomllib.loads(text)

@@ -1,7 +1,6 @@
 """The keys of this server, and whose key a request carries.
 
-The command line creates a `KeyStore` from its flags and reloads it on SIGHUP; `web/auth/auth.py` looks keys up in it
-and stores the `Principal` in the request context.
+The command line creates a `KeyStore` from its flags and reloads it on SIGHUP; `auth.py` looks keys up in it.
 
 What must always hold: a plain key exists only until it is hashed; no key and no hash reaches a log, an error or a
 response. If keys are configured, nobody gets in without one, even if the key file lists none.
@@ -24,7 +23,7 @@ DEFAULT_TENANT = "default"
 
 
 def runtime_principal(tenant: str = DEFAULT_TENANT) -> Principal:
-    """Return the principal of every request to a server without keys. `auth.py` restricts what remote ones may do."""
+    """Return the principal of every request to a server without keys."""
     return Principal(tenant=tenant, key_id=None, key_name=None, is_admin=True)
 
 
@@ -57,7 +56,6 @@ class KeyRing:
         self.num_admin_keys = sum(entry.admin for entry in entries)
 
     def find(self, key: str) -> Principal | None:
-        """Return the owner of a key, or None."""
         digest = hashlib.sha256(key.encode()).digest()
         holder = self._holders.get(self._place(digest))
         if holder is None or not hmac.compare_digest(holder.digest, digest):
@@ -65,7 +63,7 @@ class KeyRing:
         return holder.principal
 
     def names(self, key_ids: Iterable[str], asker: Principal) -> dict[str, str]:
-        """Return the names of those keys that are known and that `asker` may see, by id."""
+        """Return the names of known keys that `asker` may see, by id."""
         found = (self._by_id.get(key_id) for key_id in key_ids)
         return {
             one.key_id: one.key_name
@@ -77,16 +75,13 @@ class KeyRing:
         }
 
     def _place(self, digest: bytes) -> bytes:
-        # A dictionary lookup takes longer the more of the key matches. With names that are keyed by a secret of this
-        # ring, its time says nothing about how close a guess came to a digest.
+        # The time of a lookup depends on how much of its name matches. Names are keyed by a secret, so that it says
+        # nothing about how close a guess came to a digest.
         return hashlib.blake2b(digest, key=self._secret, digest_size=32).digest()
 
 
 class KeyStore:
-    """The current keys: those given at startup, and those of a file that may change.
-
-    Raises KeyFileError.
-    """
+    """The current keys: those given at startup, and those of a file that may change. Raises KeyFileError."""
 
     def __init__(self, given: Sequence[KeyEntry] = (), path: Path | None = None) -> None:
         self._given = tuple(given)
@@ -103,7 +98,6 @@ class KeyStore:
         self.ring = self._read()
 
     def describe(self) -> dict[str, object]:
-        """Return what an operator may see."""
         return {
             "num_keys": self.ring.num_keys,
             "num_admin_keys": self.ring.num_admin_keys,

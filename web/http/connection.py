@@ -1,8 +1,8 @@
 """One client's connection: the socket, its reader, its deadlines.
 
-`Connection` replaces Hypercorn's TCPServer. `web.http.server` runs one for each accepted socket. Its reader is the only
-task that receives, so it always notices a client that disconnects; the application's task writes through
-`protocol_send`. A request finds its connection at `scope["state"]["connection"]`.
+`Connection` replaces Hypercorn's TCPServer. Its reader is the only task that receives, so it always notices a client
+that disconnects; the application's task writes through `protocol_send`. A request finds its connection at
+`scope["state"]["connection"]`.
 
 What must always hold: no exception of one connection reaches another; every write and every wait for a request has
 a deadline; what is decided about a connection (idle, closing, gone) is decided synchronously, so that no cancellation
@@ -42,19 +42,16 @@ class ConnectionLimits:
     keep_alive_timeout_s: float = 5.0
     """How long a connection may be idle before and between requests."""
     headers_timeout_s: float = 10.0
-    """From a request's first byte to the end of its headers. (The body has a timeout of its own, in the
-    application.)"""
+    """From a request's first byte to the end of its headers."""
     max_header_bytes: int = 16 * 1024
-    """Limit of one request, beyond which it is answered with 431."""
+    """Of one request, beyond which it is answered with 431."""
     max_headers: int = 100
-    """Limit of one request, beyond which it is answered with 431."""
+    """Likewise."""
     max_pipelined_bytes: int = 64 * 1024
     """What a client may send while its request is being answered, before it is cut off."""
 
 
 class Connection:
-    """One accepted socket, until it is closed."""
-
     def __init__(
         self,
         app: AppWrapper,
@@ -130,33 +127,28 @@ class Connection:
             await self.config.log.exception("A connection failed")
 
     def forget(self) -> None:
-        """Drop what refers to this connection, once `run` has ended: cycles would be left to the garbage collector,
-        which
-        takes 70 ms at a time to free a thousand connections."""
+        """Break reference cycles once `run` has ended: the garbage collector takes 70 ms for a thousand connections."""
         self._protocol = None
         self.state.clear()
 
     def drain(self) -> None:
-        """Accept no further request. (A request in progress is completed first; the context's `terminated` ensures
-        that.)"""
+        """Accept no further request. One in progress is completed first."""
         if self._is_idle or self._is_lingering:
             self._set_deadline(-inf)
 
     def open_direct_writer(self) -> DirectWriter | None:
-        """Return a writer for the body of the response whose head has been sent. None if it is not chunked."""
+        """Return a writer for the body of the current response, or None if it is not chunked."""
         if self._protocol is None or not self._protocol.is_chunked:
             return None
         return DirectWriter(self, self._protocol, self.stream.socket.fileno)
 
     async def ask_for_body(self) -> None:
-        """Send `100 Continue` to a client that expects it. Called before a body is read, so that a request that its
-        head
-        rules out (no key, too large) is refused without its body."""
+        """Send `100 Continue` to a client that expects it, once its body is wanted."""
         if self._protocol is not None:
             await self._protocol.ask_for_body()
 
     def abort(self) -> None:
-        """Reset the connection at once. Its request is cancelled as if the client had disconnected."""
+        """Reset the connection, which cancels its request."""
         with suppress(OSError):
             self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.stream.socket.close()
@@ -184,8 +176,7 @@ class Connection:
                 if not self._is_woken:
                     return
             elif not data:
-                # We treat a client that has closed its sending side as disconnected. h11 is not told: with bytes in
-                # its buffer it would not report it, and the application must stop in any case.
+                # A client that has closed its sending side counts as disconnected.
                 return
             elif not self._is_lingering:
                 if self._is_idle and not self._is_head_begun:
@@ -197,9 +188,8 @@ class Connection:
 
     async def write(self, data: bytes) -> None:
         """Write all of `data`. If that fails or takes too long, the connection ends."""
-        # The shield: after a partial write nothing could follow, and the end of a response that h11 believes sent must
-        # be sent. The deadline: stock has none, so a client that has stopped reading would hold its request, and the
-        # shutdown of the server, for ever. It is renewed with each piece, since a slow client may take its time.
+        # Shielded, since after a partial write nothing could follow. With a deadline, since a client that has stopped
+        # reading would hold its request, and the shutdown of the server, for ever; it is renewed with each piece.
         with trio.CancelScope(shield=True) as scope:
             try:
                 async with self._send_lock:
@@ -218,8 +208,8 @@ class Connection:
         await self._protocol.handle(Closed())
 
     def _set_idle(self, is_idle: bool) -> None:
-        # Stock runs the idle timeout in a task, which it starts at the very moment when quart-trio cancels the request
-        # that has ended: from the second request on there was no timeout. Here the reader's own wait has the deadline.
+        # Stock starts its idle timeout in a task that quart-trio cancels with the request that has ended. Here the
+        # reader's own wait has the deadline.
         self._is_idle = is_idle
         if not is_idle:
             self._set_deadline(inf)
@@ -234,9 +224,8 @@ class Connection:
             self._receiving.cancel()
 
     def _linger(self) -> None:
-        # Stock closes at once. With unread bytes of the client (the rest of a body answered with 413) the kernel then
-        # resets the connection, and the client may lose the response. So we close our sending side, read and discard
-        # for a moment, and then close the socket.
+        # If a socket is closed with unread bytes (the rest of a body answered with 413), the kernel resets the
+        # connection, and the client may lose the response. So we close our sending side, then read for a moment.
         if self._is_lingering:
             return
         self._is_lingering = True
@@ -251,7 +240,6 @@ class Connection:
 
 
 def _forget_frames(error: Exception) -> None:
-    """Drop the frames of a socket's error: since Python 3.13 one of them, in contextlib, refers to it. The cycle would
-    leave the whole connection to the garbage collector."""
+    """Break the cycle through a frame of a socket's error (in contextlib, since Python 3.13)."""
     if error.__cause__ is not None:
         error.__cause__.__traceback__ = None

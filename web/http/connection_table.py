@@ -1,8 +1,7 @@
 """The open connections, their limit, and which of them is evicted for a new one.
 
-Used by `web.http.server`, which checks for room before it serves an accepted socket. Beyond `max_connections`, a new
-connection evicts one that has been idle, or has been sending its request, for a while. If all are being served, it gets
-one of a few reserved slots: on those the application serves probes and refuses everything else
+Beyond `max_connections`, a new connection evicts one that has been idle, or has been sending its request, for a while.
+If all are being served, it gets one of a few reserved slots, on which the application serves only probes
 (`app.install_reserved_connections`), so that `/health` works however full the server is.
 
 What must always hold: there are never more than `max_connections` + RESERVED_SLOTS connections; one whose request has
@@ -27,17 +26,14 @@ IDLE_S = 0.5
 SLOW_S = 5.0
 """Time from the first byte of an incomplete request after which its connection may be evicted."""
 LOOK_EVERY_S = 0.05
-"""Minimum interval between scans of all connections, which take time."""
+"""Minimum interval between scans of all connections."""
 LOG_EVERY_S = 60.0
 
 _log = structlog.get_logger("quipu.web")
 
 
 def default_max_connections(files_each: int = 1) -> int:
-    """Return as many as the file descriptor limit of this process allows, within reason.
-
-    `files_each`: descriptors that a connection may take, with what is opened for its request.
-    """
+    """Return how many connections the file descriptor limit allows, with `files_each` for one and its request."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return DEFAULT_MAX_CONNECTIONS
@@ -45,8 +41,6 @@ def default_max_connections(files_each: int = 1) -> int:
 
 
 class ConnectionTable:
-    """Every open connection of one server."""
-
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
         self._members: dict[Connection, None] = {}

@@ -1,10 +1,8 @@
 """The direct path of a stream's chunks to its client: framed and written by the task that produced them.
 
-The generic path goes through the response body, Quart, Hypercorn, h11 and the connection's writer, with a task switch
-and a handful of cancel scopes and locks for every write: five times what an event costs here. `web.http.connection`
-makes a `DirectWriter` for a response with a chunked body once its head has been sent. The stream's sink
-(`web.http.sse`) writes through it as long as the body is waiting, so nothing of the response is on the generic path
-then.
+The generic path goes through the response body, Quart, Hypercorn, h11 and the connection's writer, which takes five
+times as long. `web.http.connection` makes a `DirectWriter` for a chunked response once its head has been sent; the
+stream's sink (`web.http.sse`) writes through it while the body waits, when nothing is on the generic path.
 
 What must always hold: a client gets the bytes that h11 would have produced; a write never waits; after part of a chunk
 nothing is sent before the rest of it; once the protocol is closed nothing is sent at all.
@@ -20,9 +18,8 @@ import trio
 
 
 class ProtocolState(Protocol):
-    """Tells whether bytes of a response may still be sent: the protocol object of the connection."""
-
     closed: bool
+    """Nothing of the response may be sent any more."""
 
 
 class Transport(Protocol):
@@ -67,9 +64,8 @@ class DirectWriter:
     def send_nowait(self, data: bytes) -> bool:
         """Write `data`, which must not be empty, as one chunk.
 
-        Returns False if the kernel took only part of it; the remainder then waits for `flush`. Raises trio.WouldBlock
-        if none of it was written. If the connection fails, it is reset and the chunk dropped: the request is about to
-        be cancelled.
+        Returns False if the kernel took only part of it; the rest then waits for `flush`. Raises trio.WouldBlock if it
+        took none. If the connection fails, it is reset, which cancels the request.
         """
         if self._state.closed:
             return True
@@ -89,7 +85,7 @@ class DirectWriter:
         return False
 
     async def flush(self) -> None:
-        """Write the remainder of a chunk, for as long as the connection's deadlines allow."""
+        """Write the remainder of a chunk."""
         if self._remainder and not self._state.closed:
             await self._transport.write(self._remainder)
         self._remainder = b""

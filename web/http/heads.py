@@ -16,8 +16,7 @@ _BAD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 
 class RefusedRequest(Exception):
-    """A well-formed request that this server does not serve. It is answered with `status`, and the connection
-    closes."""
+    """A request that is answered with `status`, and its connection closed."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -27,10 +26,8 @@ class RefusedRequest(Exception):
 def origin_form(request: h11.Request) -> bytes:
     """Return the request's target as `/path?query`, or `*`.
 
-    Stock Hypercorn switches to HTTP/2 on `PRI * HTTP/2.0` (an implementation that can be killed, hung and made to
-    buffer without bound), and passes on a target such as `http://[::1`, which raises in the application.
-
-    Raises RefusedRequest.
+    Stock Hypercorn switches to HTTP/2 on `PRI * HTTP/2.0`, and passes on targets that raise in the application, such as
+    `http://[::1`. Raises RefusedRequest.
     """
     if request.http_version not in (b"1.0", b"1.1"):
         raise RefusedRequest(505)
@@ -47,19 +44,20 @@ def origin_form(request: h11.Request) -> bytes:
 
 
 def check_framing(request: h11.Request) -> None:
-    """Refuse a request that declares the length of its body in two ways: a proxy in front may have used the other one
-    and would take the rest for the next request (RFC 9112, 6.1). Raises RefusedRequest."""
+    """Refuse a request that declares its body's length in two ways, of which a proxy may have used the other.
+
+    RFC 9112, 6.1. Raises RefusedRequest.
+    """
     names = {name for name, _ in request.headers}
     if b"content-length" in names and b"transfer-encoding" in names:
         raise RefusedRequest(400)
 
 
 def check_head(received: bytes, max_headers: int, max_bytes: int) -> None:
-    """Refuse line ends other than CRLF, and a head of too many lines before h11 parses them, 2 us each.
+    """Refuse line ends other than CRLF, too many lines (which h11 parses at 2 us each), and a head that is too long.
 
-    And a head that is too long: h11 limits only what is incomplete, so that one read may bring four times as much.
-
-    `received` begins with the request and may be incomplete. Raises RefusedRequest.
+    h11 limits only incomplete heads, and one read may bring four times as much. `received` begins with the request and
+    may be incomplete. Raises RefusedRequest.
     """
     head, end, _ = received.partition(_HEAD_END)
     if _BAD_LINE_END.search(head):

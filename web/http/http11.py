@@ -1,8 +1,7 @@
 """HTTP/1.1: Hypercorn's protocol class, with fixes for everything by which a client could break it.
 
-`Protocol` turns bytes into one ASGI call at a time, and ASGI messages into bytes. Its only caller is
-`web.http.connection`: only the connection's reader feeds and advances it; the application's task responds through
-`stream_send`.
+`Protocol` turns bytes into one ASGI call at a time, and ASGI messages into bytes. Only the connection's reader feeds
+and advances it; the application's task responds through `stream_send`.
 
 What must always hold: nothing here waits for the client's next byte; whatever a client sends, it is answered or its
 connection is closed; once `closed`, no byte is sent; there is no checkpoint between the last byte of a response and the
@@ -43,11 +42,11 @@ if version("hypercorn") != HYPERCORN_VERSION:
 
 _EMPTY_LINES = re.compile(rb"(?:\r\n)*")
 URGENT_PATHS = frozenset({b"/health", b"/ready"})
-"""Started without waiting for a turn, since probes ask about the very requests that would be ahead of them."""
+"""Probes, which start without waiting for a turn."""
 
 
 class AppTasks(TaskGroup):
-    """The ASGI calls of one connection. No exception of the application leaves it, except cancellation and the like."""
+    """The ASGI calls of one connection, which no exception of the application leaves."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         super().__init__()
@@ -70,7 +69,6 @@ class AppTasks(TaskGroup):
 
         async def put(message: ASGIReceiveEvent) -> None:
             # Stock queues the disconnect behind the body, and waits for ever if the application has stopped reading.
-            # Closing the channel needs no room, and wakes a reader that waits on a full queue.
             if message["type"] == "http.disconnect":
                 to_app.close()
                 return
@@ -135,8 +133,8 @@ class Protocol(H11Protocol):
     def feed(self, data: bytes) -> None:
         """Take bytes from the client."""
         if self.connection.their_state is h11.MUST_CLOSE:
-            # Bytes after a last request (`Connection: close`, HTTP/1.0). Stock passes them to h11, whose "Got data
-            # when expected EOF" ends the response that is being sent. RFC 9112, 9.6: read and ignore.
+            # RFC 9112, 9.6: bytes after a last request (`Connection: close`, HTTP/1.0) are read and ignored. In stock
+            # they end the response that is being sent.
             return
         if self.connection.their_state is h11.IDLE and not self.num_buffered:
             # RFC 9112, 2.2: empty lines before a request are ignored; h11 answers 400
@@ -159,8 +157,8 @@ class Protocol(H11Protocol):
                     check_framing(event)
                     await self._open_stream(event, origin_form(event))
                 elif event is h11.PAUSED:
-                    # Stock blocks its reader here until the response has ended: any byte after a request makes it
-                    # miss a client that disconnects. We read on and keep a bounded number of bytes for later.
+                    # Stock stops reading here until the response has ended, and misses a client that disconnects. We
+                    # read on and keep a bounded number of bytes for later.
                     if self.num_buffered > self.max_pipelined_bytes:
                         await self._close()
                     return
@@ -176,10 +174,7 @@ class Protocol(H11Protocol):
                 await self._refuse(refused.status)
 
     async def ask_for_body(self) -> None:
-        """Send `100 Continue` to a client that waits for it before sending its body.
-
-        Stock does so as soon as it has the head, and so invites bodies that nobody will read.
-        """
+        """Send `100 Continue` to a client that waits for it. (Stock does so for bodies that nobody will read, too.)"""
         if not self.closed and self.connection.they_are_waiting_for_100_continue:
             await self._send_h11_event(
                 h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
@@ -200,8 +195,8 @@ class Protocol(H11Protocol):
             # Writes are shielded. Here h11 does not believe anything sent yet, so here a stream may be cancelled.
             await trio.lowlevel.checkpoint_if_cancelled()
         if self.connection.our_state is h11.ERROR:
-            # The application violated HTTP (a bad header, more bytes than declared) and h11 raised, so nothing more can
-            # be sent. Stock tries to send a 500 all the same, and that exception kills the whole server.
+            # The application violated HTTP (a bad header, more bytes than declared), so nothing more can be sent. Stock
+            # tries to send a 500, and that exception kills the whole server.
             await self._close()
             return
         if isinstance(event, Body) and self._num_body_bytes_left is not None:
@@ -212,9 +207,8 @@ class Protocol(H11Protocol):
             self._num_body_bytes_left = int(lengths[0]) if lengths and lengths[0].isdigit() else None
 
     async def _send_h11_event(self, event: h11.Event) -> None:
-        # The last byte of a body with a declared length is its end: the next request may follow at once. Stock sends it
-        # before the application has finished, and a large request that arrived meanwhile was taken for too much
-        # pipelining and cut off. So the last bytes wait here for the end of the message.
+        # After the last byte of a body with a declared length the next request may follow at once, and a large one
+        # would be taken for too much pipelining. So the last bytes wait here for the end of the message.
         try:
             data = self.connection.send(event) or b""
         except h11.LocalProtocolError:
@@ -227,28 +221,19 @@ class Protocol(H11Protocol):
         data, self._last_bytes = self._last_bytes + data, b""
         await self.send(RawData(data))
         if isinstance(event, h11.Response):
-            # Look at what h11 has written, not at what it may have meant to write.
             self.is_chunked = b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
         elif isinstance(event, h11.EndOfMessage):
             self.is_chunked = False
 
     async def _open_stream(self, request: h11.Request, target: bytes) -> None:
-        # Stock opens a WebSocket here if asked to (a byte after such a request kills the whole server), or switches to
-        # HTTP/2. A server may ignore an Upgrade, and this one does.
+        # Stock opens a WebSocket here if asked to, or switches to HTTP/2. A server may ignore an Upgrade.
         await self.send(Updated(idle=False))
         if target.partition(b"?")[0] not in URGENT_PATHS:
             async with start_turn():
                 pass
+        addresses = (self.ssl, self.client, self.server)
         self.stream = HTTPStream(
-            self.app,
-            self.config,
-            self.context,
-            self.task_group,
-            self.ssl,
-            self.client,
-            self.server,
-            self.stream_send,
-            STREAM_ID,
+            self.app, self.config, self.context, self.task_group, *addresses, self.stream_send, STREAM_ID
         )
         await self.stream.handle(
             Request(

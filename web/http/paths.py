@@ -1,8 +1,7 @@
 """Matching of a request's path as it was sent.
 
-The fixed parts of a route match byte for byte: `//metrics`, `/%6detrics` and `/v1//models` are unknown URLs. A proxy in
-front that filters by path compares what was sent, so no other spelling may lead to the same route. The variable parts
-of a rule (an id, a model name) may be percent-encoded.
+The fixed parts of a route match byte for byte: `//metrics`, `/%6detrics` and `/v1//models` are unknown URLs, since a
+proxy that filters by path compares what was sent. The variable parts (an id, a model name) may be percent-encoded.
 """
 
 from __future__ import annotations
@@ -18,15 +17,11 @@ _HOST = "localhost"
 
 
 class _EncodedText(UnicodeConverter):
-    """One segment, decoded after matching."""
-
     def to_python(self, value: str) -> str:
         return unquote(value)
 
 
 class _EncodedPath(PathConverter):
-    """The rest of a path, decoded after matching."""
-
     def to_python(self, value: str) -> str:
         return unquote(value)
 

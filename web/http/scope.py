@@ -1,8 +1,7 @@
 """The lifetime of one HTTP request, with callbacks that release what it holds.
 
-`ScopedHTTP` is the application's `asgi_http_class`. Handlers get their `RequestScope` from `request_scope()` and
-register on it whatever must be released when the request ends; nothing else in the web layer releases anything. A body
-generator owns nothing: one that is cancelled before its first step never runs its `finally`.
+Handlers register on their `RequestScope` what must be released when the request ends; nothing else in the web layer
+releases anything. A body generator owns nothing: one that is cancelled before its first step never runs its `finally`.
 
 What must always hold: each callback runs exactly once, after every task of the request has ended, in the reverse order
 of registration, however the request ended; no failure hides another.
@@ -44,8 +43,7 @@ class RequestScope:
             self._nursery.cancel_scope.cancel()
 
     def forget(self) -> None:
-        """Drop the nursery once it has ended: it refers to the task, whose context refers to this scope, and the cycle
-        would be left to the garbage collector."""
+        """Break the cycle from the nursery through its task's context to this scope."""
         self._nursery = None
 
     def on_close(self, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -54,8 +52,7 @@ class RequestScope:
 
 
 class Releases:
-    """A stack of callbacks. Unlike `ExitStack`, where the last failure hides those before it, this raises all of
-    them."""
+    """A stack of callbacks that raises all their failures; in an `ExitStack` the last one hides the others."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
@@ -69,16 +66,16 @@ class Releases:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        failures: list[BaseException] = [] if exc is None else [exc]
-        num_before = len(failures)
+        failures: list[BaseException] = []
         while self._callbacks:
             try:
                 self._callbacks.pop()()
             except BaseException as failure:
                 failures.append(failure)
-        if len(failures) > num_before:
+        if failures:
             # The request's own exception (often trio.Cancelled) is among them; trio finds its scope inside a group.
-            raise BaseExceptionGroup("a release failed at the end of a request", failures)
+            own = [] if exc is None else [exc]
+            raise BaseExceptionGroup("a release failed at the end of a request", [*own, *failures])
 
 
 class ScopedHTTP(TrioASGIHTTPConnection):

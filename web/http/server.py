@@ -1,8 +1,7 @@
 """Serves an ASGI application over HTTP/1.1 only: TLS and HTTP/2 are left to a proxy.
 
-`serve` listens, runs one `Connection` for each client, and stops in three steps. The command line runs it beside the
-actors; tests run it with port 0. Hypercorn's own `serve` is not used, since it cannot take a connection class of ours
-and nothing of Hypercorn is patched; its lifespan, HTTP stream and h11 protocol are used.
+`serve` listens, runs one `Connection` for each client, and stops in three steps. Hypercorn's own `serve` takes no other
+connection class; its lifespan, HTTP stream and h11 protocol are used.
 
 What must always hold: `serve` ends within `graceful_timeout_s` of its trigger, whatever clients do.
 """
@@ -82,9 +81,8 @@ async def serve(
     state = LifespanState({})
     lifespan = Lifespan(wrapper, hypercorn_config, state)
     table = ConnectionTable(default_max_connections() if config.max_connections is None else config.max_connections)
-    hasty = attrs.evolve(
-        config, keep_alive_timeout_s=config.reserved_timeout_s, headers_timeout_s=config.reserved_timeout_s
-    )
+    soon = config.reserved_timeout_s
+    hasty = attrs.evolve(config, keep_alive_timeout_s=soon, headers_timeout_s=soon)
 
     async def handle(connection: Connection) -> None:
         try:
@@ -157,7 +155,6 @@ async def serve(
 
 
 def _to_hypercorn(config: ServerConfig) -> Config:
-    """Return the configuration for those of Hypercorn's classes that we use."""
     stock = Config()
     stock.errorlog = logger
     stock.h11_max_incomplete_size = config.max_header_bytes
@@ -166,9 +163,9 @@ def _to_hypercorn(config: ServerConfig) -> Config:
 
 
 def _detect_dead_clients(listener: trio.SocketListener, write_timeout_s: float) -> None:
-    """Let the kernel report a client that has vanished silently. Accepted sockets inherit the options.
+    """Let the kernel report clients that have vanished. Our own deadline covers only writes beyond its buffer.
 
-    This complements our own write deadline, which covers only writes that do not fit into the kernel's buffer.
+    Accepted sockets inherit the options.
     """
     if sys.platform != "linux":
         return

@@ -1,11 +1,9 @@
 """Server-sent events: the sink that a stream's chunks are pushed into, and the body that drains it.
 
-The writing side (a stream writer attached to a request's mailbox) pushes from the task that produced the token. While
-the body waits, and if the server has given it a direct writer (`web/http/direct_write.py`), a chunk is written to the
-socket within the push, and no task is woken. Otherwise it joins a backlog that is bounded in bytes, and the body's
-generator wakes up once for everything that is there: a client that does not read is cut off, and delays nobody else.
-Large output (an echoed prompt) is pushed as an iterator of chunks, which are made when the client has read those before
-them.
+A stream writer pushes from the task that produced the token. While the body waits, and if it has a direct writer
+(`web/http/direct_write.py`), a chunk is written to the socket within the push, and no task is woken. Otherwise it joins
+a backlog that is bounded in bytes, for which the body's generator wakes up once: a client that does not read is cut
+off. Large output (an echoed prompt) is pushed as an iterator of chunks, each made when the client has read the last.
 
     push ──▶ direct writer ──▶ socket                   the body waits, and the kernel has room
       └────▶ backlog ──▶ body ──▶ Quart, h11 ──▶ socket    otherwise, or without a direct writer
@@ -39,14 +37,8 @@ MAX_JOINED_BYTES = 1 << 18
 """Bytes per write, for chunks from the backlog, which each layer of the generic path copies."""
 _CHECKS_PER_HEARTBEAT = 4
 """How many times per heartbeat interval a body checks whether chunks were written directly."""
-
-
 ROOM_BYTES = 64 * 1024
 """Backlog up to which a source that can be slowed goes on."""
-
-
-def _nothing() -> None:
-    pass
 
 
 class SinkOverflow(Exception):
@@ -56,8 +48,8 @@ class SinkOverflow(Exception):
 class Sink:
     """Chunks on their way to one client, at most `limit_bytes` of them.
 
-    One event counts for at most half of that: an event that is larger is the server's doing, not the client's. `push`
-    and `finish` are synchronous and may be called from any task. After an overflow or `finish`, pushes are dropped.
+    One event counts for at most half of that, since its size is not the client's doing. `push` and `finish` may be
+    called from any task. After an overflow or `finish`, pushes are dropped.
     """
 
     __slots__ = (
@@ -89,7 +81,7 @@ class Sink:
         self._room: trio.Event | None = None
         """Set when part of the backlog has been taken; None if nobody waits for that."""
         self._wakeup: trio.Event | None = None
-        """Set while the body waits, when all earlier chunks are out; None as soon as the body has something to do."""
+        """Set while the body waits and all earlier chunks are out."""
         self.finished = False
         self.overflowed = False
 
@@ -114,7 +106,7 @@ class Sink:
         self._unread_limit.add(self, len(data))
 
     async def wait_room(self) -> None:
-        """Wait until little is left that the client has not read, for a source that can be slowed. One waiter."""
+        """Wait until the client has read most of the backlog. One waiter."""
         while self._num_bytes > ROOM_BYTES and not self.finished and not self.overflowed:
             self._room = trio.Event()
             await self._room.wait()
@@ -130,7 +122,7 @@ class Sink:
         end_request = self._on_overflow
         self.close()
         self._wake()
-        # The generator is most likely stuck in a write, where it sees no flag: the request itself has to end.
+        # The generator is probably stuck in a write: the request itself has to end.
         end_request()
 
     def close(self) -> None:
@@ -140,10 +132,10 @@ class Sink:
         self._make_room()
         self._unread_limit.discard(self)
         # Both refer to the request, which refers to this sink: the cycle would be left to the garbage collector.
-        self._direct_writer, self._on_overflow = None, _nothing
+        self._direct_writer, self._on_overflow = None, lambda: None
 
     def push_slowly(self, chunks: Iterator[bytes]) -> None:
-        """Push `chunks`, each of which is made when it is about to be written, so that none counts as waiting."""
+        """Push `chunks`, each made when it is about to be written, so that none counts as waiting."""
         if not self.finished and not self.overflowed:
             self._backlog.append(chunks)
             self._wake()
@@ -253,7 +245,7 @@ async def body(
                 continue
         num_silent_checks = 0
         if sink.overflowed:
-            # The overflow has most likely cancelled this request by now; then nothing needs to be raised.
+            # The overflow has probably cancelled this request by now; then nothing needs to be raised.
             await trio.lowlevel.checkpoint()
         await sink.flush()
         data = await sink.take()

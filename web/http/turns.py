@@ -1,11 +1,9 @@
 """Turns for work that grows with a request, or with the number of requests, so that the event loop is never held long.
 
-A large response is encoded in slices (`answer.py`, `http/sse.py`), a large body is read in slices (`json_body.py`,
-`pace.py`). A checkpoint between slices lets other tasks run, but fifty responses would still run fifty slices in each
-iteration of the loop. So they take turns: one slice of the whole process runs in each iteration. In the same way one
-request is started in each iteration (`http/http11.py`): a thousand at once would make it so long that streams stall.
-
-Where one client could fill the queue with its connections, the turns go round among tenants (`FairTurns`).
+Large responses and bodies are made and read in slices, with a checkpoint in between. Fifty of them would still run
+fifty slices in each iteration of the loop, so they take turns: one slice of the whole process runs in each iteration.
+In the same way one request is started in each iteration (`http11.py`). Where one client could fill the queue with its
+connections, the turns go round among tenants (`FairTurns`).
 
 What must always hold: a slice takes about SLICE_S, whatever the work; nobody waits for anything during it.
 """
@@ -59,8 +57,7 @@ class _Party:
 class FairTurns:
     """Turns of which `num_at_once` are taken at once, and which go round among the parties (tenants) that wait.
 
-    A task first takes one of its party's turns and then one of all turns, so that at most `num_at_once` tasks of a
-    party are in the queue in which everybody waits.
+    A task first takes one of its party's turns, so that at most `num_at_once` tasks of a party are in the common queue.
     """
 
     def __init__(self, num_at_once: int = 1, *, max_waiting: int | None = None) -> None:

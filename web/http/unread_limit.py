@@ -1,8 +1,6 @@
-"""A limit on what waits for all clients of this process together: each may leave a few megabytes unread, and there may
-be thousands of them.
+"""A limit on what waits for all clients of this process together, as reported by every sink (`sse.py`).
 
-Every sink (`sse.py`) reports what it buffers. What must always hold: beyond the limit the client with the most unread
-bytes is cut off, and no client that reads.
+What must always hold: beyond the limit the client with the most unread bytes is cut off, and no client that reads.
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ import trio
 
 
 class BufferedSink(Protocol):
-    """A sink that buffers bytes for one client."""
-
     def cut_off(self) -> None:
         """Drop the buffered bytes, end the request, and leave the limit (`discard`)."""
         ...

@@ -4,8 +4,8 @@ body's reader, a bug. The shapes are those of `errors.py`.
 A 404 or 405 says which URL its client probably meant, since other servers have theirs below other paths; it is sent
 only to who may use the server.
 
-What must always hold: nothing that a client sent is ever logged, so exceptions are logged by type and stack frames,
-never by message; only routes that exist are named, and a path is tried a fixed number of times, however long it is.
+What must always hold: exceptions are logged by type and stack frames, never by message, which may quote a client; only
+routes that exist are named, and a path is tried a fixed number of times, however long it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _log = structlog.get_logger("quipu.web")
 
 
 def install_error_handlers(app: QuartTrio) -> None:
-    """Answer every error of `app` in the shapes of this module."""
 
     @app.errorhandler(APIError)
     async def on_api_error(error: APIError) -> Response:
@@ -63,7 +62,6 @@ def install_error_handlers(app: QuartTrio) -> None:
 def _from_http_exception(error: HTTPException) -> APIError:
     """Return the error for an exception of the router or the body reader."""
     status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
-    name = error.name
     match status:
         case HTTPStatus.NOT_FOUND:
             meant = nearest_url(current_app.url_map, request.path)
@@ -83,9 +81,9 @@ def _from_http_exception(error: HTTPException) -> APIError:
             message = "The request body did not arrive in time."
             return APIError(status, message, "invalid_request_error", code="body_timeout")
         case _ if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            return APIError(status, f"{name}.", "invalid_request_error")
+            return APIError(status, f"{error.name}.", "invalid_request_error")
         case _:
-            return APIError(status, f"{name}.", "server_error")
+            return APIError(status, f"{error.name}.", "server_error")
 
 
 def _method_and_path() -> str:
@@ -93,9 +91,9 @@ def _method_and_path() -> str:
 
 
 _PREFIXES = frozenset({"v1", "api", "openai", "anthropic"})
-"""First segments that other servers have, or that a client adds to a base URL which has them already."""
+"""First segments of other servers, or that a client adds to a base URL that has them already."""
 _MAX_PATH = 1024
-"""Characters of a path that is looked at: those of routes are shorter."""
+"""Characters: those of routes are shorter."""
 _SPARE_METHODS = frozenset({"HEAD", "OPTIONS"})
 
 

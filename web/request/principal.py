@@ -1,4 +1,4 @@
-"""On whose behalf a request is served. Created by `web/auth/` from the key that the request carries."""
+"""Who a request belongs to. Created by `web/auth/` from the key that the request carries."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Principal:
 
     @property
     def party(self) -> tuple[str, bool]:
-        """As whom it takes turns with others: a tenant's clients never keep an administrator of this tenant waiting."""
+        """As whom it takes turns: a tenant's clients never keep its administrators waiting."""
         return self.tenant, self.is_admin

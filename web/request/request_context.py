@@ -1,9 +1,8 @@
 """One HTTP request as the web layer knows it: its id, its logger, how it ended.
 
-A `RequestContext` is created before anything else happens to a request. It registers its closing log line
-(`request.done`) on the request's scope, so that the line is written exactly once, however the request ends: at once, or
-when the request's account closes if that is still open, since the numbers are the record's. Handlers store what they
-learn on it.
+A `RequestContext` is created before anything else happens to a request. Its last log line (`request.done`) is written
+exactly once, however the request ends: by its scope, or when its account closes if that is later, since the numbers are
+the record's. Handlers store what they learn on it.
 
 What must always hold: the server's own id names the request; a client's id is echoed and logged, but is never a key. No
 prompt, token id or generated text is ever passed to a logger.
@@ -44,8 +43,6 @@ _log = structlog.get_logger("quipu.web")
 
 @attrs.define(eq=False)
 class RequestContext:
-    """What is known of one HTTP request while it is open."""
-
     request_id: str
     client_request_id: str | None
     endpoint: str
@@ -74,8 +71,7 @@ class RequestContext:
 
     @property
     def principal(self) -> Principal:
-        """On whose behalf the request is served. Raises LookupError before authentication, so no default is ever
-        assumed."""
+        """On whose behalf the request is served. Raises LookupError before authentication."""
         if self._principal is None:
             raise LookupError("the request has not been authenticated")
         return self._principal
@@ -85,21 +81,20 @@ class RequestContext:
         self._principal = principal
 
     def cut(self) -> None:
-        """End the request of a client that does not read. Synchronous; may be called from any task."""
+        """End the request of a client that does not read. May be called from any task."""
         if self.connection is not None:
             # A write that waits for this client is shielded: before its deadline only closing the socket wakes it.
             self.connection.abort()
         self.scope.cancel()
 
     def account_closed(self, traced: TracedRequest, closed: Closed) -> None:
-        """Trace the request, and log it if it has ended: its account may close long after its client has left."""
+        """Trace the request, and log it if it has ended: its account may close long after."""
         self.tracer.record(traced, closed)
         if self._ended_at is not None:
             self._write_line(self._ended_at, closed.record)
 
     def close(self) -> None:
-        """Write the closing line, or leave that to `account_closed`. Called by the scope, after all else was
-        released."""
+        """Write the closing line, or leave that to `account_closed`. The scope calls this last."""
         now = self._ended_at = trio.current_time()
         if self.mailbox is None:
             self._write_line(now, self.tally)
@@ -134,8 +129,7 @@ class RequestContext:
     def _outcome(self) -> Outcome:
         if self.mailbox is not None and self.mailbox.closed is not None:
             outcome = self.mailbox.closed.record.outcome
-            # A crashed handler leaves its account just as a client that disconnects does; the account cannot tell them
-            # apart.
+            # To the account, a crashed handler is a client that disconnects.
             crashed = outcome is Outcome.CANCELLED and self.status == HTTPStatus.INTERNAL_SERVER_ERROR
             return Outcome.FAILED if crashed else outcome
         if self.status is None:
@@ -180,7 +174,9 @@ def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None
         scope = request_scope()
         # The route, not the path: what a client writes there does not belong in a log.
         endpoint = request.url_rule.rule if request.url_rule is not None else "unknown"
-        connection = cast(dict[str, Any], request.scope).get("state", {}).get("connection")
+        asgi = cast(dict[str, Any], request.scope)
+        connection, server = asgi.get("state", {}).get("connection"), asgi.get("server")
+        parent = {name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers}
         context = RequestContext(
             request_id=request_id,
             client_request_id=client_id,
@@ -189,7 +185,7 @@ def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None
             connection=connection if isinstance(connection, Connection) else None,
             log=_log.bind(**ids),
             opened_at=trio.current_time(),
-            traced=TracedRequest(endpoint, _parent_headers(), _server(), request_id),
+            traced=TracedRequest(endpoint, parent, server if server and server[1] is not None else None, request_id),
             tracer=tracer,
         )
         scope.on_close(context.close)
@@ -206,20 +202,8 @@ def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None
         return response
 
 
-def _parent_headers() -> dict[str, str]:
-    headers = request.headers
-    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-
-
-def _server() -> tuple[str, int] | None:
-    """Return the address and port at which the request came in."""
-    server = cast(dict[str, Any], request.scope).get("server")
-    return None if server is None or server[1] is None else (server[0], server[1])
-
-
 def _usable_client_id(header: str | None) -> str | None:
-    """Return a client's own id if it can be echoed and logged as it is. A bad one is no reason to refuse the
-    request."""
+    """Return a client's own id if it can be echoed and logged as it is."""
     if header is None or not 0 < len(header) <= MAX_CLIENT_REQUEST_ID_CHARS:
         return None
     return header if header.isascii() and header.isprintable() else None

@@ -1,7 +1,4 @@
-"""Measures the lag of the web process's event loop.
-
-Whatever blocks the loop delays every client, so the lag is a histogram, and a long one is logged.
-"""
+"""Measures the lag of the web process's event loop, which delays every client: a histogram; a long lag is logged."""
 
 from __future__ import annotations
 

@@ -124,13 +124,7 @@ class OtelTracer(Tracer):
         return self._num_queued - self._exporter.num_taken
 
     def _span(
-        self,
-        traced: TracedRequest,
-        attributes: dict[str, Value],
-        begin_unix_s: float,
-        end_unix_s: float,
-        *,
-        failed: bool,
+        self, traced: TracedRequest, attributes: dict[str, Value], begun_at: float, ended_at: float, *, failed: bool
     ) -> None:
         try:
             span = self._tracer.start_span(
@@ -138,14 +132,14 @@ class OtelTracer(Tracer):
                 context=self._parents.extract(traced.headers, Context()),
                 kind=SpanKind.SERVER,
                 attributes=attributes,
-                start_time=int(begin_unix_s * 1e9),
+                start_time=int(begun_at * 1e9),
             )
             if not span.is_recording():
                 return  # not sampled by its parent or the sampler
             if failed:
                 span.set_status(Status(StatusCode.ERROR))
             self._queue_one()
-            span.end(int(end_unix_s * 1e9))
+            span.end(int(ended_at * 1e9))
         except Exception as error:
             # The caller has just closed an account: a failing span must not affect it.
             log.error("tracing.crashed", error_type=type(error).__name__, frames=frames_of(error))
@@ -160,7 +154,7 @@ class OtelTracer(Tracer):
 
 
 class CountingExporter(SpanExporter):
-    """Passes batches on and counts what became of their spans. Runs in the SDK's thread."""
+    """Passes batches on and counts their spans. Runs in the SDK's thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -186,7 +180,7 @@ class CountingExporter(SpanExporter):
         return result
 
     def say_dropped(self, why: str) -> None:
-        """Log it once until a batch succeeds again; the counter has the number."""
+        """Log it once until a batch succeeds again."""
         if not self._is_away:
             self._is_away = True
             log.warning("tracing.dropped", why=why, help="counted in quipu:trace_spans_dropped_total")
@@ -212,8 +206,7 @@ def _exporter(endpoint: str | None) -> SpanExporter:
 
 
 def _resource() -> Resource:
-    """Return our resource attributes; the environment's (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`) take
-    precedence."""
+    """Return our resource attributes, over which those of the environment take precedence."""
     said = Resource.create()
     ours: dict[str, str] = {"service.version": quipu.__version__}
     if str(said.attributes.get("service.name", "")).startswith("unknown_service"):

@@ -1,4 +1,4 @@
-"""The routes of the pages: `/ui/` itself, its files, and who is looking; and `/`, for who only knows the address.
+"""The routes of the pages, and `/`.
 
     GET /                    sends a browser to the pages, or says that there are none; others get a few URLs as JSON
     GET /ui                  redirects to /ui/
@@ -90,8 +90,6 @@ _NO_PAGES = (
 
 
 def install_root(app: QuartTrio, *, serves_ui: bool) -> None:
-    """Register the route."""
-
     @app.get("/")
     async def show_way() -> Response:
         if not _is_browser():

@@ -1,9 +1,7 @@
 """The files of the pages, read once at start, and the headers with which they are sent.
 
-`routes.py` serves them. They hold no data: what the pages show they ask of the API, with the key of whoever looks.
-
-What must always hold: names are looked up and never opened, so no name reaches another file; no page may run a script,
-load anything or send anything except from and to its own server.
+The pages ask the API for data, with the key of their user. What must always hold: names are looked up and never opened,
+so no name reaches another file; no page may run, load or send anything except from and to its own server.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # asked again each time and answered with 304: after an upgrade no old script meets a new server
+    # revalidated each time, so that after an upgrade no old script meets a new server
     "Cache-Control": "no-cache",
 }
 

@@ -33,8 +33,6 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 @attrs.frozen
 class Wanted:
-    """What a request asks for."""
-
     query: Query
     by: tuple[str, ...]
     bucket: str | None
@@ -61,11 +59,10 @@ class TableReport:
         width_s = None if wanted.bucket is None else WIDTHS[wanted.bucket].width_s
         by = columns(wanted.columns, prices)
         parts = [(query, ledger.sums(query, group_by=by, bucket_s=width_s)) for query in split(wanted.query, prices)]
-        num_lines = len(
-            {(one.bucket, *(one.group[name] for name in wanted.columns)) for _, sums in parts for one in sums}
-        )
-        if num_lines > MAX_LINES:
-            raise _too_many(num_lines)
+        keys = {(one.bucket, *(one.group[name] for name in wanted.columns)) for _, sums in parts for one in sums}
+        if len(keys) > MAX_LINES:
+            message = f"The answer would have {len(keys)} rows; at most {MAX_LINES} are shown. Choose a wider `bucket`."
+            raise ReportRefused(message, "bucket", "too_many_rows")
         lines = price_parts(parts, wanted.columns, prices)
         described = [_describe(line, wanted.by) for line in lines]
         whole = _describe(total(lines), ())
@@ -89,11 +86,6 @@ def _disputed(ledger: Ledger, query: Query) -> list[LedgerRecord]:
     """Return the newest matching records of disputed accounts."""
     only = attrs.evolve(query, disputed_only=True)
     return list(islice(ledger.records(only, newest_first=True), MAX_DISPUTED))
-
-
-def _too_many(num_lines: int) -> ReportRefused:
-    message = f"The answer would have {num_lines} rows; at most {MAX_LINES} are shown. Choose a wider `bucket`."
-    return ReportRefused(message, "bucket", "too_many_rows")
 
 
 def _describe(line: CostLine, by: Sequence[str]) -> dict[str, Any]:
@@ -129,7 +121,7 @@ def _describe_disputed(found: LedgerRecord) -> dict[str, Any]:
 
 
 def _as_csv(rows: Sequence[dict[str, Any]], whole: dict[str, Any], by: Sequence[str]) -> bytes:
-    """Return the rows with a column for each currency. There is no total: whoever adds up would count it twice."""
+    """Return the rows with a column for each currency, without a total, which a sum would count twice."""
     currencies = list(whole["cost"])
     names = [name for name in whole if name not in ("start", "cost", "unpriced_models")]
     file = io.StringIO()

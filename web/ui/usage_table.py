@@ -3,10 +3,9 @@
     ?since=UNIX&until=UNIX&by=model&by=api_key&tenant=NAME&bucket=1h&format=json|csv
 
 An admin, and on a server without keys the server's own machine, sees every tenant, or those of `tenant`; every other
-key sees its own, whatever it asks for. The numbers are those of the usage reports (docs/operate/usage-reports.md).
+key sees its own. The numbers are those of the usage reports (docs/operate/usage-reports.md).
 
-What must always hold: no parameter can widen what a key sees; an answer has at most `MAX_BUCKETS` buckets. It is made
-elsewhere (`table_report.py`).
+What must always hold: no parameter can widen what a key sees; an answer has at most `MAX_BUCKETS` buckets.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ def install_usage_table(app: QuartTrio, source: UsageSource, prices: PriceList |
 
 
 def _read(parameters: Parameters, now: float) -> Wanted:
-    """Return what the parameters of the current request ask for. Raises APIError."""
     until = parameters.unix_time("until") or int(now) + 1
     since = parameters.unix_time("since")
     since = max(0, until - DEFAULT_RANGE_S) if since is None else since

@@ -3,16 +3,12 @@
     parts = [(period, reader.sums(...)) for period in split(query, prices)]
     lines = price_parts(parts, by, prices)
 
-`quipu usage` and the pages ask the ledger; nothing here does.
-
-What must always hold: without prices a line's numbers are those of the ledger; with prices they are the same numbers,
-since the parts of a range are disjoint and complete.
+What must always hold: a line's numbers are those of the ledger, since the parts of a range are disjoint and complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Final
 
 import attrs
@@ -32,11 +28,11 @@ class CostLine:
     amounts: Amounts
     """Empty without prices, and for models that have none."""
     unpriced_models: tuple[str, ...] = ()
-    """Models with tokens and without a price. Empty without prices."""
+    """Models with tokens and without a price; empty without prices."""
 
     @property
     def cost(self) -> dict[str, str]:
-        """Return the cost by currency, rounded."""
+        """By currency, rounded."""
         return {currency: rounded(amount) for currency, amount in sorted(self.amounts.items())}
 
 
@@ -66,8 +62,7 @@ def price_parts(
             kept = attrs.evolve(one, group={name: one.group[name] for name in by})
             key = (one.bucket, *kept.group.values())
             lines.setdefault(key, []).append(attrs.evolve(line, sum=kept))
-    joined = [total(of_key) for of_key in lines.values()]
-    return sorted(joined, key=_order)
+    return sorted(map(total, lines.values()), key=_order)
 
 
 def total(lines: Sequence[CostLine]) -> CostLine:
@@ -88,8 +83,7 @@ def _priced(one: Sum, query: Query, prices: PriceList | None) -> CostLine:
     price = prices.at(model, ALWAYS if query.since is None else query.since)
     if price is None:
         return CostLine(one, {}, (model,))
-    cost: Decimal = price.cost(one)
-    return CostLine(one, {price.currency: cost})
+    return CostLine(one, {price.currency: price.cost(one)})
 
 
 def _order(line: CostLine) -> tuple[float, list[tuple[bool, str]]]:

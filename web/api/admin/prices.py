@@ -10,8 +10,6 @@
     output = 1.50
     from = 2026-01-01           # default: always; a later entry of the same model replaces an earlier one
 
-Used by `quipu usage` and by the pages. `cost_report.py` applies a list to the ledger.
-
 What must always hold: amounts are decimal and exact until `rounded`, which is applied once, to the sum that is shown;
 each prompt token has one price; a model without a price costs nothing and is named.
 """
@@ -35,7 +33,7 @@ MAX_CHANGES: Final = 100
 MAX_NAME_CHARS: Final = 256
 MAX_PRICE: Final = Decimal(10) ** 12
 MAX_DIGITS: Final = 18
-"""Of a price. With a sum's tokens an amount stays far below the precision of `_EXACT`."""
+"""Of a price, so that amounts stay far below the precision of `_EXACT`."""
 SHOWN_DIGITS: Final = 6
 ALWAYS: Final = float("-inf")
 _EXACT: Final = Context(prec=120, traps=[Inexact])
@@ -66,7 +64,7 @@ class Price:
     """Unix seconds, inclusive: compared with the time at which a request was closed."""
 
     def cost(self, one: Sum) -> Decimal:
-        """Return what the tokens of a sum cost, exactly. Tokens that were only estimated cost nothing."""
+        """Return the exact cost of a sum's tokens."""
         written = one.created_5m_tokens + one.created_1h_tokens
         parts = (
             (one.prompt_tokens - one.cached_tokens - written, self.input),
@@ -119,7 +117,7 @@ def add_amounts(amounts: Sequence[Amounts]) -> dict[str, Decimal]:
 
 
 def rounded(amount: Decimal) -> str:
-    """Return an amount as it is shown: six decimal places, halves to even, without trailing zeros beyond cents."""
+    """Return an amount with six decimal places, halves to even, without trailing zeros beyond cents."""
     digits = f"{amount.quantize(Decimal(1).scaleb(-SHOWN_DIGITS), ROUND_HALF_EVEN, Context(prec=120)):f}"
     whole, _, fraction = digits.partition(".")
     return f"{whole}.{fraction.rstrip('0').ljust(2, '0')}"

@@ -1,8 +1,8 @@
 """One process that makes usage reports, seen from the web process.
 
-Used by `usage_source.py`. The process runs `report_worker.py`, which documents what crosses the socket. What must
-always hold: an exchange is complete, or the process is not used again; a report that nobody waits for is interrupted,
-also on a database server, before its process is killed.
+The process runs `report_worker.py`, which documents what crosses the socket. What must always hold: an exchange is
+complete, or the process is not used again; a report that nobody waits for is interrupted, also on a database server,
+before its process is killed.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class ReportProcess:
 
     @property
     def is_usable(self) -> bool:
-        """It is running, and its last exchange was complete."""
+        """Whether it is running and its last exchange was complete."""
         return not self._is_broken and self._process.poll() is None
 
     async def make(self, report: Report) -> Answered:
-        """Have a report made. Raises ReportProcessGone."""
+        """Raises ReportProcessGone."""
         return await self._exchange(frame_of(report))
 
     async def end(self) -> None:

@@ -1,8 +1,7 @@
-"""The program of a process that reads the ledger and makes usage reports: it receives where the ledger is, then one
-report after the other.
+"""The program of a process that reads the ledger and makes one usage report after the other.
 
-`report_process.py` starts it, talks to it over its standard input, a socket, and kills it. Summing, rendering and
-fetching rows keep the interpreter lock for as long as a report is large: here nobody waits for it.
+`report_process.py` starts it, talks to it over its standard input, a socket, and kills it. Fetching rows, summing and
+rendering hold the interpreter lock, for which nobody waits here.
 
     where    length (8 bytes) and a pickled `Where`
     report   length; a pickled `Report` (`reports.py`)
@@ -52,9 +51,9 @@ class Answer(IntEnum):
     REFUSED = 2
     """The client asked for what cannot be made: message, parameter and code as JSON."""
     AWAY = 3
-    """The ledger cannot be read: the reason."""
+    """Why the ledger cannot be read."""
     FAILED = 4
-    """An error of ours: where it was raised."""
+    """Where an error of ours was raised."""
 
 
 def frame_of(value: object) -> bytes:
@@ -110,7 +109,7 @@ def _refused(message: str, param: str | None, code: str) -> tuple[Answer, bytes]
 
 
 def _place_of(error: Exception) -> str:
-    """Return the type of an error and where it was raised. Its message may quote a client, and is not logged."""
+    """Return the type of an error and where it was raised, without its message, which may quote a client."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,11 +1,10 @@
-"""Usage reports as values: what a route asks of the ledger, and what of it is sent to a reading process.
+"""Usage reports as values, which are sent to a process that reads the ledger.
 
-A route checks its parameters and makes a `Report`; a `UsageSource` (`usage_source.py`) has it made where the ledger is
-read (`report_worker.py`), from the first query to the bytes of the body, so that neither rows nor their rendering reach
-the event loop.
+A route checks its parameters and makes a `Report`; a `UsageSource` (`usage_source.py`) has it made in that process
+(`report_worker.py`), from the first query to the bytes of the body.
 
-What must always hold: reports and what makes them import no web framework and no event loop, since a process loads them
-before its first report; a report's bytes depend on nothing but the report and the ledger.
+What must always hold: reports import no web framework and no event loop, which the process would load first; a report's
+bytes depend on nothing but the report and the ledger.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Ledger(Protocol):
 
 
 class Report(Protocol):
-    """A report that a client has asked for. It is pickled on its way to the process that makes it."""
+    """A report that a client has asked for. It is pickled."""
 
     def make(self, ledger: Ledger) -> bytes:
         """Return the body. Raises ReportRefused, and what reading the ledger raises."""

@@ -3,8 +3,7 @@
     boundary    boundary    boundary    boundary        boundaries are those of UTC
       |--- since ===|===========|=== until --|          the range cuts off its first and last bucket
 
-Pure arithmetic on whole Unix seconds. What must always hold: the buckets of a range are contiguous, and so are its
-pages, so that every moment of the range is in exactly one bucket of one page, even if nothing happened in it.
+What must always hold: every moment of a range is in exactly one bucket of one page, even if nothing happened in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`GET /v1/usage/{request_id}`: the usage record of a request, and why its prompts missed the cache.
 
-The id is the server's own, from the response header `X-Quipu-Request-Id`. A tenant's key is shown its own records, an
-admin key all of them.
+The id is from the response header `X-Quipu-Request-Id`. A tenant's key is shown its own records, an admin key all.
 
 What must always hold: another tenant's record is answered like one that does not exist; a tenant sees a miss as its own
 client did (`miss_for_client`), and nothing of the hash chain, whose numbers count what others have sent.

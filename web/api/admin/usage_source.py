@@ -1,12 +1,11 @@
 """Where usage reports come from: the ledger, read and rendered in processes of their own.
 
-The routes ask a `UsageSource` for reports (`reports.py`). `LedgerUsage` has them made by processes
-(`report_process.py`), which are started when they are needed and ended when they have been idle for long.
+`LedgerUsage` has reports (`reports.py`) made by processes (`report_process.py`), which are started when needed and end
+when idle for long.
 
-What must always hold: no read and no rendering runs in this process; one report is made at a time; tenants take turns,
-of each a bounded number of reports waits, and each has a deadline; what a client no longer waits for is interrupted; if
-the ledger cannot be read, the response is a 503, and the reason is in the log but not in the response; when the block
-of `open_usage` is left, no process is left.
+What must always hold: one report is made at a time; tenants take turns, of each a bounded number of reports waits, and
+each has a deadline; what a client no longer waits for is interrupted; if the ledger cannot be read, the reason is in
+the log but not in the response, a 503; no process outlives the block of `open_usage`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from .reports import FirstRecord, Report, record_in
 READ_S = 30.0
 """How long a client waits for a report, including the wait for a process."""
 NUM_PROCESSES = 1
-"""Each takes some 60 MiB, and a processor while it makes a report, if nothing else wants it."""
+"""Each takes some 60 MiB, and a processor while it makes a report."""
 MAX_WAITING = 16
 """Reports of one tenant."""
 IDLE_S = 60.0
@@ -73,7 +72,7 @@ class _Job:
     why: str = ""
     """Why there is no answer."""
     is_refused: bool = False
-    """Whether too many of its party wait."""
+    """Too many of its party wait."""
 
 
 @asynccontextmanager
@@ -94,8 +93,6 @@ async def open_usage(
 
 
 class LedgerUsage:
-    """A source that reads the ledger, made by `open_usage`."""
-
     def __init__(self, where: Where, num_processes: int, max_waiting: int, read_s: float) -> None:
         self._where = where
         self._turns = FairTurns(num_processes, max_waiting=max_waiting)
@@ -136,7 +133,6 @@ class LedgerUsage:
         return _body_of(job.answered)
 
     async def _serve(self, job: _Job) -> None:
-        """Have a job's report made when it is its turn, unless its client leaves first."""
         try:
             with job.scope:
                 async with self._turns.turn(job.party):
@@ -148,10 +144,7 @@ class LedgerUsage:
             job.done.set()
 
     async def _make(self, job: _Job) -> None:
-        """Have a report made, by an idle process if there is one.
-
-        One that is gone may have died while it was idle, which is nobody's error: then a new one makes the report.
-        """
+        """Have a report made by an idle process, or by a new one if there is none or it has died while idle."""
         try:
             idle = await self._idle.take()
             if idle is not None:

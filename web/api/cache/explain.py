@@ -1,8 +1,7 @@
 """`GET /v1/cache/explain/{request_id}`: what of a request's prompts was cached, why not more, and what could change it.
 
-The id is the server's own, from the response header `X-Quipu-Request-Id`. A tenant's key is shown its own requests, an
-admin key all of them. The last requests are explained from memory, older ones from their usage records, without blocks,
-messages and advice.
+The id is from the response header `X-Quipu-Request-Id`. A tenant's key is shown its own requests, an admin key all. The
+last requests are explained from memory, older ones from their usage records, without blocks, messages and advice.
 
 What must always hold: another tenant's request is answered like one that does not exist, after the same work; no answer
 names another tenant's request.
@@ -24,7 +23,7 @@ from ..answer import whole_response
 from .explanation_json import Reader, explanation_pieces
 
 MAX_WAITING = 32
-"""Requests of one tenant whose records are to be read."""
+"""Of one tenant."""
 
 
 def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> None:

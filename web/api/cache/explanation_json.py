@@ -1,4 +1,4 @@
-"""An explanation as JSON, for whoever may read it. The endpoint and `quipu explain` print what is made here.
+"""An explanation as JSON, for the endpoint and for `quipu explain`.
 
 What must always hold: a reader is told of its own tenant's requests only; a piece takes about a millisecond to make,
 however long the prompt.
@@ -24,7 +24,6 @@ from quipu.actors.messages.explanations import (
     PromptEnd,
     PromptOutline,
 )
-from quipu.actors.messages.prompts import PartSpan
 
 from ..usage import all_tiers, miss_for_client
 
@@ -65,18 +64,16 @@ class Reader:
     """Who reads an explanation."""
 
     tenant: str | None
-    """None: an operator, who may read all."""
+    """None: an operator."""
 
     def sees(self, tenant: str) -> bool:
         return self.tenant in (None, tenant)
 
     def miss(self, miss: CacheMiss) -> CacheMiss:
-        """Return a miss as the reader may know it."""
         return miss if self.tenant is None else miss_for_client(miss)
 
 
 def explanation_pieces(explanation: Explanation, reader: Reader, block_size: int) -> Iterator[bytes]:
-    """Yield the JSON of an explanation."""
     yield b'{"request_id":%b,"state":"%b","usage":%b,"prompts":[' % (
         orjson.dumps(explanation.request_id),
         b"open" if explanation.is_open else b"closed",
@@ -126,10 +123,7 @@ def _block(span: BlockSpan) -> dict[str, Any]:
 
 
 def lost_to_rounding(prompt: ExplainedPrompt) -> int | None:
-    """Return how many tokens were cached, or lie in the last block, but could not be reused because blocks are whole.
-
-    None: not known.
-    """
+    """Return how many tokens could not be reused because only whole blocks are; None if that is unknown."""
     if prompt.ended is None or prompt.prompt_tokens is None or prompt.cached_tokens is None:
         return None
     miss = prompt.ended.miss
@@ -153,12 +147,9 @@ def _list_pieces(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 
 def _messages(outline: PromptOutline) -> Iterator[dict[str, Any]]:
     """Yield where each message lies; parts that come from no message have no index."""
-
-    def place(part: PartSpan) -> tuple[int | None, str]:
-        return part.message, part.role
-
-    for (message, role), parts in groupby(map(outline.__getitem__, range(len(outline))), key=place):
-        of_message = list(parts)
+    parts = map(outline.__getitem__, range(len(outline)))
+    for (message, role), group in groupby(parts, key=lambda part: (part.message, part.role)):
+        of_message = list(group)
         yield {"index": message, "role": role, "start": of_message[0].start, "end": of_message[-1].end}
 
 

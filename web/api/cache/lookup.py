@@ -1,8 +1,7 @@
 """`POST /v1/cache/lookup`: what of a request's prompts is cached now, and where that ends.
 
-The request is written as a line of a batch file: `url` and `body`. The body is read by the reader of its endpoint, and
-its prompts are rendered, encoded and keyed as they would be to be served; then the engine is asked that they would be
-sent to. No account is opened, nothing is counted, and no cache is changed.
+The request is written as a line of a batch file: `url` and `body`. It is read, rendered, encoded and keyed as for being
+served, and then looked up in the engine that would serve it. No account is opened, and no cache is changed.
 
 What must always hold: a client learns of its own tenant's cache only, and of the salt that it names; the numbers are
 those that the request would report if it were admitted now.
@@ -42,8 +41,6 @@ ENDPOINT = "/v1/cache/lookup"
 BATCH_FIELDS = frozenset({"body", "custom_id", "method", "url"})
 """Those of a line of a batch file."""
 _BEGINS_WITH_COMPLETIONS = re.compile(rb'\s*\{\s*"url"\s*:\s*"/v1/completions"\s*,')
-
-
 _READERS: Mapping[str, Reader] = {
     CHAT: read_chat,
     COMPLETIONS: read_completion,
@@ -92,7 +89,6 @@ async def _read(desk: Desk, options: AppOptions) -> Encode:
 
 
 def _pieces(found: Sequence[PromptLookUp], now: float) -> Iterator[bytes]:
-    """Yield the answer as JSON. `now` is in Unix seconds."""
     yield b'{"prompts":['
     for index, prompt in enumerate(found):
         yield (b"," if index else b"") + orjson.dumps(_described(prompt, now))
@@ -113,7 +109,7 @@ def _described(found: PromptLookUp, now: float) -> dict[str, Any]:
 
 
 def _end(found: PromptLookUp) -> dict[str, Any] | None:
-    """Return where the cached prefix ends, and why; None if all that may be reused is cached."""
+    """Return where and why the cached prefix ends; None if all that may be reused is cached."""
     miss = miss_for_client(found.miss)
     if miss.reason is MissReason.NONE:
         return None

@@ -1,7 +1,6 @@
 """`GET /v1/cache/stats`: how the prefix cache was used within `--stats-window`, and what others would have found.
 
-By tenant and model name, the last used ones first; `tenant`, `model` and `limit` choose among them. A tenant's key is
-shown its own, an admin key all of them, and the sums over all.
+By tenant and model name, the last used ones first. A tenant's key is shown its own, an admin key all and the sums.
 
 What must always hold: a tenant sees nothing that others have caused, evictions apart; other tasks run between two
 tenants' figures.
@@ -17,7 +16,6 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from quipu.actors.cache_insight.cache_figures import CacheFigures, Evictions, HitRate, Reuse
-from quipu.actors.cache_insight.cache_watch import CacheWatch
 from quipu.actors.request_desk.interface import Desk
 
 from ...request.request_context import current_request_context
@@ -36,13 +34,15 @@ def install_cache_stats(app: QuartTrio, desk: Desk) -> None:
         tenant, model = parameters.text("tenant"), parameters.text("model")
         limit = parameters.whole("limit", 1, MAX_LIMIT) or DEFAULT_LIMIT
         view = desk.cache
-        described: dict[str, Any] = {
-            "object": "cache.stats",
-            "window_s": view.window_s,
-            "block_size": view.block_size,
-        }
+        described: dict[str, Any] = {"object": "cache.stats", "window_s": view.window_s, "block_size": view.block_size}
         if principal.is_admin:
-            described |= {"all": describe(view.overall()), "blocks": describe_blocks(desk), "pinned": _pinned(view)}
+            engines, pinned = desk.engines(), view.pinned()
+            described["all"] = describe(view.overall())
+            described["blocks"] = {
+                "total": sum(status.blocks_total for status in engines),
+                "used": sum(status.blocks_used for status in engines),
+            }
+            described["pinned"] = {"blocks": pinned.num_blocks, "yielded": pinned.num_yielded}
         is_theirs = principal.is_admin or tenant in (None, principal.tenant)
         data: list[orjson.Fragment] = []
         has_more = False
@@ -58,7 +58,6 @@ def install_cache_stats(app: QuartTrio, desk: Desk) -> None:
 
 
 def describe(figures: CacheFigures) -> dict[str, Any]:
-    """Return the figures of one tenant and model, or of all."""
     return {
         "requests": figures.num_requests,
         "hit_requests": figures.num_hits,
@@ -70,20 +69,6 @@ def describe(figures: CacheFigures) -> dict[str, Any]:
         "evictions": None if figures.evictions is None else _evictions(figures.evictions),
         "pins": {"prompts": figures.pins.num_prompts, "tokens": figures.pins.num_tokens},
     }
-
-
-def describe_blocks(desk: Desk) -> dict[str, int]:
-    """Return the blocks of all engines now."""
-    engines = desk.engines()
-    return {
-        "total": sum(status.blocks_total for status in engines),
-        "used": sum(status.blocks_used for status in engines),
-    }
-
-
-def _pinned(view: CacheWatch) -> dict[str, int]:
-    pinned = view.pinned()
-    return {"blocks": pinned.num_blocks, "yielded": pinned.num_yielded}
 
 
 def _slice(one: HitRate) -> dict[str, Any]:

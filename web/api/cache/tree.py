@@ -1,8 +1,7 @@
-"""`GET /v1/cache/tree`: the prefix tree of the cached blocks, as branches with token counts and knots where they part.
+"""`GET /v1/cache/tree`: the prefix tree of the cached blocks, without text and token ids.
 
 `tenant` chooses a tenant (an admin key sees all), `from` a branch whose children are wanted, `depth` the levels below
 it, `limit` the nodes, `request` a request whose path is shown. A node is a branch: blocks that the same prompts have.
-No text and no token ids are in it.
 
 What must always hold: at most `MAX_NODES` nodes and `MAX_BYTES` bytes are answered; other tasks run every few nodes,
 however many clients ask, and tenants take turns; no engine is asked; another tenant's branch or request is answered
@@ -38,14 +37,13 @@ DEFAULT_DEPTH: Final = 4
 MAX_DEPTH: Final = 1000
 NODES_AT_A_TIME: Final = 32
 PAUSE_S: Final = 0.001
-"""Between some nodes and the next ones: an engine on the same processor does not wait for the whole answer."""
+"""After each group of nodes, for an engine on the same processor."""
 NO_TENANT: Final = ""
-"""The name of no tenant."""
 _BRANCH_ID = re.compile(r"[0-9a-f]{16}")
 _BYTES_AROUND: Final = 4096
-"""For what is not a node."""
+"""Of everything but nodes."""
 _BYTES_OF_ORDER: Final = 20
-"""That a node takes beside itself: its place in the order of eviction, and a comma."""
+"""Of a node's place in the order of eviction, and a comma."""
 
 
 @attrs.define
@@ -57,7 +55,7 @@ class Found:
     has_more: bool = False
 
     def take(self, nodes: Iterator[TreeNode | None], limit: int) -> bool:
-        """Add the next of the nodes, as many as may be answered; return whether others are to be added after them."""
+        """Add the next nodes, within the limits. Return whether to continue."""
         slice_of_nodes = list(islice(nodes, NODES_AT_A_TIME))
         for node in slice_of_nodes:
             if node is None:
@@ -112,7 +110,7 @@ def install_cache_tree(app: QuartTrio, desk: Desk) -> None:
 
 
 def eviction_order(nodes: Sequence[TreeNode]) -> list[str]:
-    """Return the ids of nodes in the order of their eviction, without those that are held, pinned or gone."""
+    """Return the ids of nodes that are not held, pinned or gone, in the order of their eviction."""
     free = [node for node in nodes if node.engines and not node.is_held and node.pinned_until_s is None]
     # a sequence lets go of its blocks last to first
     free.sort(key=lambda node: (node.last_release, -node.start))
@@ -120,7 +118,7 @@ def eviction_order(nodes: Sequence[TreeNode]) -> list[str]:
 
 
 def describe(node: TreeNode) -> dict[str, Any]:
-    """Return a node. What it says of tiers is of the engine that has most of it."""
+    """Return a node, with the tiers of the engine that has most of it."""
     most = max(node.engines.values(), key=lambda held: held.num, default=HeldBlocks(0))
     num_on_device = most.num - most.num_on_host
     return {

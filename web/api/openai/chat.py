@@ -1,7 +1,4 @@
-"""`POST /v1/chat/completions`: its body. `chat_response.py` has its response.
-
-Messages are read by `chat_messages.py`, tools by `chat_tools.py`; both are rendered by the checkpoint's chat template.
-"""
+"""`POST /v1/chat/completions`: its body. `chat_response.py` has its response."""
 
 from __future__ import annotations
 
@@ -55,14 +52,9 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         marks=breakpoints.marks(read.parts),
         parts=read.parts,
     )
+    scores = read_chat_scores(fields)
     request = read_request(
-        fields,
-        info,
-        model=model,
-        prompts=(prompt,),
-        limit=limit,
-        max_sequences=max_sequences,
-        scores=read_chat_scores(fields),
+        fields, info, model=model, prompts=(prompt,), limit=limit, max_sequences=max_sequences, scores=scores
     )
     include_reasoning = fields.flag("include_reasoning")
     names_reasoning = include_reasoning and info.output.reasoning_parser is not None
@@ -81,10 +73,9 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
 
 def _read_continued(fields: Fields, last_message: Any) -> bool:
     """Return whether the last message is the beginning of the response."""
-    if not fields.flag("continue_final_message"):
-        return False
-    if fields.get("add_generation_prompt"):
+    is_continued = fields.flag("continue_final_message")
+    if is_continued and fields.get("add_generation_prompt"):
         raise bad_value("continue_final_message", "not allowed together with `add_generation_prompt`")
-    if "tool_calls" in last_message:
+    if is_continued and "tool_calls" in last_message:
         raise bad_value("continue_final_message", "the last message must not have tool calls")
-    return True
+    return is_continued

@@ -1,10 +1,9 @@
 """The messages of a chat completion, in the form that chat templates expect.
 
 Messages hold text: a string, or a list of text parts, which are joined; a refusal of an earlier turn is text, too. What
-the model cannot read is refused, but skipped in a tool's result, since a history that has it could never be continued;
-so is the sound of an earlier answer. Calls of earlier turns get their arguments as
-objects; the `function_call` and the role `function` of older clients are read as a call and its result. How a role is
-rendered is up to the template.
+the model cannot read is refused, but skipped in a tool's result and in earlier answers, since a history that has it
+could never be continued. Arguments of earlier calls become objects; the `function_call` and the role `function` of
+older clients are read as a call and its result.
 """
 
 from __future__ import annotations
@@ -24,18 +23,16 @@ from ..json_structure import InvalidJson, TooComplex
 from ..pace import Pace
 from .prompt_cache import PartBreakpoint, PartBreakpoints, read_breakpoint
 
-_OF_ANSWERS = ("audio", "refusal")
+_OF_ANSWERS, _CALLS = ("audio", "refusal"), ("tool_calls", "function_call")
 """What only messages of the assistant may have."""
-_CALLS = ("tool_calls", "function_call")
 _MAY_BE_EMPTY = ("assistant", "function")
 """Roles whose messages may have no content."""
 _RESULTS = ("tool", "function")
-_TEXTS = ("text",)
-_ANSWERS = ("text", "refusal")
+_TEXTS, _ANSWERS = ("text",), ("text", "refusal")
 """Types of parts."""
 _UNREADABLE = ("image_url", "input_audio", "file")
 _HALF_A_CHARACTER = "surrogate"
-"""In orjson's message about an escaped lone surrogate, which no tokenizer can encode."""
+"""In orjson's message about a lone surrogate, which no tokenizer can encode."""
 
 
 @attrs.frozen
@@ -70,8 +67,7 @@ async def read_parts(
 ) -> TextParts:
     """Return the text of a field that holds a string or a list of parts of these types. Raises APIError.
 
-    The paths of parts of `skipped` types, which the model cannot read, are added to `unused`. `allowed`: the types, for
-    messages.
+    Paths of parts of `skipped` types are added to `unused`. `allowed` names the types in an error.
     """
     value: Any = fields.get(name)
     if type(value) is str:
@@ -92,7 +88,7 @@ async def read_parts(
 
 
 async def read_messages(fields: Fields, breakpoints: PartBreakpoints, pace: Pace) -> ReadMessages:
-    """Return `messages`; their breakpoints are added to `breakpoints`. Raises APIError."""
+    """Return `messages`, and add their breakpoints to `breakpoints`. Raises APIError."""
     reader = _Reader(breakpoints, pace)
     for message in fields.objects("messages", "a list of messages", pace.check_messages, is_required=True):
         await reader.read(message)
@@ -111,11 +107,10 @@ class _Reader:
     async def read(self, fields: Fields) -> None:
         await self._pace.tick()
         role = fields.text("role")
-        for field in _OF_ANSWERS if role != "assistant" else ():
-            if fields.get(field):
+        for field in (*_OF_ANSWERS, *_CALLS) if role != "assistant" else ():
+            if fields.get(field) and field in _OF_ANSWERS:
                 raise unsupported_parameter(fields.param(field))
-        for field in _CALLS:
-            if role != "assistant" and fields.get(field):
+            if fields.get(field):
                 raise bad_value(fields.param(field), "only allowed in messages of the role `assistant`")
         message: dict[str, Any] = {"role": role, "content": await self._read_content(fields, role)}
         if (name := fields.optional_text("name")) is not None:
@@ -186,16 +181,13 @@ class _Reader:
         return content.text
 
     def _note_part(self, role: str, part: int | None, num_chars: int, call: int | None = None) -> None:
-        """Note the end of a part of the message that is being read, whose index is the same in the chat."""
+        """Note the end of a part of the current message, whose index is the same in the chat."""
         index = len(self.messages)
         self.parts.append(ChatPart(index, part, role, index, num_chars, call))
 
 
 async def read_arguments(fields: Fields, pace: Pace) -> Any:
-    """Return `arguments`, a JSON string or an object, as an object. Raises APIError.
-
-    A model may have written what is no JSON object: that stays a string.
-    """
+    """Return `arguments`, a JSON string or an object, as an object; what is no JSON stays a string. Raises APIError."""
     arguments, param = fields.get("arguments"), fields.param("arguments")
     if arguments is None:
         raise missing(param)

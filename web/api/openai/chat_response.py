@@ -65,7 +65,6 @@ def chat_choice(transcript: Transcript, index: int, wanted: GenerationRequest, c
 def _calls_pieces(
     calls: Sequence[CallBlock], choice: int, wanted: GenerationRequest, call_ids: CallIds
 ) -> Iterator[bytes]:
-    """Yield the field with a whole message's calls."""
     if wanted.rules.legacy_functions:
         # Their requests end with the first call.
         yield b',"function_call":' + _function(calls[0].name, str(calls[0].text))
@@ -92,7 +91,7 @@ def _finish_reason(reason: FinishReason | None, wanted: GenerationRequest, *, ha
 
 
 class ChatWriter(ChunkWriter):
-    """Chunks of a chat completion: the role, one for each event, and last an empty delta with the finish reason."""
+    """Chunks of a chat completion: the role, each event, and last an empty delta with the finish reason."""
 
     OBJECT_NAME = "chat.completion.chunk"
 
@@ -104,7 +103,7 @@ class ChatWriter(ChunkWriter):
         """The choices that have a complete call."""
         names_reasoning = self._wanted.rules.names_reasoning
         self._delta_end = b"," + _reasoning_fields(b"null") + b"}" if names_reasoning else b"}"
-        """The end of a delta without reasoning. Some clients read the field of each chunk of a model that reasons."""
+        """The end of a delta without reasoning. Some clients read the field in every chunk."""
         self._empty_delta = self._delta_end.lstrip(b",")
 
     def render(self, delta: Delta) -> bytes:
@@ -133,7 +132,7 @@ class ChatWriter(ChunkWriter):
         return head, head + b'"role":"assistant","content":' + content + self._delta_end + self._tail(None)
 
     def _events(self, head: bytes, delta: Delta) -> bytes:
-        """Return a chunk for each event. The first has what the client asked to know of the tokens."""
+        """Return a chunk for each event, the first with the logprobs and token ids."""
         tail = self._tail(None)
         next_tail = self._told_tail(delta, None) if self._shows_every_token else tail
         chunks: list[bytes] = []
@@ -179,6 +178,5 @@ class ChatWriter(ChunkWriter):
         _, role = self._open(index, b'""')
         if not is_first:
             return iter((role,))
-        return chain(
-            (_CHUNK_START + b'"prompt_token_ids":',), id_pieces(token_ids), (b"," + role[len(_CHUNK_START) :],)
-        )
+        rest = b"," + role[len(_CHUNK_START) :]
+        return chain((_CHUNK_START + b'"prompt_token_ids":',), id_pieces(token_ids), (rest,))

@@ -1,4 +1,4 @@
-"""`tools` of a chat completion, and `functions`, their older form. The template shows them as the client sent them."""
+"""`tools` of a chat completion, and `functions`, their older form, which the template shows as they came."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ async def read_chat_tools(fields: Fields, form: CallForm | None, pace: Pace) -> 
     several = fields.flag("parallel_tool_calls") and not is_legacy
     choice = await read_tool_choice(fields, pace)
     old_choice = await read_tool_choice(fields, pace, "function_call")
-    if old_choice.forced_by is not None and not is_legacy:
+    if is_legacy:
+        choice = old_choice
+    elif old_choice.forced_by is not None:
         raise bad_value(old_choice.forced_by, "only allowed together with `functions`")
-    choice = old_choice if is_legacy else choice
     one_call = choice.one_call or not several
     answer = await read_openai_grammar(fields, pace)
     grammar = await read_calls_grammar(tools, choice, answer, form, one_call=one_call, pace=pace)

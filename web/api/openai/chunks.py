@@ -1,7 +1,7 @@
-"""The chunks of a stream of completions or chat.
+"""The chunks of a stream of completions or chat, which differ in the form of a choice.
 
-Each endpoint supplies its own form of a choice (`completions.py`, `chat.py`). What must always hold: everything but
-text, choice and usage is encoded once, in advance; a chunk costs no more than joining bytes.
+What must always hold: everything but text, choice and usage is encoded once, in advance; a chunk costs no more than
+joining bytes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ChunkWriter(StreamWriter):
         """Return the logprobs of the delta's output tokens, if it has any."""
 
     def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
-        """Yield the chunks of an echoed prompt, each made as the client reads. None by default."""
+        """Yield the chunks of an echoed prompt, each made as the client reads."""
         return iter(())
 
     @abstractmethod
@@ -131,7 +131,7 @@ class ChunkWriter(StreamWriter):
         return b"data: " + error.body() + b"\n\n" + DONE
 
     def _told_tail(self, delta: Delta, finish_reason: str | None) -> bytes:
-        """Return `_tail` with what the client asked to know of the delta's tokens."""
+        """Return `_tail` with the logprobs and token ids that the client asked for."""
         tail = self._tail(finish_reason)
         if self._num_top is not None and isinstance(delta, ScoredDelta):
             told = self.scores(delta, self._wanted.scores)

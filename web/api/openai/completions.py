@@ -60,13 +60,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
         prompts = await _read_prompts(fields, info, max_sequences, pace)
         grammar = await read_openai_grammar(fields, pace)
     request = read_request(
-        fields,
-        info,
-        model=model,
-        prompts=prompts,
-        limit=limit,
-        max_sequences=max_sequences,
-        scores=scores,
+        fields, info, model=model, prompts=prompts, limit=limit, max_sequences=max_sequences, scores=scores
     )
     best_of = fields.integer("best_of")
     if best_of is not None and best_of != request.num_choices:
@@ -167,13 +161,11 @@ class CompletionWriter(ChunkWriter):
         return head
 
     def prompt_ids(self, index: int, token_ids: Sequence[int]) -> Iterator[bytes]:
-        """Yield a chunk with the ids of a choice's prompt, in pieces."""
         yield self._head(index) + b'"","prompt_token_ids":'
         yield from id_pieces(token_ids)
         yield self._tail(None)
 
     def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
-        """Yield the echoed prompt: each chunk has the text of its tokens, so that texts and lists concatenate."""
         head, tail, text, num_top = self._head(delta.index), self._tail(None), delta.text, self._num_top
         if num_top is None:
             return (

@@ -1,10 +1,8 @@
 """Logprobs in completions and chat: the fields that request them, and their format.
 
-`logprobs` (and `top_logprobs` in chat) are the API's own. vLLM's extensions are `prompt_logprobs`, the logprob of each
-prompt token, and `return_tokens_as_token_ids`, with which a token is written as `token_id:` and its id. With `echo`, a
-completion's `logprobs` begin with the prompt's. Values are of the raw logits, before temperature and filters.
-
-There may be a hundred thousand tokens, so whole responses are made in pieces of `MAX_ENTRIES`.
+vLLM's extensions are `prompt_logprobs`, the logprob of each prompt token, and `return_tokens_as_token_ids`: a token is
+written as `token_id:` and its id. With `echo`, a completion's `logprobs` begin with the prompt's. Values are of the raw
+logits, before temperature and filters. There may be a hundred thousand tokens, so whole responses are made in pieces.
 """
 
 from __future__ import annotations
@@ -110,22 +108,11 @@ def _array(
 
 
 def _naming(wanted: WantedScores) -> Naming:
-    return _token_id if wanted.as_token_ids else _text
-
-
-def _text(token: ScoredToken | LikelyToken) -> str:
-    return token.text
-
-
-def _token_id(token: ScoredToken | LikelyToken) -> str:
-    return f"token_id:{token.token_id}"
+    return (lambda token: f"token_id:{token.token_id}") if wanted.as_token_ids else (lambda token: token.text)
 
 
 def _by_name(token: ScoredToken, num_top: int, name: Naming) -> dict[str, float | None] | None:
-    """Return the top tokens and the token itself, by name.
-
-    Of those with the same text, which half characters have in common, the token itself is kept, else the likeliest.
-    """
+    """Return the top tokens and the token itself, by name; of several with the same text, itself or the likeliest."""
     if token.logprob is None:
         return None
     by_name: dict[str, float | None] = {}
@@ -158,8 +145,7 @@ def _chat_token(token: ScoredToken | LikelyToken, name: Naming) -> dict[str, Any
 
 
 def prompt_logprobs_pieces(scores: TokenScores | None, num_top: int) -> Iterator[bytes]:
-    """Yield `prompt_logprobs` as JSON: for each prompt token an object of itself and the top tokens by id, null for the
-    first one, which follows nothing."""
+    """Yield `prompt_logprobs` as JSON: for each token itself and the top tokens by id, null for the first one."""
     if scores is None or not len(scores):
         yield b"[null]"
         return

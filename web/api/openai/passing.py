@@ -1,7 +1,7 @@
 """Requests that are passed on to another server: the client's side of `actors/fleet/upstreams/`.
 
-The body goes on as it came, so nothing of it is checked here but what this server decides by: the model, whether the
-answer is a stream, and whether its client is to see usage.
+The body goes on as it came. Only what this server decides by is checked: the model, whether the answer is a stream, and
+whether its client is to see usage.
 
 What must always hold: the last bytes of a response are sent after its usage record is stored; the upstream is slowed
 down to what its client reads; a stream's client hears something in time, whatever its upstream does.
@@ -37,7 +37,6 @@ from ..stream import Stream, StreamWriter
 ReadPrompt = Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRequest]]
 """Reads a body as for an engine of this server."""
 MAX_VOCABULARY = 2**31
-"""Of upstreams: token ids beyond it are none."""
 MAX_CONTEXT = 1 << 20
 """Tokens of a prompt for which there is an estimate."""
 _PORTABLE_OPTIONS = frozenset({"include_obfuscation", "include_usage"})
@@ -51,7 +50,7 @@ class ForwardedRoute:
     desk: Desk
     options: AppOptions
     read_prompt: ReadPrompt
-    """Used where it is known what upstreams have cached."""
+    """Used if it is known what upstreams have cached."""
 
     def is_portable(self, body: dict[str, Any]) -> bool:
         if not body.keys() <= PORTABLE or type(body.get("prompt", "")) is not str:
@@ -78,18 +77,18 @@ class ForwardedRoute:
             await outlet.begun.wait()
         if not outlet.begun.is_set():
             outlet.begin_early()
-        if (closed_at_once := outlet.closed) is None:
+        if outlet.closed is None:
             return stream_response(outlet.sink, PING, context, options)
         if outlet.refusal is not None:
             return refused(outlet.refusal)
-        raise_error_of(closed_at_once)
+        raise_error_of(outlet.closed)
         return Response(outlet.last, content_type="application/json")
 
 
 async def _prompts_of(
     body: dict[str, Any], info: ServingInfo, read: ReadPrompt, max_sequences: int
 ) -> tuple[Prompt, ...]:
-    """Return a request's prompts for an estimate, none if they cannot be read here or are salted."""
+    """Return a request's prompts for an estimate, or none if they are salted or cannot be read here."""
     if body.get("cache_salt"):
         return ()
     as_ours = attrs.evolve(
@@ -165,7 +164,7 @@ class PassedOn(StreamWriter):
         self.begun.set()
 
     def begin_early(self) -> None:
-        """Begin the stream although nothing of it has come, since proxies end connections on which nothing is sent."""
+        """Begin the stream before its first byte, since proxies end connections on which nothing is sent."""
         self.begin()
         self.sink.push(PING)
 

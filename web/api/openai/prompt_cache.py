@@ -1,11 +1,11 @@
 """`prompt_cache_options`, `prompt_cache_retention` and `prompt_cache_breakpoint`: what of a prompt a client wants kept.
 
-A breakpoint on a part of a message pins the prompt up to the end of that part, as `cache_control` does in the Messages
-API. With `mode: implicit`, which is the default, a ttl that the client names pins the prompt up to its last message as
-well. Everything is cached in any case, so that `mode: explicit` without breakpoints pins nothing and loses nothing.
+A breakpoint pins the prompt up to the end of its part, as `cache_control` does in the Messages API. With `mode:
+implicit`, the default, a ttl also pins the prompt up to its last message. Everything is cached in any case, so `mode:
+explicit` without breakpoints pins nothing and loses nothing.
 
-What must always hold: at most `MAX_BREAKPOINTS` marks, the last ones, in the order of the prompt; whatever else was
-asked for and has no effect is in `unused`.
+What must always hold: at most `MAX_BREAKPOINTS` marks, the last ones, in the order of the prompt; what else was asked
+for has no effect, and is in `unused`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_cache_wishes(fields: Fields) -> CacheWishes:
 
 
 def read_ttl(fields: Fields) -> CacheTtl | None:
-    """Return the longest ttl that there is here and that is no longer than the field `ttl`. Raises APIError."""
+    """Return the longest ttl of this server that does not exceed the field `ttl`. Raises APIError."""
     ttl, param = fields.optional_text("ttl"), fields.param("ttl")
     if ttl is None:
         return None
@@ -69,8 +69,6 @@ def read_ttl(fields: Fields) -> CacheTtl | None:
 
 @attrs.frozen
 class PartBreakpoint:
-    """A breakpoint on a part."""
-
     path: str
     ttl: CacheTtl | None
 
@@ -93,13 +91,13 @@ class PartBreakpoints:
         self._found: list[tuple[str, Mark]] = []
 
     def add(self, found: PartBreakpoint | None, message: int, num_chars: int) -> None:
-        """Place a breakpoint, if there is one, behind `num_chars` characters of a message of the chat."""
+        """Place a breakpoint, if there is one, after `num_chars` characters of a message."""
         if found is not None:
             ttl = found.ttl or self._wishes.ttl or CacheTtl.FIVE_MINUTES
             self._found.append((found.path, ContentMark(ttl, message, num_chars)))
 
     def marks(self, parts: Sequence[ChatPart]) -> tuple[Mark, ...]:
-        """Return the marks, with that of the end of the last part if the client wants it."""
+        """Return the marks."""
         end = self._end(parts)
         kept = [mark for _, mark in self._found[-self._num_kept(parts) :]]
         return (*kept, *((end,) if end is not None else ()))

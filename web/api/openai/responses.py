@@ -1,8 +1,7 @@
 """`POST /v1/responses`: its body.
 
-`read_response` returns the request and the fields that the response echoes. Nothing is stored, so fields that refer to
-an earlier response are refused by name, as are fields that would change the response and are not implemented
-(`../body_table.py`). Sampling, stop strings, priority and salt are read as on the other endpoints.
+Nothing is stored, so fields that refer to an earlier response are refused by name, as are fields that would change the
+response and are not implemented (`../body_table.py`).
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ _LOGPROBS = "message.output_text.logprobs"
 
 @attrs.frozen
 class ResponseRequest:
-    """A body that has been checked."""
-
     wanted: GenerationRequest
     echo: Mapping[str, Any]
     """Fields of the request that every version of the response object repeats."""
@@ -73,14 +70,8 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         marks=breakpoints.marks(read.parts),
         parts=read.parts,
     )
-    wanted = read_request(
-        fields,
-        info,
-        model=model,
-        prompts=(prompt,),
-        limit=limit,
-        max_sequences=max_sequences,
-    )
+    wanted = read_request(fields, info, model=model, prompts=(prompt,), limit=limit, max_sequences=max_sequences)
+    verbosity = unused_verbosity(fields.fields("text"))
     wanted = attrs.evolve(
         wanted,
         system_param="instructions" if fields.get("instructions") else "",
@@ -89,12 +80,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
         include_reasoning=fields.flag("include_reasoning"),
         grammar=grammar,
         thinking_budget=thinking.budget,
-        unused_fields=(
-            *thinking.unused,
-            *unused_verbosity(fields.fields("text")),
-            *tools.unused,
-            *breakpoints.unused(read.parts),
-        ),
+        unused_fields=(*thinking.unused, *verbosity, *tools.unused, *breakpoints.unused(read.parts)),
     )
     if wishes.prewarm:
         wanted = wanted.prewarmed(PREWARM)

@@ -1,7 +1,7 @@
 """The response object of `POST /v1/responses` and its usage, in whole responses and in the events of a stream.
 
-`ResponseVersions` is created once per request; each version of the object (in progress, completed, incomplete, failed)
-is a projection of it. It has all fields that the types of OpenAI's client require.
+Each version of the object (in progress, completed, incomplete, failed) has all fields that the types of OpenAI's client
+require.
 
 What must always hold: only the last version has usage, and it comes from the same record as on the other endpoints.
 """
@@ -58,7 +58,7 @@ class ResponseVersions:
         }
 
     def served(self, record: UsageRecord, *, is_cut: bool) -> dict[str, Any]:
-        """Return the last version of a successful response: completed, or incomplete because of its token limit."""
+        """Return the last version of a successful response, incomplete if its token limit cut it."""
         return self.body(
             "incomplete" if is_cut else "completed",
             usage=response_usage(openai_usage(record, with_tiers=self.wanted.delivery.with_tiers)),

@@ -21,15 +21,15 @@ MAX_ECHOED = 1 << 16
 """Characters of `tools`, and of `tool_choice`, that a response repeats; what is beyond them is left out."""
 MAX_ECHOED_DEPTH = 128
 _VALUE_CHARS = 8
-"""What a value counts for, besides the characters of a string."""
+"""For each value, besides the characters of a string."""
 _TEXTS = ("prompt_cache_key", "safety_identifier", "user")
-"""Echoed. An id chosen by a client is no reason to share or to divide a cache; `../affinity.py` has what it is for."""
 _FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict")
 
 
 def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
     """Return what a response repeats. Raises APIError for fields that are read nowhere else."""
     choice = fields.get("tool_choice")
+    fields.optional_text("service_tier")  # checked, although there is only one
     rules = wanted.sampling.rules or LogitRules()
     return {
         "background": False,
@@ -44,7 +44,7 @@ def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
         "previous_response_id": None,
         **{name: fields.optional_text(name) for name in _TEXTS},
         "reasoning": _read_reasoning(fields.fields("reasoning")),
-        "service_tier": _read_service_tier(fields),
+        "service_tier": "default",
         "store": False,
         "temperature": wanted.sampling.temperature,
         "text": {"format": _read_format(fields.fields("text"))},
@@ -57,7 +57,7 @@ def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
 
 
 def _read_reasoning(reasoning: Fields) -> Mapping[str, Any]:
-    """Check the kind of summary: the reasoning itself is sent, so it does not matter which."""
+    # Both are checked; the reasoning itself is sent, so the kind of summary does not matter.
     summary, _ = reasoning.optional_text("summary"), reasoning.optional_text("generate_summary")
     return {"effort": reasoning.get("effort"), "summary": summary}
 
@@ -72,12 +72,6 @@ def _read_format(text: Fields) -> Mapping[str, Any]:
     if form.get("schema") is not None:
         told["schema"] = next(iter(_small([form.get("schema")])), {})
     return told
-
-
-def _read_service_tier(fields: Fields) -> str:
-    """Check the field, and return the only tier there is."""
-    fields.optional_text("service_tier")
-    return "default"
 
 
 def _read_metadata(fields: Fields) -> Mapping[str, str]:
@@ -95,7 +89,7 @@ def _read_metadata(fields: Fields) -> Mapping[str, str]:
 
 
 def _whole_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool with every field that clients' types require of a function; null is one that was absent."""
+    """Return a tool with every field that clients' types require of a function."""
     if tool.get("type") == "namespace" and type(tool.get("tools")) is list:
         return {**tool, "tools": [_whole_tool(inner) for inner in tool["tools"]]}
     return {**dict.fromkeys(_FUNCTION_FIELDS), **tool} if tool.get("type") == "function" else tool
@@ -120,9 +114,9 @@ def _num_chars(value: Any, limit: int) -> int:
     while level:
         inner: list[Any] = []
         for item in level:
-            num_chars += _VALUE_CHARS + (
-                len(item) * (1 if type(item) is str else _VALUE_CHARS) if _is_sized(item) else 0
-            )
+            num_chars += _VALUE_CHARS
+            if type(item) in (str, dict, list):
+                num_chars += len(item) * (1 if type(item) is str else _VALUE_CHARS)
             if num_chars > limit:
                 return num_chars
             if type(item) is dict:
@@ -134,7 +128,3 @@ def _num_chars(value: Any, limit: int) -> int:
             return limit + 1
         level = inner
     return num_chars
-
-
-def _is_sized(value: Any) -> bool:
-    return type(value) in (str, dict, list)

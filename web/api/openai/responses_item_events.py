@@ -29,8 +29,6 @@ from .responses_items import IN_PROGRESS, OutputItems, reasoning_part, text_part
 
 @attrs.define
 class NumberedEvents:
-    """Makes a stream's events."""
-
     num_events: int = 0
     """Made so far."""
 
@@ -56,23 +54,20 @@ class ItemWriter:
         self._open: type[Block] | None = None
         """The kind of the last block, unless its item is done."""
         self._text = GrowingText()
-        """What was sent of it."""
         self._where: dict[str, Any] = {}
         """The last item, in its events."""
         self._delta_head = self._delta_middle = self._delta_tail = b""
-        """What surrounds number and text in its deltas."""
+        """The bytes around number and text in its deltas."""
         self.content = Content()
         """What has been sent."""
 
     def text(self, text: str) -> bytes:
-        """Return the events of a piece of text."""
         encoded = json_for_line(text)  # first, because nothing was sent of a text that cannot be encoded
         opening = b"" if self._open is TextBlock else self._add(TextBlock(GrowingText()))
         self._text.append(text)
         return self._delta(encoded, opening)
 
     def show(self, event: OutputEvent) -> bytes:
-        """Return what an event amounts to."""
         match event:
             case TextDelta():
                 return self.text(event.text)
@@ -104,7 +99,7 @@ class ItemWriter:
         return b"".join((opening, self._delta_head, b"%d" % number, self._delta_middle, text, self._delta_tail))
 
     def _add(self, block: Block) -> bytes:
-        """Begin an item, after the end of the one before it."""
+        """Begin an item, after ending the one before it."""
         end = self._finish(is_whole=True)
         number = len(self.content.blocks)
         self.content.blocks.append(block)

@@ -1,8 +1,7 @@
 """The output items of a response: messages, reasoning, function calls and calls of custom tools.
 
-Whole responses (`responses_routes.py`) and streams (`responses_item_events.py`) make them from the same blocks. The
-model writes the input of a custom tool as `{"input": "..."}`, of which the client gets the text; whatever else it wrote
-is the input as it is.
+Whole responses and streams make them from the same blocks. The model writes the input of a custom tool as `{"input":
+"..."}`, of which the client gets the text; anything else is the input as it is.
 
 What must always hold: an item's id is the same in every event and in the response; a call that was cut is incomplete;
 a response that succeeded has at least one item.
@@ -49,12 +48,11 @@ class OutputItems:
         return COMPLETED if (block.is_complete if isinstance(block, CallBlock) else is_whole) else INCOMPLETE
 
     def item(self, number: int, block: Block, status: str) -> dict[str, Any]:
-        """Return the item of a block, without what it contains while it is in progress."""
-        has_content = status != IN_PROGRESS
+        """Return the item of a block, empty while it is in progress."""
         if isinstance(block, CallBlock):
             return self._call(number, block, status)
         part = reasoning_part if isinstance(block, ReasoningBlock) else text_part
-        content = [part(str(block.text))] if has_content else []
+        content = [] if status == IN_PROGRESS else [part(str(block.text))]
         item = {"id": self.item_id(number, block)}
         if isinstance(block, ReasoningBlock):
             rest = {"summary": [], "content": content, "encrypted_content": None, "status": status}
@@ -89,7 +87,6 @@ class OutputItems:
             return text
 
     def item_id(self, number: int, block: Block) -> str:
-        """Return the id of the response's item `number`."""
         prefix = "msg"
         if isinstance(block, ReasoningBlock):
             prefix = "rs"

@@ -6,7 +6,7 @@ Responses are not stored: the routes for an earlier one answer with an error tha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from quart import Response
@@ -42,10 +42,8 @@ class ResponseReply(Reply):
 
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
         is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH and not self.wanted.is_prewarm
-        output: Iterable[dict[str, Any]] = ()
-        if not self.wanted.is_prewarm:
-            output = self._items().output(transcript.content(0), is_whole=not is_cut)
-        return with_items(self._versions().served(record, is_cut=is_cut), output)
+        output = self._items().output(transcript.content(0), is_whole=not is_cut)
+        return with_items(self._versions().served(record, is_cut=is_cut), () if self.wanted.is_prewarm else output)
 
     def writer(self, stream: Stream) -> ResponseWriter:
         return ResponseWriter(stream, self._versions(), self._items())

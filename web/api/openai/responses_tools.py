@@ -19,11 +19,7 @@ from ..pace import Pace
 from ..tool_set import ToolSet, read_name
 
 MAX_NAME_CHARS = 128
-_FREE_TEXT: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
+_FREE_TEXT: Mapping[str, Any] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 class ResponseTools(ToolSet):
@@ -35,7 +31,6 @@ class ResponseTools(ToolSet):
         self._namespaces: dict[str, NamespacedTool] = {}
 
     def reply_rules(self) -> ReplyRules:
-        """Return how calls are written."""
         return ReplyRules(custom_tools=frozenset(self._custom), namespaces=self._namespaces)
 
     async def read(self, fields: Fields, namespace: str | None = None, *, skip_known: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import attrs
@@ -85,7 +86,6 @@ class ChoicesReply(Reply):
         yield b"}"
 
     def _about_prompt(self, transcript: Transcript) -> Iterator[bytes]:
-        """Yield what all choices have in common."""
         if self.wanted.scores.prompt is not None:
             yield b',"prompt_logprobs":'
             yield from prompt_logprobs_pieces(transcript.of_prompt(0).scores, self.wanted.scores.prompt)
@@ -102,21 +102,13 @@ def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
 
     @app.post(COMPLETIONS.endpoint)
     async def create_completion() -> Response:
-        passing = ForwardedRoute(COMPLETIONS.endpoint, desk, options, completions.read_completion)
+        passing = ForwardedRoute(COMPLETIONS.endpoint, desk, options, COMPLETIONS.read)
         return await answer(COMPLETIONS.endpoint, read_completion, desk, options, MAX_VALUES, pass_on=passing)
 
     @app.post(CHAT.endpoint)
     async def create_chat_completion() -> Response:
-        passing = ForwardedRoute(CHAT.endpoint, desk, options, chat.read_chat)
+        passing = ForwardedRoute(CHAT.endpoint, desk, options, CHAT.read)
         return await answer(CHAT.endpoint, read_chat, desk, options, pass_on=passing)
-
-
-async def read_completion(parsed: ParsedRequest) -> Reply:
-    return await _read(COMPLETIONS, parsed)
-
-
-async def read_chat(parsed: ParsedRequest) -> Reply:
-    return await _read(CHAT, parsed)
 
 
 async def _read(dialect: Dialect, parsed: ParsedRequest) -> Reply:
@@ -125,3 +117,6 @@ async def _read(dialect: Dialect, parsed: ParsedRequest) -> Reply:
     if parsed.options.always_include_usage:
         delivery = attrs.evolve(delivery, include_usage=True)
     return ChoicesReply(dialect, attrs.evolve(wanted, delivery=delivery), parsed)
+
+
+read_completion, read_chat = partial(_read, COMPLETIONS), partial(_read, CHAT)

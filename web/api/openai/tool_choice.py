@@ -1,8 +1,7 @@
 """`tool_choice`: which of a request's tools may be called. Used for chat and for responses.
 
-A choice may leave it to the model whether to call one, forbid it, or force it. Whatever the choice is, the template
-shows every tool, so that the choice does not change the prompt. A tool that is named is called exactly once, as in
-OpenAI's API.
+The template shows every tool, so that the choice does not change the prompt. A tool that is named is called exactly
+once, as in OpenAI's API.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ async def _read_object(choice: Fields, param: str, pace: Pace) -> ToolChoice:
 
 
 async def _read_allowed(allowed: Fields, pace: Pace) -> ToolChoice:
-    """Read the list, which chat nests in a field of its own."""
     mode = allowed.text("mode")
     if mode not in ("auto", "required"):
         raise bad_value(allowed.param("mode"), "must be `auto` or `required`")
