@@ -37,7 +37,10 @@ from .upstream_prompts import UpstreamPrompts, open_prompts
 async def open_upstreams(
     config: RuntimeConfig, desk: RequestDesk, accountant: Channel[Any], metrics: Metrics, own: Routing
 ) -> AsyncIterator[None]:
-    """Pass requests on to the upstreams of `config` until the block is left. `own`: of this server's engines."""
+    """Pass requests on to the upstreams of `config` until the block is left.
+
+    `own` is the routing among this server's engines.
+    """
     own_names = config.model_names if config.num_engines else ()
     pool = UpstreamPool(
         [Upstream(engine_id=desk.pool.new_id(), config=upstream) for upstream in config.upstreams],

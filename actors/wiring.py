@@ -16,8 +16,8 @@ exits with an error only if one of them, or the last engine, keeps dying without
 
 The same actors run in both wirings: `single_loop` runs the engine in this event loop, over in-memory channels (tests,
 simulation); `split` runs it in a process of its own, over a socket pair (serving). Torch is loaded only where the
-engine runs. A server without engines has no checkpoint, so that tokenizer, router and detokenizer do not run; how
-upstreams are reached is `upstream_wiring.py`.
+engine runs. A server without engines has no checkpoint, and runs neither tokenizer nor router nor detokenizer.
+`upstream_wiring.py` connects the upstreams.
 """
 
 from __future__ import annotations

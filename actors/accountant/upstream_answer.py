@@ -1,7 +1,7 @@
-"""What was received of a request that was passed on: where it was sent, when its answer began, and what that used.
+"""The answer of an upstream, as an `Account` books it: where the request was sent, when the answer began, its usage.
 
-Part of an `Account`. Pure. The upstream's numbers are the only ones there are, so nothing is added up, and what it does
-not say is unknown.
+Pure. The upstream's numbers are the only ones there are: nothing is added up, and a number that it leaves out is
+unknown.
 
 What must always hold: no number is made up; an estimate never takes the place of a count; numbers that cannot be are
 not counted, and make the account disputed.
@@ -22,12 +22,12 @@ from .prompt_account import UNATTRIBUTED
 @attrs.define(eq=False)
 class UpstreamAnswer:
     forwarded: Forwarded
-    """To which upstream, the last time."""
+    """Names the upstream of the last attempt."""
     forwarded_at: float
     answering_at: float | None = None
-    """When its answer began."""
+    """When the answer began."""
     answered: Answered | None = None
-    """Set when nothing more can come."""
+    """Set once nothing more can come."""
 
     def add(self, message: Answering | Answered, at: float) -> None:
         match message:
@@ -37,7 +37,7 @@ class UpstreamAnswer:
                 self.answered = message
 
     def withdrawn(self) -> UpstreamAnswer:
-        """Return it without its numbers, as if it had never begun."""
+        """Return a copy without numbers, as of an answer that never began."""
         answered = None if self.answered is None else attrs.evolve(self.answered, usage=UpstreamUsage())
         return UpstreamAnswer(attrs.evolve(self.forwarded, estimate=None), self.forwarded_at, answered=answered)
 
@@ -47,19 +47,19 @@ class UpstreamAnswer:
 
     @property
     def usage(self) -> UpstreamUsage:
-        """What the upstream has said."""
+        """The upstream's own numbers; all unknown until the answer is over."""
         return UpstreamUsage() if self.answered is None else self.answered.usage
 
     @property
     def cached(self) -> Count:
-        """As the upstream says, or else as the router expected."""
+        """The upstream's count, or else the router's estimate once the answer has begun."""
         said, estimate = self.usage.cached, self.forwarded.estimate
         if not isinstance(said, Unknown) or estimate is None or self.answering_at is None:
             return said
         return Estimate(estimate)
 
     def numbers(self) -> dict[str, Any]:
-        """Return fields of the record."""
+        """Return the fields of the record that the upstream's usage fills."""
         answered, usage, cached = self.answered, self.usage, self.cached
         return {
             "finish_reason": None if answered is None else answered.finish_reason,

@@ -61,7 +61,7 @@ async def test_heads(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
             for headers in HEADERS.values():
                 hostile.script = with_head(status, headers)
                 hostile.probe, before = None, hostile.num_probes
-                # a probe asks twice, so that the third answer shows that no head of before can take it out of use
+                # A probe sends two requests: after three more, none that got the previous head is in flight.
                 while hostile.num_probes < before + 3 or not all(upstream.is_ready for upstream in served.pool):
                     await trio.sleep(0.001)
                 num_asked = len(hostile.asked)
