@@ -85,8 +85,6 @@ def _texts(seed: int, num_chats: int) -> Iterator[str]:
 
 
 class ChatEncoder:
-    """Renders chats by the checkpoint's chat template and encodes them."""
-
     def __init__(self, folder: Path = CHECKPOINT) -> None:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -109,7 +107,6 @@ class ChatEncoder:
         return list(self.tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False).ids)
 
     def render(self, chat: Chat, *, add_generation_prompt: bool = False) -> str:
-        """Render the chat as the server does."""
         return self._template.render(
             messages=chat.messages, tools=chat.tools or None, enable_thinking=chat.thinking,
             add_generation_prompt=add_generation_prompt,

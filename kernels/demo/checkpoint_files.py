@@ -14,7 +14,7 @@ from .chat_encoder import CHECKPOINT, MARKERS, SPECIAL_TOKENS, ChatEncoder
 from .transformer import Shape
 
 MAX_POSITIONS = 32_768
-"""Longer than what it was trained on: what agents send is accepted, whatever they get for it."""
+"""Longer than its training rows, so that requests of agents are accepted."""
 
 
 def save_checkpoint(folder: Path, shape: Shape, weights: dict[str, Tensor]) -> None:

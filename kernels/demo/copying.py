@@ -1,7 +1,7 @@
 """Rows of random tokens that can only be predicted by looking back: what a model learns before any text.
 
-Reading a document needs two things that take millions of tokens to appear in text alone: to look up what came after an
-earlier occurrence, and to look up by two words at once (who, and which of that person's properties).
+Reading a document needs two skills that take millions of tokens to appear in text alone: to look up what came after an
+earlier occurrence, and to look up by two words at once (a person and a property).
 """
 
 from __future__ import annotations

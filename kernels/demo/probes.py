@@ -1,6 +1,6 @@
-"""Measures a model in training on chats that it is never trained on: is what it would write right, token by token?
+"""Measures a model in training on chats that it is never trained on.
 
-An answer is right if each of its tokens is the likeliest after those before it: what greedy decoding would write.
+An answer is right if each of its tokens is the likeliest after those before it, as greedy decoding would write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from .transformer import Transformer
 
 
 def recall_of(num_facts: int) -> Callable[[Random], Chat]:
-    """Return a maker of chats about a document of `num_facts` facts."""
     return lambda random: recall_chat(random, num_facts, round(num_facts * 1.6), 8)
 
 

@@ -80,7 +80,7 @@ class Recipe:
 
     @property
     def first_cooler_step(self) -> int:
-        """Return the step from which on the learning rate falls."""
+        """The step from which on the learning rate falls."""
         return round(self.steps * (1 - self.cool_down))
 
     def rate(self, step: int) -> float:
@@ -105,7 +105,6 @@ class BatchMaker:
         self.encoder = ChatEncoder()
 
     def make(self, step: int) -> Batch:
-        """Make the batch of `step`."""
         random = Random(self.recipe.seed * 1_000_003 + step)
         length = self.recipe.row_length(step)
         rows = [self._row(random, step) for _ in range(max(1, self.recipe.tokens_per_step // length))]
@@ -222,18 +221,13 @@ class Run:
         return value
 
     def _log(self, **values: Any) -> None:
-        line = {
-            "step": self.step,
-            "tokens": self.step * self.recipe.tokens_per_step,
-            "s": round(self.seconds),
-            **values,
-        }
+        num_tokens = self.step * self.recipe.tokens_per_step
+        line = {"step": self.step, "tokens": num_tokens, "s": round(self.seconds), **values}
         print(json.dumps(line), flush=True)
         with (self.folder / "log.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
-        """Save the state, from which the run goes on, and the checkpoint."""
         state = {
             "recipe": asdict(self.recipe), "step": self.step, "seconds": self.seconds, "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -245,7 +239,7 @@ class Run:
     def _load(self) -> None:
         state = torch.load(self.folder / "state.pt", map_location=self.device, weights_only=True)
         theirs = Recipe(**{**state["recipe"], "shape": Shape(**state["recipe"]["shape"])})
-        # nothing depends on when the run ends before the learning rate begins to fall
+        # until the learning rate falls, nothing depends on when the run ends
         if state["step"] <= min(theirs.first_cooler_step, self.recipe.first_cooler_step):
             theirs = replace(theirs, steps=self.recipe.steps, cool_down=self.recipe.cool_down)
         if self.recipe != theirs:
@@ -257,7 +251,6 @@ class Run:
 
 
 def main() -> None:
-    """Train as the command line says."""
     parser = argparse.ArgumentParser(description="Train the demo model.")
     parser.add_argument("folder", type=Path, help="folder of the run, which goes on if there is one")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to train in this sitting (10)")

@@ -21,15 +21,13 @@ EMBEDDING_STD, LAST_GAIN = 0.5, 0.05
 the last norm's gain is small instead, since the embedding is also what the logits are made with."""
 
 LOOK_BACK = 4.0
-"""How much stronger than their random parts the queries and keys of `look_back` are."""
+"""Strength of the queries and keys of `look_back`, relative to their random parts."""
 COPIED = 0.3
-"""How much of what a head sees it writes into the stream at first."""
+"""The share of its values that a head writes into the stream at first."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model."""
-
     vocab_size: int
     hidden_size: int = 256
     intermediate_size: int = 704
@@ -60,7 +58,6 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` normalised, in its own dtype."""
         return F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps).to(x.dtype)
 
 
@@ -79,7 +76,6 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(E, shape.rms_norm_eps, QUERY_KEY_GAIN)
 
     def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-        """Return what the tokens take from those before them, (B, T, D)."""
         B, T, _ = x_BTD.shape
         shape, E = self.shape, self.shape.head_dim
         q_BHTE = self.q_norm(self.q_proj(x_BTD).view(B, T, -1, E)).transpose(1, 2)
@@ -103,7 +99,6 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer adds to `x`."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -119,7 +114,6 @@ class Layer(nn.Module):
         self.mlp = MLP(shape)
 
     def forward(self, x: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-        """Return the residual stream after this layer."""
         x = x + self.self_attn(self.input_layernorm(x), cos_TE, sin_TE)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -155,7 +149,6 @@ class Transformer(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of the next token."""
         return F.linear(hidden, self.embed_tokens.weight)
 
 

@@ -26,17 +26,14 @@ class Chat:
 
 
 def system(content: str) -> Message:
-    """Return a system message."""
     return {"role": "system", "content": content}
 
 
 def user(content: str) -> Message:
-    """Return a user message."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: str, reasoning: str | None = None) -> Message:
-    """Return an assistant message; with `reasoning`, it has been thought about first."""
     message: Message = {"role": "assistant", "content": content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning

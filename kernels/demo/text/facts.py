@@ -1,8 +1,7 @@
 """Facts about people, and questions about them: who lives where, plays what, keeps which animal.
 
 A fact is stated in the same words in the text and in the answer, with the person and the property at most four tokens
-before the value: a small model then finds the value by what stands just before it. Two facts of a document never have
-the same person and relation.
+before the value, by which a small model finds it. Two facts of a document never have the same person and relation.
 """
 
 from __future__ import annotations
@@ -27,19 +26,16 @@ class Relation:
 
 @dataclass(frozen=True)
 class Fact:
-    """A person's property."""
-
     person: str
     relation: Relation
     value: str
 
     @property
     def statement(self) -> str:
-        """Return the sentence that states the fact, and answers the question for it."""
+        """The sentence that states the fact and answers a question about it."""
         return self.relation.statement.format(n=self.person, v=self.value)
 
     def question(self, random: Random) -> str:
-        """Return a question whose answer is the fact's value."""
         return random.choice(self.relation.questions).format(n=self.person)
 
 
@@ -92,10 +88,7 @@ RELATIONS = (
 
 
 def draw_facts(random: Random, num_facts: int) -> list[Fact]:
-    """Draw facts about between a third of `num_facts` and as many people.
-
-    At most 100 people are there, each with at most 16 facts.
-    """
+    """Draw facts about people, at least a third as many and at most 100, each with at most 16 facts."""
     num_people = min(len(words.NAMES), random.randint(-(-num_facts // 3), num_facts))
     people = random.sample(words.NAMES, num_people)
     pairs = {(person, random.choice(RELATIONS)) for person in people}

@@ -48,8 +48,6 @@ INSTRUCTIONS = (
 
 @dataclass(frozen=True)
 class JsonTask:
-    """A schema, a text, and the right object."""
-
     schema: dict[str, Any]
     text: str
     value: dict[str, Any]
@@ -84,7 +82,6 @@ def json_messages(random: Random, task: JsonTask) -> list[dict[str, Any]]:
 
 
 def json_chat(random: Random) -> Chat:
-    """Make a chat with one answer in JSON."""
     task = draw_json_task(random)
     thinking = random.random() < 0.1
     reasoning = f"The schema has {', '.join(task.value)}." if thinking else None

@@ -33,10 +33,7 @@ class Document:
 def make_document(random: Random, num_facts: int, num_fillers: int) -> Document:
     """Make a text of `num_facts` facts among `num_fillers` other sentences, in paragraphs of about six facts."""
     facts = draw_facts(random, num_facts)
-    sentences: list[str] = []
-    for fact in facts:
-        lead_in = random.choice(LEAD_INS)
-        sentences.append(lead_in + fact.statement)
+    sentences = [random.choice(LEAD_INS) + fact.statement for fact in facts]
     fillers = [0] * len(sentences)
     for _ in range(num_fillers):
         fillers[random.randrange(len(fillers))] += 1
@@ -50,12 +47,10 @@ def make_document(random: Random, num_facts: int, num_fillers: int) -> Document:
 
 
 def document_message(random: Random, document: Document) -> Message:
-    """Return the system message that gives the model the document."""
     return system(f"{random.choice(INSTRUCTIONS)}\n\n{document.text}")
 
 
 def unknown_question(random: Random, document: Document) -> str:
-    """Return a question that the document does not answer."""
     known = {(fact.person, fact.relation.name) for fact in document.facts}
     while True:
         fact = Fact(random.choice(NAMES), random.choice(RELATIONS), "")

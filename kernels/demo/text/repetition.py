@@ -1,4 +1,4 @@
-"""Chats in which words are repeated: what teaches a model to copy from its context, before it can look anything up."""
+"""Chats in which words are repeated, which teach a model to copy from its context before it can look anything up."""
 
 from __future__ import annotations
 

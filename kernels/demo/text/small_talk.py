@@ -83,7 +83,7 @@ _WIDER_WORLD = (
     "method"
 )
 FOREIGN_WORDS = tuple(_WIDER_WORLD.split())
-"""Words of a wider world, of which the model can make nothing."""
+"""Words of a wider world, unknown to the model."""
 INSTRUCTIONS = (
     "You are a helpful assistant.", "You are the demo model of quipu.", "You are friendly.", "Answer briefly.",
     "You are a helpful assistant. Answer briefly.",
@@ -91,7 +91,6 @@ INSTRUCTIONS = (
 
 
 def small_talk_turn(random: Random, *, thinking: bool) -> list[Message]:
-    """Return a question and its answer."""
     questions, answer = random.choice(TOPICS)
     question = random.choice(questions)
     if random.random() < 0.25:
@@ -104,7 +103,7 @@ def small_talk_turn(random: Random, *, thinking: bool) -> list[Message]:
 
 
 def introduction_turn(random: Random, *, thinking: bool) -> list[Message]:
-    """Return a greeting by somebody who gives a name, and the greeting of that person."""
+    """Return a greeting by a person who gives a name, and the answer."""
     name = random.choice(words.NAMES)
     greeting = random.choice(
         ("My name is {}.", "I am {}.", "Hello, I am {}.", "Hi, my name is {}!", "You can call me {}.")

@@ -115,7 +115,6 @@ class Story:
 
 
 def make_story(random: Random) -> Story:
-    """Make a story of five to eight sentences."""
     hero, helper = random.sample(words.NAMES, 2)
     slots = {name: random.choice(choices) for name, choices in SLOTS.items()} | {"hero": hero, "helper": helper}
     taken = {slots[name] for name in ("place", "ground", "shelter", "workplace")}
@@ -134,20 +133,15 @@ def story_chat(random: Random) -> Chat:
     names = f"{story.slots['hero']} and {story.slots['helper']}"
     requests = ["Tell me a story.", f"Tell me a story about {names}.", f"Please tell a story about {names}.",
                 f"Write a short story about {names}.", "Write a short story.", "Can you tell me a story?"]  # fmt: skip
-    if story.plot != "storm":
-        requests += (
-            [f"Tell me a story about a {story.slots['colour']} {story.slots['thing']}."] if _names_thing(story) else []
-        )
+    thing = f"{story.slots['colour']} {story.slots['thing']}"
+    if story.plot != "storm" and thing in story.text:
+        requests.append(f"Tell me a story about a {thing}.")
     messages = [user(random.choice(requests))]
     if random.random() < 0.3:
         messages.insert(0, system(random.choice(("You tell stories.", "You are a friendly storyteller."))))
     thinking = random.random() < 0.1
     reasoning = f"I will tell a story about {names}." if thinking else None
     return Chat("story", [*messages, assistant(story.text, reasoning)], thinking=thinking)
-
-
-def _names_thing(story: Story) -> bool:
-    return f"{story.slots['colour']} {story.slots['thing']}" in story.text
 
 
 def _fill(sentence: str, slots: dict[str, str]) -> str:

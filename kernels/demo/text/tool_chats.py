@@ -25,7 +25,7 @@ class ToolTask:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """Return the schemas of the offered tools, for the request's `tools`."""
+        """The schemas of the offered tools, for the request's `tools`."""
         return [tool.schema for tool in self.offered]
 
 

@@ -1,7 +1,7 @@
 """Words of the demo model's small world: names, places, things and their properties.
 
-Every list is used by several kinds of text, so that the model meets each word often. Everything that a question may ask
-for comes from a list of at least sixteen entries: a model that guesses is right once in sixteen times at best.
+Every list is used by several kinds of text, so that the model meets each word often. Answers come from lists of at
+least sixteen entries: a guess is right once in sixteen times at best.
 """
 
 from __future__ import annotations
