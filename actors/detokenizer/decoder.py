@@ -21,8 +21,6 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Decoder:
-    """Create one incremental decoder per sequence, and decode single tokens."""
-
     def __init__(self, library: Library) -> None:
         self._library = library
         added = library.tokenizer.get_added_tokens_decoder()

@@ -28,8 +28,6 @@ _NO_BRANCHES: dict[str, int] = {}
 
 
 class StopStrings:
-    """Move from node to node, one character at a time."""
-
     def __init__(self, stops: Iterable[str]) -> None:
         """Compare whole strings a few times; `step` builds the rest. No stop string is empty."""
         self._labels = "\0"
@@ -136,7 +134,6 @@ class StopStrings:
         return node
 
     def depth(self, node: int) -> int:
-        """Return the length of a node's prefix."""
         if node == ROOT:
             return 0
         chain = bisect_right(self._chain_starts, node) - 1
@@ -151,7 +148,6 @@ class StopStrings:
 
 
 def _num_common(a: str, b: str) -> int:
-    """Return the length of the longest common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

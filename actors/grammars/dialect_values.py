@@ -85,7 +85,6 @@ class _Rules:
             yield from lines
 
     def _later(self, schema: Any, where: str) -> str:
-        """Return the name of a rule that will be written."""
         if schema is True or schema == {}:
             if self._any is None:
                 self._any = f"{self._rule}_any"
@@ -224,7 +223,6 @@ class _Rules:
         return f"({' | '.join(firsts)}){'' if needed else '?'}"
 
     def _text(self, value: Any, where: str) -> str:
-        """Return how a model writes a value."""
         match value:
             case str():
                 if self._quote in value:

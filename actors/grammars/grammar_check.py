@@ -72,7 +72,6 @@ class GrammarChecker:
             return self._followed(library, freer)
 
     def _followed(self, library: GrammarLibrary, text: str) -> str:
-        """Return a grammar that was tried. Raises GrammarError."""
         started = self._clock()
         matcher = library.compile(text)
         untouched = matcher.copy()
@@ -104,7 +103,6 @@ def _try_token(matcher: Matcher, token_id: int) -> None:
 
 
 def _first_token(words_W: Words) -> int | None:
-    """Return the first token of a mask."""
     (found,) = np.nonzero(words_W)
     if not len(found):
         return None

@@ -53,7 +53,6 @@ class GrammarGate:
         await self._inbox.send(message)
 
     def _behind(self, message: WebMessage) -> list[WebMessage] | None:
-        """Return the held messages that must be passed on before `message`."""
         match message:
             case Submit():
                 grammar = message.sampling.grammar

@@ -101,7 +101,6 @@ def is_known_class(escape: str) -> bool:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Write a pattern as the library's text."""
     return llguidance.LLMatcher.grammar_from_regex(pattern)
 
 
@@ -153,7 +152,6 @@ class Matcher:
     _matcher: llguidance.LLMatcher
 
     def copy(self) -> Matcher:
-        """Return another matcher in the same state."""
         return Matcher(self._matcher.deep_copy())
 
     def check(self) -> None:

@@ -165,7 +165,6 @@ def schema_at(line: int, source: str) -> tuple[str, str] | None:
 
 
 def _objects(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every object in a schema with its path."""
     waiting = [("#", schema)]
     while waiting:
         path, value = waiting.pop()

@@ -89,7 +89,6 @@ _NOTES = frozenset({"$comment", "default", "deprecated", "description", "example
 
 
 def problems(found: Located, document: Document) -> Iterator[UnheldSchema]:
-    """Yield the parts of one schema that cannot be enforced."""
     schema, place = found.schema, found.place
     for keyword, (is_right, reason) in _SHAPES.items():
         if keyword in schema and not is_right(schema[keyword]):

@@ -60,8 +60,6 @@ def library_pattern(pattern: str) -> str:
 
 @attrs.define
 class PatternReader:
-    """Translates one pattern."""
-
     source: str
     at: int = 0
     groups: PatternGroups = attrs.field(factory=PatternGroups)
@@ -115,7 +113,6 @@ class PatternReader:
         return "(?i:" if found[1] == "?i:" else "(?:"
 
     def _escape(self) -> str:
-        """Read an escape outside of a class."""
         code = self._code()
         if code is not None:
             return _written(code, _char_text(code))

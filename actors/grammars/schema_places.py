@@ -40,8 +40,6 @@ class Place:
 
 
 class UnheldSchema(GrammarError):
-    """A part of a schema cannot be held."""
-
     def __init__(self, keyword: str, place: Place | str, reason: str) -> None:
         super().__init__(f"the keyword `{keyword}` at `{place}` is not supported ({reason})")
         self.keyword = keyword
@@ -50,7 +48,6 @@ class UnheldSchema(GrammarError):
 
     @property
     def path(self) -> str:
-        """The keyword's own JSON pointer."""
         return f"{self.place}/{segment(self.keyword)}"
 
 

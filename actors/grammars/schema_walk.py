@@ -158,7 +158,6 @@ def reachable(document: Document) -> Iterator[Located]:
 
 
 def _parts(found: Located, single: tuple[str, ...], lists: tuple[str, ...], maps: tuple[str, ...]) -> Iterator[Located]:
-    """Yield the parts of a schema in these keywords."""
     for keyword, value in found.schema.items():
         place = Place(keyword, found.place)
         if isinstance(value, dict) and keyword in single:

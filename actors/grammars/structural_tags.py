@@ -35,8 +35,6 @@ Rules = Generator[str, None, str]
 
 @attrs.frozen
 class _After:
-    """What comes after a format."""
-
     texts: tuple[str, ...] = ()
     """One of these, which the format's own expression has to include."""
     token: str = ""

@@ -107,7 +107,6 @@ class _Values:
     _num_options: int = 0
 
     def options(self, declared: object) -> list[str]:
-        """Return the alternatives. Raises UnsupportedSchema."""
         try:
             return self._options(self._resolved(declared))
         except UnsupportedSchema as error:

@@ -102,7 +102,6 @@ class FormatKeywords:
         self.drop(f"{where}.{keyword}", UnsupportedSchema(where, problem))
 
     def drop(self, path: str, error: UnsupportedSchema) -> None:
-        """Name a path as dropped, or raise the error."""
         if self.dropped is None:
             raise error
         self.dropped.append(path)

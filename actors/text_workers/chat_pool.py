@@ -76,7 +76,6 @@ class ChatPool:
 
     @property
     def worker_ids(self) -> list[int]:
-        """Process ids of the workers."""
         return [worker.process.pid for worker in self._workers]
 
     @property
@@ -125,7 +124,6 @@ class ChatPool:
             del outcome  # it refers to this frame, and so to the chat: avoid a reference cycle
 
     def _leave(self, job: _Job) -> None:
-        """Drop a chat for which nobody waits any more."""
         if job.is_waiting:
             self._queue.drop(job.tenant, job)
         elif job.scope is not None:
@@ -134,7 +132,6 @@ class ChatPool:
     # ------------------------------------------------------------ workers
 
     def _dispatch(self) -> None:
-        """Give waiting chats to idle workers."""
         max_per_tenant = max(1, min(MAX_WORKERS_PER_TENANT, len(self._workers) - 1))
         while self._idle and (job := self._queue.take(max_per_tenant)) is not None:
             job.is_waiting = False

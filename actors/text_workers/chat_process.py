@@ -91,8 +91,6 @@ class ChatProcess:
 
 
 class Exchange:
-    """One message to a process and its answer."""
-
     def __init__(self, stream: trio.SocketStream, frames: list[bytes]) -> None:
         self._socket = stream.socket
         self._frames = frames
@@ -132,7 +130,6 @@ class Exchange:
             raise ProcessGone from None
 
     def take(self, num_bytes: int) -> bytes:
-        """Remove bytes that have been received."""
         taken = bytes(self._data[:num_bytes])
         del self._data[:num_bytes]
         return taken

@@ -113,7 +113,6 @@ def _read_frame(read: Read) -> Any:
 
 
 def read_source(read: Read) -> tuple[TemplateSource, float]:
-    """Read the template, and the time limit for each chat."""
     origin, source, variables, tool_source, timeout_s = _read_frame(read)
     return TemplateSource(origin, source, variables, tool_source), timeout_s
 

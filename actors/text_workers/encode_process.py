@@ -62,7 +62,6 @@ class EncodeProcess:
         return not self._is_broken and self._process.poll() is None
 
     def kill(self) -> None:
-        """Kill the process. Does not block."""
         self._process.kill()
 
     def end(self) -> None:

@@ -36,8 +36,6 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class Lease:
-    """One call's hold on a process."""
-
     is_cancelled: bool = False
     _process: EncodeProcess | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock)

@@ -32,8 +32,6 @@ Ts = TypeVarTuple("Ts")
 
 
 class Lane:
-    """A few threads and the queue for them."""
-
     def __init__(
         self,
         num_threads: int,
@@ -165,8 +163,6 @@ class InlineSlot:
 
 
 class Lanes:
-    """The lane for short requests and the lane for long ones."""
-
     def __init__(
         self,
         max_waiting: int,
@@ -185,7 +181,6 @@ class Lanes:
         self.long = Lane(num_threads, num_threads // 2, max_waiting, max_waiting_bytes, encoder, processes)
 
     async def run(self) -> None:
-        """Keep processes running until cancelled."""
         if self._processes is None:
             return
         try:

@@ -203,7 +203,6 @@ class PooledEncoder:
 
 
 def _outlined(chat: ChatPrompt | None, text: str, encoder: TextEncoder) -> tuple[int, ...]:
-    """Return where the parts of a chat end in its text."""
     return () if chat is None else part_ends(chat, text, encoder.split_points.tokens_between)
 
 

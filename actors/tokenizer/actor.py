@@ -89,7 +89,6 @@ class TokenizerActor:
             pending.extend(await inbox.receive_all())
 
     async def _handle(self, first: TokenizerMessage | Job | None) -> None:
-        """Handle the first pending message, from where it was left."""
         store = self._store
         if first is not None and store.is_first_culprit:
             self._give_up(first)
@@ -205,7 +204,6 @@ class TokenizerActor:
         self._end(job)
 
     def _give_up(self, culprit: TokenizerMessage | Job) -> None:
-        """Refuse a request that kills the tokenizer."""
         if isinstance(culprit, CountTokens | KeyPrompt):
             culprit.outlet.put(TOKENIZER_FAILED)
             return

@@ -52,8 +52,6 @@ class TemplateError(ValueError):
 
 
 class ChatTooLong(Exception):
-    """The rendered chat is longer than allowed."""
-
     def __init__(self, num_characters: int) -> None:
         super().__init__(f"{num_characters} characters")
         self.num_characters = num_characters
@@ -140,7 +138,6 @@ class ChatTemplate:
         return RenderedChat(text, tuple(ends))
 
     def _end_of(self, mark: Mark, chat: ChatPrompt, text: str, limit: int) -> int:
-        """Return how many characters of `text` precede `mark`."""
         for marked in _with_mark(mark, chat):
             changed = self._text(marked, limit)
             if changed != text:

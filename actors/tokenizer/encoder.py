@@ -113,7 +113,6 @@ class TextEncoder:
         return TooManyTokens(encoded, is_exact=True) if isinstance(encoded, int) else EncodedText(as_list(encoded))
 
     def count(self, text: str, *, max_tokens: int) -> int | TooManyTokens:
-        """Count the tokens of a plain text."""
         if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
             return TooManyTokens(num_tokens, is_exact=False)
         found = self.backend.encode(text, max_tokens=-1)
@@ -162,7 +161,6 @@ class TextEncoder:
             return TooManyTokens(num_tokens, is_exact=True)
 
         def num_tokens_before(end: int) -> int:
-            """Return how many tokens lie entirely in the first `end` characters."""
             index = bisect_right(starts, end) - 1
             start, num_before = starts[index], first_tokens[index]
             if end == start:

@@ -60,7 +60,6 @@ class Job:
     """The accountant knows its sequences."""
     num_submitted: int = 0
     num_deaths: int = 0
-    """Deaths in its own task."""
     has_ended: bool = False
 
     @classmethod
@@ -110,7 +109,6 @@ class JobStore:
         return self.num_deaths >= MAX_DEATHS
 
     def take_off(self) -> None:
-        """Remove the first pending message."""
         self.num_handled += not self.is_first_culprit
         self.pending.popleft()
         self.num_deaths = 0

@@ -88,7 +88,6 @@ def _call_text(call: Mapping[str, Any]) -> str:
 
 
 def plain_reasoning(message: Message) -> Message:
-    """Put the reasoning before the content."""
     reasoning = message.get("reasoning_content")
     if not reasoning:
         return message

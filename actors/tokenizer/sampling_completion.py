@@ -52,7 +52,6 @@ def contradiction(rules: LogitRules | None) -> RequestError | None:
 
 class SamplingCompleter:
     def __init__(self, config: RuntimeConfig, encoder: TextEncoder) -> None:
-        """`encoder` encodes the delimiters of reasoning."""
         self._config = config
         self._delimiters = cache(lambda tags: encode_delimiters(tags, encoder, config.vocab_size))
 

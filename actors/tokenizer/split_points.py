@@ -164,7 +164,6 @@ def _agrees(library: Library, split_points: SplitPoints, text: str) -> bool:
 
 
 def _trial_texts(tokens: Iterable[str]) -> Iterator[str]:
-    """Yield texts with each token between words, spaces and line breaks."""
     words = "it's a trial of 12345 words,\n\n  Ünïcode ✓ too"
     filler = words * -(-MIN_CHARACTERS // len(words))
     for token in tokens:

@@ -67,11 +67,9 @@ class Submission:
         return len(self.prompts) * self.request.num_choices
 
     def _places(self) -> list[tuple[int, int]]:
-        """Return each sequence's prompt and choice."""
         return [(prompt, choice) for prompt in range(len(self.prompts)) for choice in range(self.request.num_choices)]
 
     def prompted(self, sequence_ids: tuple[int, ...]) -> Prompted:
-        """Return what the accountant must know before any of the sequences is submitted."""
         places, prompts = self._places(), self.prompts
         block_size = self.config.engine.block_size
         return Prompted(
@@ -86,7 +84,6 @@ class Submission:
         )
 
     def messages(self, sequence_ids: tuple[int, ...], outlet: Outlet) -> Iterator[tuple[Submit, Track]]:
-        """Yield the messages of each sequence, for the scheduler and the detokenizer."""
         request, sampling, engine = self.request, self.sampling, self.config.engine
         places = self._places()
         tail_length = DECODER_TAIL if request.output is None else PARSER_TAIL

@@ -31,8 +31,6 @@ _MAX_TEMPLATES = 1000
 
 @attrs.frozen
 class TemplateSource:
-    """A checkpoint's chat templates."""
-
     origin: str
     """The checkpoint's folder, for error messages."""
     source: str

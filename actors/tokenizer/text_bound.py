@@ -97,7 +97,6 @@ class TextBound:
 
 
 def find_bound(parts: Parts, normalize: Callable[[str], str]) -> TextBound:
-    """Return the bound for a tokenizer, given its parsed JSON and its normalizer."""
     longest = _longest_token_bytes(parts, normalize)
     normalizers = list(_leaves(parts["normalizer"], "normalizers"))
     pre_tokenizers = list(_leaves(parts["pre_tokenizer"], "pretokenizers"))

@@ -52,7 +52,6 @@ def limit_reasoning(
 def sampling_after(
     prompt_token_ids: list[int], sampling: SamplingParams, special_token_ids: Collection[int]
 ) -> SamplingParams:
-    """Return the parameters of a sequence with this prompt."""
     rules, grammar = sampling.rules, sampling.grammar
     if rules is not None and rules.thinking_budget is not None:
         opens = _leaves_open(prompt_token_ids, rules, special_token_ids)
