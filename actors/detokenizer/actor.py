@@ -173,7 +173,6 @@ class Detokenizer:
         return True
 
     def _end_prompts(self, sequence_ids: list[int]) -> None:
-        """End sequences that have no output."""
         for sequence in filter(None, map(self._store.tracked.get, sequence_ids)):
             self._store.in_hand = sequence
             try:

@@ -36,7 +36,6 @@ class PromptAssembler:
 
     @property
     def is_complete(self) -> bool:
-        """All scores have been added."""
         return self._num_missing <= 0
 
     def add(self, end: int, payload: bytes) -> None:
@@ -50,8 +49,6 @@ class PromptAssembler:
 
 
 class LogprobAssembler:
-    """The scored outputs of one sequence."""
-
     def __init__(self, token_text: TokenTextLookup, decoder: TokenDecoder, num_characters: int = 0) -> None:
         """`decoder` decodes the sequence's outputs once more, for their offsets.
 

@@ -57,7 +57,6 @@ def read_parser_files(path: Path, library: Library) -> ParserFiles:
 @attrs.frozen
 class ChosenFormat:
     template: ResponseTemplate | None
-    """None: all of the output is text."""
     output: OutputFormat
 
 

@@ -62,8 +62,6 @@ class TrackedSequence:
 
 
 class SequenceMaker:
-    """Make sequences and their streams for one checkpoint."""
-
     def __init__(self, decoder: Decoder, template: ResponseTemplate | None) -> None:
         self._decoder = decoder
         self._template = template
@@ -89,7 +87,6 @@ class SequenceMaker:
         )
 
     def stream(self, track: Track, stops: StopStrings | None) -> TextStream | ParsedStream:
-        """Return the stream that reads the output of a sequence, which has none yet."""
         decoder = self._make_decoder(track)
         matcher = StopMatcher(stops, include=track.include_stop, num_ignored=track.min_tokens)
         if track.output is None or self._template is None:
@@ -99,7 +96,6 @@ class SequenceMaker:
         return ParsedStream(decoder, parser, matcher, track.output.max_calls)
 
     def logprobs(self, track: Track, num_prompt_characters: int) -> LogprobAssembler | None:
-        """Return the assembler of a sequence's logprobs. The sequence has no output yet."""
         if not track.is_scored:
             return None
         return LogprobAssembler(self.token_text, self._make_decoder(track), num_prompt_characters)

@@ -156,7 +156,6 @@ def _quote(arguments: Spec) -> str:
 
 
 def _text(call: Spec, side: str) -> str:
-    """Return the shortest text of a delimiter."""
     texts, pattern = call.get(side), call.get(f"{side}_pattern")
     if pattern is not None:
         return _shortest(parse_pattern(str(pattern)))

@@ -62,7 +62,6 @@ class DelimiterScanner:
         self._best_thread = _Thread(0, 0, 0)
 
     def take(self) -> str:
-        """Return what is held back, and forget it."""
         held = self.held
         self._reset()
         return held

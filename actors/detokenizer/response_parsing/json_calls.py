@@ -170,7 +170,6 @@ class JsonObjectReader(JsonReader):
             self._name = text
 
     def _continues(self, expect: Expect, depth: int) -> bool:
-        """Return whether the character just consumed still belongs to the arguments."""
         syntax = self._syntax
         if syntax.depth > 1:
             return True

@@ -218,7 +218,6 @@ class _Reader:
 
 
 def with_special_tokens(node: Node, specials: Mapping[str, frozenset[str]]) -> Node:
-    """Replace the text of each special token by the characters that represent the token."""
     match node:
         case Repeat():
             return attrs.evolve(node, item=with_special_tokens(node.item, specials))

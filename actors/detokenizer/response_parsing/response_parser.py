@@ -23,8 +23,6 @@ from .tagged_calls import TaggedReader
 
 
 class ResponseParser:
-    """Parse the output of one sequence."""
-
     def __init__(
         self,
         template: ResponseTemplate,
@@ -106,7 +104,6 @@ class ResponseParser:
         return [self._template.specials.shown(event) for event in events] if self._has_special else events
 
     def _run(self, rest: str) -> None:
-        """Take `rest`, region by region."""
         while rest:
             if self._region is Region.CALL:
                 rest = self._run_call(rest)

@@ -46,8 +46,6 @@ class DialectFormat:
 
 @attrs.frozen
 class CallFormat:
-    """One way in which calls are written."""
-
     style: CallStyle
     open: Delimiter
     close: Delimiter | None
@@ -97,7 +95,6 @@ class ResponseTemplate:
         in_text = [one for one in (None if reasoning is None else reasoning.open, text_close) if one is not None]
         in_answer = [*in_text, *(call.open for call in self.calls)]
         self.text_programs = DelimiterPrograms(in_text)
-        """What is looked for in the answer of a request without tools."""
         self.tool_programs = DelimiterPrograms(in_answer)
         self.programs_after_call = [
             self.tool_programs if call.close is None else DelimiterPrograms([*in_answer, _late(call.close)])

@@ -25,7 +25,6 @@ class TaggedReader(CallReader):
         self._scanner = DelimiterScanner(tags.open, Hold.NOTHING)
         self._num_arguments = 0
         self._value: _Value | None = None
-        """The argument that is being read."""
 
     def feed(self, text: str, events: list[OutputEvent]) -> int:
         if self.progress is Progress.OPENING:

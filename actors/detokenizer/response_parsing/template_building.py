@@ -49,8 +49,6 @@ _ARGUMENTS = [f"{{{prefix}{key}}}" for prefix in ("", "content.") for key in ARG
 
 @attrs.frozen
 class Fields:
-    """The fields of one template that the parser knows, by what they are for."""
-
     reasoning: Spec | None
     calls: tuple[Spec, ...]
     text: Spec
