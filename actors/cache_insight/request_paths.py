@@ -41,11 +41,10 @@ class RequestPaths:
     def __init__(self, max_requests: int = 10_000) -> None:
         """Remember `max_requests` at most; 0 remembers none."""
         self._max_requests = max_requests
-        self._paths: dict[str, list[PromptPath]] = {}
-        self._tenants: dict[str, str] = {}
-        """Of these requests."""
+        self._requests: dict[str, tuple[str, list[PromptPath]]] = {}
+        """By id: tenant and paths."""
         self._by_tenant: dict[str, OrderedDict[str, None]] = {}
-        """Their ids, the last ones last."""
+        """Ids of its requests, the last ones last."""
         self._shares = TenantShares()
         self._num_paths = 0
 
@@ -54,14 +53,12 @@ class RequestPaths:
         request_id = passage.request_id
         if not self._max_requests or not request_id:
             return
-        if request_id not in self._paths:
-            self._paths[request_id] = []
-            self._tenants[request_id] = tip.tenant
-            self._by_tenant.setdefault(tip.tenant, OrderedDict())[request_id] = None
-        self._paths[request_id].append(PromptPath(num_blocks, weakref.ref(tip)))
+        tenant, paths = self._requests.setdefault(request_id, (tip.tenant, []))
+        self._by_tenant.setdefault(tenant, OrderedDict())[request_id] = None
+        paths.append(PromptPath(num_blocks, weakref.ref(tip)))
         self._num_paths += 1
-        self._shares.add(self._tenants[request_id], 1)
-        while len(self._paths) > self._max_requests or self._num_paths > PATHS_EACH * self._max_requests:
+        self._shares.add(tenant, 1)
+        while len(self._requests) > self._max_requests or self._num_paths > PATHS_EACH * self._max_requests:
             self._forget_one()
 
     def _forget_one(self) -> None:
@@ -72,17 +69,14 @@ class RequestPaths:
         oldest, _ = requests.popitem(last=False)
         if not requests:
             del self._by_tenant[tenant]
-        num_paths = len(self._paths.pop(oldest))
-        del self._tenants[oldest]
-        self._num_paths -= num_paths
-        self._shares.add(tenant, -num_paths)
+        _, paths = self._requests.pop(oldest)
+        self._num_paths -= len(paths)
+        self._shares.add(tenant, -len(paths))
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._paths
+        return request_id in self._requests
 
     def of(self, request_id: str, tenant: str | None) -> Iterator[PromptPath] | None:
         """Return the paths of a request of this tenant (None: of any tenant); None if they are unknown."""
-        if tenant not in (None, self._tenants.get(request_id)):
-            return None
-        paths = self._paths.get(request_id)
-        return None if paths is None else iter(tuple(paths))
+        its_tenant, paths = self._requests.get(request_id, (None, None))
+        return iter(tuple(paths)) if paths is not None and tenant in (None, its_tenant) else None

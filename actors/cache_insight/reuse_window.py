@@ -66,16 +66,17 @@ class ReuseWindow:
         self._advance(now)
         self._now.num_tokens += num_tokens
         self._now.num_found += min(num_found, num_matchable)
-        self.sketch.access(keys, num_found, num_matchable, int(now), owner)
-        if self._coming is not None:
-            self._coming.access(keys, num_found, num_matchable, int(now), owner)
+        for sketch in self._sketches():
+            sketch.access(keys, num_found, num_matchable, int(now), owner)
 
     def touch(self, prefixes: bytes, now: float, owner: int) -> None:
         """Follow blocks that decoding has filled."""
         self._advance(now)
-        self.sketch.touch(prefixes, int(now), owner)
-        if self._coming is not None:
-            self._coming.touch(prefixes, int(now), owner)
+        for sketch in self._sketches():
+            sketch.touch(prefixes, int(now), owner)
+
+    def _sketches(self) -> list[Sketch]:
+        return [self.sketch] if self._coming is None else [self.sketch, self._coming]
 
     def copy(self) -> ReuseWindow:
         """Return an independent copy."""
@@ -86,7 +87,7 @@ class ReuseWindow:
     @property
     def num_bytes(self) -> int:
         """The memory of the sketches, about."""
-        return self.sketch.num_bytes + (0 if self._coming is None else self._coming.num_bytes)
+        return sum(sketch.num_bytes for sketch in self._sketches())
 
     def reuse(self, now: float, block_size: int) -> Reuse:
         """Return what was followed within the window that ends now."""

@@ -8,7 +8,9 @@ is what a kill leaves; the next start repairs it.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -148,16 +150,11 @@ def _missing_ends(heads: dict[str, ChainedEntry], ends: dict[str, ChainedEntry],
 
 def _merged(rows: Iterator[ChainedEntry], entries: dict[int, ChainedEntry]) -> Iterator[ChainedEntry]:
     """Merge rows and file entries by number. An entry in both places comes once, or twice if they differ."""
-    unmatched = dict(entries)
-    for row in rows:
-        for number in sorted(number for number in unmatched if number < row.number):
-            yield unmatched.pop(number)
-        from_file = unmatched.pop(row.number, None)
-        yield row
-        if from_file is not None and from_file.hash != row.hash:
-            yield from_file
-    for number in sorted(unmatched):
-        yield unmatched[number]
+    last = None
+    for link in heapq.merge(rows, (entries[number] for number in sorted(entries)), key=attrgetter("number")):
+        if (link.number, link.hash) != last:
+            yield link
+        last = link.number, link.hash
 
 
 def _read_file(folder: LedgerFolder) -> _WriteAheadFile:

@@ -94,17 +94,13 @@ class Dispatch:
         engine_id, queue, store = engine.engine_id, engine.queue, self._store
         again: list[Submit | Abort | LookUp] = []
         for message in queue.take_nowait():
-            if isinstance(message, ResetPrefixCache):
+            is_held = isinstance(message, Abort) and message.sequence_id in store.sequences
+            if is_held or isinstance(message, ResetPrefixCache):
                 queue.post(message)
-            elif isinstance(message, Submit):
+                continue
+            if isinstance(message, Submit):
                 self._drop(message.sequence_id)
-                again.append(message)
-            elif isinstance(message, LookUp):
-                again.append(message)
-            elif message.sequence_id in store.sequences:
-                queue.post(message)
-            else:
-                again.append(message)
+            again.append(message)
         for group_id in [i for i, group in store.groups.items() if group.engine_id == engine_id]:
             if store.groups.pop(group_id).num_to_come and engine_id in store.engines:
                 queue.post(Abort(group_id, ends_group=True))
