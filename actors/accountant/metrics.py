@@ -109,7 +109,7 @@ class Metrics:
         self.num_requests_running.set(num_running, engine_id)
 
     def forget_engine(self, engine_id: int) -> None:
-        """Show no gauges of an engine any more. What it has counted stays."""
+        """Stop showing an engine's gauges. Its counters stay."""
         self._labels.remove(engine_id)
         for gauge in (self.num_requests_running, self.num_requests_waiting, self._kv_blocks, self._kv_cache_usage):
             gauge.forget(engine_id)

@@ -1,7 +1,7 @@
-"""From a request's entries to what the cache watch is told of its prompts. Used by `effects.py`.
+"""Reports prompts to the cache watch, from a request's entries. Used by `effects.py`.
 
-What must always hold: a prompt is watched once, with the numbers that its client is told; one whose cached tokens the
-engine did not count is not.
+What must always hold: a prompt is watched once, with the numbers that its client gets; a prompt whose cached tokens the
+engine did not count is not watched.
 """
 
 from __future__ import annotations

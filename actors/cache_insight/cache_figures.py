@@ -146,7 +146,7 @@ class TreeNode:
     last_release: int
     """Larger than another branch's: released later, and evicted later."""
     last_request_id: str | None
-    """The last request with all of it. None: its path is not remembered any more."""
+    """The last request with all of it. None: its path is no longer remembered."""
     diverged: Divergence | None
     """None: neither the request that made it nor the last one is remembered."""
     path_tokens: int
@@ -165,7 +165,7 @@ class PinnedNow:
 class CacheStats:
     """Sums for the log line `prefix_cache.stats`, over the life of the web process.
 
-    Of requests of which it is known how many tokens were cached: an upstream may not say.
+    Only requests with a known number of cached tokens count: an upstream may not report it.
     """
 
     total_requests: int = 0

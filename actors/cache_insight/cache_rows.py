@@ -1,6 +1,6 @@
 """The use of the prefix cache by one tenant under one model name, in slices of a window. Used by `cache_watch.py`.
 
-What must always hold: memory is bounded, whatever the number of requests; what is older than the window is not told.
+What must always hold: memory is bounded, whatever the number of requests; nothing older than the window is reported.
 """
 
 from __future__ import annotations

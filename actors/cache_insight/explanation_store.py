@@ -106,6 +106,6 @@ class ExplanationStore:
         return attrs.evolve(_unpack(kept.totals), prompts=tuple(map(_unpack_prompt, kept.prompts)))
 
     def prompt(self, request_id: str, index: int) -> ExplainedPrompt | None:
-        """Return what became of one prompt of a closed request; None if that is not known any more."""
+        """Return the explanation of one prompt of a closed request; None if it is no longer kept."""
         kept = self._kept.get(request_id)
         return _unpack_prompt(kept.prompts[index]) if kept is not None and index < len(kept.prompts) else None

@@ -30,7 +30,7 @@ EDGE_CHARACTERS = 1 << 13
 MAX_JSON_CHARACTERS = 1 << 14
 """A longer text is not read as JSON."""
 MAX_JSON_NODES = 2_000
-"""Values of one tool, or of the arguments of one message's calls: of more nothing is said."""
+"""Values of one tool, or of the arguments of one message's calls; larger ones are not compared."""
 MAX_JSON_TOTAL = 1 << 18
 """Characters of one chat that are read as JSON."""
 NUM_LOOSE = 4

@@ -3,9 +3,9 @@
 A path is kept as the branch with which the prompt ended. A branch that is split stays the lower part, so that it leads
 up through all that was split off it since.
 
-What must always hold: at most `max_requests` requests are remembered, and `PATHS_EACH` prompts of each on average; what
-is forgotten is the oldest request of the tenant with the most; a branch that the tree has dropped is not kept alive;
-the tenant of a request is compared before anything is told of it.
+What must always hold: at most `max_requests` requests are remembered, and `PATHS_EACH` prompts of each on average; the
+oldest request of the tenant with the most is forgotten first; a branch that the tree has dropped is not kept alive; the
+tenant of a request is compared before anything about it is returned.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The tokens of blocks that may come to the host tier, so that events can tell them with their contents.
+"""The contents of blocks that may move to the host tier, for the events about them.
 
-Used by `event_log.py` in an engine with a host tier. A block is told of with its tokens when it is stored on the
-device. When its copy comes to the host, possibly after it has left the device, a subscriber must be able to make sense
-of it without having seen the first event.
+Used by `event_log.py` in an engine with a host tier. A block's tokens are published when it is stored on the device,
+and again when its copy reaches the host, possibly after it has left the device: a subscriber may have missed the first
+event.
 
 What must always hold: the contents of a block are known as long as it is in a tier, and of the last `MAX_MOVING` blocks
 that have left the last one, which may be on their way; of no others.
@@ -73,7 +73,7 @@ class BlockContents:
             del self._contents[key]
 
     def find(self, key: bytes) -> Contents | None:
-        """Return the contents of a block, None if they are not known any more."""
+        """Return the contents of a block; None if they are no longer known."""
         return self._contents.get(key)
 
     def clear(self) -> None:

@@ -107,7 +107,7 @@ class EventLog:
         self._add_stored(keys, parent, token_ids, MEDIUM_DEVICE)
 
     def _on_copied(self, keys: Sequence[bytes]) -> None:
-        """Note what has come to the host. Each block is told with its tokens and its parent, as on the device."""
+        """Add events for blocks copied to the host, each with its tokens and its parent, as on the device."""
         for key in keys:
             known = None if self._contents is None else self._contents.find(key)
             if known is None:

@@ -1,12 +1,12 @@
-"""What another server's cache holds, as far as its KV events say: the events, turned into block keys of our own.
+"""What another server's cache holds according to its KV events, which are converted into block keys of our own.
 
-Events carry the tokens of each block, so the keys are computed from these, whatever the publisher hashes with. Read are
-vLLM's events in either form: maps tagged by `type`, as this server publishes them, and arrays that begin with the tag.
-A block is held by a publisher as long as it is on the device or on the host; vLLM tells of the host's by name alone.
+Events carry the tokens of each block, so the keys are computed from these, whatever the publisher hashes with. vLLM's
+events are read in either form: maps tagged by `type`, as this server publishes them, and arrays that begin with the
+tag. A publisher holds a block as long as it is on the device or on the host; vLLM reports the host's by name alone.
 
-Pure. What must always hold: a block is only known with all those before it; after a gap in the numbers nothing is known
-that was known before, since what was removed meanwhile cannot be told; no more than `max_blocks` are kept; no step of
-`take`, which runs in a thread beside the event loop, holds the interpreter lock for more than some 10 ms.
+Pure. What must always hold: a block is known only with all those before it; a gap in the numbers voids all that was
+known, since removals may have been missed; no more than `max_blocks` are kept; no step of `take`, which runs in a
+thread beside the event loop, holds the interpreter lock for more than some 10 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_EVENT_BYTES = 1 << 19
 MAX_EVENTS = 16_384
 """Of a batch."""
 NEWS_BLOCKS = 2048
-"""Stored and removed blocks after which the event loop is told: a millisecond's work there."""
+"""Stored and removed blocks that are reported to the event loop at once: a millisecond's work there."""
 HASHED_TOKENS = 8192
 """In one call."""
 Hash = bytes | int
@@ -192,7 +192,7 @@ class CacheFollower:
         return self._on_host if medium == MEDIUM_HOST else None
 
     def _apply(self, data: bytes) -> Iterator[None]:
-        """Apply an event. Yields whenever there are enough changes to be told."""
+        """Apply an event. Yields whenever there are enough changes to report."""
         first = data[0] if data else 0
         event = (_maps if first in _MAP_TAGS or first in _LARGE_MAPS else _arrays).decode(data)
         match event:

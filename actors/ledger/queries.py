@@ -86,7 +86,7 @@ class Sum:
     """Requests that the server itself failed, which count no tokens."""
     prompt_tokens: int = 0
     queried_tokens: int = 0
-    """Prompt tokens of which it is known how many were cached: what a hit rate is a share of."""
+    """Prompt tokens with a known number of cached ones: the denominator of hit rates."""
     cached_tokens: int = 0
     cache_write_tokens: int = 0
     cached_device_tokens: int = 0

@@ -81,7 +81,7 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     admitted_copyable: list[int] = []
     """Parallel to `admitted_ids`: tokens after the reused ones that a cached block contains too. Empty: none."""
     admitted_copied: list[int] = []
-    """Likewise: how many of them the executor copied. Never billed as cached."""
+    """How many of these the executor copied. Never billed as cached."""
     payloads: list[StepPayloads] = []
     """Scores of the tokens above, and of prompts, for sequences that ask for them; one item per step that has any."""
     stored_keys: bytes = b""
@@ -107,7 +107,7 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """...and of each that lies on the device again. `stored_keys` and `removed_keys` are about all tiers together: a
     block that is evicted from the device and is on the host is not among those removed."""
     host_tier: HostTierReport | None = None
-    """None: there is none, or it has nothing new to say."""
+    """None: there is no host tier, or nothing has changed in it."""
     engine_id: int = 0
     """Set when the report is received, as is..."""
     incarnation: int = 0

@@ -53,7 +53,7 @@ class CacheMiss:
 
 @attrs.frozen
 class LookUp:
-    """Tell what a sequence with this prompt would find in the cache. Changes nothing. Answered by `LookedUp`."""
+    """Report what a sequence with this prompt would find in the cache. Changes nothing. Answered by `LookedUp`."""
 
     number: int
     prompt_token_ids: list[int]

@@ -171,7 +171,7 @@ class ExplainedPrompt:
     restored_tokens: int | None
     recomputed_tokens: int | None
     blocks: tuple[BlockSpan, ...] = ()
-    """In ascending order. Empty: not known any more."""
+    """In ascending order. Empty: no longer known."""
     outline: PromptOutline = NO_OUTLINE
     ended: PromptEnd | None = None
     """None: it was not admitted, or the engine does not say."""

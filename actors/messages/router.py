@@ -26,7 +26,7 @@ class EngineDown:
 
 @attrs.frozen
 class SequenceEnded:
-    """No engine holds a sequence any more, or will."""
+    """No engine holds a sequence, or will."""
 
     sequence_id: int
 

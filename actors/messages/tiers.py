@@ -1,6 +1,6 @@
 """The tiers of the KV cache, and what an engine reports of the one in the host's memory.
 
-Used by the engine, which moves blocks between tiers, and by whoever tells of them: accountant, router, KV events.
+Used by the engine, which moves blocks between tiers, and by what reports them: accountant, router, KV events.
 
 What must always hold: a tier is called the same in usage, records, metrics, look-ups and the ledger; a load that failed
 has exactly one reason.

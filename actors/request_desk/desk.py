@@ -214,7 +214,7 @@ class RequestDesk:
     # ------------------------------------------------------------ the end
 
     def fail_requests(self, reason: str, request_ids: Iterable[str] | None = None) -> None:
-        """Fail requests that no engine goes on with: all that are open, unless it is said which."""
+        """Fail requests that no engine will complete: the given ones, or all that are open."""
         for request_id in self._open if request_ids is None else request_ids:
             self.fail(request_id, RequestError(ErrorKind.OVERLOADED, reason))
 

@@ -69,7 +69,7 @@ class PooledEngine(PoolMember):
         self.num_used_blocks = self.num_blocks - report.num_free_blocks - report.num_pinned_blocks
 
     def note_gone(self) -> None:
-        """Note that its process holds nothing any more."""
+        """Note that its process no longer holds anything."""
         self.num_running = self.num_waiting = self.num_used_blocks = 0
 
     @property

@@ -72,7 +72,7 @@ class UnknownEngine(Exception):
 
 
 class LastEngine(Exception):
-    """Without this engine nothing could be served any more. Answer 409."""
+    """Without this engine nothing could be served. Answer 409."""
 
 
 @attrs.frozen

@@ -124,8 +124,7 @@ class PromptLookUp(LookedUp):
 
 
 Explain = Callable[[str, str | None], Explanation | None]
-"""Returns what became in the cache of the prompts of a request (its id), if it is of this tenant (None: of any); None
-if nothing is known, or not any more."""
+"""Returns the explanation of a request (its id) of this tenant (None: of any); None if none is known."""
 
 
 class Ticket(Protocol):

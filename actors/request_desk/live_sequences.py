@@ -183,7 +183,7 @@ class LiveSequences:
         return TakenBack(tuple(resumed), tuple(ended), tuple(failed), tuple(culprits))
 
     def _let_run(self) -> None:
-        """Queue the sequences that need not wait any more."""
+        """Queue the sequences that may run now."""
         for sequence_id in list(self._waiting):
             if self._suspects.may_run(self._live[sequence_id].request_id):
                 self._channel.post(self._waiting.pop(sequence_id))

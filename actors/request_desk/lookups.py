@@ -6,8 +6,8 @@ answer.
     asked ──(a slot)──▶ router ──▶ an engine's queue ──▶ taken (the slot is free) ──▶ answered
                           └─ there is no engine              └─ its engine has gone, in either case: unanswered
 
-What must always hold: every question ends, with an answer, an error, or because nobody waits for it any more; at most
-`MAX_QUEUED` are on their way to engines, whoever has asked.
+What must always hold: every question ends, with an answer, an error, or because its asker has left; at most
+`MAX_QUEUED` are on their way to engines.
 """
 
 from __future__ import annotations

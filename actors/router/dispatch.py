@@ -90,7 +90,7 @@ class Dispatch:
         self._routing.remove_engine(slot)
 
     def _take_back_queue(self, engine: ReadyEngine) -> None:
-        """Route again what an engine has not taken. It is told to expect nothing more."""
+        """Route again what an engine has not taken, and announce to it that nothing more comes."""
         engine_id, queue, store = engine.engine_id, engine.queue, self._store
         again: list[Submit | Abort | LookUp] = []
         for message in queue.take_nowait():
@@ -115,7 +115,7 @@ class Dispatch:
         engine = store.engines.get(report.engine_id)
         if engine is None or engine.incarnation != report.incarnation or report.number <= engine.num_reports:
             return
-        # what is said of keys may be applied twice, but not left out, so that the number follows
+        # keys may be applied twice, but not left out: the number is noted after them
         if report.is_cleared:
             self._clear(engine)
         if report.removed_keys:

@@ -2,7 +2,7 @@
 
 Used by `routing.py` and read by the policies, which look at all engines at once: columns are arrays by slot.
 
-What must always hold: what a request adds is taken off again when it is over, whatever becomes of it.
+What must always hold: what a request adds is subtracted again when it is over, however it ends.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EngineLoads:
         self.placed[slot] += num_tokens
         self._all_placed += num_tokens
         if self._all_placed > 2 * self._all_capacity > 0:
-            self.placed /= 2  # what was computed so long ago is not in the cache any more
+            self.placed /= 2  # what was computed so long ago is no longer cached
             self._add_up()
 
     def _add_up(self) -> None:

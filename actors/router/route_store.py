@@ -72,7 +72,7 @@ class RouteStore:
     unrouted: dict[int, Submit] = attrs.field(factory=dict)
     """Sequences that wait for an engine, in order."""
     unrouted_resumed: dict[int, Submit] = attrs.field(factory=dict)
-    """Likewise, before the others."""
+    """Resumed sequences that wait for an engine; they come before the others."""
     sequences: dict[int, RoutedSequence] = attrs.field(factory=dict)
     prefilling: dict[int, RoutedSequence] = attrs.field(factory=dict)
     """Those of them that have no token yet."""

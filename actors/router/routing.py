@@ -1,10 +1,10 @@
 """The routing of prompts to engines: what is known of each engine, and the choice.
 
-Synchronous. What it knows it is told: by whoever sends (`route`, `drop`) and by the engines' reports (`on_stored`,
-`on_computed`, …). Its counts are estimates; what an engine reports is what a client is told.
+Synchronous. Its sources are its caller (`route`, `drop`) and the engines' reports (`on_stored`, `on_computed`, …). Its
+counts are estimates; clients get what the engine reports.
 
-What must always hold: a prompt is only sent to an engine that is in use; whatever becomes of a prompt, nothing of it is
-kept once it was dropped; the keys of an engine are those that it has reported.
+What must always hold: a prompt is only sent to an engine that is in use; nothing of a prompt is kept once it was
+dropped; the keys of an engine are those that it has reported.
 """
 
 from __future__ import annotations

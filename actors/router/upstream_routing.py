@@ -21,7 +21,7 @@ BYTES_PER_TOKEN = 4
 """Of a request whose tokens are not known."""
 ASSUMED_BLOCK_SIZE = 16
 ASSUMED_CACHE_TOKENS = 1 << 20
-"""What an upstream is taken to hold: after which prompts that were sent to it do not count any more."""
+"""Assumed size of an upstream's cache: beyond it, earlier prompts no longer count."""
 
 
 @attrs.frozen

@@ -42,4 +42,4 @@ class BlockObserver(Protocol):
         """
 
     def on_cleared(self) -> None:
-        """Note that the cache was reset: no block can be found any more, in any tier."""
+        """Note that the cache was reset: no tier holds any block."""

@@ -1,7 +1,7 @@
 """Reads what the web process needs to know about a checkpoint from its JSON files, without torch.
 
-Used by `web/cli/` to resolve the server's sizes, and by whoever loads the checkpoint's other files. What must always
-hold: nothing here opens a weight file.
+Used by `web/cli/` to resolve the server's sizes, and by what loads the checkpoint's other files. What must always hold:
+nothing here opens a weight file.
 """
 
 from __future__ import annotations
