@@ -37,7 +37,7 @@ class Admission:
     engine_id: int | None = None
     incarnation: int | None
     at: float
-    """When its step began, as far as that is known."""
+    """When its step began, if that is known."""
 
 
 @attrs.define

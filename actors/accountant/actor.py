@@ -250,7 +250,7 @@ class Accountant:
             self._desk.abandon(sequence_ids)
 
     async def _apply_due(self, requests: list[RequestEntries], now: float) -> None:
-        """Apply the side effects that are due for these requests, as far as they are open."""
+        """Apply the side effects that are due for those of these requests that are open."""
         for request in requests:
             await self._let_others_run()
             if self._store.is_open(request):
@@ -264,5 +264,5 @@ class Accountant:
 
 
 def tokens_of(report: StepReport) -> Tokens:
-    """Return what of a report the detokenizer needs."""
+    """Return the part of a report that the detokenizer needs."""
     return Tokens(report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons, report.payloads)

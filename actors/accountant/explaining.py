@@ -1,4 +1,4 @@
-"""From a request's account to its explanation: what of each prompt was reused, copied and computed, and why not more.
+"""Explains a request from its account: what of each prompt was reused, copied or computed, and why no more was reused.
 
 Used by the explanation store. Pure. What must always hold: every number is the account's or the record's own.
 """

@@ -119,7 +119,7 @@ class ReportWriter:
         return taken
 
     def _resume_elsewhere(self, sequence_id: int) -> bool:
-        """Have another engine go on with a sequence if this one has ended it for that."""
+        """Resume a sequence on another engine if this one has ended it for that."""
         request = self._store.by_sequence.get(sequence_id)
         if request is None or request.has_gap or not self._sequences.resume_elsewhere(sequence_id):
             return False

@@ -1,6 +1,6 @@
 """Decides what a client could change for more of its prompts to be cached, by comparing each with earlier ones.
 
-Called for every chat while it is in hand (`text_workers/pooled_encoder.py`). A prompt is compared with the last ones
+Called for every chat while it is tokenized (`text_workers/pooled_encoder.py`). A prompt is compared with the last ones
 of the same tenant and salt that begin alike: with the same first message of the user, disregarding times and ids. Where
 two differ first, digests say in what.
 
@@ -95,10 +95,7 @@ class Advisor:
             yield AdviceCode.VOLATILE_PREFIX, at
 
     def _lost_its_reasoning(self, old: PromptDigests, new: PromptDigests) -> bool:
-        """Whether `new` goes on after the answer to `old`, without the reasoning that this had.
-
-        Where the user speaks again, templates drop the reasoning before that themselves.
-        """
+        """Whether `new` continues after the answer to `old`, without the reasoning of that answer."""
         at = len(old)
         return (
             new.roles[at] == "assistant"

@@ -120,7 +120,7 @@ class CacheWatch:
             self._pin_ttls |= dict.fromkeys(prompt.sequence_ids, prompt.pin_ttl_s)
 
     def on_report(self, report: StepReport, tenants: Mapping[int, tuple[str, str]], now: float) -> None:
-        """Follow what a step has changed. `tenants`: tenant and model of its sequences, as far as they are known."""
+        """Follow a step's changes. `tenants`: tenant and model of its sequences, where known."""
         for at, sequence_id in enumerate(report.filled_ids):
             if sequence_id in tenants:
                 row = self._row(*tenants[sequence_id], now)

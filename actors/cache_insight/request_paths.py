@@ -23,7 +23,7 @@ PATHS_EACH = 4
 
 
 class PromptPath(msgspec.Struct, frozen=True, gc=False):
-    """A prompt's path, as far as it is known. Weak references close no cycles that a collector would have to find."""
+    """A prompt's known path. Weak references close no cycles that a collector would have to find."""
 
     num_blocks: int
     """Whole blocks of the prompt. The last branch may have more."""

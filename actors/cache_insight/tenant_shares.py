@@ -19,7 +19,7 @@ class TenantShares:
         """Negative amounts, largest first; some entries are stale."""
 
     def add(self, tenant: str, amount: int) -> None:
-        """Note that a tenant takes so much more, or less."""
+        """Add to a tenant's share, or subtract from it."""
         taken = self._taken.get(tenant, 0) + amount
         if not taken:
             self._taken.pop(tenant, None)

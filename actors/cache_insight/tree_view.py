@@ -1,4 +1,4 @@
-"""Reads the prefix tree for the web layer, branch by branch, while it goes on changing. Used by `cache_watch.py`.
+"""Reads the prefix tree for the web layer, branch by branch, while it changes. Used by `cache_watch.py`.
 
 What must always hold: between two branches any number of others may be made, cut or dropped; a branch that was cut
 meanwhile is told from its top; an engine has a block only if it has all before it, without which no prompt finds it;

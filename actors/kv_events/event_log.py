@@ -153,7 +153,7 @@ class EventLog:
 
 
 def _is_continued(last: BlockStored, parent: bytes | None, token_ids: list[int]) -> bool:
-    """Return whether blocks go on where an event ends; blocks without tokens go on with others without."""
+    """Return whether blocks continue an event; blocks without tokens continue others without."""
     if not token_ids or not last.token_ids:
         return not token_ids and not last.token_ids
     return parent is not None and last.block_hashes[-1] == parent

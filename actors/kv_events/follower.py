@@ -244,7 +244,7 @@ class CacheFollower:
                     self._on_host.add(name, key)
 
     def _has_room(self, num_blocks: int) -> bool:
-        """Return whether so many more may be known; if not, all are forgotten."""
+        """Return whether there is room for that many more; if not, forget all."""
         if len(self._on_device) + len(self._on_host) + num_blocks <= self._max_blocks:
             return True
         self._clear()

@@ -158,7 +158,7 @@ class LedgerReader:
             yield connection
 
     def _look(self) -> _View:
-        """Look up where the database ends, then read what is after that: in this order, since loading may go on."""
+        """Look up where the database ends, then read what follows: in this order, since loading may continue."""
         about = None if self._folder is None else self._folder.about()
         if self._folder is None or about is None:
             return _View((), ())

@@ -40,7 +40,7 @@ log = structlog.get_logger("quipu.ledger")
 
 DAY_S: Final = 86_400.0
 FIRST_CONNECT_S: Final = 8.0
-"""How long a start waits for the database before it goes on without it."""
+"""How long a start waits for the database before it continues without it."""
 
 
 @attrs.frozen

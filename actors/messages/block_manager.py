@@ -39,7 +39,7 @@ class MissDetail(msgspec.Struct, array_like=True, frozen=True):
     idle_s: float | None = None
     """`evicted`: how long no sequence had held the block when it was evicted. None: not known."""
     num_evicted_since: int = 0
-    """`evicted`: blocks that were evicted from then on, this one included. With so many more it would be cached."""
+    """`evicted`: blocks evicted from then on, this one included: as many more would have kept it cached."""
 
 
 @attrs.frozen

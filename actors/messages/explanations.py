@@ -128,7 +128,7 @@ NO_OUTLINE = PromptOutline()
 
 @attrs.frozen
 class PromptNotes:
-    """What was noted of a prompt while it was in hand."""
+    """What was noted about a prompt while it was tokenized."""
 
     outline: PromptOutline = NO_OUTLINE
     advice: tuple[Advice, ...] = ()

@@ -18,7 +18,7 @@ class Tier(StrEnum):
 
     DEVICE = "device"
     HOST = "host"
-    """Memory of the host beside that (`--kv-host-memory`), from which it is loaded first."""
+    """The host's memory (`--kv-host-memory`)."""
     DISK = "disk"
     REMOTE = "remote"
 
@@ -46,6 +46,6 @@ class HostTierReport(msgspec.Struct, array_like=True, frozen=True):
     num_loaded: int = 0
     """Blocks that were copied from it to the device, and found to be right."""
     num_evicted: int = 0
-    """Blocks that gave way to others."""
+    """Blocks that were evicted for others."""
     failed_loads: dict[str, int] = {}
     """Blocks that did not come, by `LoadFailure`."""

@@ -48,7 +48,7 @@ class UsageRecord:
     created_1h_tokens: int = 0
     completion_tokens: int = 0
     knows_completion: bool = True
-    """False: an upstream did not say how many there were, so that 0 stands for a number that is unknown."""
+    """False: an upstream did not report the number, so that 0 means unknown."""
     reasoning_tokens: int = 0
     computed_tokens: int = 0
     """Prompt positions that this request computed first."""

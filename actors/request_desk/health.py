@@ -64,7 +64,7 @@ class DrainMode(StrEnum):
     """What becomes of the sequences that a draining engine holds."""
 
     FINISH = "finish"  # it ends them itself; when the time is up, the rest is handed over
-    HAND_OVER = "hand_over"  # other engines go on with them
+    HAND_OVER = "hand_over"  # other engines resume them
 
 
 class UnknownEngine(Exception):

@@ -26,7 +26,7 @@ class LiveSequence:
     numerics: str | None = None
     """Of the last engine that held it."""
     is_handed_over: bool = False
-    """Its engine was told to end it, so that another one goes on with it."""
+    """Its engine was told to end it, so that another one resumes it."""
     aborted: bool = False
     has_ended: bool = False
     """The engine has drawn its last token."""

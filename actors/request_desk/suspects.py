@@ -122,7 +122,7 @@ class Suspects:
             self._proven.clear()
 
     def on_end(self, request_id: str) -> None:
-        """Note that a request is over. Others may run now that had to wait."""
+        """Note that a request has ended. Others may run now that had to wait."""
         self._counts.pop(request_id, None)
         self._proven.discard(request_id)
         self._trial.discard(request_id)

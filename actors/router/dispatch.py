@@ -130,7 +130,7 @@ class Dispatch:
 
     def _note_prefills(self, report: StepReport) -> None:
         prefilling, routing = self._store.prefilling, self._routing
-        # the accountant says if columns are not of equal lengths; here the rest is passed over
+        # the accountant reports columns of unequal lengths; here the rest is ignored
         for sequence_id, number, cached in zip(
             report.admitted_ids, report.admitted_number, report.admitted_reused, strict=False
         ):

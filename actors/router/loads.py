@@ -24,9 +24,9 @@ class EngineLoads:
         self.in_use: npt.NDArray[np.bool_] = np.zeros(FIRST_SLOTS, np.bool_)
         """Engines that may be sent something."""
         self.queued: Column = np.zeros(FIRST_SLOTS)
-        """Prompt tokens that were sent, are not cached as far as is known, and have not been computed."""
+        """Prompt tokens that were sent, are not known to be cached, and have not been computed."""
         self.running: Column = np.zeros(FIRST_SLOTS)
-        """Sequences that have their first token and go on."""
+        """Sequences that are decoding."""
         self.blocks: Column = np.zeros(FIRST_SLOTS)
         """Blocks that the sequences sent to it fill."""
         self.placed: Column = np.zeros(FIRST_SLOTS)

@@ -38,7 +38,7 @@ class Route:
     num_overlapping: int
     """Estimate: tokens of the prompt that the engine holds."""
     num_queued: int
-    """Tokens that are still to be computed, as far as is known."""
+    """Tokens that are still to be computed, as estimated."""
     num_blocks: int
     sent: SentPrompt | None
     is_running: bool = False
@@ -85,7 +85,7 @@ class Routing:
         self.loads.end(slot)
 
     def close_engine(self, slot: int) -> None:
-        """Send nothing more to an engine that goes on with what it has."""
+        """Send nothing more to an engine that completes what it has."""
         self.loads.in_use[slot] = False
 
     def empty_engine(self, slot: int, routes: Iterable[Route]) -> int:

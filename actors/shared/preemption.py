@@ -1,4 +1,4 @@
-"""Preemption: when blocks run out, whose are taken, and how the sequences that lost them go on.
+"""Preemption: when blocks run out, whose are taken, and how the sequences that lost them are resumed.
 
 The scheduler decides whom before it asks (`scheduler/running.py`, `scheduler/planning.py`); the block manager, which
 alone knows what is free, takes the blocks (`block_manager/reservation.py`). Both follow this file.
@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Preemptible(Protocol):
-    """A sequence, as far as preemption knows it."""
+    """The part of a sequence that preemption needs."""
 
     id: int
     next_start: int
