@@ -16,7 +16,7 @@ one node per stop string; no character has a Python object, only `NODE_BYTES`.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 NODE_BYTES = 12
@@ -148,14 +148,7 @@ class StopStrings:
 
 
 def _num_common(a: str, b: str) -> int:
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if b.startswith(a[:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_left(range(min(len(a), len(b))), True, key=lambda index: not b.startswith(a[: index + 1]))
 
 
 def _node_at(path: list[tuple[int, int]], depth: int) -> int:

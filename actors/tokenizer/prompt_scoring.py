@@ -31,24 +31,17 @@ def too_many_scores(
     those of all prompts, and `max_outputs` those of all outputs.
     """
     sampling = request.sampling
-    if (num_top := sampling.prompt_logprobs) is not None:
-        num_scores = sum(nums_prompt_tokens) * (num_top + 1)
-        if num_scores > max_prompt:
-            param = "logprobs" if request.echo and num_top == sampling.logprobs else "prompt_logprobs"
-            where = "prompt tokens"
-            return RequestError(ErrorKind.INVALID, _message(param, where, num_scores, max_prompt), param, _CODE)
-    if (num_top := sampling.logprobs) is not None:
-        num_scores = sum(budgets) * request.num_choices * (num_top + 1)
-        if num_scores > max_outputs:
-            where = f"`{request.max_tokens_param}` of all choices"
-            return RequestError(
-                ErrorKind.INVALID, _message("logprobs", where, num_scores, max_outputs), "logprobs", _CODE
+    prompt_param = "logprobs" if request.echo and sampling.prompt_logprobs == sampling.logprobs else "prompt_logprobs"
+    outputs = f"`{request.max_tokens_param}` of all choices"
+    num_outputs = sum(budgets) * request.num_choices
+    for param, where, num_top, num_positions, limit in (
+        (prompt_param, "prompt tokens", sampling.prompt_logprobs, sum(nums_prompt_tokens), max_prompt),
+        ("logprobs", outputs, sampling.logprobs, num_outputs, max_outputs),
+    ):
+        if num_top is not None and (num_scores := num_positions * (num_top + 1)) > limit:
+            message = (
+                f"Invalid value for `{param}`: {where}, times the tokens returned per position, make {num_scores} "
+                f"logprobs; at most {limit} are allowed."
             )
+            return RequestError(ErrorKind.INVALID, message, param, _CODE)
     return None
-
-
-def _message(param: str, where: str, num_scores: int, limit: int) -> str:
-    return (
-        f"Invalid value for `{param}`: {where}, times the tokens returned per position, make {num_scores} logprobs; "
-        f"at most {limit} are allowed."
-    )

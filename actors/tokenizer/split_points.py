@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from ..shared.tokenizers_library import Library
@@ -155,10 +155,8 @@ def _kinds(component: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _agrees(library: Library, split_points: SplitPoints, text: str) -> bool:
-    starts = split_points.starts(text)
-    ends = [*starts[1:], len(text)]
     ids: list[int] = []
-    for start, end in zip(starts, ends, strict=True):
+    for start, end in pairwise([*split_points.starts(text), len(text)]):
         ids += library.list_ids(text[start:end], add_special_tokens=False)
     return ids == library.list_ids(text, add_special_tokens=False)
 

@@ -80,7 +80,8 @@ class TextBound:
         """
         if not self.longest_token_bytes or len(text) * MAX_UTF8_BYTES < threshold * self.longest_token_bytes:
             return 0
-        size = _sizes[self.drops_whitespace or any(content in text for content in self.stripping_tokens)]
+        is_dropped = self.drops_whitespace or any(content in text for content in self.stripping_tokens)
+        size = _size_without_whitespace if is_dropped else _size
         if self.shrink == 1 or (self.is_ascii_kept and text.isascii()):
             num_bytes = sum(map(size, _slices(text)))
         elif self.is_local:
@@ -206,6 +207,3 @@ def _size(text: str) -> int:
 
 def _size_without_whitespace(text: str) -> int:
     return _size("".join(text.split()))
-
-
-_sizes = {False: _size, True: _size_without_whitespace}
