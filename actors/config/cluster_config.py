@@ -1,8 +1,4 @@
-"""Where engines on other machines come from, and how they call back.
-
-Part of the server's `runtime_config.py`, from which it is made by `web/cli/settings.py` (or a test). Read by
-`cluster/`.
-"""
+"""Where engines on other machines come from, and how they call back. Read by `fleet/cluster/`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The resolved configuration of an engine: every size and switch that its actors need, by name.
 
-Made by `web/cli/settings.py` (or a test) from flags and the checkpoint, part of the server's `runtime_config.py`, and
-sent to the engine process as JSON.
+Part of the server's `runtime_config.py`, sent to the engine process as JSON.
 
-What must always hold: as in `runtime_config.py`, whatever an operator can set is declared with `setting`, and nowhere
-else.
+What must always hold: whatever an operator can set is declared with `setting`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ class KvEventsConfig:
 
 @attrs.frozen(kw_only=True)
 class EngineConfig:
-    """What the engine needs; sent to its process as JSON."""
-
     model_path: str
     """A folder in the Hugging Face layout."""
     dtype: str = setting(

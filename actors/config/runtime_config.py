@@ -1,7 +1,7 @@
 """The resolved configuration of a server: every size that an actor needs, by name.
 
-Made by `web/cli/settings.py` (or a test) from flags and the checkpoint, handed to `wiring`. An
-engine's part is in `engine_config.py`. Both include the sizes of channels, so that every bound has a name.
+Made by `web/cli/settings.py` (or a test) from flags and the checkpoint, handed to `wiring`. An engine's part is in
+`engine_config.py`. Both include the sizes of channels, so that every bound has a name.
 
 What must always hold: whatever an operator can set is declared in these two with `setting`, and nowhere else: its flag,
 default, bounds and help. To add a setting, add one field and run `python -m scripts.declared_tables` for the docs.

@@ -78,7 +78,6 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Free blocks whose contents can still be found."""
         return self._num_cached
 
     @property
@@ -92,7 +91,6 @@ class BlockPool:
         return self._pins.num_pinned_only
 
     def holds(self, key: bytes) -> bool:
-        """Return whether a key leads to a block."""
         return key in self._index
 
     # ------------------------------------------------------------ taking and releasing
@@ -201,7 +199,6 @@ class BlockPool:
         self.release(self._pins.remove(blocks))
 
     def is_freed_by(self, blocks: Sequence[int]) -> bool:
-        """Return whether removing one pin from a chain of blocks would free any of them."""
         return self._pins.frees_any(blocks)
 
     def is_written(self, blocks: Sequence[int]) -> bool:
@@ -277,7 +274,6 @@ class BlockPool:
             observer.on_cleared()
 
     def state(self) -> PoolState:
-        """Return a copy of the pool's whole state, for checks."""
         return PoolState(
             list(self._references),
             list(self._key_of),

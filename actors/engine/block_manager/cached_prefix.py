@@ -1,7 +1,7 @@
 """What a prompt finds in the cache, for an admission and for a look-up alike.
 
-Used by `reservation.py`. What must always hold: nothing here changes the pool, the pins or what is known of misses, so
-that a look-up leaves no trace; a look-up and the admission after it find the same.
+What must always hold: nothing here changes the pool, the pins or the miss tracker, so that a look-up leaves no trace; a
+look-up and the admission after it find the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CacheReader:
     """Finds prompts in the index of one pool."""
 
     def __init__(self, pool: Pool, block_size: int, misses: MissTracker | None, *, is_enabled: bool) -> None:
-        """`misses`: what explains why a prefix ends; None: nothing does. `is_enabled`: prefix caching is in use."""
+        """`misses` explains why a prefix ends; None: nothing does."""
         self._pool = pool
         self._block_size = block_size
         self._misses = misses

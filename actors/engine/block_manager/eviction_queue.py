@@ -22,13 +22,12 @@ class EvictionQueue:
     __slots__ = ("_key_of", "_references", "entries", "num_entries")
 
     def __init__(self, references: list[int], key_of: list[bytes | None]) -> None:
-        """`references` and `key_of` are the pool's own lists, by block."""
+        """Take the pool's own lists, by block."""
         self._references = references
         self._key_of = key_of
         self.entries: deque[int] = deque()
         """Blocks that were freed with a key, in order of being freed."""
         self.num_entries = [0] * len(references)
-        """Entries in the queue, by block."""
 
     def extend(self, blocks: list[int]) -> None:
         """Append blocks in the order given. Their `num_entries` are up to date already."""

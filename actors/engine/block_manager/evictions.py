@@ -1,7 +1,6 @@
-"""What is remembered of evicted blocks: when each went, for whom, how long it had been idle, and how many went since.
+"""The memory of evicted blocks: when each was evicted, for whom, how long it had been idle, and how many went since.
 
-Part of the miss tracker (`misses.py`), which passes on what the pool reports. The block manager tells it the time, for
-whom it takes blocks, and whose blocks it releases.
+Part of the miss tracker (`misses.py`). The block manager sets the time and for whom it takes blocks.
 
 What must always hold: what is kept is bounded by the number of blocks in the pool; evictions that belong together share
 one `Eviction`.
@@ -36,8 +35,7 @@ class EvictionLog:
     """Evicted keys, in two generations that bound how many are remembered."""
 
     def __init__(self, num_blocks: int, is_stored: Callable[[bytes], bool]) -> None:
-        self.now = 0.0
-        """In seconds, on the block manager's clock."""
+        self.now = 0.0  # on the block manager's clock
         self.taker = 0
         """The sequence for which blocks are being taken."""
         self._is_stored = is_stored

@@ -1,7 +1,7 @@
 """The net change of the committed keys from one grant to the next, for readers outside the engine.
 
-A `KeyChanges` follows the committed contents of the cache (it is an observer of the block pool). The block manager
-takes what it has collected with each grant; the scheduler passes that on in the report that it makes next.
+A `KeyChanges` is an observer of the block pool. The block manager takes what it has collected with each grant; the
+scheduler passes that on in its next report.
 
 What must always hold: whoever applies every change in order has the prefixes of exactly the keys that were committed
 when the last one was taken (unless two committed keys begin with the same 8 bytes); a key is in one column at most.

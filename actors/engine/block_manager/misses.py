@@ -1,8 +1,7 @@
 """Explains why a prompt's cached prefix ended where it did.
 
-A `MissTracker` follows the committed contents of the cache (it is an observer of the block pool). At an admission it
-compares the prompt with the longest cached chain. Used by the KV-block manager, for information only: it changes no
-decision.
+A `MissTracker` is an observer of the block pool. At an admission it compares the prompt with the longest cached chain,
+for information only: it changes no decision.
 
 A stored run is kept in parts of `MAX_RUN_BLOCKS`, each with its own tokens and no others, for as long as its first
 block is cached. So at most one part of a chain is kept for blocks that are no longer cached. Blocks that a sequence

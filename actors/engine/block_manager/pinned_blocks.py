@@ -16,14 +16,12 @@ class PinnedBlocks:
     __slots__ = ("_references", "counts", "num_pinned_only")
 
     def __init__(self, references: list[int]) -> None:
-        """`references`: the pool's own list, by block."""
+        """Take the pool's own list, by block."""
         self._references = references
         self.counts: dict[int, int] = {}
-        """Pins of each pinned block."""
         self.num_pinned_only = 0
 
     def unpinned(self, blocks: Sequence[int]) -> list[int]:
-        """Return those of `blocks` that have no pin."""
         return [block for block in blocks if block not in self.counts]
 
     def add(self, blocks: Sequence[int], fresh: Sequence[int]) -> None:

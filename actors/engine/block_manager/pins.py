@@ -92,11 +92,11 @@ class Pins:
         return len(self._marks) + len(self._due)
 
     def prefixes(self) -> list[PinnedPrefix]:
-        """Return what is pinned, in the order in which it was."""
+        """Return what is pinned, oldest first."""
         return list(self._by_key.values())
 
     def blocks(self) -> list[list[int]]:
-        """Return all pinned blocks, each once, by the segments that pins share."""
+        """Return all pinned blocks, each once, by segment."""
         return self._segments.all_blocks()
 
     # ------------------------------------------------------------ marks

@@ -1,7 +1,4 @@
-"""Chooses the block pool that the engine runs with: the one in C where it is built, otherwise the one in Python.
-
-Both behave the same; `block_pool.py` is the reference. `reservation.py` and `pins.py` use either.
-"""
+"""Chooses the block pool: the one in C where it is built, otherwise the reference in Python, which behaves the same."""
 
 from __future__ import annotations
 

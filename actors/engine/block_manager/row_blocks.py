@@ -1,7 +1,6 @@
 """Blocks for running sequences: each row of a step gets those that it lacks, at the expense of pins, then of others.
 
-Used by `reservation.py`. Pins give way first, then sequences are preempted in the order of `victim_ids`
-(`shared/preemption.py`).
+Pins give way first, then sequences are preempted in the order of `victim_ids` (`shared/preemption.py`).
 
 What must always hold: no sequence is preempted for blocks that only pins keep, nor one that the step has served.
 """

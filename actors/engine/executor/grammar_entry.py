@@ -58,7 +58,6 @@ class MaskLimits:
         """The limit of tenants whose processes had to be ended, and when the last one was."""
 
     def of(self, tenant: str) -> float:
-        """Return the seconds that a mask may take."""
         limit_s, ended_s = self._ended.get(tenant, (self.FULL_S, 0.0))
         if tenant in self._ended and self._clock() - ended_s > self.RECOVERY_S:
             del self._ended[tenant]
@@ -123,7 +122,7 @@ class Entry:
         self.rows: set[int] = set()
         """Numbers of the sequences that are followed."""
         self.gone: list[int] = []
-        """Those of sequences that are not any more. Appended to in any thread."""
+        """Those of sequences that have ended. Appended to in any thread."""
         self.awaited_since: float | None = None
         """Since when it has been prepared for a sequence that has not begun."""
         self._get_server = get_server

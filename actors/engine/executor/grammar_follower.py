@@ -1,8 +1,7 @@
-"""One process that follows one grammar, seen from the engine.
+"""One process that follows one grammar, seen from the engine. It runs `mask_program.py`, which documents the protocol.
 
-Used by `grammars.py`, by its own thread and by the one that runs steps. The process runs `mask_program.py`, which
-documents what crosses the socket. What must always hold: an answer is never taken for that to an earlier question; a
-process that has not answered in full is not used again.
+What must always hold: an answer is never taken for that to an earlier question; a process that has not answered in full
+is not used again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Follows the answers of sequences that have one grammar, and computes which tokens may come next in each.
 
 Runs in a process of its own for each grammar (`mask_program.py`), which is killed when the library takes too long.
-`grammars.py` asks, and says which tokens have been drawn since.
 
 What must always hold: a mask depends on the grammar and on the answer alone; a sequence that fails says why, and no
 other does; masks that take too long end their own sequence: one mask by the limits of the library and of the process,
@@ -95,7 +94,7 @@ class RowMasks:
         self._compiled.fill(np.zeros(library.num_words, np.uint32))
 
     def forget(self, row: int) -> None:
-        """Follow a sequence no more."""
+        """Stop following a sequence."""
         self._rows.pop(row, None)
 
     def mask(self, ask: RowAsk) -> Words:

@@ -1,7 +1,4 @@
-"""Sizes and rules that scheduling decisions keep to.
-
-Made by `engine.py` from the engine's configuration and from what the backend's KV cache turned out to hold.
-"""
+"""Sizes and rules that scheduling decisions keep to, from the engine's configuration and the backend's KV cache."""
 
 from __future__ import annotations
 

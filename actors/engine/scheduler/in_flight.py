@@ -1,7 +1,7 @@
 """Steps that have been sent and not answered, and what to take back when one fails.
 
-Used by the batcher only. A failed step ends its generation: the executor answers the other steps of that generation
-with `StepDropped`. Once all are answered they are taken back together, newest first.
+A failed step ends its generation: the executor answers the other steps of that generation with `StepDropped`. Once all
+are answered they are taken back together, newest first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Turns a granted step into the `StepPlan` that the executor runs.
 
-Used by the batcher only. The rows that decode come first; the others follow in the order of the grant.
+The rows that decode come first; the others follow in the order of the grant.
 
 What must always hold: a plan's rows never exceed the token budget or `max_num_seqs`; an executor that has been given a
 sequence knows each of its tokens before its first row.

@@ -85,11 +85,11 @@ class Batcher:
         return self._admission.num_groups
 
     def reset_prefix_cache(self) -> None:
-        """From the next step on, find nothing that has been published so far."""
+        """Find nothing that has been published so far, from the next step on."""
         self._state.cache_updates.resets_prefix_cache = True
 
     def announce_keys(self) -> None:
-        """Report the keys that the block manager has to say, even if nothing runs."""
+        """Report the block manager's keys, even if nothing runs."""
         self._state.cache_updates.announces_keys = True
 
     def end_group(self, group_id: int) -> None:

@@ -1,7 +1,6 @@
 """Which prompt tokens a step scores, and which scores are reported.
 
-Used by the batcher for requests that ask for prompt logprobs. A token is scored by the step that computes the position
-before it, so the first token of a prompt never is.
+A token is scored by the step that computes the position before it, so the first token of a prompt never is.
 
 What must always hold: each prompt token's scores are reported once, in order, however often the prompt is computed
 (chunks, preemption, dropped steps); the scores of sampled tokens are reported with the tokens, or void with them.

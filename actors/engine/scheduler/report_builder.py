@@ -1,6 +1,6 @@
 """The columns of the next `StepReport`, while the scheduler fills them.
 
-Used by the batcher only. The columns of a single step are passed on as they are; those of several steps are joined.
+The columns of a single step are passed on as they are; those of several steps are joined.
 What must always hold: entries are sent in the order in which they were made, each once.
 """
 

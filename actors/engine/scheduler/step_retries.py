@@ -1,7 +1,7 @@
 """Which rows of a failed step are run again together, until the sequence that makes steps fail is alone.
 
-Owned by the scheduler's state: step completion reports failed and finished passes, the batcher plans the group at the
-front, one pass at a time, and nothing else until there is no group left.
+Step completion reports failed and finished passes; the batcher plans the group at the front, one pass at a time, and
+nothing else until there is no group left.
 
     a step raises              its rows are split in halves, which run one after the other
     a group raises             it is split again; a sequence that raised alone, as a group, ends

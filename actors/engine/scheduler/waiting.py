@@ -5,7 +5,7 @@
     fair      by tenant, least charged first; a tenant is charged for *uncached* prompt tokens when they are computed,
               so cached prompts are free and a cold prompt delays only its own tenant
 
-Used by the batcher only. What must always hold: a preempted sequence comes before those of its tenant (or priority)
+What must always hold: a preempted sequence comes before those of its tenant (or priority)
 that have not been served yet; an idle tenant accumulates no credit; who waits for a load delays nobody.
 """
 
