@@ -1,8 +1,7 @@
 """Compiles `csrc/` into one shared library for an instruction set, once for each version of the sources.
 
-`build.py` calls it at start or at installation, `setup.py` when a wheel is built; because of the latter, neither torch
-nor attrs is imported here. Objects and libraries are kept in the user's cache folder, each under a name derived from
-its inputs: sources, flags and compiler.
+`setup.py` uses this to build a wheel, so neither torch nor attrs is imported here. Objects and libraries are kept in
+the user's cache folder, each under a name derived from its inputs: sources, flags and compiler.
 
 What must always hold: a file under its final name is complete; two processes may compile the same file at once; no file
 that another user could have written is loaded.

@@ -1,7 +1,6 @@
 """The instruction sets for which there are kernels, and which of them this processor supports.
 
-`build.py` compiles and loads what is chosen here; `setup.py` compiles all of them into a wheel, in an environment with
-neither torch nor attrs, so neither is imported here.
+`setup.py` compiles all of them into a wheel, in an environment with neither torch nor attrs: neither is imported here.
 
 What must always hold: a set is chosen only if the processor, and for AMX also the system, lets this process use it.
 """

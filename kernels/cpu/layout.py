@@ -1,7 +1,4 @@
-"""From recorded calls to C structs: which barriers are needed, and the memory of each value.
-
-`recorder.py` is the only caller.
-"""
+"""From recorded calls to C structs: which barriers are needed, and the memory of each value."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class PackedWeights:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether a matrix returned so far is quantized."""
+        """Whether any matrix so far is quantized."""
         return any(isinstance(matrix, PackedQuantized) for _, matrix in self._matrices.values())
 
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:

@@ -1,7 +1,5 @@
 """Quantized matrices in the kernels' format: codes in panels, scales and offsets beside them. See `quantized.h`.
 
-`packing.py` makes them from the pieces that a checkpoint's source yields.
-
 What must always hold: the numbers are those of the checkpoint. Zero points become offsets, which float32 holds; scales
 and offsets are kept in float16 only where that holds all of a matrix's exactly.
 """

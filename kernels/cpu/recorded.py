@@ -1,4 +1,4 @@
-"""A model's recorded operations: `recorder.py` makes them, `fusing.py` fuses them, `layout.py` assigns their memory.
+"""A model's recorded operations.
 
 What must always hold: a value is written by one operation, before any that reads it; logits by one in each way of
 running a program.

@@ -5,7 +5,6 @@ used) and records the inputs and the output of each call. Then calls are fused w
 (`fusing.py`), what only drawing needs runs on the rows that draw (`narrowing.py`), results that only bfloat16 products
 read are stored as bfloat16 (`rounding.py`), each value gets memory for the maximum of rows, and the calls become a list
 of C structs, which one library call replays (`layout.py`).
-`cpu_backend.py` is the only caller.
 
 What must always hold: every value that a model computes comes from a recorded call. A tensor that torch has computed is
 the result of no recorded call, and using it raises an error at load.

@@ -1,7 +1,5 @@
 """Draw a step's tokens in one library call, as `sampling/oracle.py` does but many times faster. See `sample.cpp`.
 
-`cpu_backend.py` is the only caller.
-
 What must always hold: the tokens are the oracle's. A row that the C++ code cannot decide with certainty, or that sets a
 field which it does not apply, is drawn by the oracle.
 """

@@ -1,7 +1,5 @@
 """Score rows of logits in one library call, as `sampling/logprobs.py` does but many times faster. See `scores.cpp`.
 
-`cpu_backend.py` is the only caller.
-
 What must always hold: ids and ranks are the oracle's; the bits of a row's scores depend on that row alone.
 """
 

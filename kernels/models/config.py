@@ -1,7 +1,7 @@
 """The decoder families' view of `config.json`.
 
-A backend reads the file once at load, and the family's `parse_*` builds a `DecoderConfig` from it with the functions
-here. `refusals.py` refuses what we do not compute: a checkpoint must never load and answer nonsense.
+A family's `parse_*` builds a `DecoderConfig` with the functions here. `refusals.py` refuses what is not computed: a
+checkpoint must never load and answer nonsense.
 
 What must always hold: an absent entry has the default of the architecture's own configuration class; if that default is
 the size of one particular model, the entry is required.

@@ -1,6 +1,4 @@
-"""The type of each entry of a `config.json`. Wrong types, such as a list for an object, are refused before parsing.
-
-`config.py` checks once, for every entry that some family reads.
+"""The type of each entry of a `config.json` that a family reads. Wrong types are refused before parsing.
 
 What must always hold: an entry that passes has the type that its readers expect; null means the same as absent.
 """

@@ -1,7 +1,4 @@
-"""Which family runs a checkpoint: the name in `architectures` decides, nothing is guessed.
-
-A backend calls `find_family`, then the family's `parse` and its constructor.
-"""
+"""Which family runs a checkpoint: the name in `architectures` decides, nothing is guessed."""
 
 from __future__ import annotations
 

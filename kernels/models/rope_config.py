@@ -1,7 +1,5 @@
 """Parsing the rotary embedding of a `config.json`, in either spelling.
 
-Families call `parse_rope`; `rope.py` computes tables from the result.
-
 What must always hold: each entry is either part of the result or refused by name; none is silently ignored.
 """
 

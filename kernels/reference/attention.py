@@ -1,8 +1,8 @@
 """Paged causal attention in fixed tiles, one sequence at a time: decode, prefill and chunks use the same arithmetic.
 
-`ops.py` is the only caller. Queries and keys lie on grids over absolute positions (`rows.py`). A query's chunks of
-keys, from the first to its own, are combined in ascending order with a running maximum and sum (online softmax:
-Milakov and Gimelshein, arXiv:1805.02867), all in float32.
+Queries and keys lie on grids over absolute positions (`rows.py`). A query's chunks of keys, from the first to its own,
+are combined in ascending order with a running maximum and sum (online softmax: Milakov and Gimelshein,
+arXiv:1805.02867), all in float32.
 
 What must always hold: the query at position p is row p % QUERIES of a product of constant shape, against whole chunks
 in which missing keys are zeros; the chunks of its tile follow from p and the window. So the result does not depend on

@@ -1,7 +1,5 @@
 """A mixture of experts in fixed tiles: each expert multiplies its tokens' rows in products of one shape.
 
-`ops.py` is the only caller.
-
 What must always hold: a token's result is a function of its own row; it does not depend on the other tokens of the same
 expert. So an expert's rows are padded to whole tiles, and a token's parts are summed in its own order.
 """

@@ -1,7 +1,5 @@
 """How the reference reads and writes the keys or values of one layer: as they are, or in 8 bits with scales.
 
-`ops.py` writes the tokens of a pass, `attention.py` reads what earlier passes and this one have written.
-
 What must always hold: a slot's bits follow from the head that is written to it alone; infinity and NaN are never lost,
 so that a request with such keys or values fails.
 """

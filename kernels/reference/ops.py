@@ -1,8 +1,7 @@
 """The operations of the reference, in plain torch: always the same bits, even where that is slow.
 
-`ReferenceBackend` makes a `ReferenceOps` for each pass and passes it to the model. Functions whose results could depend
-on neighbouring rows say how they avoid it; additions, multiplications and roots are exactly rounded by IEEE 754 and
-need no care.
+Functions whose results could depend on neighbouring rows say how they avoid it; additions, multiplications and roots
+are exactly rounded by IEEE 754 and need no care.
 
 Weights and activations are float32: weights are widened from the checkpoint's dtype once, at load, and only the KV
 cache is kept in it, or in the dtype that the operator chose. So every dtype uses the same code path of the matrix

@@ -1,8 +1,7 @@
 """Drawing one token from a row of logits: the reference sampler, and the oracle of faster ones.
 
-A backend calls `draw` for the rows of a step that draw; each is one `sample`, from logits as `logit_processors.py` has
-changed them. Filters apply in vLLM's order: temperature, then min_p, top_k and top_p on the tempered distribution, each
-on what the one before it left.
+Logits are those that `logit_processors.py` has changed. Filters apply in vLLM's order: temperature, then min_p, top_k
+and top_p on the tempered distribution, each on what the one before it left.
 
 What must always hold: a draw depends on its own row, parameters, seed and output position only. Rows are processed one
 by one in float64 with numpy's serial loops, so the bits depend neither on the batch nor on the number of threads. Every

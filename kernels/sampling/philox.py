@@ -1,7 +1,7 @@
 """Philox4x32-10: random numbers that are a pure function of (key, counter).
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011; checked against the
-known-answer vectors of its authors' Random123. `oracle.py` is the only caller.
+known-answer vectors of its authors' Random123.
 
 What must always hold: there is no state. A draw does not depend on other draws or on the process, so a preempted or
 restarted sequence continues as it would have without that.

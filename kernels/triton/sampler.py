@@ -1,6 +1,6 @@
 """Draw a step's tokens on the device, except for rows that the device cannot draw, which the host draws by the oracle.
 
-`triton_backend.py` is the only caller. The last token of a slot stays on the device, from where the next pass feeds it.
+The last token of a slot stays on the device, from where the next pass feeds it.
 
 What must always hold: a row whose logits hold NaN or have no finite maximum affects no other row.
 """
