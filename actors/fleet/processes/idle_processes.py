@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-import attrs
 import trio
 
 
@@ -26,23 +25,18 @@ class Process(Protocol):
 P = TypeVar("P", bound=Process)
 
 
-@attrs.frozen
-class _Idle(Generic[P]):
-    process: P
-    since_s: float
-
-
 class IdleProcesses(Generic[P]):
     """Processes that are idle; the last that came back is the first that is taken."""
 
     def __init__(self, idle_s: float) -> None:
         """Keep a process for at least `idle_s`, and at most half as long again."""
         self._idle_s = idle_s
-        self._idle: list[_Idle[P]] = []
+        self._idle: list[tuple[P, float]] = []
+        """Each with the time since which it has been idle."""
 
     @property
     def ids(self) -> list[int]:
-        return [idle.process.pid for idle in self._idle]
+        return [process.pid for process, _ in self._idle]
 
     async def run(self) -> None:
         """End processes that have been idle for long, until cancelled. Then `end_all` ends the others."""
@@ -56,7 +50,7 @@ class IdleProcesses(Generic[P]):
     async def take(self) -> P | None:
         """Return a process, if there is one."""
         while self._idle:
-            process = self._idle.pop().process
+            process, _ = self._idle.pop()
             if process.is_usable:
                 return process
             await process.end()
@@ -65,13 +59,13 @@ class IdleProcesses(Generic[P]):
     async def put_back(self, process: P) -> None:
         """Keep a process, or end it if it is not usable."""
         if process.is_usable:
-            self._idle.append(_Idle(process, trio.current_time()))
+            self._idle.append((process, trio.current_time()))
         else:
             await process.end()
 
     async def _end(self, since_s: float) -> None:
         """End the processes that have been idle since then."""
-        ended = [idle for idle in self._idle if idle.since_s <= since_s]
-        self._idle = [idle for idle in self._idle if idle.since_s > since_s]
-        for idle in ended:
-            await idle.process.end()
+        ended = [process for process, idle_since_s in self._idle if idle_since_s <= since_s]
+        self._idle = [idle for idle in self._idle if idle[1] > since_s]
+        for process in ended:
+            await process.end()

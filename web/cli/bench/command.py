@@ -10,7 +10,6 @@ import argparse
 import math
 import os
 import resource
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -32,9 +31,6 @@ from .render import render_csv, render_table
 from .report import describe_requests, summarize
 from .values import KEY_VARIABLE
 from .workload import WorkloadError
-
-SPARE_FILES = 64
-"""File descriptors besides one per connection."""
 
 
 @attrs.frozen
@@ -94,7 +90,8 @@ async def measure(arguments: argparse.Namespace) -> Run:
     model = arguments.model or await find_model(arguments.base_url, headers)
     async with open_client(make_target(arguments, model, headers)) as client:
         await _warm_up(arguments, wording, client)
-        _allow_files(arguments.max_concurrency or workload.num_conversations)
+        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each connection is a file
         arrivals_s, most = make_arrivals_s(arguments, workload), arguments.max_concurrency
         with calm_collector(), progress_bar(workload.num_asks, is_off=arguments.disable_tqdm) as bar:
             result = await run_load(workload, client.ask, arrivals_s, max_concurrency=most, on_ended=bar.update)
@@ -154,8 +151,7 @@ def _print(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
         text = render_csv(report)
     else:
         text = render_table(report, metrics=arguments.percentile_metrics, percentiles=arguments.metric_percentiles)
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    print(text, end="", flush=True)
 
 
 def _save(arguments: argparse.Namespace, report: dict[str, Any], run: Run) -> None:
@@ -164,12 +160,3 @@ def _save(arguments: argparse.Namespace, report: dict[str, Any], run: Run) -> No
         return
     rows = {"requests": describe_requests(run.result)} if arguments.save_detailed else {}
     arguments.save_result.write_bytes(indented(report | rows))
-
-
-def _allow_files(num_connections: int) -> None:
-    """Raise the limit of open files, since each connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = num_connections + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -7,8 +7,7 @@ connection is then closed properly, so the server stops generating.
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import trio
@@ -53,17 +52,12 @@ def run_until_stopped(work: Callable[[], Awaitable[T]]) -> T | None:
 
 
 async def _work_until_stopped(work: Callable[[], Awaitable[T]]) -> T | None:
-    with trio.CancelScope() as scope, _cancelling_on_interrupt(scope):
-        return await work()
-    return None
-
-
-@contextmanager
-def _cancelling_on_interrupt(scope: trio.CancelScope) -> Iterator[None]:
     token = trio.lowlevel.current_trio_token()
-    # A signal handler may interrupt any line of the event loop, so it must not cancel by itself.
-    previous = signal.signal(signal.SIGINT, lambda *_: token.run_sync_soon(scope.cancel, idempotent=True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    with trio.CancelScope() as scope:
+        # A signal handler may interrupt any line of the event loop, so it must not cancel by itself.
+        previous = signal.signal(signal.SIGINT, lambda *_: token.run_sync_soon(scope.cancel, idempotent=True))
+        try:
+            return await work()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+    return None
