@@ -37,10 +37,6 @@ class BodyBudget:
         self.num_bytes = 0
         self.by_tenant: Counter[str] = Counter()
 
-    @property
-    def max_tenant_bytes(self) -> int:
-        return self.max_bytes // 2
-
 
 class BodyShare:
     """One request's share of the budget."""
@@ -80,7 +76,7 @@ class BodyShare:
 
     def _is_over_share(self, wanted: int) -> bool:
         budget, tenant = self._budget, self._tenant
-        return tenant is not None and budget.by_tenant[tenant] + wanted > budget.max_tenant_bytes
+        return tenant is not None and budget.by_tenant[tenant] + wanted > budget.max_bytes // 2
 
     def _count(self, num_bytes: int) -> None:
         self._num_counted += num_bytes

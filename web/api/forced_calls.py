@@ -49,13 +49,7 @@ class ToolChoice:
 
 
 async def read_calls_grammar(
-    tools: ToolSet,
-    choice: ToolChoice,
-    answer: GrammarSpec | None,
-    form: CallForm | None,
-    *,
-    one_call: bool,
-    pace: Pace,
+    tools: ToolSet, choice: ToolChoice, answer: GrammarSpec | None, form: CallForm | None, *, one_call: bool, pace: Pace
 ) -> GrammarSpec | None:
     """Return the grammar of a request whose answers must match `answer`. Raises APIError.
 

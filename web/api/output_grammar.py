@@ -48,10 +48,7 @@ async def read_openai_grammar(fields: Fields, pace: Pace) -> GrammarSpec | None:
 
     Raises APIError.
     """
-    specs = [
-        await read_format(fields, "response_format", "json_schema", pace),
-        await _read_structured(fields, pace),
-    ]
+    specs = [await read_format(fields, "response_format", "json_schema", pace), await _read_structured(fields, pace)]
     specs += [await _read_one(fields, f"guided_{name}", _KINDS[name], pace) for name in _LEGACY]
     if fields.get("grammar") != "":  # which llama.cpp takes for none
         specs.append(await _read_one(fields, "grammar", GrammarKind.LARK, pace))

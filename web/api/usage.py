@@ -33,18 +33,16 @@ def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
     """Return the `usage` object of a completion or chat completion (docs/use/usage.md)."""
     usage = _openai(record)
     if with_tiers:
-        usage["prompt_tokens_details"] |= {"cached_tokens_by_tier": cached_tokens_by_tier(record), **_estimate(record)}
+        tiers = all_tiers(record.cached_tokens, record.cached_by_tier)
+        usage["prompt_tokens_details"] |= {"cached_tokens_by_tier": tiers, **_estimate(record)}
         usage["prompt_tokens_details"]["cache_misses"] = [_miss(miss) for miss in record.cache_misses]
     return usage
 
 
-def cached_tokens_by_tier(record: UsageRecord) -> dict[str, int] | None:
-    """Return cached tokens by storage tier; they add up to the total. None if the total is unknown."""
-    return None if record.cached_tokens is None else all_tiers(record.cached_tokens, record.cached_by_tier)
-
-
-def all_tiers(num_cached: int, by_tier: Mapping[str, int] | None) -> dict[str, int]:
-    """Return cached tokens by storage tier, those without any included; they add up to the total."""
+def all_tiers(num_cached: int | None, by_tier: Mapping[str, int] | None) -> dict[str, int] | None:
+    """Return cached tokens by storage tier, which add up to the total; None if that is unknown."""
+    if num_cached is None:
+        return None
     tiers = {tier.value: (by_tier or {}).get(tier, 0) for tier in Tier}
     # Hits of unknown tier are never attributed to the device.
     tiers["unattributed"] = num_cached - sum(tiers.values())

@@ -69,7 +69,8 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
             context.principal = principal
             context.log = context.log.bind(tenant=principal.tenant, key_id=principal.key_id)
             if needs_admin(route) and not principal.is_admin:
-                raise forbidden()
+                message = "This endpoint requires an admin API key."
+                raise APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="admin_key_required")
         except APIError as error:
             response = turn_away(error)
             if error.status == HTTPStatus.UNAUTHORIZED:
@@ -89,11 +90,6 @@ def is_from_this_machine() -> bool:
 
 def unauthorized(message: str) -> APIError:
     return APIError(HTTPStatus.UNAUTHORIZED, message, "invalid_request_error", code="invalid_api_key")
-
-
-def forbidden() -> APIError:
-    message = "This endpoint requires an admin API key."
-    return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="admin_key_required")
 
 
 def not_from_here() -> APIError:

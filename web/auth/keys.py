@@ -40,7 +40,7 @@ class KeyRing:
         check_distinct(entries)
         self._secret = secrets.token_bytes(32)
         self._holders: dict[bytes, _Holder] = {}
-        self._by_id: dict[str, Principal] = {}
+        self._by_id = {entry.id: entry for entry in entries}
         for entry in entries:
             principal = Principal(
                 tenant=entry.tenant,
@@ -51,7 +51,6 @@ class KeyRing:
             )
             digest = bytes.fromhex(entry.sha256)
             self._holders[self._place(digest)] = _Holder(digest, principal)
-            self._by_id[entry.id] = principal
         self.num_keys = len(entries)
         self.num_admin_keys = sum(entry.admin for entry in entries)
 
@@ -64,15 +63,8 @@ class KeyRing:
 
     def names(self, key_ids: Iterable[str], asker: Principal) -> dict[str, str]:
         """Return the names of known keys that `asker` may see, by id."""
-        found = (self._by_id.get(key_id) for key_id in key_ids)
-        return {
-            one.key_id: one.key_name
-            for one in found
-            if one is not None
-            and one.key_id is not None
-            and one.key_name is not None
-            and (asker.is_admin or one.tenant == asker.tenant)
-        }
+        known = [self._by_id[key_id] for key_id in key_ids if key_id in self._by_id]
+        return {entry.id: entry.name for entry in known if asker.is_admin or entry.tenant == asker.tenant}
 
     def _place(self, digest: bytes) -> bytes:
         # The time of a lookup depends on how much of its name matches. Names are keyed by a secret, so that it says

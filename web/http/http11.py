@@ -53,11 +53,7 @@ class AppTasks(TaskGroup):
         self._nursery = nursery
 
     async def spawn_app(
-        self,
-        app: AppWrapper,
-        config: Config,
-        scope: Scope,
-        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+        self, app: AppWrapper, config: Config, scope: Scope, send: Callable[[ASGISendEvent | None], Awaitable[None]]
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
         to_app, from_client = trio.open_memory_channel[ASGIReceiveEvent](config.max_app_queue_size)
 

@@ -60,7 +60,6 @@ def install_error_handlers(app: QuartTrio) -> None:
 
 
 def _from_http_exception(error: HTTPException) -> APIError:
-    """Return the error for an exception of the router or the body reader."""
     status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
     match status:
         case HTTPStatus.NOT_FOUND:

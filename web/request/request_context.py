@@ -141,14 +141,9 @@ class RequestContext:
         return Outcome.REJECTED
 
     def _reasons(self) -> dict[str, object]:
-        reasons: dict[str, object] = {}
-        if self.error_code is not None:
-            reasons["error_code"] = self.error_code
-        if self.error_param is not None:
-            reasons["error_param"] = self.error_param
-        if self.sink is not None and self.sink.overflowed:
-            reasons["sink_overflowed"] = True
-        return reasons
+        overflowed = True if self.sink is not None and self.sink.overflowed else None
+        reasons = {"error_code": self.error_code, "error_param": self.error_param, "sink_overflowed": overflowed}
+        return {name: value for name, value in reasons.items() if value is not None}
 
 
 def current_request_context() -> RequestContext:

@@ -83,7 +83,6 @@ class TableReport:
 
 
 def _disputed(ledger: Ledger, query: Query) -> list[LedgerRecord]:
-    """Return the newest matching records of disputed accounts."""
     only = attrs.evolve(query, disputed_only=True)
     return list(islice(ledger.records(only, newest_first=True), MAX_DISPUTED))
 

@@ -167,7 +167,7 @@ def test_budget_is_sum_of_shares(steps: list[tuple[str, int, int, str]]) -> None
             assert error.status == 503
             held.share.release()  # as at the end of its request
         assert 0 <= budget.num_bytes <= budget.max_bytes
-        assert all(0 < num <= budget.max_tenant_bytes for num in budget.by_tenant.values())
+        assert all(0 < num <= budget.max_bytes // 2 for num in budget.by_tenant.values())
     for held in shares:
         held.share.release()
         held.share.release()

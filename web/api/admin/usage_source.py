@@ -162,7 +162,6 @@ class LedgerUsage:
 
 
 def _body_of(answered: Answered) -> Sequence[bytes]:
-    """Return the body. Raises APIError."""
     if answered.kind is Answer.MADE:
         return answered.pieces
     text = b"".join(answered.pieces)

@@ -15,14 +15,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from quipu.actors.messages.output import (
-    ArgumentsDelta,
-    CallBegin,
-    CallEnd,
-    OutputEvent,
-    ReasoningDelta,
-    TextDelta,
-)
+from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd, OutputEvent, ReasoningDelta, TextDelta
 
 from ...http.sse import json_for_line
 from ..content import Block, CallBlock, CallIds, Content, ReasoningBlock, opaque_text
@@ -131,7 +124,6 @@ class BlockWriter:
         return opening + self._stop()
 
     def _start(self, kind: type[TextDelta | ReasoningDelta | CallBegin], block: dict[str, Any], delta: bytes) -> bytes:
-        """Start a block, after the end of the one before it."""
         stop = self._stop()
         self._open, self._delta = kind, delta % self._num_blocks
         data = json_for_line({"type": "content_block_start", "index": self._num_blocks, "content_block": block})

@@ -55,6 +55,14 @@ class Conversation:
         self._said.append(text)
         self._num_chars += len(text)
 
+    def add_text(self, role: str, text: str) -> None:
+        """Add the client's text without blocks."""
+        self.begin(role)
+        if text:
+            self.say(text)
+            self.breakpoints.text(self.place())
+            self.end_part(None, role)
+
     def think(self, text: str) -> None:
         self._thought.append(text)
 

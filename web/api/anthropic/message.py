@@ -91,10 +91,7 @@ def _usage(known: UsageRecord | Tally) -> dict[str, Any]:
     cached = known.cached_tokens
     is_counted = cached is not None
     created = known.created_5m_tokens + known.created_1h_tokens if is_counted else 0
-    split = {
-        "ephemeral_5m_input_tokens": known.created_5m_tokens,
-        "ephemeral_1h_input_tokens": known.created_1h_tokens,
-    }
+    split = {"ephemeral_5m_input_tokens": known.created_5m_tokens, "ephemeral_1h_input_tokens": known.created_1h_tokens}
     return {
         "input_tokens": (known.prompt_tokens or 0) - (cached or 0) - created,
         "cache_creation_input_tokens": created if is_counted else None,
@@ -144,7 +141,6 @@ class MessageWriter(StreamWriter):
         return b"".join(map(self._blocks.show, shown))
 
     def _opening(self) -> bytes:
-        """Return the first event."""
         self._begun = True
         message = {**_message(self._message_id, self._wanted.model), "usage": _message_usage(self._tally)}
         return _event("message_start", message=message)

@@ -79,9 +79,6 @@ async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header
     )
 
 
-# ---------------------------------------------------------------- system
-
-
 async def _read_system(fields: Fields, conversation: Conversation, keep_billing_header: bool) -> None:
     system = fields.get("system")
     if system is None or system == []:
@@ -90,10 +87,7 @@ async def _read_system(fields: Fields, conversation: Conversation, keep_billing_
         if system.startswith(BILLING_HEADER) and not keep_billing_header:
             system = system.partition("\n")[2]
         if system:
-            conversation.begin("system")
-            conversation.say(system)
-            conversation.breakpoints.text(conversation.place())
-            conversation.end_part(None, "system")
+            conversation.add_text("system", system)
         return
     blocks = blocks_of(fields, "system", conversation.pace)
     if not keep_billing_header and type(system[0].get("text")) is str and system[0]["text"].startswith(BILLING_HEADER):
@@ -102,9 +96,6 @@ async def _read_system(fields: Fields, conversation: Conversation, keep_billing_
     if blocks:
         conversation.begin("system")
     await read_system(blocks, conversation, len(system) - len(blocks))
-
-
-# ---------------------------------------------------------------- messages
 
 
 async def _read_messages(fields: Fields, conversation: Conversation) -> bool:
@@ -125,25 +116,17 @@ async def _read_message(fields: Fields, conversation: Conversation, *, is_last: 
     if not content and not (is_last and role == "assistant"):
         raise bad_value(param, "must not be empty")
     if type(content) is str:
-        conversation.begin(role)
-        conversation.say(content)
-        if content:
-            conversation.breakpoints.text(conversation.place())
-            conversation.end_part(None, role)
-        _check_results(param, role, conversation)
-        return
-    blocks = blocks_of(fields, "content", conversation.pace)
-    if role == "user":
-        await read_user(blocks, conversation)
-    elif role == "assistant":
-        await read_assistant(blocks, conversation)
+        conversation.add_text(role, content)
     else:
-        conversation.begin(role)
-        await read_system(blocks, conversation)
-    _check_results(param, role, conversation)
-
-
-def _check_results(param: str, role: str, conversation: Conversation) -> None:
+        blocks = blocks_of(fields, "content", conversation.pace)
+        match role:
+            case "user":
+                await read_user(blocks, conversation)
+            case "assistant":
+                await read_assistant(blocks, conversation)
+            case _:
+                conversation.begin(role)
+                await read_system(blocks, conversation)
     if role != "assistant" and conversation.pending_calls:
         raise bad_value(param, "must begin with a `tool_result` for each `tool_use` of the previous message")
 

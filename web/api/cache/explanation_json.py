@@ -81,7 +81,7 @@ def explanation_pieces(explanation: Explanation, reader: Reader, block_size: int
             {
                 "prompt_tokens": explanation.prompt_tokens,
                 "cached_tokens": explanation.cached_tokens,
-                "cached_tokens_by_tier": _by_tier(explanation),
+                "cached_tokens_by_tier": all_tiers(explanation.cached_tokens, explanation.cached_by_tier),
                 "restored_tokens": explanation.restored_tokens,
                 "recomputed_tokens": explanation.recomputed_tokens,
             }
@@ -98,7 +98,7 @@ def _prompt_pieces(prompt: ExplainedPrompt, reader: Reader, block_size: int) -> 
     numbers = {
         "prompt_tokens": prompt.prompt_tokens,
         "cached_tokens": prompt.cached_tokens,
-        "cached_tokens_by_tier": _by_tier(prompt),
+        "cached_tokens_by_tier": all_tiers(prompt.cached_tokens, prompt.cached_by_tier),
         "restored_tokens": prompt.restored_tokens,
         "recomputed_tokens": prompt.recomputed_tokens,
         "lost_to_rounding": lost_to_rounding(prompt),
@@ -110,11 +110,6 @@ def _prompt_pieces(prompt: ExplainedPrompt, reader: Reader, block_size: int) -> 
     ended = None if prompt.ended is None else _ended(prompt.ended, prompt.outline, reader)
     advice = [_advice(one, prompt.outline, block_size) for one in prompt.advice]
     yield b'],"ended":%b,"advice":%b}' % (orjson.dumps(ended), orjson.dumps(advice))
-
-
-def _by_tier(explained: Explanation | ExplainedPrompt) -> dict[str, int] | None:
-    total = explained.cached_tokens
-    return None if total is None else all_tiers(total, explained.cached_by_tier)
 
 
 def _block(span: BlockSpan) -> dict[str, Any]:
@@ -137,7 +132,6 @@ def lost_to_rounding(prompt: ExplainedPrompt) -> int | None:
 
 
 def _list_pieces(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
-    """Yield the items of a list, without its brackets."""
     rest = iter(values)
     comma = b""
     while some := list(islice(rest, PIECE_ITEMS)):

@@ -38,7 +38,6 @@ MAX_DEPTH: Final = 1000
 NODES_AT_A_TIME: Final = 32
 PAUSE_S: Final = 0.001
 """After each group of nodes, for an engine on the same processor."""
-NO_TENANT: Final = ""
 _BRANCH_ID = re.compile(r"[0-9a-f]{16}")
 _BYTES_AROUND: Final = 4096
 """Of everything but nodes."""
@@ -84,8 +83,7 @@ def install_cache_tree(app: QuartTrio, desk: Desk) -> None:
         if branch_id is not None and not _BRANCH_ID.fullmatch(branch_id):
             raise bad_value("from", "must be the id of a node")
         if not principal.is_admin:
-            is_theirs = tenant in (None, principal.tenant)
-            tenant = principal.tenant if is_theirs else NO_TENANT
+            tenant = principal.tenant if tenant in (None, principal.tenant) else ""  # nobody's name
         try:
             nodes = desk.cache.tree(tenant, branch_id, depth, request_id)
         except UnknownBranch:

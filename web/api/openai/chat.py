@@ -72,7 +72,6 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
 
 
 def _read_continued(fields: Fields, last_message: Any) -> bool:
-    """Return whether the last message is the beginning of the response."""
     is_continued = fields.flag("continue_final_message")
     if is_continued and fields.get("add_generation_prompt"):
         raise bad_value("continue_final_message", "not allowed together with `add_generation_prompt`")

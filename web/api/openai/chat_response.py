@@ -17,14 +17,7 @@ import orjson
 
 from quipu.actors.messages.handler import Delta, ScoredDelta
 from quipu.actors.messages.outcomes import FinishReason
-from quipu.actors.messages.output import (
-    ArgumentsDelta,
-    CallBegin,
-    CallEnd,
-    OutputEvent,
-    ReasoningDelta,
-    TextDelta,
-)
+from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd, OutputEvent, ReasoningDelta, TextDelta
 
 from ...http.sse import json_for_line
 from ..content import CallBlock, CallIds, shown_events
@@ -148,7 +141,6 @@ class ChatWriter(ChunkWriter):
         return b"".join(chunks)
 
     def _fields(self, event: OutputEvent, choice: int) -> bytes:
-        """Return what a chunk's delta says of an event."""
         is_legacy = self._wanted.rules.legacy_functions
         match event:
             case TextDelta():

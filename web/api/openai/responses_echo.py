@@ -96,7 +96,6 @@ def _whole_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _small(values: list[Any]) -> list[Any]:
-    """Return the first values, as many as fit."""
     left = MAX_ECHOED
     kept = []
     for value in values:

@@ -135,7 +135,6 @@ class _Reader:
         self._call(fields.text("call_id"), name, value)
 
     def _call(self, call_id: str, name: str, arguments: Any) -> None:
-        """Add a call to the current assistant message, or begin one."""
         if len(self.messages) == self._num_before or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -151,7 +150,6 @@ class _Reader:
         self._add_result(fields, content)
 
     async def _read_shell_output(self, fields: Fields) -> None:
-        """Read what commands have printed, one after the other."""
         if fields.get("output") is None:
             raise wrong_type(fields.param("output"), "a list of outputs")
         texts = []

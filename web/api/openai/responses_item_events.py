@@ -126,7 +126,6 @@ class ItemWriter:
         self._delta_tail = last_field + b"}\n\n"
 
     def _finish(self, *, is_whole: bool) -> bytes:
-        """Return the last events of the open item, if there is one."""
         if self._open is None:
             return b""
         self._open = None

@@ -101,7 +101,6 @@ class ResponseWriter(StreamWriter):
         return first + b"".join(last)
 
     def _last(self, name: str, response: dict[str, Any], *, is_whole: bool) -> Iterator[bytes]:
-        """Yield the last event, with all items."""
         content = self._items.content
         items = self._output_items.output(content, is_whole=is_whole) if content.blocks else ()
         return self._events.response_event(name, with_items(response, items))

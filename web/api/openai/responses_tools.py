@@ -69,7 +69,6 @@ class ResponseTools(ToolSet):
 
 
 def _describe_custom(tool: Fields) -> str:
-    """Return the description, with the grammar of the text if there is one."""
     description = tool.get("description") or ""
     form = tool.fields("format")
     if form.get("definition") is None:
