@@ -2,8 +2,7 @@
 
 Each KV slot holds a number computed from the token and its position; a drawn token is a hash of all slots from
 position 0 to the row's last one, read through the row's block table. So a stale, swapped, prematurely shared or
-prematurely freed block changes the output. `continuation`, `prompt_scores` and `continuation_scores` compute what is
-correct.
+prematurely freed block changes the output.
 
 Used by tests, by benchmarks of everything around the model, and by `--executor fake`. `Dials` inject faults.
 """
@@ -258,31 +257,3 @@ def _reply(values: list[int], dials: Dials) -> Sequence[int]:
         if token_id == _ANY or any(value == slot_value(token_id, position) for position, value in enumerate(values)):
             found = tokens
     return found
-
-
-def prompt_scores(token_ids: list[int], num_top: int, dials: Dials | None = None) -> Scores:
-    """Return the scores that a correct engine reports for `token_ids`, except for the first of them."""
-    values = [slot_value(token_id, position) for position, token_id in enumerate(token_ids)]
-    scores = Scores.empty()
-    for position in range(1, len(token_ids)):
-        scores.extend(score(values[:position], token_ids[position], num_top, (dials or Dials()).drawable))
-    return scores
-
-
-def continuation_scores(token_ids: list[int], count: int, num_top: int, dials: Dials | None = None) -> Scores:
-    """Return the scores that a correct engine reports for the greedy `continuation` of `token_ids`."""
-    whole = token_ids + continuation(token_ids, count, dials)
-    return prompt_scores(whole, num_top, dials).cut(len(token_ids) - 1, len(whole) - 1)
-
-
-def continuation(
-    token_ids: list[int], count: int, dials: Dials | None = None, seed: int = 0, adapter: str = ""
-) -> list[int]:
-    """Return what a correct engine draws after `token_ids`, whatever its batches, caches and preemptions."""
-    dials = dials or Dials()
-    values = [slot_value(token_id, position, adapter) for position, token_id in enumerate(token_ids)]
-    outputs: list[int] = []
-    for position in range(count):
-        outputs.append(draw(values, seed, position, dials))
-        values.append(slot_value(outputs[-1], len(values), adapter))
-    return outputs

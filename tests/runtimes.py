@@ -47,8 +47,9 @@ from quipu.actors.tokenizer.chat_template import ChatTemplate
 from quipu.actors.tokenizer.encoder import load_encoder
 from quipu.actors.tokenizer.template_source import read_template
 from quipu.actors.wiring import Runtime, open_runtime
-from quipu.kernels.fake import Dials, FakeBackend, continuation
+from quipu.kernels.fake import Dials, FakeBackend
 from tests.actors.engine.block_manager.block_checks import check_manager
+from tests.fake_oracle import continuation
 from tests.tiny import TINY
 
 BLOCK = 16

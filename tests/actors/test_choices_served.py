@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from quipu.actors.tokenizer import context_length
-from quipu.kernels.fake import continuation
 from quipu.web.api.body_table import MAX_CHOICES
+from tests.fake_oracle import continuation
 from tests.runtimes import BLOCK, small_runtime, text_of
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 

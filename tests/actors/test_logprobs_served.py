@@ -20,7 +20,8 @@ from quipu.actors.messages.accountant import Completed, Refused
 from quipu.actors.messages.detokenizer import Tokens, Track
 from quipu.actors.messages.handler import ScoredDelta
 from quipu.actors.messages.scores import Scores, StepPayloads
-from quipu.kernels.fake import Dials, continuation, continuation_scores, prompt_scores
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation, continuation_scores, prompt_scores
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.tiny import TINY
 from tests.traps.wire import CHAT, COMPLETIONS, TIGHT, body, over_http, prompt_of, samples, settle

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.prompts import TextPrompt
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, kill_engine, most_tokens, small_runtime, text_of
 

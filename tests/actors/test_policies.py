@@ -7,7 +7,8 @@ import trio
 import trio.testing
 
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, num_passes, small_runtime, text_of
 

@@ -13,7 +13,8 @@ import trio
 import trio.testing
 
 from quipu.kernels.batch import Drawn, StepBatch
-from quipu.kernels.fake import FakeBackend, continuation, prompt_scores
+from quipu.kernels.fake import FakeBackend
+from tests.fake_oracle import continuation, prompt_scores
 from tests.runtimes import Client, small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 

@@ -19,8 +19,9 @@ from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
 from tests.actors.key_reader import KeyReader, committed_in
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Client, small_runtime
 

@@ -13,7 +13,8 @@ import trio
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.shared.seeds import sequence_seed
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Answer, Client, small_runtime, text_of, value_of
 from tests.several_engines import engines, parametrize

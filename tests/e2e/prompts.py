@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.runtimes import text_of
 from tests.tiny import TINY
 from tests.vocabularies import Vocabulary

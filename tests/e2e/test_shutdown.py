@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from quipu.kernels.fake import continuation
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import PATIENCE_S, Server, eventually, has_ended, runs, serving
 from tests.e2e.streams import streaming
+from tests.fake_oracle import continuation
 from tests.runtimes import text_of
 
 

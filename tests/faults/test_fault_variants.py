@@ -15,7 +15,7 @@ from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.output import OutputFormat
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scheduler import StepDone, StepResult
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.faults.deadly_engines import Deaths, ask, open_deadly, settle
 from tests.grammars import EOS
 from tests.prompts import prompt_of

@@ -15,7 +15,7 @@ import structlog.testing
 import trio
 
 from quipu.actors.messages.accountant import StepReport
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.faulty_engine import EngineFaults, faulty_runtime
 from tests.runtimes import BLOCK, Client, most_tokens, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle

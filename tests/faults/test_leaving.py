@@ -15,7 +15,8 @@ import trio.testing
 
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import Outcome
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation
 from tests.runtimes import kill_engine, num_passes, small_runtime, text_of, value_of
 from tests.traps.wire import samples, settle
 

@@ -18,7 +18,7 @@ from quipu.actors.engine.engine import LoopHost
 from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.request_desk.health import DrainMode, EngineState, LastEngine, UnknownEngine
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.journals import KeptJournal
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, kill_engine, small_runtime, text_of, value_of

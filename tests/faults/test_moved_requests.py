@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from quipu.actors.request_desk.health import DrainMode
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, kill_engine, small_runtime, text_of
 from tests.traps.wire import samples, settle

@@ -14,7 +14,7 @@ import trio
 from quipu.actors.messages.counts import UNKNOWN
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.journals import KeptJournal
 from tests.runtimes import Client, small_runtime, text_of
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle

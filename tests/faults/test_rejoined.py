@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from quipu.actors.router.key_index import DIGEST_BYTES
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.rejoining_host import RejoiningHost
 from tests.runtimes import BLOCK, Answer, Client, most_tokens, small_runtime, text_of

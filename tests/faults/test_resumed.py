@@ -16,7 +16,7 @@ from quipu.actors.messages.outcomes import ErrorKind, Fault, FinishReason, Outco
 from quipu.actors.messages.prompts import TokenPrompt
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.request_desk.health import State
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
 from tests.grammars import PERSON, schema
 from tests.kept_forks import kept_forks

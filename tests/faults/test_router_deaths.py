@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.router.dispatch import Dispatch
 from quipu.actors.router.routing import Routing
-from quipu.kernels.fake import continuation
 from tests.actors.key_reader import committed_in
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import Client, small_runtime, text_of
 from tests.traps.wire import samples, settle

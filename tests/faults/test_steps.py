@@ -16,7 +16,8 @@ from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.scheduler import StepResult
 from quipu.actors.request_desk.health import State
 from quipu.kernels.batch import Drawn, StepBatch
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, kill_engine, small_runtime, text_of, value_of
 

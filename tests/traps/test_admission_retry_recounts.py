@@ -8,7 +8,8 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation
 from tests.runtimes import Answer, most_tokens, small_runtime, text_of
 from tests.traps.wire import SHARED, TIGHT, prompt_of, samples, settle
 

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 import trio
 
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from quipu.actors.messages.outcomes import Outcome
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.journals import KeptJournal
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.lower_tier import ASKED, TIER, break_loads, push_out, tiers_of

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from quipu.actors.messages.block_manager import MissReason
-from quipu.kernels.fake import prompt_scores
+from tests.fake_oracle import prompt_scores
 from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
 

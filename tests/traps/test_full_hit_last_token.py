@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.runtimes import BLOCK, small_runtime, text_of
 from tests.traps.wire import prompt_of, settle
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import trio
 
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.runtimes import small_runtime, text_of
 from tests.traps.wire import SHARED, TIGHT, run_preempted_requests, samples, settle
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import trio
 
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.runtimes import Answer, most_tokens, small_runtime, text_of
 from tests.traps.wire import prompt_of, settle
 

@@ -13,7 +13,7 @@ import trio
 
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import StepResult
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.runtimes import Client, small_runtime, text_of
 from tests.traps.wire import TIGHT, prompt_of, run_preempted_requests, samples, settle
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation
 from tests.runtimes import Answer, small_runtime, text_of
 from tests.traps.wire import prompt_of, samples, settle
 

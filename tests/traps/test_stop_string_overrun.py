@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation
 from tests.runtimes import small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 

@@ -12,7 +12,7 @@ import attrs
 import pytest
 import trio
 
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.lower_tier import ASKED, TIER, flip_bits, host_store_of, push_out, tiers_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle

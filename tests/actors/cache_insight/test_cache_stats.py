@@ -9,7 +9,7 @@ import trio
 from quipu.actors.cache_insight import cache_watch
 from quipu.actors.cache_insight.cache_figures import CacheFigures, Reuse
 from quipu.actors.messages.accountant import Caller
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Client, small_runtime
 from tests.several_engines import engines, parametrize

@@ -11,8 +11,8 @@ import trio
 from quipu.actors.cache_insight.cache_figures import Divergence, TreeNode
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
-from quipu.kernels.fake import continuation
 from quipu.web.api.cache.tree import eviction_order
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Client, small_runtime
 from tests.several_engines import engines, parametrize

@@ -32,11 +32,12 @@ from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, Step
 from quipu.actors.request_desk.mailbox import Mailbox
 from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
-from quipu.kernels.fake import Dials, FakeBackend, continuation
+from quipu.kernels.fake import Dials, FakeBackend
 from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.actors.engine.block_manager.proposals import keys_of, reused_of, root_of
 from tests.actors.key_reader import KeyReader, committed_in, split
 from tests.actors.properties import check_writes_are_private
+from tests.fake_oracle import continuation
 
 
 @attrs.define(eq=False)

@@ -9,7 +9,7 @@ import trio
 
 from quipu.actors.messages.scheduler import SequenceKind
 from quipu.kernels.batch import Drawn, StepBatch
-from quipu.kernels.fake import continuation
+from tests.fake_oracle import continuation
 from tests.runtimes import Client, small_runtime, text_of
 
 PROMPT = list(range(100, 150))

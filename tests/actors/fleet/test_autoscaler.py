@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.request_desk.health import DrainMode, EngineState
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import Client, small_runtime, text_of
 from tests.traps.wire import settle

@@ -21,9 +21,10 @@ from quipu.actors.messages.counts import UNKNOWN, Known
 from quipu.actors.messages.outcomes import FinishReason, Outcome
 from quipu.actors.messages.prompts import TokenPrompt
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.fake_oracle import continuation
 from tests.journals import KeptJournal
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import samples

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import StepDone, StepDropped, StepFailed
-from quipu.kernels.fake import continuation
 from tests.actors.engine.engine_bench import EngineBench
+from tests.fake_oracle import continuation
 from tests.runtimes import num_passes
 
 PROMPT = list(range(100, 110))

@@ -22,10 +22,11 @@ from quipu.actors.messages.sampling import LogitRules, OutputGrammar
 from quipu.actors.messages.scheduler import StepDropped, StepFailed
 from quipu.kernels.backend import Backend, RunsAtOnce
 from quipu.kernels.batch import Drawn, StepBatch
-from quipu.kernels.fake import FakeBackend, continuation
+from quipu.kernels.fake import FakeBackend
 from quipu.kernels.logit_processors import Processing
 from quipu.kernels.seen_tokens import SeenTokens
 from tests.actors.engine.engine_bench import EngineBench, Submission
+from tests.fake_oracle import continuation
 
 RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)
 LIMITS = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)

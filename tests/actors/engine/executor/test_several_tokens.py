@@ -16,11 +16,12 @@ from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.sampling import LogitRules, OutputGrammar
 from quipu.actors.messages.scheduler import StepDone, StepFailed
 from quipu.actors.shared.block_keys import chain_keys
-from quipu.kernels.fake import NONSENSE, Dials, FakeBackend, continuation, draw
+from quipu.kernels.fake import NONSENSE, Dials, FakeBackend, draw
 from quipu.kernels.fake_rules import draw_by_rules
 from quipu.kernels.fake_scores import slot_value
 from quipu.kernels.logit_processors import LogitProcessor
 from tests.actors.engine.engine_bench import EngineBench
+from tests.fake_oracle import continuation
 
 LIMITS = SchedulerConfig(block_size=4, num_blocks=61, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
 PROMPT = [1, 2, 3, 4, 5, 6]

@@ -30,7 +30,8 @@ from quipu.actors.messages.scheduler import Abort
 from quipu.actors.messages.supervisor import EngineReady, Heartbeat
 from quipu.actors.shared.step_record import StepRecord
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.kernels.fake import Dials, continuation
+from quipu.kernels.fake import Dials
+from tests.fake_oracle import continuation
 from tests.links import make_link
 from tests.prompts import prompt_of
 from tests.runtimes import Client, open_with_kept_vocabulary, runtime_config, serving_info, text_of
