@@ -58,7 +58,6 @@ class Reply(ABC):
         self.answer_id = answer_id
         """In its API."""
         self.ignored = IgnoredNames()
-        """Fields of its body without an effect."""
 
     @abstractmethod
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
@@ -71,8 +70,6 @@ class Reply(ABC):
 
 @attrs.frozen
 class ParsedRequest:
-    """A parsed body, and what its reader needs to check it."""
-
     body: dict[str, Any]
     request_id: str
     info: ServingInfo

@@ -163,7 +163,6 @@ class CallIds:
     """Ids of one request's calls, which no two calls share."""
 
     request_id: str
-    """The server's own."""
     are_short: bool = False
     """Nine letters and digits, the only ids that some chat templates accept."""
 

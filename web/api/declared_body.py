@@ -19,8 +19,6 @@ from .foreign_table import refuse_foreign
 
 
 class Body(Fields):
-    """The body of one request to an endpoint."""
-
     __slots__ = ("endpoint",)
 
     def __init__(self, values: dict[str, Any], endpoint: str) -> None:

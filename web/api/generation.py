@@ -60,8 +60,6 @@ class TokenLimit:
 
 @attrs.frozen(kw_only=True)
 class Delivery:
-    """How the client wants its response."""
-
     stream: bool = False
     include_usage: bool = False
     """Every chunk has a `usage` field, and a last chunk carries the full usage."""
@@ -111,7 +109,6 @@ class GenerationRequest(Encode):
     model: str
     """The model name that the client sent."""
     affinity_key: str = ""
-    """What the client calls itself."""
     scores: WantedScores = NO_SCORES
     include_reasoning: bool = True
     """Reasoning is part of the response; it is counted in any case."""

@@ -42,8 +42,6 @@ async def ignored_fields(body: Mapping[str, Any], shape: Shape, unused: Iterable
 
 @attrs.frozen
 class _Comparison:
-    """The comparison of one body with its declared shape."""
-
     names: IgnoredNames
     skipped: frozenset[str]
     """Paths that have been named already."""

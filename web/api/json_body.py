@@ -73,8 +73,6 @@ class _Span:
 
 
 class _Pieces:
-    """Parses one large body."""
-
     def __init__(self, data: bytes | bytearray, structure: Structure, limiter: trio.CapacityLimiter) -> None:
         self._limiter = limiter
         self._data = data

@@ -38,8 +38,6 @@ _RANDOM_SEED_BITS = 53
 
 @attrs.frozen
 class Sampling:
-    """What the sampling fields of a body ask for."""
-
     params: SamplingParams
     bad_words: tuple[str, ...]
     """Each once. The tokenizer puts them into the rules of `params`."""
@@ -47,8 +45,6 @@ class Sampling:
 
 @attrs.frozen
 class _Context:
-    """What a value may have to be compared with."""
-
     info: ServingInfo
     limit: TokenLimit
 

@@ -95,7 +95,6 @@ class Transcript:
                     self._token_texts[one.token_id] = TokenText(one.text, one.utf8)
 
     async def wait_closed(self) -> Closed:
-        """Wait for the request's last event."""
         await self._done.wait()
         if self.closed is None:
             raise RuntimeError("a transcript was woken up before its request was closed")
@@ -110,8 +109,6 @@ class Transcript:
 
 @attrs.frozen
 class Stream:
-    """Where a stream goes, and what is noted of it."""
-
     sink: Sink
     tally: Tally
     log: Any

@@ -25,8 +25,6 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 
 
 class ToolSet:
-    """The tools so far."""
-
     def __init__(self, pace: Pace) -> None:
         self.unused: list[str] = []
         """Paths of tools that were skipped, and of their fields without effect."""

@@ -93,14 +93,12 @@ class BlockWriter:
         self.has_complete_call = False
 
     def text(self, text: str) -> bytes:
-        """Return the events of a piece of text."""
         if self._open is TextDelta:
             return self._delta + json_for_line(text) + _DELTA_END
         opening = self._start(TextDelta, _text_block(""), _TEXT)
         return opening + self._delta + json_for_line(text) + _DELTA_END
 
     def show(self, event: OutputEvent) -> bytes:
-        """Return what an event amounts to."""
         match event:
             case TextDelta():
                 return self.text(event.text)

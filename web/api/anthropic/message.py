@@ -110,8 +110,6 @@ _STOP = _event("message_stop")
 
 
 class MessageWriter(StreamWriter):
-    """Encodes a stream's events into its sink."""
-
     def __init__(self, stream: Stream, message_id: str, wanted: GenerationRequest, call_ids: CallIds) -> None:
         super().__init__(stream)
         self._message_id = message_id

@@ -40,8 +40,6 @@ hits."""
 
 @attrs.frozen
 class AskedPrompt:
-    """A prompt, and what its fields say about the response."""
-
     chat: ChatPrompt
     output: OutputRules
     grammar: GrammarSpec | None

@@ -28,8 +28,6 @@ REQUEST_ID_HEADER = "request-id"
 
 
 class MessageReply(Reply):
-    """An assistant message, whole or as events."""
-
     heartbeat = PING
 
     def __init__(self, wanted: GenerationRequest, call_ids: CallIds) -> None:

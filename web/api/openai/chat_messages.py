@@ -53,7 +53,6 @@ class TextParts:
     part_ends: tuple[int, ...] | None = None
     """Characters up to the end of each part. None: it is a string."""
     breakpoints: tuple[PartBreakpoint | None, ...] = ()
-    """Of each part."""
 
 
 async def read_parts(

@@ -24,8 +24,6 @@ _LIST = "a list of tools"
 
 @attrs.frozen
 class ChatTools:
-    """What a request says about tools."""
-
     shown: tuple[Any, ...]
     output: OutputRules
     rules: ReplyRules

@@ -30,8 +30,6 @@ MAX_IDS = 1 << 14
 
 @attrs.frozen
 class Envelope:
-    """The fields that all chunks of a response share."""
-
     id: str
     created: int
     """Unix seconds."""
@@ -52,8 +50,6 @@ _FINISH: dict[str | None, bytes] = {
 
 
 class ChunkWriter(StreamWriter):
-    """Encodes a stream's chunks into its sink."""
-
     OBJECT_NAME: str
 
     def __init__(self, stream: Stream, envelope: Envelope, wanted: GenerationRequest, call_ids: CallIds) -> None:

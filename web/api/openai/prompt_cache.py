@@ -31,8 +31,6 @@ _SHORTEST_S, _LONGEST_S = 300, 3600
 
 @attrs.frozen
 class CacheWishes:
-    """What a request says of caching as a whole."""
-
     prewarm: bool
     is_explicit: bool
     ttl: CacheTtl | None
@@ -97,7 +95,6 @@ class PartBreakpoints:
             self._found.append((found.path, ContentMark(ttl, message, num_chars)))
 
     def marks(self, parts: Sequence[ChatPart]) -> tuple[Mark, ...]:
-        """Return the marks."""
         end = self._end(parts)
         kept = [mark for _, mark in self._found[-self._num_kept(parts) :]]
         return (*kept, *((end,) if end is not None else ()))

@@ -26,13 +26,10 @@ from ..usage import openai_usage, tallied_usage
 
 @attrs.frozen
 class ResponseVersions:
-    """What all versions of one response object share."""
-
     response_id: str
     created_at: int
     """Unix seconds."""
     echo: Mapping[str, Any]
-    """Fields repeated from the request."""
     wanted: GenerationRequest
 
     def body(

@@ -66,7 +66,6 @@ class _Reader:
         self._num_before = len(system)
         self._breakpoints = breakpoints
         self.item: int | None = None
-        """The item that is being read."""
         self._tools = tools
         self._pace = pace
         self._readers: Mapping[str, Callable[[Fields], Awaitable[None]]] = {

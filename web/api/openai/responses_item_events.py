@@ -46,8 +46,6 @@ class NumberedEvents:
 
 
 class ItemWriter:
-    """The items of one response, and their events."""
-
     def __init__(self, events: NumberedEvents, items: OutputItems) -> None:
         self._events = events
         self._items = items

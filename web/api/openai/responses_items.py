@@ -31,8 +31,6 @@ _CUSTOM_INPUT = msgspec.json.Decoder(_CustomInput)
 
 @attrs.frozen
 class OutputItems:
-    """Makes the items of one response."""
-
     call_ids: CallIds
     rules: ReplyRules
 

@@ -32,8 +32,6 @@ COUNT_ENDPOINT = f"{RESPONSES}/input_tokens"
 
 
 class ResponseReply(Reply):
-    """A response object, whole or as events."""
-
     def __init__(self, asked_for: ResponseRequest, call_ids: CallIds) -> None:
         super().__init__(asked_for.wanted, f"resp_{call_ids.request_id}")
         self._created_at = int(time.time())

@@ -31,8 +31,6 @@ MAX_ITEMS_AT_ONCE = 64
 
 
 class ResponseWriter(StreamWriter):
-    """Encodes one response's events into its sink."""
-
     def __init__(self, stream: Stream, versions: ResponseVersions, items: OutputItems) -> None:
         super().__init__(stream)
         self._versions = versions

@@ -23,8 +23,6 @@ _FREE_TEXT: Mapping[str, Any] = {"type": "object", "properties": {"input": {"typ
 
 
 class ResponseTools(ToolSet):
-    """The tools of one request, from all places."""
-
     def __init__(self, pace: Pace) -> None:
         super().__init__(pace)
         self._custom: set[str] = set()

@@ -66,8 +66,6 @@ CHAT = Dialect(
 
 
 class ChoicesReply(Reply):
-    """A response with choices, whole or in chunks."""
-
     def __init__(self, dialect: Dialect, wanted: GenerationRequest, parsed: ParsedRequest) -> None:
         super().__init__(wanted, dialect.id_prefix + parsed.request_id)
         self._dialect = dialect
