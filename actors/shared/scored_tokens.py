@@ -24,6 +24,7 @@ from .token_decoding import TokenTextLookup
 _HEADER = struct.Struct("=II")
 """Tokens, and the most likely tokens given for each. Columns follow: of ids and ranks, then of logprobs."""
 _ID_BYTES = array("I").itemsize
+_LOGPROB_BYTES = array("d").itemsize
 
 
 def pack(scores: Scores) -> bytes:
@@ -92,19 +93,18 @@ class ScoredColumns:
         `offsets` has one entry per token, or none if offsets are not needed.
         """
         count, num_top = _HEADER.unpack_from(payload)
-        ids, numbers = array("I"), array("d")
-        ids_end = _HEADER.size + _ID_BYTES * count * (2 + num_top)
-        ids.frombytes(payload[_HEADER.size : ids_end])
-        numbers.frombytes(payload[ids_end:])
-        if len(numbers) != count * (1 + num_top):
+        lengths = [_ID_BYTES * count, _ID_BYTES * count, _ID_BYTES * count * num_top]
+        lengths += [_LOGPROB_BYTES * count, _LOGPROB_BYTES * count * num_top]
+        view = memoryview(payload)[_HEADER.size :]
+        if view.nbytes != sum(lengths):
             raise ValueError("packed scores have another length than they say")
         num_likely = len(self._top_ids)
-        self._token_ids.extend(ids[:count])
-        self._ranks.extend(ids[count : 2 * count])
-        self._top_ids.extend(ids[2 * count :])
+        ids = (self._token_ids, self._ranks, self._top_ids)
+        columns: tuple[array[int] | array[float], ...] = (*ids, self._logprobs, self._top_logprobs)
+        for column, length in zip(columns, lengths, strict=True):
+            column.frombytes(view[:length])
+            view = view[length:]
         self._offsets.extend(offsets or array("I", bytes(_ID_BYTES * count)))
-        self._logprobs.extend(numbers[:count])
-        self._top_logprobs.extend(numbers[count:])
         self._top_ends.extend(num_likely + num_top * at for at in range(1, count + 1))
 
     def offset(self, at: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quipu.actors.detokenizer.decoder import ByteDecoder
 from quipu.actors.detokenizer.logprob_assembler import LogprobAssembler, PromptAssembler
 from quipu.actors.messages.prompts import PromptText
@@ -66,3 +68,11 @@ def test_prompt_without_an_echo() -> None:
 def test_echo_without_scores_is_complete() -> None:
     """Its choices are sent at once."""
     assert PromptAssembler(token_text, PromptText("a", 0, (0,)), 0).is_complete
+
+
+def test_payload_of_another_length() -> None:
+    """Scores that have lost some bytes are refused, and nothing of them is added."""
+    prompt = PromptAssembler(token_text, None, 1)
+    with pytest.raises(ValueError, match="another length"):
+        prompt.add(2, pack(scores([5], top=2))[:-8])
+    assert tokens_of(prompt) == [] and not prompt.is_complete
