@@ -170,7 +170,7 @@ def test_slot_without_drawn_token_cannot_carry(checkpoints: dict[str, Path]) -> 
 
 def test_row_with_nan_logits_affects_no_other(checkpoints: dict[str, Path]) -> None:
     """Report a row that reads unwritten KV and has NaN logits; draw, score and carry the others as ever."""
-    backend = make_triton(checkpoints["llama"])
+    backend = make_triton(checkpoints["llama"], determinism="strict")
     first = backend.step(make_batch(row(0))).token_ids[0]
     carry = row(0, token_ids=[0], carried=True, position=4, output_position=1)
     batch = attrs.evolve(
@@ -178,7 +178,7 @@ def test_row_with_nan_logits_affects_no_other(checkpoints: dict[str, Path]) -> N
     )
     drawn = backend.step(batch)
     assert drawn.broken_rows == [0]
-    alone = make_triton(checkpoints["llama"])
+    alone = make_triton(checkpoints["llama"], determinism="strict")
     alone.step(make_batch(row(0)))
     fed = row(0, token_ids=[first], position=4, output_position=1)
     expected = alone.step(attrs.evolve(make_batch(fed), scoring=Scoring([0], [2], [], [], [])))
