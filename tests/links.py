@@ -1,7 +1,9 @@
-"""Links for tests that run an engine's host without a runtime."""
+"""Links for tests that run an engine's host without a runtime, or watch what it delivers."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
 from unittest import mock
 
 import attrs
@@ -31,3 +33,18 @@ def make_link(reports: Channel[StepReport | EngineDied] | None = None, incarnati
     desk = LinkDesk(LiveSequences(router, 1), pool, serving_info(runtime_config()))
     accountant = Channel[StepReport | EngineDied](8) if reports is None else reports
     return EngineLink(pool.add(), incarnation, desk, accountant, router, mock.Mock())
+
+
+@attrs.frozen
+class _WatchedLink:
+    _link: EngineLink
+    deliver: Callable[[Any], Awaitable[None]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+
+def with_deliver(link: EngineLink, deliver: Callable[[Any], Awaitable[None]]) -> Any:
+    """Return a link that does as `link`, but has a `deliver` of its own: no method of an object with slots can be
+    replaced."""
+    return _WatchedLink(link, deliver)

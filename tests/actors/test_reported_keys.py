@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -22,21 +22,11 @@ from quipu.actors.tokenizer.submission import root_key_of
 from quipu.kernels.fake import Dials
 from tests.actors.key_reader import KeyReader, committed_in
 from tests.fake_oracle import continuation
+from tests.links import with_deliver
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Client, small_runtime
 
 POISON = 5
-
-
-@attrs.frozen
-class WatchedLink:
-    """A link with a `deliver` of its own."""
-
-    _link: EngineLink
-    deliver: Callable[[Iterable[object]], Awaitable[None]]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._link, name)
 
 
 class WatchedHost(LoopHost):
@@ -62,8 +52,7 @@ class WatchedHost(LoopHost):
                     self._read(message)
             await deliver(messages)
 
-        watched: Any = WatchedLink(link, deliver_watched)
-        return await super().run(watched)
+        return await super().run(with_deliver(link, deliver_watched))
 
     def _watch(self, engine: Engine) -> None:
         grant: Callable[[Reserve, float], Granted] = engine.block_manager.grant

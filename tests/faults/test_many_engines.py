@@ -20,6 +20,7 @@ from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.request_desk.health import DrainMode, EngineState, LastEngine, UnknownEngine
 from tests.fake_oracle import continuation
 from tests.journals import KeptJournal
+from tests.links import with_deliver
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, kill_engine, small_runtime, text_of, value_of
 from tests.traps.wire import samples, settle
@@ -258,15 +259,13 @@ def different_hosts(*, is_final: bool = False) -> Callable[..., LoopHost]:
             self.numerics = str(next(numbers))
 
         async def run(self, link: EngineLink) -> Death:
-            deliver = link.deliver
-
             async def with_numerics(messages: Sequence[object]) -> None:
                 is_ready = bool(messages) and type(messages[0]).__name__ == "EngineReady"
-                await deliver([attrs.evolve(m, numerics=self.numerics) for m in messages] if is_ready else messages)
+                await link.deliver(
+                    [attrs.evolve(m, numerics=self.numerics) for m in messages] if is_ready else messages
+                )
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(link, "deliver", with_numerics)
-                death = await super().run(link)
+            death = await super().run(with_deliver(link, with_numerics))
             return attrs.evolve(death, is_final=is_final)
 
     return Different

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import StepReport
+from tests.links import with_deliver
 from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, kill_engine, small_runtime
 from tests.traps.wire import samples, settle
@@ -24,14 +25,11 @@ NUM_TOKENS = 40
 
 class LosingHost(LoopHost):
     async def run(self, link: EngineLink) -> Death:
-        deliver = link.deliver
-
         async def deliver_rest(messages: Iterable[object]) -> None:
             lost = [m for m in messages if isinstance(m, StepReport) and m.number == LOST and link.engine_id == 0]
-            await deliver([message for message in messages if message not in lost])
+            await link.deliver([message for message in messages if message not in lost])
 
-        setattr(link, "deliver", deliver_rest)  # noqa: B010 - a method
-        return await super().run(link)
+        return await super().run(with_deliver(link, deliver_rest))
 
 
 async def ask_both(client: Client) -> list[Answer]:
