@@ -27,6 +27,7 @@ from ..messages.mover import MoveNews, MoverMessage
 from ..messages.scheduler import AnnounceKeys, Granted
 from ..messages.supervisor import EngineReady, Heartbeat
 from .block_manager.actor import answer_look_ups, end_moves, run_block_manager
+from .block_manager.host_index import HostIndex
 from .block_manager.reservation import BlockManager
 from .executor.actor import delay_of_moves, run_executor, wait_until_idle
 from .executor.loading import check_host_memory, load_executor, numerics_of
@@ -80,7 +81,7 @@ class Engine:
             step_overhead_tokens=config.step_overhead_tokens,
             watermark_blocks=math.ceil(config.watermark * pool.num_blocks),
             max_pinned_share=config.max_pinned_share,
-            num_host_blocks=num_host_blocks,
+            host_index=HostIndex(num_host_blocks) if num_host_blocks else None,
             num_stored_ahead=STEPS_STORED_AHEAD * -(-config.max_num_batched_tokens // config.block_size),
             observers=[] if events is None else [events],
         )
@@ -200,7 +201,8 @@ def open_host_store(config: EngineConfig, executor: Executor, num_blocks: int) -
     return HostStore(
         backend,
         executor.tags,
-        num_blocks,
+        backend.allocate_on_host(num_blocks),
+        [None] * num_blocks,
         block_size=plan.block_size,
         block_bytes=plan.block_bytes,
         numerics=numerics_digest(numerics_of(backend.capabilities), weights, plan.block_size, plan.block_bytes),

@@ -57,8 +57,9 @@ class HostIndex:
 
     # ------------------------------------------------------------ storing
 
-    def take(self, count: int) -> TakenSlots:
-        """Return `count` slots to write to, or as many as no load reads: free ones first, then by eviction."""
+    def take(self, keys: Sequence[bytes]) -> TakenSlots:
+        """Return a slot for each of these keys, or as many as no load reads: free ones first, then by eviction."""
+        count = len(keys)
         slots: list[int] = []
         evicted: list[bytes] = []
         while len(slots) < count and self._free:

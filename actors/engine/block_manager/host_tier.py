@@ -41,14 +41,14 @@ class HostTier:
     """What one block manager has on the host."""
 
     def __init__(
-        self, num_slots: int, pool: Pool, publications: Publications, block_size: int, num_stored_ahead: int
+        self, index: HostIndex, pool: Pool, publications: Publications, block_size: int, num_stored_ahead: int
     ) -> None:
         """`num_stored_ahead`: how many of the blocks that are evicted next have a copy on the host, if possible."""
-        self.index = HostIndex(num_slots)
+        self.index = index
         self.loads = HostLoads(self.index, pool, publications, block_size)
         self._pool = pool
         self._publications = publications
-        self._num_ahead = min(num_stored_ahead, num_slots)  # or storing one would evict another that comes next
+        self._num_ahead = min(num_stored_ahead, index.num_slots)  # or storing one would evict another that comes next
         self._store: Store | None = None
         self._nothing_to_store = (-1, -1)
         """Evicted and cached blocks when there was nothing to store: until they change there is nothing again."""
@@ -108,7 +108,7 @@ class HostTier:
         if now == self._nothing_to_store:
             return
         missing = {key: b for key, b in pool.next_evicted(self._num_ahead).items() if not self.index.touch(key)}
-        taken = self.index.take(len(missing))
+        taken = self.index.take(list(missing))
         if taken.evicted:
             self._on_removed(taken.evicted)
         if not taken.slots:

@@ -33,6 +33,7 @@ from ...messages.scheduler import Granted
 from ...shared.block_observer import BlockObserver
 from .cached_prefix import CacheReader
 from .grant_columns import GrantColumns, WrittenColumns
+from .host_index import HostIndex
 from .host_tier import HostTier
 from .key_changes import NO_CHANGE
 from .misses import MissTracker
@@ -59,7 +60,7 @@ class BlockManager:
         watermark_blocks: int = 0,
         max_pinned_share: float = 0.5,
         explain_misses: bool = True,
-        num_host_blocks: int = 0,
+        host_index: HostIndex | None = None,
         num_stored_ahead: int = 0,
         observers: Sequence[BlockObserver] = (),
         make_pool: Callable[[int], Pool] = make_pool,
@@ -70,8 +71,8 @@ class BlockManager:
         At most `max_pinned_share` of the usable blocks may be pinned; 0 disables pins.
         With `share_pending_prefixes`, a candidate whose next block this very step computes for another sequence is
         skipped where that pays off; a step counts as much as `step_overhead_tokens` positions (see `pending.py`).
-        `num_host_blocks` is the size of the host tier, 0 if there is none; `num_stored_ahead` is how many of the blocks
-        that are evicted next it has a copy of, if possible.
+        `host_index` is the host tier's, None if there is none; `num_stored_ahead` is how many of the blocks that are
+        evicted next the tier has a copy of, if possible.
         `observers` follow what is committed, evicted and reset, in both tiers if there are two.
         """
         self.pool = make_pool(num_blocks)
@@ -88,10 +89,10 @@ class BlockManager:
             self.pool, self.pins, self.allocations, block_size, take=self._take, release=self._release
         )
         self.host: HostTier | None = None
-        if num_host_blocks:
-            self.host = HostTier(num_host_blocks, self.pool, self._publications, block_size, num_stored_ahead)
+        if host_index is not None:
+            self.host = HostTier(host_index, self.pool, self._publications, block_size, num_stored_ahead)
         self.pool.observers += observers
-        self._key_changes = make_key_changes(has_host_tier=num_host_blocks > 0) if enable_prefix_caching else None
+        self._key_changes = make_key_changes(has_host_tier=host_index is not None) if enable_prefix_caching else None
         self.pool.observers += () if self._key_changes is None else (self._key_changes,)
         explains = explain_misses and enable_prefix_caching
         misses = MissTracker(num_blocks, block_size, self.pool.holds) if explains else None

@@ -13,7 +13,7 @@ the block; a block on the device is tagged only after all its bytes are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -50,7 +50,6 @@ class TagTable(Protocol):
 class BlockMemory(Protocol):
     """The backend, as far as blocks of its KV cache are copied."""
 
-    def allocate_on_host(self, num_blocks: int) -> memoryview: ...
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None: ...
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None: ...
 
@@ -75,20 +74,21 @@ class LoadedRun:
 
 
 class HostStore:
-    """Memory for `num_slots` blocks."""
+    """Slots for blocks: their memory, and their headers."""
 
     def __init__(
         self,
         memory: BlockMemory,
         tags: TagTable,
-        num_slots: int,
+        slots: memoryview,
+        headers: MutableSequence[BlockHeader | None],
         *,
         block_size: int,
         block_bytes: int,
         numerics: str,
         is_fatal: Callable[[BaseException], bool] = lambda error: False,
     ) -> None:
-        """Allocate the memory. Raises MemoryError.
+        """`slots` is the memory of all slots, `headers` has the header of each, None for an empty one.
 
         `is_fatal` tells whether an error means that no later move can succeed in this process.
         """
@@ -98,9 +98,9 @@ class HostStore:
         self._block_bytes = block_bytes
         self._numerics = numerics
         self._is_fatal = is_fatal
-        self.bytes = memory.allocate_on_host(num_slots)
+        self.bytes = slots
         self._loaders = ThreadPoolExecutor(LOADING_THREADS, "loads")
-        self.headers: list[BlockHeader | None] = [None] * num_slots
+        self.headers = headers
 
     def carry(self, move: Move) -> MoveResult:
         """Carry out a move. Whatever a copy raises becomes `MoveFailed`, unless it is fatal."""

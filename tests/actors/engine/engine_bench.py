@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Pinned, Span, Written
+from quipu.actors.engine.block_manager.host_index import HostIndex
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
@@ -93,6 +94,7 @@ class EngineBench:
         self.dials = dials or Dials()
         limits = self.limits = attrs.evolve(limits, most_positions=self.dials.most_tokens)
         self.batcher = Batcher(limits, lambda: self.now)
+        num_host_blocks = self.num_host_blocks(limits)
         self.manager = BlockManager(
             limits.num_blocks,
             limits.block_size,
@@ -101,7 +103,7 @@ class EngineBench:
             step_overhead_tokens=step_overhead_tokens,
             watermark_blocks=watermark,
             max_pinned_share=max_pinned_share,
-            num_host_blocks=self.num_host_blocks(limits),
+            host_index=HostIndex(num_host_blocks) if num_host_blocks else None,
             num_stored_ahead=limits.num_blocks // 2,
         )
         self.now = 0.0

@@ -26,11 +26,12 @@ class TieredBench(EngineBench):
 
     def __init__(self, limits: SchedulerConfig, **options: Any) -> None:
         super().__init__(limits, **options)
-        plan = self.executor.backend.memory_plan
+        plan, num_slots = self.executor.backend.memory_plan, self.num_host_blocks(limits)
         self.store = HostStore(
             FaultyMemory(self),
             self.executor.tags,
-            self.num_host_blocks(limits),
+            self.executor.backend.allocate_on_host(num_slots),
+            [None] * num_slots,
             block_size=plan.block_size,
             block_bytes=plan.block_bytes,
             numerics="fake",
@@ -197,9 +198,6 @@ class FaultyMemory:
 
     def __init__(self, bench: TieredBench) -> None:
         self._bench = bench
-
-    def allocate_on_host(self, num_blocks: int) -> memoryview:
-        return self._bench.executor.backend.allocate_on_host(num_blocks)
 
     def read_blocks(self, blocks: Any, to: memoryview) -> None:
         self._fail()

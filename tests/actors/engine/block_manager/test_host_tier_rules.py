@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quipu.actors.engine.block_manager.host_index import HostIndex
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.messages.mover import Moved, MoveFailed
 from quipu.actors.messages.tiers import Tier
@@ -18,14 +19,15 @@ ON_HOST = [7] * 5
 
 def test_nothing_is_loaded_into_a_block_that_the_same_step_copies() -> None:
     """The pass would copy what a load has written there meanwhile. The next step may load into it."""
-    manager = BlockManager(5, SIZE, num_host_blocks=2)
+    manager = BlockManager(5, SIZE, host_index=HostIndex(2))
     host = manager.host
     assert host is not None
     manager.grant(reserve(1, SIZE, candidates=[Candidate(1, CACHED, 8)]))
     manager.grant(reserve(2, SIZE, committed=[1], free=[1], candidates=[Candidate(2, OTHER, 5)]))
     manager.grant(reserve(3, SIZE, committed=[2], free=[2]))
-    (slot,) = host.index.take(1).slots
-    host.index.put(keys_of("a", ON_HOST, SIZE)[0], slot)
+    (key,) = keys_of("a", ON_HOST, SIZE)
+    (slot,) = host.index.take([key]).slots
+    host.index.put(key, slot)
     (copied,) = manager.pool.match(keys_of("a", CACHED, SIZE), 2)[1:]
     both = reserve(4, SIZE, candidates=[Candidate(3, CACHED, 8), Candidate(4, ON_HOST, 5)])
     granted = manager.grant(both)
@@ -40,7 +42,7 @@ def test_nothing_is_loaded_into_a_block_that_the_same_step_copies() -> None:
 
 def test_stores_follow_each_other() -> None:
     """What has become free during a store is stored after it, without another grant; not after one that failed."""
-    manager = BlockManager(5, SIZE, num_host_blocks=8, num_stored_ahead=4)
+    manager = BlockManager(5, SIZE, host_index=HostIndex(8), num_stored_ahead=4)
     host = manager.host
     assert host is not None
     manager.grant(reserve(1, SIZE, candidates=[Candidate(1, CACHED, 8)]))
@@ -60,11 +62,12 @@ def test_stores_follow_each_other() -> None:
 @pytest.mark.parametrize("leaves", [False, True])
 def test_stores_wait_for_loads(leaves: bool) -> None:
     """Nothing is stored beside a load, for which a sequence waits, but after it, or when that sequence is admitted."""
-    manager = BlockManager(5, SIZE, num_host_blocks=8, num_stored_ahead=4)
+    manager = BlockManager(5, SIZE, host_index=HostIndex(8), num_stored_ahead=4)
     host = manager.host
     assert host is not None
-    (slot,) = host.index.take(1).slots
-    host.index.put(keys_of("a", ON_HOST, SIZE)[0], slot)
+    (key,) = keys_of("a", ON_HOST, SIZE)
+    (slot,) = host.index.take([key]).slots
+    host.index.put(key, slot)
     manager.grant(reserve(1, SIZE, candidates=[Candidate(1, OTHER, 5)]))
     loading = Candidate(2, ON_HOST, 5)
     manager.grant(reserve(2, SIZE, candidates=[loading]))

@@ -71,7 +71,8 @@ class Bench:
 
 def store_over(memory: Memory, tags: BlockTags, **options: Any) -> HostStore:
     size = memory.memory_plan.block_bytes
-    return HostStore(memory, tags, 40, block_size=SIZE, block_bytes=size, numerics="here", **options)
+    slots = memory.allocate_on_host(40)
+    return HostStore(memory, tags, slots, [None] * 40, block_size=SIZE, block_bytes=size, numerics="here", **options)
 
 
 @pytest.fixture
