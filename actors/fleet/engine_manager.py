@@ -112,7 +112,7 @@ class EngineManager:
         if not self._desk.pool.serves_without(engine_id):
             self._desk.fail_requests("The last engine was removed before this request was complete.")
         elif self._config.on_engine_death == "resume":
-            sequences.hand_over(engine)
+            sequences.hand_over(engine, sequences.held_by(engine.health.incarnation))
         else:
             self._desk.fail_requests("The engine of this request was removed.", sequences.requests_on(engine))
         await sequences.until_idle(engine)

@@ -247,11 +247,14 @@ class LiveSequences:
     def requests_on(self, engine: PooledEngine) -> set[str]:
         return {live.request_id for live in self._live.values() if live.engine_id == engine.engine_id}
 
-    def hand_over(self, engine: PooledEngine) -> int:
-        """Have an engine end what it holds, so that others resume it; return the number of sequences."""
+    def hand_over(self, engine: PooledEngine, sequence_ids: Iterable[int]) -> int:
+        """Have an engine end those of these sequences that it holds, so that others resume them; return how many."""
         num_handed_over = 0
-        for sequence_id, live in self._live.items():
-            if live.engine_id == engine.engine_id and not (live.aborted or live.has_ended or live.is_handed_over):
+        for sequence_id in sequence_ids:
+            live = self._live.get(sequence_id)
+            if live is None or live.engine_id != engine.engine_id:
+                continue
+            if not (live.aborted or live.has_ended or live.is_handed_over):
                 live.is_handed_over = True
                 num_handed_over += 1
                 engine.queue.post(Abort(sequence_id))

@@ -1,4 +1,4 @@
-"""Who waits for engines to hold nothing is woken, however many engines are waited for at once."""
+"""Who waits for engines to hold nothing is woken, however many there are; what is handed over is what was named."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from quipu.actors.channel import Channel
+from quipu.actors.messages.scheduler import Abort
 from quipu.actors.request_desk.engine_pool import EnginePool, PooledEngine
 from quipu.actors.request_desk.live_sequences import LiveSequences
 from quipu.actors.request_desk.open_requests import OpenRequest
@@ -54,3 +55,19 @@ async def test_two_engines_are_waited_for_at_once(wait: Wait) -> None:
             await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert over == [0, 1]
+
+
+async def test_only_named_sequences_are_handed_over() -> None:
+    """Of the sequences that are named, an engine is told to end those that it holds, once; its others go on."""
+    pool, sequences = EnginePool(), LiveSequences(Channel[RouterMessage](1), 10)
+    first, second = pool.add(), pool.add()
+    for sequence_id, engine in enumerate((first, first, second)):
+        message = submit(sequence_id, 0)
+        sequences.put(message, OpenRequest(f"r{sequence_id}", NO_DESK, None))
+        engine.queue.post(message)
+        await sequences.take_for(engine, incarnation_of(engine))
+    assert sequences.hand_over(first, [1, 2, 3]) == 1
+    assert sequences.hand_over(first, [1]) == 0
+    assert first.queue.take_nowait() == [Abort(1)]
+    assert second.queue.take_nowait() == []
+    assert [sequences.resume_elsewhere(sequence_id) for sequence_id in range(3)] == [False, True, False]
