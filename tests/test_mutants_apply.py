@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.mutants import find_traps
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -21,3 +23,8 @@ def test_every_patch_applies() -> None:
         if check.returncode:
             stale.append(patch.name)
     assert len(patches) > 40 and not stale
+
+
+def test_every_trap_has_a_patch() -> None:
+    """Each test of a trap has a fault to be planted, and each fault a test."""
+    assert {patch.stem for patch in (ROOT / "tests" / "mutants").glob("*.patch")} == set(find_traps())
