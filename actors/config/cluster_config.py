@@ -32,7 +32,7 @@ class ClusterConfig:
         "--ray-resources",
         reader="resources",
         metavar="JSON",
-        help="what Ray sets aside for each engine",
+        help="resources that Ray reserves for each engine",
         resolved='{"GPU": 1} if the cluster has GPUs, else {"CPU": 1}',
         group="cluster",
     )
@@ -54,7 +54,7 @@ class ClusterConfig:
         "--link-address",
         reader="text",
         metavar="HOST[:PORT]",
-        help="where engines on other machines reach this server",
+        help="address at which engines on other machines reach this server",
         resolved="the address by which Ray knows this machine, and any free port",
         group="cluster",
     )
@@ -63,7 +63,7 @@ class ClusterConfig:
         "--link-tls-cert",
         reader="text",
         metavar="FILE",
-        help="certificate with which this server and its engines on other machines prove who they are, in PEM form, at "
+        help="certificate that this server and its engines on other machines authenticate with, in PEM format, at "
         "the same path on each machine",
         group="cluster",
     )
@@ -75,6 +75,6 @@ class ClusterConfig:
         "--link-tls-ca",
         reader="text",
         metavar="FILE",
-        help="certificate of the authority that has signed those of all machines, likewise",
+        help="certificate of the authority that signed the certificates of all machines, likewise",
         group="cluster",
     )

@@ -47,7 +47,7 @@ class EngineConfig:
         "auto",
         "--kv-cache-dtype",
         choices=("auto", "bfloat16", "float16", "float32", "int8"),
-        help="data type of the KV cache; `int8`: in half the memory of bfloat16, with a scale for each token and head "
+        help="data type of the KV cache; `int8`: half the memory of bfloat16, with one scale per token and head "
         "(docs/operate/loading.md); `auto`: that of the weights",
     )
     load_format: str = setting(
@@ -60,15 +60,15 @@ class EngineConfig:
         None,
         "--quantization",
         choices=("int8", "int4", "int4-g32", "int4-g128"),
-        help="quantize weights while loading: one scale a row, or one for each group of 32 (`int4`) or 128 inputs; "
+        help="quantize weights while loading: one scale per row, or one per group of 32 (`int4`) or 128 inputs; "
         "embedding and output head as int8 (docs/operate/models.md)",
     )
     activations: str = setting(
         "auto",
         "--activations",
         choices=("auto", "float", "int8"),
-        help="what quantized weights are multiplied with; `auto`: int8 if the checkpoint was made for it, else "
-        "`float`: bfloat16 if the processor multiplies it, else float32, whatever the data type",
+        help="data type of the activations that quantized weights are multiplied with; `auto`: int8 if the checkpoint "
+        "was made for it, else `float`: bfloat16 if the processor multiplies it, else float32, whatever the data type",
     )
     block_size: int = setting(16, "--block-size", minimum=1, help="tokens in a KV block")
     kv_cache_bytes: int | None = setting(
@@ -85,8 +85,8 @@ class EngineConfig:
         "--kv-host-memory",
         reader="size",
         metavar="SIZE",
-        help="memory of the host, for each engine, for KV blocks that are evicted from the device, for example 16GiB: "
-        "prompts find them there (docs/operate/host-tier.md)",
+        help="host memory of each engine for KV blocks evicted from the device, where later prompts find them, for "
+        "example 16GiB (docs/operate/host-tier.md)",
     )
     memory_utilization: float | None = setting(
         None,
@@ -101,7 +101,7 @@ class EngineConfig:
         "--num-blocks",
         "--num-gpu-blocks-override",
         minimum=1,
-        help="number of KV blocks of each engine, including the null block, whatever memory they take",
+        help="number of KV blocks of each engine, including the null block, regardless of memory limits",
         resolved="as many as fit into the memory for the KV cache",
     )
     max_model_len: int = setting(
@@ -115,7 +115,7 @@ class EngineConfig:
         "auto",
         "--determinism",
         choices=("auto", "strict", "fast"),
-        help="`strict`: bit-identical results whatever the batch, the chunks and the cache; `auto`: strict where that "
+        help="`strict`: bit-identical results whatever the batch, chunks and cache; `auto`: strict where that "
         "costs nothing; /server_info shows which is used",
     )
     num_threads: int | None = setting(
@@ -135,7 +135,7 @@ class EngineConfig:
     share_pending_prefixes: bool = setting(
         True,
         "--share-pending-prefixes",
-        help="let a request wait a step or two for a prefix that another one is computing, if that saves time",
+        help="let a request wait a step or two for a prefix that another request is computing, if that saves time",
     )
     max_pinned_share: float = setting(
         0.5,
@@ -156,7 +156,7 @@ class EngineConfig:
         "--long-prefill-token-threshold",
         minimum=0,
         metavar="TOKENS",
-        help="maximum chunk of one prompt in a step that it shares with other sequences; 0: no maximum",
+        help="maximum chunk of one prompt in a step with other sequences; 0: no maximum",
     )
     max_waiting_requests: int = setting(
         0,

@@ -48,7 +48,7 @@ class RuntimeConfig:
         "--chat-template-timeout",
         above=0,
         metavar="SECONDS",
-        help="time limit for compiling the chat template, and for rendering one request, which gets a 400 beyond it",
+        help="time limit for compiling the chat template, and for rendering a request, which otherwise gets a 400",
         group="text",
     )
     max_grammar_bytes: int = setting(
@@ -66,7 +66,7 @@ class RuntimeConfig:
         above=0,
         maximum=60,
         metavar="SECONDS",
-        help="limit on the processor time to compile a grammar; a request whose grammar takes longer gets a 400",
+        help="limit on the CPU time for compiling a grammar; a request whose grammar takes longer gets a 400",
         group="text",
     )
     tool_call_parser: str = setting(
@@ -81,8 +81,7 @@ class RuntimeConfig:
         "auto",
         "--reasoning-parser",
         metavar="NAME",
-        help="how the model writes what it thinks before it answers; `auto`: as its checkpoint says; `none`: that is "
-        "text",
+        help="how the model writes its reasoning; `auto`: as its checkpoint says; `none`: reasoning is text",
         group="text",
     )
     explain_requests: int = setting(
@@ -91,7 +90,7 @@ class RuntimeConfig:
         minimum=0,
         maximum=1_000_000,
         metavar="N",
-        help="number of the last requests for which GET /v1/cache/explain has the blocks, the messages and advice "
+        help="number of recent requests for which GET /v1/cache/explain shows blocks, messages and advice "
         "(64 MiB at most); older ones are explained from their usage records",
         group="log",
     )
@@ -107,15 +106,15 @@ class RuntimeConfig:
         "resume",
         "--on-engine-death",
         choices=("resume", "fail"),
-        help="what becomes of the requests that a dead engine held: the next one goes on with them, or they fail",
+        help="what happens to the requests of an engine that dies: the next engine resumes them, or they fail",
         group="supervision",
     )
     resume_on: str = setting(
         "any",
         "--resume-on",
         choices=("any", "same"),
-        help="which of several engines may go on with a dead one's requests: one that computes the same bits where one "
-        "is ready, else any; or only one that computes the same bits",
+        help="which engine resumes the requests of one that died; `any`: one that computes the same bits if it is "
+        "ready, else any; `same`: only one that computes the same bits",
         group="supervision",
     )
     num_engines: int = setting(
@@ -125,7 +124,7 @@ class RuntimeConfig:
         maximum=MAX_ENGINES,
         reader="engines",
         metavar="N|ray:N",
-        help="number of engine processes, among which prompts are routed (docs/operate/many-engines.md); with `ray:` "
+        help="number of engine processes, to which prompts are routed (docs/operate/many-engines.md); with `ray:` "
         "they run on the nodes of a Ray cluster (docs/operate/many-machines.md)",
         resolved="1, or 0 if there is an --upstream",
         group="router",
@@ -137,7 +136,7 @@ class RuntimeConfig:
         minimum=1,
         maximum=MAX_ENGINES,
         metavar="N",
-        help="fewest engines; if it is lower than --max-engines, engines are added and removed as the load demands",
+        help="minimum number of engines; if lower than --max-engines, engines are added and removed with the load",
         resolved="--engines",
         group="router",
     )
@@ -147,7 +146,7 @@ class RuntimeConfig:
         minimum=1,
         maximum=MAX_ENGINES,
         metavar="N",
-        help="most engines",
+        help="maximum number of engines",
         resolved="--engines",
         group="router",
     )
@@ -156,7 +155,7 @@ class RuntimeConfig:
         "--scale-up-after",
         above=0,
         metavar="SECONDS",
-        help="add an engine once work has waited on all engines for so long",
+        help="seconds for which work must have waited on all engines before one is added",
         group="router",
     )
     scale_down_after_s: float = setting(
@@ -164,7 +163,7 @@ class RuntimeConfig:
         "--scale-down-after",
         above=0,
         metavar="SECONDS",
-        help="remove an engine once the others have had room for its load for so long",
+        help="seconds for which the other engines must have had room for an engine's load before it is removed",
         group="router",
     )
     cluster: ClusterConfig | None = None
@@ -173,8 +172,8 @@ class RuntimeConfig:
         "prefix",
         "--routing",
         choices=("prefix", "dynamo", "least-loaded", "round-robin", "random"),
-        help="how an engine is chosen for a prompt: by what it has cached and has to do (`prefix`, or with the cost "
-        "that NVIDIA Dynamo documents), by what it has to do, or by neither",
+        help="how an engine is chosen for a prompt: by its cached prefixes and its load (`prefix`, or `dynamo` with "
+        "the cost function that NVIDIA Dynamo documents), by its load alone, or by neither",
         group="router",
     )
     affinity_tokens: int = setting(
@@ -182,8 +181,8 @@ class RuntimeConfig:
         "--affinity-tokens",
         minimum=0,
         metavar="N",
-        help="prompt tokens that may be computed again so that a client (`prompt_cache_key`, `user`, or the user id in "
-        "Anthropic's metadata) is served by the engine that served it last",
+        help="number of prompt tokens that may be recomputed so that a client (`prompt_cache_key`, `user`, or the user "
+        "id in Anthropic's metadata) is served by the engine that served it last",
         group="router",
     )
     stats_window_s: float = setting(
@@ -192,7 +191,7 @@ class RuntimeConfig:
         minimum=12,
         maximum=7 * 24 * 3600,
         metavar="SECONDS",
-        help="how far back `GET /v1/cache/stats` and the metrics of the same numbers look "
+        help="time window in seconds of `GET /v1/cache/stats` and of the metrics of the same numbers "
         "(docs/operate/cache-stats.md)",
         group="cache",
     )
