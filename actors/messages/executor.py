@@ -1,8 +1,8 @@
 """What the executor receives: one plan per step, and barriers.
 
-A sequence stands with the executor from its `Admit` until it is released: its tokens, its block table and how far it is
-are the executor's to know. A plan says what changes, and which sequences run: some go on from where they stand, the
-others compute a chunk of their known tokens.
+From its `Admit` until it is released, the executor keeps a sequence's tokens, block table and progress. A plan contains
+the changes since the last one and the sequences that run: some continue from their last token, the others compute a
+chunk of their known tokens.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Admit(msgspec.Struct, frozen=True, gc=False):
     sequence_id: int
     sampling: SamplingParams
     tokens: list[int]
-    """All tokens that are known: its prompt, and outputs of earlier admissions. Neither side changes this list."""
+    """All known tokens: its prompt, and outputs of earlier admissions. Neither side changes this list."""
     num_outputs: int
     """How many of these, at the end, are outputs: the position of the next one."""
     max_len: int
-    """Upper bound on prompt and output tokens together: it never goes on beyond."""
+    """Upper bound on prompt and output tokens together."""
     stop_ids: frozenset[int]
-    """Tokens that end it. What a backend yields after one is not kept."""
+    """Tokens that end it. Tokens that a backend yields after one of them are discarded."""
     root_key: bytes
     keys: list[bytes]
     """Chain keys of the blocks granted as cached, in order, to be checked against the executor's tags."""
@@ -46,15 +46,15 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """Sequences that the executor may forget, even if the plan is dropped."""
     admitted: list[Admit]
     row_ids: list[int]
-    """Sequences that run: first those that go on, then those that compute a chunk."""
+    """Sequences that run: first those that continue, then those that compute a chunk."""
     num_going_on: int
-    """Rows that feed the token that they drew last, which is still on the device, and draw the next."""
+    """Number of rows that continue: each feeds its last sampled token, still on the device, and samples the next."""
     most_positions: int
-    """The most positions that each of these may advance. The result says how many it did."""
+    """Maximum number of positions that each of these rows may advance; the result has the actual number."""
     chunk_starts: list[int]
-    """Of the other rows: the first position of each..."""
+    """The first position of each of the other rows..."""
     chunk_counts: list[int]
-    """...and how many it computes. The chunk that ends with the last known token draws the next."""
+    """...and how many positions it computes. A chunk that ends with the last known token samples the next one."""
     new_blocks: dict[int, list[int]]
     """Blocks to append to the tables of sequences, by id."""
     to_score: ToScore | None = None
@@ -63,8 +63,8 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 class Barrier(msgspec.Struct, frozen=True, gc=False):
     """Answer with `BarrierPassed` once every plan that was sent before is done.
 
-    Comes from the mover. A plan may still write to blocks that its sequences have lost since it was sent; what a load
-    writes there must come after.
+    Sent by the mover. A plan may still write to blocks that its sequences have lost since it was sent; a load must
+    write to these blocks later.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """What the mover receives, and what it answers: copies of blocks between the device and the host.
 
-The block manager asks for moves; the answers go back to it. A move of n blocks names, by index, the blocks of the
-device, the slots of the host tier that are at the other end, and what the blocks contain.
+The block manager requests moves; the answers go back to it. For each of its n blocks, a move names the block on the
+device, the slot in the host tier, and the key of the contents.
 """
 
 from __future__ import annotations
@@ -12,47 +12,47 @@ from .tiers import LoadFailure, Tier
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """Copy blocks from one tier to another. Answered by one `Moved` or `MoveFailed`; a load that is late before that by
-    one `MoveLate`."""
+    """Copy blocks from one tier to another. Answered by one `Moved` or `MoveFailed`, for a late load preceded by one
+    `MoveLate`."""
 
     number: int
-    """Counted up; for the answer."""
+    """Consecutive number, repeated in the answer."""
     source: Tier
     target: Tier
     blocks: list[int]
-    """Physical blocks of the device. If it is the target, they are held until the answer is there."""
+    """Physical blocks on the device. If the device is the target, they are held until the answer arrives."""
     slots: list[int]
-    """Places in the host tier, likewise whatever the direction."""
+    """Slots in the host tier, held until the answer arrives in either direction."""
     keys: list[bytes]
-    """Chain keys: what the source should contain."""
+    """Chain keys of the contents that the source should have."""
 
 
 class Moved(msgspec.Struct, frozen=True, gc=False):
-    """All blocks of a move have come. The executor has tagged those on the device."""
+    """All blocks of a move were copied. The executor has tagged those on the device."""
 
     number: int
 
 
 class MoveFailed(msgspec.Struct, frozen=True, gc=False):
-    """Some blocks of a move have not come. To the host that is so when they were evicted before they were copied."""
+    """Some blocks of a move were not copied; on the way to the host, because they were evicted first, for example."""
 
     number: int
     moved: list[int]
-    """Indexes of those that have all the same."""
+    """Indexes of the blocks that were copied."""
     wrong: dict[int, LoadFailure]
-    """Blocks on the host that are not what they should be, by index: missing or corrupt."""
+    """Blocks on the host that are missing or corrupt, by index."""
     error: str | None = None
-    """What was raised, if anything was."""
+    """The exception that was raised, if any."""
 
 
 class MoveLate(msgspec.Struct, frozen=True, gc=False):
-    """Nobody should wait for a load any longer. Its blocks may still be written until its answer is there."""
+    """A load is late: no sequence should wait for it. Its blocks may still be written until its answer arrives."""
 
     number: int
 
 
 class BarrierPassed(msgspec.Struct, frozen=True, gc=False):
-    """The executor has done what it was sent before a `Barrier`."""
+    """The executor has run every plan that was sent before a `Barrier`."""
 
     number: int
 

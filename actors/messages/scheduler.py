@@ -37,20 +37,20 @@ class Submit:
     """Id of the first sequence of its group: of its request or, where several engines may serve its prompts, of its
     prompt. 0 if it is the only one."""
     num_to_come: int = 0
-    """Sequences of its group that follow; all are accepted or refused together."""
+    """Number of sequences of its group that follow; all are accepted or rejected together."""
     tokens_to_come: int = 0
     """Prompt tokens of the sequences that follow."""
     is_resumed: bool = False
-    """An engine that died held it; it is served in any case."""
+    """It was held by an engine that died; it is never rejected for lack of room."""
     output_token_ids: list[int] = attrs.field(factory=list)
-    """Tokens that were drawn for it and reported. The next one continues them."""
+    """Tokens already sampled for it and reported; generation continues after them."""
     num_scored: int = 1
-    """Prompt tokens whose scores were reported, if they are wanted; the first has none."""
+    """Number of prompt tokens whose scores were reported, if requested; the first token has none."""
     affinity: bytes = b""
     """Affinity key for the router; empty if the client sent none."""
     kind: SequenceKind = SequenceKind.GENERATE
     adapter: str = ""
-    """Digest of the adapter whose weights it is computed with, which its keys contain too. Empty: the model's own."""
+    """Digest of the adapter it is computed with, also contained in its keys; empty for the model's own weights."""
 
 
 @attrs.frozen
@@ -62,7 +62,7 @@ class Abort:
 
     sequence_id: int
     ends_group: bool = False
-    """The sequence is the first of its group, and no other will be submitted."""
+    """Whether the sequence is the first of its group and no other will be submitted."""
 
 
 @attrs.frozen
@@ -72,19 +72,19 @@ class ResetPrefixCache:
 
 @attrs.frozen
 class AnnounceKeys:
-    """Send a report now, with the keys that the block manager has to say. Comes from within the engine."""
+    """Send a report now, with the keys that the block manager has to announce. Sent within the engine."""
 
 
 @attrs.frozen
 class LoadsOver:
-    """Some sequences need not wait for loads any longer: these have ended, whatever has come of them, and their blocks
-    are free again; or they are late. Comes from the KV-block manager."""
+    """Some sequences no longer need to wait for loads: the loads have ended, successfully or not, and their blocks are
+    free again; or the loads are late. Sent by the KV-block manager."""
 
     sequence_ids: tuple[int, ...]
 
 
 class Granted(msgspec.Struct, frozen=True, gc=False):
-    """The answer to one `Reserve`. Sequences of the `Reserve` that are not named here got nothing."""
+    """The answer to one `Reserve`. Sequences of the `Reserve` that are not listed here got no blocks."""
 
     step: int
     sequence_ids: list[int]
@@ -99,40 +99,40 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     admitted_misses: list[CacheMiss]
     """Why each sequence's cached prefix ends where it does."""
     admitted_copy_sources: list[int]
-    """Per admitted sequence, a block with the contents of its last prompt block, to be copied but not held; 0, the null
-    block, if there is none."""
+    """Per admitted sequence, a block with the contents of its last prompt block, to be copied but not held; 0 (the null
+    block) if there is none."""
     preempted_ids: list[int]
     written_ids: list[int]
     written_starts: list[int]
     written_ends: list[int]
-    """Prompt positions in blocks that a sequence was the first to commit, by the commits of this `Reserve`."""
+    """Ends of the prompt positions in blocks that a sequence was the first to commit, in this `Reserve`."""
     num_free_blocks: int
     num_cached_blocks: int
     """Free blocks whose contents can still be found."""
     pinned_ids: list[int] = []
     pinned_ends: list[int] = []
-    """Prompt tokens in prefixes that the commits of this `Reserve` have pinned, or found pinned."""
+    """Prompt tokens in prefixes that the commits of this `Reserve` pinned or found pinned."""
     num_pinned_blocks: int = 0
-    """Blocks that only pins keep. They are not free."""
+    """Blocks held only by pins. They are not free."""
     num_pins_yielded: int = 0
     """Pins released because sequences needed their blocks."""
     stored_keys: bytes = b""
-    """The first 8 bytes of each key that has been committed since the last grant..."""
+    """The first 8 bytes of each key committed since the last grant."""
     removed_keys: bytes = b""
     """Prefixes of keys evicted since the last grant; disjoint from `stored_keys`."""
     is_cleared: bool = False
     """The cache was reset before these were stored."""
     lowered_keys: bytes = b""
-    """Prefixes of keys that lie on the host alone since this grant, and did not before..."""
+    """Prefixes of keys that are now on the host alone, and were not at the last grant."""
     raised_keys: bytes = b""
-    """...and of those that lie on the device again."""
+    """Prefixes of keys that are on the device again."""
     loading_ids: list[int] = []
-    """Candidates that wait for blocks to be loaded. They are not to be proposed until `LoadsOver` names them."""
+    """Candidates that wait for blocks to be loaded. They must not be proposed until `LoadsOver` names them."""
     admitted_host_spans: list[tuple[int, ...]] = []
-    """Per admitted sequence, the positions among those reused that were loaded from the host for it: start, end, start,
-    end, in ascending order. Empty: none of any."""
+    """Per admitted sequence, the reused positions that were loaded for it from the host: start, end, start, end, in
+    ascending order. Empty if no sequence has any."""
     host_tier: HostTierReport | None = None
-    """What has changed in the host tier since the last grant, if anything has."""
+    """Changes in the host tier since the last grant, if there are any."""
 
 
 GRAMMAR_LOST = (
@@ -143,21 +143,21 @@ GRAMMAR_LOST = (
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):
-    """What one pass did, by row of its plan. Every row is booked, whatever has happened to its sequence meanwhile."""
+    """The result of one pass, by row of its plan. Every row is accounted for, whatever its sequence did meanwhile."""
 
     step: int
     generation: int
     row_ids: list[int]
     row_starts: list[int]
     row_ends: list[int]
-    """Spans of positions whose KV was written and is kept: the *computed* entries of the accounts. Who goes on has
-    advanced by as many positions."""
+    """Ends of the spans of positions whose KV was written and is kept: the *computed* entries of the accounts. A row
+    that continues has advanced by that many positions."""
     token_ids: list[int]
     """Tokens that the rows yielded, in the order of the rows."""
     num_tokens: list[int]
-    """How many of them are each row's. Empty: one each."""
+    """Number of tokens per row. Empty: one each."""
     read_ids: list[int]
-    """Sequences whose first step of an admission this was."""
+    """Sequences for which this was the first step of an admission."""
     read_tokens: list[int]
     """Tokens in granted blocks that the executor's own tags confirm: the *read* entry of the accounts."""
     seconds: float
@@ -167,11 +167,11 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     """Parallel to `read_ids`: tokens after those read whose KV was copied from a block with a confirmed tag, the
     *copied* entry. Empty if there are none."""
     failed_rows: list[int] = []
-    """Rows that should have sampled a token, but for which none was left..."""
+    """Rows that should have sampled a token but had none left..."""
     failures: list[str] = []
-    """...and why. Their sequences end."""
+    """...and the reasons. Their sequences end."""
     broken_rows: list[int] = []
-    """Rows that should have sampled a token, but for which the model computed NaN or infinite logits. Likewise."""
+    """Rows that should have sampled a token but have NaN or infinite logits. Their sequences end, too."""
 
 
 @attrs.frozen
@@ -182,7 +182,7 @@ class StepFailed:
     generation: int
     error: str
     out_of_memory: bool = False
-    """There was not enough memory for it. A smaller one may fit."""
+    """Whether memory ran out. A smaller pass may fit."""
 
 
 @attrs.frozen

@@ -11,17 +11,17 @@ from quipu.kernels.step_types import Scores as Scores
 
 
 class StepPayloads(msgspec.Struct, array_like=True, frozen=True):
-    """What the rows of one step yielded besides tokens, for the sequences that ask for it."""
+    """Results of the rows of one step besides tokens, for the sequences that request them."""
 
     drawn_ids: list[int]
     """Sequences whose sampled tokens are scored, in the order of the tokens."""
     drawn: Scores
     ids: list[int]
-    """Sequences of whose prompt a part has a payload, ..."""
+    """Sequences with a payload for a part of their prompt, ..."""
     ends: list[int]
-    """...where that part ends, which begins where the one before it ended, ..."""
+    """...the end of that part, which begins where the previous part ended, ..."""
     payloads: list[bytes]
-    """...and the payload. Only its two ends read it: scores are packed and unpacked by `shared/scored_tokens.py`."""
+    """...and the payload, opaque to the actors in between: `shared/scored_tokens.py` packs and unpacks scores."""
 
 
 class LikelyToken(msgspec.Struct, frozen=True, gc=False):
@@ -29,7 +29,7 @@ class LikelyToken(msgspec.Struct, frozen=True, gc=False):
 
     token_id: int
     text: str
-    """Text of this token alone; U+FFFD replaces bytes that are not a character by themselves."""
+    """Text of this token alone; U+FFFD replaces incomplete characters."""
     utf8: bytes
     """The token's own bytes."""
     logprob: float
@@ -48,7 +48,7 @@ class ScoredToken(msgspec.Struct, frozen=True, gc=False):
     """None for a prompt's first token, which has no context; `rank` likewise."""
     rank: int | None
     top: tuple[LikelyToken, ...]
-    """The most likely tokens at its position, best first; it need not be among them."""
+    """The most likely tokens at its position, best first; the token itself need not be among them."""
 
 
 class TokenScores(Protocol):

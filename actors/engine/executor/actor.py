@@ -1,9 +1,9 @@
 """The executor: runs one forward pass at a time, in a thread of its own.
 
-Receives `StepPlan` from the scheduler and answers each with `StepDone`, `StepFailed` or `StepDropped`, in order. What a
-pass does is in `step_runner.py`. A `Barrier` of the mover is answered in its turn.
+Receives `StepPlan` from the scheduler and answers each with `StepDone`, `StepFailed` or `StepDropped`, in order. The
+passes themselves are in `step_runner.py`. A `Barrier` from the mover is answered in its turn.
 
-What must always hold: only one thread runs passes; the loop never waits for one.
+What must always hold: only one thread runs passes; the event loop never waits for a pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def run_executor(
 ) -> None:
     """Answer plans until cancelled: in a thread, or in the loop if the backend does no work.
 
-    `mover` sends the barriers, if there are any.
+    `mover` receives the answers to barriers, if there are any.
     """
 
     def pass_barrier(barrier: Barrier) -> None:
@@ -51,13 +51,13 @@ async def run_executor(
 
 
 def delay_of_moves(executor: Executor) -> Callable[[], float] | None:
-    """Return what tells how long each copy of blocks takes, if the backend does no work: then it needs no thread."""
+    """Return a function for the duration of each copy of blocks if the backend does no work and needs no thread."""
     backend = executor.backend
     return (lambda: backend.dials.move_seconds) if isinstance(backend, FakeBackend) else None
 
 
 async def wait_until_idle(executor: Executor) -> None:
-    """Wait until the pass has ended that may still be running after `run_executor`, however long it takes."""
+    """Wait for the end of the pass that may still be running after `run_executor`, however long it takes."""
     if executor.thread is not None:
         await run_in_thread(executor.thread.join, abandon_on_cancel=True)
 
@@ -69,7 +69,7 @@ async def _run_in_loop(
     results: Poster[StepResult],
     pass_barrier: PassBarrier,
 ) -> None:
-    """Run plans without a thread, so that the clock may be a mock."""
+    """Run plans without a thread, which allows a mock clock."""
     while True:
         for plan in await inbox.receive_all():
             if isinstance(plan, Barrier):

@@ -1,10 +1,10 @@
-"""Converts a plan's rows to a backend's batch, and what the backend drew to results by row.
+"""Converts a plan's rows to a backend's batch, and the tokens that the backend sampled to results by row.
 
-Used by the executor only, which keeps a `SequenceState` for each sequence between passes.
+Used only by the executor, which keeps a `SequenceState` for each sequence between passes.
 
 What must always hold: a batch's rows are those of its plan, in order; a row's logit processor knows every token before
-the one that is sampled, whoever computed them; scores and logit changes that no request asks for are not in the batch;
-a token after the one that ends its sequence is in no result.
+the sampled one, wherever it was computed; scores and logit changes that no request asks for are not in the batch; no
+result has a token after the one that ends its sequence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_batch(
     """Make the batch of a plan's rows.
 
     `some_are_scored`, `some_have_rules` and `some_are_special` say whether any open sequence needs scores, changed
-    logits, or has a kind or an adapter; without them the rows are not searched for any. `masks` begins to make the
+    logits, or has a kind or an adapter; if not, the rows are not searched for them. `masks` begins to compute the
     masks of rows with grammars.
     """
     states, num_going_on = rows.states, rows.num_going_on
@@ -74,7 +74,7 @@ def is_special(kind: SequenceKind, adapter: str) -> bool:
 
 
 def _most_tokens(rows: StepRows) -> list[int] | None:
-    """Return the most tokens that each row may yield, or None if no row may yield several."""
+    """Return the maximum number of tokens that each row may yield, or None if no row may yield several."""
     going_on = range(rows.num_going_on)
     if all(rows.ends[row] - rows.starts[row] == 1 for row in going_on):
         return None
@@ -126,32 +126,32 @@ def _make_processing(rows: StepRows, masks: MaskMaker) -> Processing | None:
 
 
 def _draws_one(rows: StepRows, row: int) -> bool:
-    """Return whether a row yields one token at most: a rule that rests now cannot wake before the next pass."""
+    """Return whether a row yields at most one token: a rule that is inactive now cannot apply before the next pass."""
     return row >= rows.num_going_on or rows.ends[row] - rows.starts[row] == 1
 
 
 @attrs.frozen
 class RowTokens:
-    """What rows yielded, without what is not kept."""
+    """The tokens that rows yielded, as far as they are kept."""
 
     by_row: dict[int, list[int]]
-    """By row that draws, ascending; at least one each."""
+    """Tokens by sampling row, in ascending order of rows; at least one each."""
     failures: dict[int, str]
-    """Rows for which no token was left, and why."""
+    """Rows for which no token was left, with the reason."""
     broken_rows: list[int]
     """Rows for which the model computed NaN."""
     cut_rows: list[int]
-    """Rows that yielded more than is kept: what the device drew last for them is not their last token."""
+    """Rows that yielded more tokens than are kept: the device's last sampled token is not their last token."""
 
     def without_failed(self) -> dict[int, list[int]]:
-        """Return the tokens by row, without rows of which nothing may be told."""
+        """Return the tokens by row, without failed and broken rows."""
         if not self.failures and not self.broken_rows:
             return self.by_row
         return {r: ids for r, ids in self.by_row.items() if r not in self.failures and r not in self.broken_rows}
 
 
 def tokens_by_row(rows: StepRows, batch: StepBatch, drawn: Drawn) -> RowTokens:
-    """Return what a pass yielded by row."""
+    """Return the tokens that a pass yielded, by row."""
     failures = {} if batch.processing is None else batch.processing.failures
     by_row = {row: [token_id] for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True)}
     cut_rows = []
@@ -164,7 +164,7 @@ def tokens_by_row(rows: StepRows, batch: StepBatch, drawn: Drawn) -> RowTokens:
 
 
 def payloads_of(rows: StepRows, batch: StepBatch, drawn: Drawn, tokens: RowTokens) -> StepPayloads | None:
-    """Return what rows yielded besides tokens; None if no request asks for any. Raises ValueError without scores."""
+    """Return the rows' payloads; None if no request asks for any. Raises ValueError if the scores are missing."""
     if batch.scoring is None:
         return None
     if drawn.scores is None or drawn.prompt_scores is None:
@@ -186,7 +186,7 @@ def payloads_of(rows: StepRows, batch: StepBatch, drawn: Drawn, tokens: RowToken
 
 
 def _kept_scores(scored_rows: Sequence[int], drawn: Drawn, tokens: RowTokens) -> tuple[list[int], list[int]]:
-    """Return the row of each score that is kept, and its index: as many for a row as it has tokens."""
+    """Return the row and the index of each score that is kept: as many per row as it has tokens."""
     rows: list[int] = []
     kept: list[int] = []
     at = 0

@@ -1,11 +1,11 @@
 """The executor's own record of what each physical block contains.
 
 Used by `step_runner.py`. Tags are made from the tokens that were fed, not from what a plan claims, so a wrong or stale
-grant is detected. The mover reads the tags of blocks that it copies, and sets those of blocks that it has written from
-the headers that it has checked; it may do so from any thread, since each tag is replaced as a whole.
+grant is detected. The mover reads the tags of the blocks that it copies; blocks that it has written get their tags from
+the checked headers. It may do so from any thread, since each tag is replaced as a whole.
 
-What must always hold: a block that a pass or a move is about to write, or where one failed, has no tag; a block that is
-written anew gets a new `Tag`, so that who finds the same one before and after a copy has copied its contents.
+What must always hold: a block that a pass or a move is about to write, or failed to write, has no tag; a block that is
+overwritten gets a new `Tag`, so the same tag before and after a copy proves that the copy has its contents.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .sequence_state import SequenceState
 
 @attrs.frozen(eq=False)
 class Tag:
-    """What a physical block contains, as far as the executor has written it."""
+    """The contents of a physical block, as far as the executor has written it."""
 
     key: bytes | None
     """The chain key of its contents; None while the block is not full."""
@@ -40,7 +40,7 @@ class BlockTags:
         return tag is not None and tag.key == key
 
     def tag_of(self, block: int) -> Tag | None:
-        """Return what a block contains; None if that is not known."""
+        """Return the tag of a block; None if its contents are unknown."""
         return self._tags[block]
 
     def forget(self, blocks: Sequence[int]) -> None:

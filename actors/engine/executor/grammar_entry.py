@@ -1,10 +1,10 @@
-"""One grammar of one tenant: the process that follows it, and the sequences that it follows.
+"""One grammar of one tenant: the process that follows it, and its sequences.
 
 `grammars.py` keeps the entries, and calls `compile` in one thread, `ask` and `masks` in another. If the process is
-lost, the sequence that it was computing fails, and a new one follows the others from their beginning.
+lost, the sequence that it was working on fails, and a new process follows the others from their beginning.
 
-What must always hold: every sequence that was asked for gets a mask, or why there is none; a grammar that has ended
-`MAX_DEATHS` processes gets no other.
+What must always hold: every sequence that was asked for gets a mask or a reason why there is none; a grammar that has
+killed `MAX_DEATHS` processes gets no other.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .mask_rows import RowAsk
 from .sequence_grammar import SequenceGrammar
 
 MAX_DEATHS = 2
-"""Of processes, by what they computed, after which no sequence of a grammar is followed any more."""
+"""Number of processes that a grammar may kill; after that, none of its sequences is followed."""
 MAX_LOSSES = 3
-"""Of processes in a row by something else, such as a lack of memory, after which a step goes on without them."""
+"""Number of processes in a row that other causes, such as a lack of memory, may kill; then a step gives up on masks."""
 
 Mask = bytes | str
-"""A mask, or why there is none."""
+"""A mask, or the reason why there is none."""
 
 Key = tuple[str, str]
-"""Who may share a grammar's process, and its text."""
+"""The owner, whose sequences share a grammar's process, and the grammar's text."""
 
 GetServer = Callable[[], ForkServer]
 """Returns the running process that forks, or starts one. Raises OSError."""
@@ -45,17 +45,17 @@ class NoTokenizer(Exception):
 
 
 class MaskLimits:
-    """How much processor time one mask may take, by tenant."""
+    """Limits on the CPU time for one mask, by tenant."""
 
     FULL_S = 0.1
     LEAST_S = 0.02
-    """Twice what the limits of the library leave to nearly every grammar."""
+    """Twice the time that the library's own limits allow to nearly every grammar."""
     RECOVERY_S = 60.0
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ended: dict[str, tuple[float, float]] = {}
-        """The limit of tenants whose processes had to be ended, and when the last one was."""
+        """For tenants whose processes had to be killed: the limit, and the time of the last kill."""
 
     def of(self, tenant: str) -> float:
         limit_s, ended_s = self._ended.get(tenant, (self.FULL_S, 0.0))
@@ -65,7 +65,7 @@ class MaskLimits:
         return limit_s
 
     def lower(self, tenant: str) -> None:
-        """Halve a tenant's limit, for a minute after the last time."""
+        """Halve a tenant's limit until a minute after the last call."""
         now_s = self._clock()
         self._ended = {name: one for name, one in self._ended.items() if now_s - one[1] <= self.RECOVERY_S}
         self._ended[tenant] = (max(self.LEAST_S, self.of(tenant) / 2), now_s)
@@ -73,7 +73,7 @@ class MaskLimits:
 
 @attrs.define(eq=False)
 class Row:
-    """How far a sequence has been followed, and by which process."""
+    """A sequence's progress: how far it has been followed, and by which process."""
 
     number: int
     entry: Entry
@@ -84,11 +84,11 @@ class Row:
 
 @attrs.frozen
 class Asked:
-    """A sequence as it is when its mask is asked for: its answer may go on while that is computed."""
+    """A snapshot of a sequence when its mask is requested: its answer may grow while the mask is computed."""
 
     row: Row
     answer: list[int]
-    """Tokens are only appended to it."""
+    """Append-only."""
     num_tokens: int
     num_answers: int
     gap: int
@@ -102,7 +102,7 @@ class Asked:
         return cls(row, answer, len(answer), grammar.num_answers, grammar.gap, opening_id, grammar.ends_early)
 
     def from_process(self, process: GrammarFollower) -> RowAsk:
-        """Return what to ask a process that has followed as much as the row says, which says more then."""
+        """Return the request to a process that has followed the sequence as far as the row says, and update the row."""
         row = self.row
         is_new = row.process is not process or row.num_answers != self.num_answers
         token_ids = self.answer[0 if is_new else row.num_sent : self.num_tokens]
@@ -118,31 +118,31 @@ class Entry:
         self.key = key
         self.text = key[1]
         self.ready: Future[None] = Future()
-        """Done as soon as no step need wait for the grammar."""
+        """Done as soon as steps no longer need to wait for the grammar."""
         self.rows: set[int] = set()
         """Numbers of the sequences that are followed."""
         self.gone: list[int] = []
-        """Those of sequences that have ended. Appended to in any thread."""
+        """Numbers of sequences that have ended. Any thread may append."""
         self.awaited_since: float | None = None
-        """Since when it has been prepared for a sequence that has not begun."""
+        """When it was prepared for a sequence that has not begun yet."""
         self._get_server = get_server
         self._limits = limits
         self._max_rows = max_rows
         self._lock = threading.Lock()
         self._process: GrammarFollower | None = None
         self._refusal: str | None = None
-        """Why none of its sequences can be followed."""
+        """The reason why none of its sequences can be followed."""
         self._num_deaths = 0
         self._forgotten: list[int] = []
-        """Sequences of which the process has not been told that they are gone."""
+        """Sequences that are gone, which the process has not been told yet."""
         self._asked: GrammarFollower | None = None
 
     def compile(self) -> None:
-        """Have the grammar compiled, and wait for that."""
+        """Have the grammar compiled, and wait until it is."""
         self._compiled_process()
 
     def refuse(self, reason: str) -> None:
-        """Have every sequence fail."""
+        """Make every sequence fail."""
         self._refusal = reason
         self._set_ready()
 
@@ -153,29 +153,29 @@ class Entry:
         self._forgotten += gone
 
     def rest(self) -> None:
-        """Have the process forget every sequence, since none is followed."""
+        """Make the process forget every sequence, since none is followed."""
         if (process := self._process) is not None and process.is_compiled:
             process.ask(self._limits.of(self.tenant), self._take_forgotten(), [])
             process.masks()
 
     def close(self) -> None:
-        """Let go of the process."""
+        """Release the process."""
         with self._lock:
             if self._process is not None:
                 self._process.let_go()
                 self._process = None
 
-    # ------------------------------------------------------------ in the thread of masks, as are `rest` and `close`
+    # ------------------------------------------------------------ called in the mask thread, as are `rest` and `close`
 
     def ask(self, rows: Sequence[Asked]) -> None:
-        """Begin to compute the masks of these sequences, if the grammar is compiled; begin to compile it, if not."""
+        """Begin to compute the masks of these sequences, or to compile the grammar if it is not compiled yet."""
         self._asked = None
         process = self._launched()
         if process is not None and process.is_compiled:
             self._ask(process, rows)
 
     def masks(self, rows: Sequence[Asked]) -> list[Mask]:
-        """Wait for the masks that were asked for."""
+        """Wait for the requested masks."""
         masks: list[Mask] = []
         num_losses = 0
         while len(masks) < len(rows):
@@ -203,7 +203,7 @@ class Entry:
         return forgotten
 
     def _lose(self, process: GrammarFollower) -> str | None:
-        """Let go of a process that has ended. Return what was wrong with what it computed."""
+        """Release a process that has ended. Return what was wrong with its computation, if anything."""
         assert process.lost is not None
         reason = process.lost.reason
         with self._lock:
@@ -215,10 +215,10 @@ class Entry:
                 self.refuse(f"The grammar cannot be followed: {reason}.")
         return reason
 
-    # ------------------------------------------------------------ in both threads
+    # ------------------------------------------------------------ called in both threads
 
     def _launched(self) -> GrammarFollower | None:
-        """Return the process, a new one if there is none. None: there can be none."""
+        """Return the process, started if there is none; None if it cannot be started."""
         with self._lock:
             if self._process is None and self._refusal is None:
                 try:
@@ -226,11 +226,11 @@ class Entry:
                 except NoTokenizer:
                     self._refusal = NO_TOKENIZER
                 except (OSError, RuntimeError, MemoryError):
-                    return None  # the next sequence tries it again
+                    return None  # the next sequence tries again
             return self._process
 
     def _compiled_process(self) -> GrammarFollower | None:
-        """Return the process once it has compiled the grammar. None: it cannot."""
+        """Return the process once it has compiled the grammar; None if it cannot."""
         process = self._launched()
         for _ in range(MAX_LOSSES):
             refusal = None if process is None else process.wait_until_compiled()

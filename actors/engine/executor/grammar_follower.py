@@ -1,7 +1,8 @@
-"""One process that follows one grammar, seen from the engine. It runs `mask_program.py`, which documents the protocol.
+"""The engine's side of a process that follows one grammar. The process runs `mask_program.py`, which documents the
+protocol.
 
-What must always hold: an answer is never taken for that to an earlier question; a process that has not answered in full
-is not used again.
+What must always hold: an answer is never mistaken for the answer to another request; a process that has not answered in
+full is not used again.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from .mask_program import HAS_MASK, PENDING, SECONDS, Ask
 from .mask_rows import RowAsk
 
 COMPILING_S = 60.0
-"""Processor time to compile a grammar: the web process has had it compiled in less."""
+"""CPU time for compiling a grammar; compiling it for the web process took less."""
 ANSWER_S = 120.0
-"""How long a process may not answer: the limits of processor time are far below it."""
+"""Time after which a process that does not answer is given up; the limits on CPU time are far below."""
 _UNKNOWN = "it does not fit the output"
-"""Instead of a reason that a process could not tell any more."""
+"""Used instead of the reason that a killed process could not report."""
 
 
 @attrs.frozen
 class Lost:
-    """The process has ended, or has been killed, before it has answered."""
+    """The process ended, or was killed, before it answered."""
 
     reason: str | None
-    """What was wrong with what it computed; None: nothing is known about that."""
+    """What was wrong with its computation; None if unknown."""
 
 
 class GrammarFollower:
-    """A process that has been given a grammar. One thread at a time asks it."""
+    """A process with a grammar. Used by one thread at a time."""
 
     def __init__(self, server: ForkServer, text: str, max_rows: int) -> None:
-        """Have a process forked and compile a grammar. Raises OSError."""
+        """Fork a process and have it compile a grammar. Raises OSError."""
         self._server = server
         self._mask_bytes = len(server.greeting)
         descriptor = os.memfd_create("masks")
@@ -62,7 +63,7 @@ class GrammarFollower:
         return self._fork.pid
 
     def wait_until_compiled(self) -> str | None:
-        """Wait for the grammar to be compiled. Return why it cannot be. May be called by several threads."""
+        """Wait until the grammar is compiled. Return the reason if it cannot be. May be called by several threads."""
         with self._lock:
             if not self.is_compiled and self.lost is None:
                 answer = self._receive()
@@ -78,7 +79,7 @@ class GrammarFollower:
         self._num_rows = len(rows)
 
     def masks(self) -> list[bytes | str]:
-        """Return the masks that were asked for, or why there is none; fewer if the process is lost."""
+        """Return the requested masks, or the reasons why there are none; fewer if the process is lost."""
         answer = self._receive()
         reasons = {} if answer is None else msgspec.msgpack.decode(answer, type=dict[int, str])
         masks: list[bytes | str] = []
@@ -92,7 +93,7 @@ class GrammarFollower:
         return masks
 
     def let_go(self) -> None:
-        """Have the process end as soon as it computes nothing."""
+        """Have the process exit as soon as it is idle."""
         self.lost = self.lost or Lost(None)
         self._link.close()
 
@@ -104,7 +105,7 @@ class GrammarFollower:
                 self._lose()
 
     def _receive(self) -> bytes | None:
-        """Return the next frame. None: the process is lost."""
+        """Return the next frame, or None if the process is lost."""
         if self.lost is None:
             try:
                 return self._link.receive()

@@ -1,7 +1,8 @@
-"""Which grammar is compiled next, of those that wait for a sequence to begin.
+"""The order in which grammars are compiled for sequences that have not begun yet.
 
-`grammars.py` uses it under its lock. A compiled grammar occupies a process from before its sequence is scheduled, so
-few are compiled ahead; its place is free once a sequence has begun, or `AWAITED_S` later, since the sequence may never.
+Used by `grammars.py` under its lock. A compiled grammar occupies a process even before its sequence is scheduled, so
+few are compiled ahead; its place becomes free once a sequence begins, or after `AWAITED_S`, since the sequence may
+never begin.
 
 What must always hold: tenants take turns; one tenant occupies at most `MAX_AHEAD_PER_TENANT` places.
 """
@@ -15,35 +16,36 @@ from ...shared.fair_queue import FairQueue
 from .grammar_entry import Entry
 
 MAX_AHEAD = 64
-"""Grammars that are compiled and have no sequence yet."""
+"""Maximum number of compiled grammars without a sequence."""
 MAX_AHEAD_PER_TENANT = 16
 AWAITED_S = 60.0
 MAX_WAITING = 16_384
-"""Grammars that may wait to be compiled, half of them one tenant's: as many as there may be open requests."""
+"""Maximum number of grammars that wait to be compiled, at most half of them from one tenant: the number of requests
+that may be open."""
 MAX_WAITING_BYTES = 512 << 20
 
 
 class GrammarTurns:
-    """Entries that wait to be compiled, and those that have been and wait for a sequence."""
+    """Entries that wait to be compiled, and compiled ones that wait for a sequence."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._queue: FairQueue[Entry] = FairQueue(MAX_WAITING, MAX_WAITING_BYTES)
         self._queued: set[Entry] = set()
         self._awaited: dict[Entry, None] = {}
-        """In the order in which they were taken."""
+        """In the order in which they took their turns."""
 
     @property
     def num_waiting(self) -> int:
         return len(self._queued)
 
     def add(self, entry: Entry) -> None:
-        """Have an entry wait for its turn. Raises QueueFull."""
+        """Queue an entry for its turn. Raises QueueFull."""
         self._queue.put(entry.tenant, entry, len(entry.text))
         self._queued.add(entry)
 
     def next(self) -> Entry | None:
-        """Return an entry that is to be compiled now."""
+        """Return the entry to compile now, if there is one."""
         if len(self._awaited) >= MAX_AHEAD:
             return None
         entry = self._queue.take(MAX_AHEAD_PER_TENANT)
@@ -64,7 +66,7 @@ class GrammarTurns:
             self._queue.done(entry.tenant)
 
     def expired(self) -> list[Entry]:
-        """Return entries for which no sequence has begun for long, and give up their places."""
+        """Return entries for which no sequence has begun in time, and give up their places."""
         now = self._clock()
         found = [one for one in self._awaited if one.awaited_since is not None and now - one.awaited_since > AWAITED_S]
         for entry in found:
