@@ -1,13 +1,13 @@
-"""Which tokens the sequences of a step may draw, for those whose output has to match a grammar.
+"""The tokens that may come next in sequences whose output has to match a grammar.
 
-Each grammar of a tenant is followed by a process of its own (`grammar_follower.py`), while the backend runs the forward
-pass. A library that computes without end is killed by its limit of processor time, and takes nothing with it but the
-sequence that was computed. Grammars are compiled before the scheduler gets their sequences (`grammar_gate.py`).
+Each grammar of a tenant is followed by its own process (`grammar_follower.py`), while the backend runs the forward
+pass. A library call that does not terminate is killed by the limit on CPU time, which fails only the sequence that it
+was computing. Grammars are compiled before the scheduler gets their sequences (`grammar_gate.py`).
 
-`begin` only hands over: telling many processes takes longer than the backend should wait for.
+`begin` only hands its work to a thread: writing to many processes takes longer than the backend should wait.
 
-What must always hold: a sequence whose grammar fails says why, and no other does; one tenant's grammars use nothing of
-another's; a tenant whose grammars had to be ended gets less and less time for each mask.
+What must always hold: a sequence whose grammar fails reports the reason, and no other sequence fails; tenants share no
+grammar process; a tenant whose processes had to be killed gets less and less time for each mask.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .sequence_grammar import SequenceGrammar
 
 MODULE = "quipu.actors.engine.executor.mask_program"
 MAX_KEPT = 64
-"""Grammars without sequences that are kept for later ones, each with its process."""
+"""Maximum number of grammars without sequences that are kept for later ones, each with its process."""
 SETTLE_S = 10.0
-"""How long the process of a grammar without sequences remembers them, if there is no step."""
+"""Seconds after which the process of a grammar without sequences forgets its past ones, if no step runs."""
 _TOO_MANY = "Too many grammars wait to be compiled. Please try again later."
 
 
 class MaskMaker(Protocol):
-    """What the executor needs of `GrammarMasks`."""
+    """The part of `GrammarMasks` that the executor needs."""
 
     def prepare(self, grammar: OutputGrammar) -> Future[Any]: ...
 
@@ -52,7 +52,7 @@ class MaskMaker(Protocol):
 
 
 class NoMasks:
-    """Stands for `GrammarMasks` in an engine without a tokenizer."""
+    """Replaces `GrammarMasks` in an engine without a tokenizer."""
 
     def prepare(self, grammar: OutputGrammar) -> Future[Any]:
         nothing: Future[None] = Future()
@@ -70,10 +70,10 @@ class NoMasks:
 
 
 class GrammarMasks:
-    """Has the grammars of one engine compiled, and masks computed."""
+    """Compiles the grammars of one engine and computes their masks, in other processes."""
 
     def __init__(self, tokenizer_json: bytes, eos_token_ids: tuple[int, ...], max_rows: int = 256) -> None:
-        """`max_rows`: sequences in one step. Processes are started when they are needed, or by `warm_up`."""
+        """Processes are started when they are needed, or by `warm_up`. `max_rows`: maximum sequences in one step."""
         self._frames = tokenizer_json, json.dumps(eos_token_ids).encode()
         self._max_rows = max_rows
         self._server: ForkServer | None = None
@@ -81,7 +81,7 @@ class GrammarMasks:
         self._limits = MaskLimits()
         self._entries: dict[Key, Entry] = {}
         self._live: set[Entry] = set()
-        """Those with sequences."""
+        """Entries with sequences."""
         self._idle: TenantCache[Key, Entry] = TenantCache(MAX_KEPT)
         self._turns = GrammarTurns()
         self._rows: weakref.WeakKeyDictionary[SequenceGrammar, Row] = weakref.WeakKeyDictionary()
@@ -89,16 +89,16 @@ class GrammarMasks:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._in_order = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        """All that is said to the processes once they have compiled."""
+        """Runs all communication with processes that have compiled their grammar."""
         self._is_closed = False
 
     @property
     def server_pid(self) -> int | None:
-        """The process id of the process that forks, if it has been started."""
+        """The id of the forking process, if it has been started."""
         return None if self._server is None else self._server.pid
 
     def warm_up(self) -> None:
-        """Start the thread, which loads the tokenizer: later there may be no memory for either."""
+        """Start the thread and load the tokenizer now: later there may be no memory for either."""
         with self._changed:
             self._start_thread()
 
@@ -107,7 +107,7 @@ class GrammarMasks:
         with self._changed:
             entry = self._entries.get(_key(grammar))
             if entry is not None:
-                self._idle.get(entry.tenant, entry.key)  # is the last used one now
+                self._idle.get(entry.tenant, entry.key)  # marks it as most recently used
                 return entry.ready
             entry = self._new_entry(grammar)
             try:
@@ -140,7 +140,7 @@ class GrammarMasks:
         with self._server_lock:
             if self._server is not None:
                 self._server.end()
-        self._in_order.shutdown()  # what the threads were waiting for has ended
+        self._in_order.shutdown()  # the processes that the threads waited for have ended
         if self._thread is not None:
             self._thread.join()
         for entry in self._entries.values():
@@ -163,7 +163,7 @@ class GrammarMasks:
             return NO_TOKENIZER
         return (~end_mask).tobytes()
 
-    # ------------------------------------------------------------ entries; the lock is held
+    # ------------------------------------------------------------ entries (called with the lock held)
 
     def _new_entry(self, grammar: OutputGrammar | SequenceGrammar) -> Entry:
         entry = Entry(grammar.tenant, _key(grammar), self._running_server, self._limits, self._max_rows)
@@ -204,7 +204,7 @@ class GrammarMasks:
         if self._thread is None:
             self._thread = threading.Thread(target=self._compile_in_turn, name="grammars", daemon=True)
             self._thread.start()
-            self._in_order.submit(bool)  # has it start its thread, too
+            self._in_order.submit(bool)  # starts the executor's thread, too
 
     def _compile_in_turn(self) -> None:
         with suppress(OSError, NoTokenizer):
@@ -213,7 +213,7 @@ class GrammarMasks:
             entry.compile()
 
     def _next(self) -> Entry | None:
-        """Wait for an entry that is to be compiled. None: there will be no other."""
+        """Wait for the next entry to compile; None if there will be no more."""
         with self._changed:
             while not self._is_closed:
                 self._settle()
@@ -223,7 +223,7 @@ class GrammarMasks:
             return None
 
     def _running_server(self) -> ForkServer:
-        """Return the process that forks, started if it is not running. Raises OSError and NoTokenizer."""
+        """Return the forking process, started if it is not running. Raises OSError and NoTokenizer."""
         with self._server_lock:
             if self._is_closed:
                 raise OSError("closed")

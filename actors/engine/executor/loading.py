@@ -54,7 +54,7 @@ def load_executor(config: EngineConfig) -> Executor:
 
 
 def check_host_memory(num_bytes: int) -> None:
-    """Raises ValueError if the host has less memory available: the process would be killed once it is in use."""
+    """Raise ValueError if the host has less memory available: the process would be killed once it used it all."""
     host = memory()
     if num_bytes > host.available:
         raise ValueError(
@@ -64,9 +64,9 @@ def check_host_memory(num_bytes: int) -> None:
 
 
 def numerics_of(capabilities: Capabilities) -> str:
-    """Return a digest of all that determines the bits of a result: equal for engines that draw the same tokens.
+    """Return a digest of everything that determines the bits of a result; equal if engines sample the same tokens.
 
-    What the bits depend on within one build stands in its version.
+    The version covers everything that is fixed within one build.
     """
     builds = [f"{package} {version(package)}" for package in ("quipu-llm", "torch")]
     c = capabilities
@@ -76,7 +76,7 @@ def numerics_of(capabilities: Capabilities) -> str:
 
 
 def _make_masks(config: EngineConfig) -> GrammarMasks | None:
-    """Return what follows grammars, with the same tokenizer as the web process. None: there is none."""
+    """Return masks made with the same tokenizer as the web process; None if there is no tokenizer."""
     folder = Path(config.model_path)
     if not (folder / "tokenizer.json").is_file():
         return None

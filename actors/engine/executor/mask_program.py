@@ -1,17 +1,17 @@
 """The program of the processes that follow grammars: it loads the tokenizer, and forks one process for each grammar.
 
 `grammar_follower.py` has it forked and talks to each process over a socket. A grammar library in C or Rust cannot be
-interrupted; here the kernel ends whatever takes too much processor time, and only its own grammar with it.
+interrupted; here the operating system kills a process that takes too much CPU time, which affects its grammar alone.
 
     load     the `tokenizer.json`; the tokens that end an output, as a JSON list
-    greeting the tokens that a grammar may end with, as a mask; empty: the library cannot tell the bytes of its tokens
-    grammar  seconds (8 bytes) that compiling may take, and the text. The answer is empty, or why it cannot be compiled
-    ask      msgpack: the seconds for one mask, sequences that are followed no more, and a `RowAsk` for each other.
-             The answer, msgpack: why there is no mask, by place. The shared memory has a byte for each place, which
-             tells what has been done when the process is ended before it answers, and then the masks
+        greeting the tokens that a grammar may end with, as a mask; empty if the library cannot map its tokens to bytes
+    grammar  seconds (8 bytes) that compiling may take, and the text. The answer is empty, or the reason for a failure
+    ask      msgpack: the seconds for one mask, sequences to forget, and a `RowAsk` for each other sequence.
+             The answer, msgpack: reasons for missing masks, by place. The shared memory has a status byte per place,
+             which shows what was done if the process is killed before it answers, followed by the masks
 
-What must always hold: a process ends when the engine does, when it takes too much processor time for one mask, and when
-it needs more memory than `MEMORY_BYTES`.
+What must always hold: a process ends when the engine does, when it takes too much CPU time for one mask, and when it
+needs more memory than `MEMORY_BYTES`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from ...grammars.grammar_library import GrammarError, GrammarLibrary, load_gramm
 from .mask_rows import RowAsk, RowMasks
 
 MEMORY_BYTES = 4 << 30
-"""Address space of one process; the library's limits keep what it uses far below."""
+"""Address space of one process; the library's own limits keep its use far below."""
 SECONDS = struct.Struct("<d")
 PENDING, HAS_MASK, HAS_FAILED = range(3)
-"""What the byte of a place says."""
+"""Values of a place's status byte."""
 
 
 class Ask(msgspec.Struct, array_like=True):
-    """Asks for the masks of some sequences."""
+    """A request for the masks of some sequences."""
 
     limit_s: float
-    """Processor time for each mask, and for each slice of the tokens that are followed."""
+    """CPU time for each mask, and for each slice of the tokens to follow."""
     gone: list[int]
     rows: list[RowAsk]
 
 
 def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    with suppress(OSError):  # else a process that is asked takes the processor of the thread that asks it
+    with suppress(OSError):  # otherwise a woken process would take the CPU of the thread that wakes it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     link = become_server(MEMORY_BYTES)
     try:
@@ -85,7 +85,7 @@ def follow(library: GrammarLibrary, descriptors: list[int], *, can_end: bool) ->
         link.sendall(frame_of(b""))
         del data
         size = 4 * library.num_words
-        first = len(masks) // (1 + size)  # as many places as there is room for, after a byte for each
+        first = len(masks) // (1 + size)  # the masks follow one status byte per place; as many places as fit
         while True:
             ask = msgspec.msgpack.decode(read_frame(stream), type=Ask)
             limit_s = ask.limit_s

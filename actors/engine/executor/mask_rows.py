@@ -1,10 +1,10 @@
-"""Follows the answers of sequences that have one grammar, and computes which tokens may come next in each.
+"""Follows the answers of sequences with the same grammar, and computes which tokens may come next in each.
 
-Runs in a process of its own for each grammar (`mask_program.py`), which is killed when the library takes too long.
+Runs in a separate process for each grammar (`mask_program.py`), which is killed when the library takes too long.
 
-What must always hold: a mask depends on the grammar and on the answer alone; a sequence that fails says why, and no
-other does; masks that take too long end their own sequence: one mask by the limits of the library and of the process,
-many by `MAX_DEBT_S`.
+What must always hold: a mask depends on the grammar and on the answer alone; a sequence that fails reports the reason,
+and no other fails with it; masks that take too long end their own sequence: a single mask by the limits of the library
+and of the process, many by `MAX_DEBT_S`.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from ...grammars.grammar_library import (
 )
 
 MAX_DEBT_S = 0.1
-"""By how much the masks of a sequence may exceed `MAX_MASK_S` for each of its tokens, before it fails."""
+"""Total CPU time by which the masks of a sequence may exceed `MAX_MASK_S` per token before it fails."""
 MAX_COUNTED_S = 0.040
-"""What is counted of the processor time of one mask, for each of its tokens.
+"""Maximum CPU time that is counted for one mask, for each of its tokens.
 
-The library's limits keep nearly every grammar's below it. More may not be the grammar's: the host may not have run this
-virtual machine. One that does take longer fails after four masks, if the process is not ended before.
+The library's limits keep nearly every grammar below it. Longer times may not be the grammar's fault: the host may have
+paused this virtual machine. A grammar that does take longer fails after four masks, unless the process is killed first.
 """
 SLICE_TOKENS = 64
-"""Tokens that are followed at once, for which one limit of processor time holds: they take some milliseconds."""
+"""Tokens that are followed in one slice, under one limit on CPU time: they take some milliseconds."""
 _WHITE_SPACE = regex_grammar(r"[ \n\r\t]{1,8}")
 
 
 class RowAsk(msgspec.Struct, array_like=True):
-    """Asks for the mask of one sequence."""
+    """A request for the mask of one sequence."""
 
     row: int
-    """Names the sequence."""
+    """Number of the sequence."""
     is_new: bool
-    """Whether it is followed from the beginning of its answer."""
+    """Whether to follow the answer from its beginning."""
     token_ids: list[int]
-    """What has been drawn since it was last asked for, or since the answer began."""
+    """Tokens sampled since the last request for it, or since the answer began."""
     gap: int
-    """How many tokens of white space may precede the answer."""
+    """Number of whitespace tokens that may precede the answer."""
     next_opening_id: int | None
-    """The token with which the model may begin, or go on, to open reasoning."""
+    """The token with which the model may begin or continue to open reasoning."""
     ends_early: bool
-    """Whether it may end where it could also go on."""
+    """Whether the answer may end where it could also continue."""
 
 
 @attrs.define(eq=False)
@@ -60,14 +60,14 @@ class _Row:
     gap: int
     matcher: Matcher
     pending: list[int] = attrs.field(factory=list)
-    """Tokens of the answer that neither the matcher nor the gap has taken."""
+    """Tokens of the answer that neither the matcher nor the gap has consumed."""
     has_begun: bool = False
     debt_s: float = 0.0
-    """Processor time of its masks beyond `MAX_MASK_S` for each token; none is saved up for later ones."""
+    """CPU time of its masks beyond `MAX_MASK_S` per token; unused time is not carried over to later masks."""
 
 
 class RowMasks:
-    """Follows sequences that have one grammar."""
+    """Follows the sequences of one grammar."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class RowMasks:
     ) -> None:
         """Compile a grammar, and compute its first mask. Raises GrammarError.
 
-        `can_end`: whether the model has tokens that end an output. `arm` is called before each piece of work for which
-        the limit of processor time holds. `clock`: seconds of processor time.
+        `can_end`: whether the model has tokens that end an output. `arm` is called before each piece of work that has
+        its own limit on CPU time. `clock`: CPU time in seconds.
         """
         self._library = library
         self._can_end = can_end
@@ -90,7 +90,7 @@ class RowMasks:
         self._rows: dict[int, _Row] = {}
         self._white_space: Words | None = None
         self._compiled = library.compile(text)
-        # the first mask may take as long as a step; copies know what it was computed from
+        # the first mask may take as long as a step; copies share the state that it was computed from
         self._compiled.fill(np.zeros(library.num_words, np.uint32))
 
     def forget(self, row: int) -> None:
@@ -122,9 +122,9 @@ class RowMasks:
         return words_W
 
     def _follow(self, row: _Row, *, is_opening: bool) -> Matcher | None:
-        """Return a matcher that has taken all tokens of the answer. None: they cannot be one, but open reasoning."""
+        """Return a matcher that has consumed all tokens of the answer; None if they open reasoning instead."""
         self._arm()
-        if row.pending and is_opening:  # whether reasoning opens is not known yet
+        if row.pending and is_opening:  # it is not known yet whether reasoning opens
             if not row.matcher.accepts(row.pending):
                 return None
             matcher = row.matcher.copy()

@@ -1,13 +1,13 @@
-"""Which outputs of one sequence belong to the answer that has to match its grammar.
+"""Finds the outputs of a sequence that belong to the answer that has to match its grammar.
 
-The executor keeps a `SequenceGrammar` for each such sequence and tells it every drawn token; `grammars.py` has the
-answer followed by a process.
+The executor keeps a `SequenceGrammar` for each such sequence and adds every sampled token to it; `grammars.py` has a
+process follow the answer.
 
     prompt opened reasoning:          reasoning ... closing ids, white space?, answer
-    prompt opened and closed it:      answer
+        prompt opened and closed it:      answer
     otherwise:                        opening ids, then as in the first line; or the answer at once
 
-What must always hold: what is kept depends on the grammar and on the outputs alone, so that it is the same after a
+What must always hold: the state depends on the grammar and on the outputs alone, so that it is the same after a
 preemption.
 """
 
@@ -20,23 +20,23 @@ from quipu.kernels.reasoning_budget import Finder
 from ...messages.sampling import OutputGrammar
 
 MAX_GAP = 2
-"""Tokens of white space that may stand between reasoning and answer, each of up to eight characters."""
+"""Maximum number of whitespace tokens between reasoning and answer, each of up to eight characters."""
 
 
 class SequenceGrammar:
-    """One sequence's grammar, and which of its outputs belong to the answer."""
+    """The grammar of one sequence, and the outputs that belong to its answer."""
 
     def __init__(self, grammar: OutputGrammar, output_token_ids: Sequence[int], *, ends_early: bool) -> None:
-        """`output_token_ids` are those drawn so far. `ends_early`: whether it may end where it could also go on."""
+        """`output_token_ids`: those sampled so far. `ends_early`: whether it may end where it could also continue."""
         self.tenant, self.owner = grammar.tenant, grammar.owner
         self.text = grammar.text
         self.ends_early = ends_early
         self.answer: list[int] = []
         """Outputs from where the answer may begin."""
         self.num_answers = 0
-        """How often `answer` has begun anew, because what seemed to be one opened reasoning."""
+        """How often `answer` was restarted because an apparent answer turned out to open reasoning."""
         self.gap = 0
-        """How many tokens of white space may precede the answer."""
+        """Number of whitespace tokens that may precede the answer."""
         self._opening = grammar.reasoning_opening_ids
         self._closing = Finder(grammar.reasoning_closing_ids) if grammar.prompt_opens_reasoning else None
         self._may_open = bool(self._opening) and self._closing is None
@@ -45,7 +45,7 @@ class SequenceGrammar:
             self.add_output(token_id)
 
     def add_output(self, token_id: int) -> None:
-        """Record a drawn token."""
+        """Record a sampled token."""
         if self._closing is not None:
             if self._closing.add(token_id):
                 self._closing, self.gap = None, MAX_GAP
@@ -59,10 +59,10 @@ class SequenceGrammar:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether reasoning is open: any token may be drawn but those that would end the output before its answer."""
+        """Whether reasoning is open: then any token is allowed that does not end the output before its answer."""
         return self._closing is not None
 
     @property
     def next_opening_id(self) -> int | None:
-        """The token with which the model may begin, or go on, to open reasoning."""
+        """The token with which the model may begin or continue to open reasoning."""
         return self._opening[len(self.answer)] if self._may_open else None

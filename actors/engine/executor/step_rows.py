@@ -1,9 +1,9 @@
-"""The rows of one plan, as columns that the executor has filled in with what it knows of their sequences.
+"""The rows of one plan, as columns completed from the executor's state of their sequences.
 
 Made by `step_runner.py` once a plan's changes are applied; read by `batch_builder.py` and `block_tags.py`.
 
-What must always hold: a row that goes on starts where its sequence stands and never passes its `max_len`; taking rows
-back leaves every sequence as it was before them.
+What must always hold: a row that continues starts at the next position of its sequence and never exceeds its `max_len`;
+taking rows back restores every sequence to its state before them.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from .sequence_state import SequenceState
 
 @attrs.frozen
 class BlockCopy:
-    """A block that contains what a row would write, and the row's own block, which becomes a copy of it."""
+    """A block with the contents that a row would write, and the row's own block, which becomes a copy of it."""
 
     source: int
     destination: int
     num_tokens: int
-    """Tokens that need not be computed: all but the last, whose logits are needed."""
+    """Number of tokens that need not be computed: all but the last one, whose logits are needed."""
 
 
 @attrs.define(eq=False)
 class StepRows:
-    """R rows: first those that go on, then chunks."""
+    """R rows: first those that continue, then chunks."""
 
     ids: list[int]
     states: list[SequenceState]
     starts: list[int]
     """First position that each computes."""
     ends: list[int]
-    """Where each stops: exclusive, and the furthest position for a row that goes on."""
+    """Exclusive end of each; for a row that continues, the furthest possible end."""
     samples: list[bool]
-    """Whether each draws at its last position."""
+    """Whether each samples at its last position."""
     num_going_on: int
     to_score: ToScore | None
     carried: list[bool]
-    """Whether each feeds the token that it drew last, from the device."""
+    """Whether each feeds its last sampled token from the device."""
     chunks_before: list[tuple[int, int]]
-    """Of each chunk: its first position, and how many tokens its sequence had. Who goes on had one after the first."""
+    """First position of each chunk, and the tokens its sequence had. A row that continues had one after the first."""
 
     @classmethod
     def of(cls, plan: StepPlan, states: Sequence[SequenceState], uncarried: set[int]) -> StepRows:
-        """Resolve a plan's rows. `uncarried`: sequences whose last token has to be fed from here."""
+        """Resolve a plan's rows. `uncarried`: sequences whose last token has to be fed from the host."""
         num_going_on, most = plan.num_going_on, plan.most_positions
         starts = [state.num_computed for state in states[:num_going_on]]
         if most == 1:
@@ -71,25 +71,25 @@ class StepRows:
         return cls(plan.row_ids, list(states), starts, ends, samples, num_going_on, plan.to_score, carried, chunks)
 
     def skip(self, copies: Mapping[int, BlockCopy]) -> None:
-        """Leave out the tokens that are copied. `copies` are by sequence."""
+        """Exclude copied tokens from the rows. `copies` are by sequence."""
         for row, sequence_id in enumerate(self.ids):
             if (copy := copies.get(sequence_id)) is not None:
                 self.starts[row] += copy.num_tokens
 
     def kept_ends(self, tokens: Mapping[int, Sequence[int]]) -> list[int]:
-        """Return where each row stops that keeps these tokens: who goes on advances one position for each."""
+        """Return the end of each row if these tokens are kept: a row that continues advances one position per token."""
         num_going_on = self.num_going_on
         kept = [start + len(tokens[row]) for row, start in enumerate(self.starts[:num_going_on])]
         return kept + self.ends[num_going_on:]
 
     def num_tokens(self, tokens: Mapping[int, Sequence[int]]) -> list[int]:
-        """Return how many of these tokens each row has; empty for one each."""
+        """Return the number of these tokens per row; empty if each has one."""
         num_rows = len(self.ids)
         counts = [len(tokens.get(row, ())) for row in range(num_rows)]
         return [] if counts.count(1) == num_rows else counts
 
     def take_back(self, block_size: int) -> None:
-        """Undo whatever a pass over these rows did to their sequences. Drawn tokens may have changed on the device."""
+        """Undo the effects of a pass over these rows on their sequences, except for sampled tokens on the device."""
         num_going_on = self.num_going_on
         for state, start in zip(self.states[:num_going_on], self.starts, strict=False):
             state.take_back(start, start + 1, block_size)

@@ -1,7 +1,7 @@
 """Runs plans as forward passes of one backend, and records what the blocks contain.
 
-Synchronous; `actor.py` calls it, from one thread. Sequences stand here between their steps (`sequence_state.py`); a
-plan says what changes and which of them run (`step_rows.py`).
+Synchronous; called by `actor.py`, from one thread. The state of sequences is kept here between steps
+(`sequence_state.py`); a plan contains changes to it and the sequences that run (`step_rows.py`).
 
 This record is the second entry in the double-entry accounting of cached tokens. Before a pass, the executor clears the
 tags of every physical block that the pass will write. After it, each block is tagged with the chain key of its contents
@@ -10,8 +10,8 @@ so a wrong or stale grant is detected. If another block already contains a promp
 computed: the block is *copied* if its tag agrees; otherwise all its tokens are computed.
 
 What must always hold: a plan whose generation has failed is not run; a pass that raises leaves every sequence as it was
-before the pass, and the blocks that it was to write without tags; a position whose token is not kept has no tag and is
-in no span.
+before, and the blocks that it would have written without tags; a position whose token is not kept has no tag and is in
+no span.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunningStep:
 
     step: int
     since: float
-    """When it began, on the monotonic clock."""
+    """Start time, on the monotonic clock."""
     sequence_ids: list[int]
 
 
@@ -58,7 +58,7 @@ class Executor:
         self._masks = masks or NoMasks()
         self._block_size = backend.memory_plan.block_size
         self.tags = BlockTags(backend.memory_plan.num_blocks, self._block_size)
-        """Its record of the blocks, which the mover reads and completes."""
+        """Its record of the blocks, which the mover reads and extends."""
         self._sequences: dict[int, SequenceState] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._num_scored = 0  # sequences whose sampled tokens are scored
@@ -66,28 +66,28 @@ class Executor:
         self._num_special = 0  # sequences with a kind or an adapter of their own
         self._failed_generation = -1
         self._uncarried: set[int] = set()
-        """Sequences whose next input token is taken from here, not from the device: a pass has raised, or what it
-        yielded was cut."""
+        """Sequences whose next input token is taken from the host, not from the device, because a pass raised or its
+        tokens were cut."""
         self.running_step: RunningStep | None = None
         """Set by `begin`; may be read from any thread."""
         self.thread: threading.Thread | None = None
-        """The last one that ran passes; set by the actor."""
+        """The last thread that ran passes; set by the actor."""
         self.record: StepRecord | None = None
-        """Where to note it for those who outlive this process."""
+        """Record of the running step in memory that outlives this process."""
 
     def prepare(self, grammar: OutputGrammar) -> Future[Any]:
         """Begin to compile a grammar that a plan will need. May be called from any thread.
 
-        The result is done as soon as a plan need not wait for the grammar.
+        The result is done as soon as plans no longer need to wait for the grammar.
         """
         return self._masks.prepare(grammar)
 
     def warm_up(self) -> None:
-        """Start what would otherwise be started for the first request that needs it."""
+        """Start processes and threads that would otherwise be started for the first request that needs them."""
         self._masks.warm_up()
 
     def close(self) -> None:
-        """End the processes that follow grammars, and free what the backend holds. No pass may be running."""
+        """End the grammar processes and free the backend's memory. No pass may be running."""
         self._masks.close()
         self.backend.close()
 
@@ -97,7 +97,7 @@ class Executor:
         return is_context_lost(error)
 
     def begin(self, plan: StepPlan) -> None:
-        """Note that a plan is about to be run. `end` must follow when its result is there."""
+        """Note that a plan is about to run. `end` must follow once its result is available."""
         self.running_step = RunningStep(plan.step, time.monotonic(), plan.row_ids)
         if self.record is not None:
             self.record.begin(plan.row_ids)
@@ -108,11 +108,11 @@ class Executor:
             self.record.end()
 
     def while_idle(self) -> bool:
-        """Let the backend prepare later passes, if there is no sequence. Return whether there may be more to do."""
+        """Let the backend prepare later passes, if there are no sequences. Return whether there may be more to do."""
         return not self._sequences and self.backend.while_idle()
 
     def drop_sequences(self) -> None:
-        """Forget every sequence, and that a generation has failed. No pass may be running; blocks keep their tags."""
+        """Forget all sequences and any failed generation. No pass may be running; blocks keep their tags."""
         for sequence_id in list(self._sequences):
             self._release(sequence_id)
         self._uncarried.clear()
@@ -120,9 +120,9 @@ class Executor:
         self.end()
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one plan. Whatever the backend raises becomes `StepFailed`.
+        """Run one plan. Errors of the backend become `StepFailed`.
 
-        Raises it if the backend's device is lost: then no later pass can succeed in this process.
+        An error is raised instead if the device is lost: then no later pass can succeed in this process.
         """
         for sequence_id in plan.released_ids:
             self._release(sequence_id)
@@ -141,7 +141,7 @@ class Executor:
             return StepFailed(plan.step, plan.generation, reason, out_of_memory=is_out_of_memory(error))
 
     def _begin(self, plan: StepPlan) -> StepRows:
-        """Apply what a plan changes, and resolve its rows."""
+        """Apply a plan's changes and resolve its rows."""
         sequences = self._sequences
         for admit in plan.admitted:
             self._admit(admit)
@@ -150,7 +150,7 @@ class Executor:
         return StepRows.of(plan, [sequences[sequence_id] for sequence_id in plan.row_ids], self._uncarried)
 
     def _take_back(self, plan: StepPlan, rows: StepRows) -> None:
-        """Undo `_begin` and whatever a pass did after it. Drawn tokens may have changed on the device."""
+        """Undo `_begin` and the effects of the pass, except for sampled tokens on the device."""
         for sequence_id, blocks in plan.new_blocks.items():
             table = self._sequences[sequence_id].table
             del table[len(table) - len(blocks) :]
@@ -214,7 +214,7 @@ class Executor:
         )
 
     def _confirm_copies(self, plan: StepPlan, rows: StepRows, read: list[int]) -> dict[int, BlockCopy]:
-        """Return, by sequence, the copy sources whose tags say that they contain what the row would compute.
+        """Return, by sequence, the copy sources whose tags match the contents that the row would compute.
 
         Must be called before the tags of this pass are cleared: a source may be a block that the pass writes.
         """
@@ -245,7 +245,7 @@ class Executor:
             self._count(state.sampling, state.kind, state.adapter, -1)
 
     def _count(self, sampling: SamplingParams, kind: SequenceKind, adapter: str, by: int) -> None:
-        """Count a sequence among those for which batches are searched, or no longer."""
+        """Adjust the counts of sequences that need scores, changed logits, or a kind or an adapter of their own."""
         self._num_scored += by * (sampling.logprobs is not None)
         self._num_with_rules += by * changes_logits(sampling)
         self._num_special += by * is_special(kind, adapter)
