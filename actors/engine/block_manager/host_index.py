@@ -1,11 +1,11 @@
-"""The host tier's index: which key lies in which slot, and which slot is reused next.
+"""The host tier's index: the slot of each key, and the order in which slots are reused.
 
 Part of the KV-block manager (`host_tier.py`). The bytes of the slots are the mover's; here a slot is a number.
 
     free -> taken for a store -> found by its key, least recently used first -> evicted or dropped -> free
 
-What must always hold: each slot is free, taken, found, or leaving, that is, not found any more but still read by a
-load; no slot is reused while a load reads it.
+What must always hold: each slot is free, taken, found, or leaving (no longer found, but still read by a load); no slot
+is reused while a load reads it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ class TakenSlots:
 
     slots: list[int]
     evicted: list[bytes]
-    """Keys that can no longer be found because of it."""
+    """Keys that were evicted to make room, and can no longer be found."""
 
 
 class HostIndex:
-    """Slots of one size, by the key of what they contain."""
+    """Slots of one size, by the key of their contents."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(num_slots - 1, -1, -1))
         self._num_readers: dict[int, int] = {}
-        """Loads that read a slot, by slot that any reads."""
+        """Number of loads that read a slot, for each slot that is being read."""
         self._leaving: set[int] = set()
 
     @property
     def num_used(self) -> int:
-        """Slots that are not free."""
+        """Number of slots that are not free."""
         return self.num_slots - len(self._free)
 
     def holds(self, key: bytes) -> bool:
@@ -49,7 +49,7 @@ class HostIndex:
         return list(self._slot_of)
 
     def touch(self, key: bytes) -> bool:
-        """Note that a key is used. Return whether it can be found."""
+        """Mark a key as used. Return whether it can be found."""
         if key not in self._slot_of:
             return False
         self._slot_of.move_to_end(key)
@@ -58,7 +58,7 @@ class HostIndex:
     # ------------------------------------------------------------ storing
 
     def take(self, keys: Sequence[bytes]) -> TakenSlots:
-        """Return a slot for each of these keys, or as many as no load reads: free ones first, then by eviction."""
+        """Return a slot for each of these keys, or fewer if loads read the rest: free ones first, then evicted ones."""
         count = len(keys)
         slots: list[int] = []
         evicted: list[bytes] = []
@@ -74,7 +74,7 @@ class HostIndex:
         return TakenSlots(slots, evicted)
 
     def put(self, key: bytes, slot: int) -> None:
-        """Note that a slot that was taken contains a key, which cannot be found yet."""
+        """Let a key be found in a slot that was taken. The key must not be in the index yet."""
         self._slot_of[key] = slot
 
     def give_back(self, slot: int) -> None:
@@ -84,7 +84,7 @@ class HostIndex:
     # ------------------------------------------------------------ loading
 
     def read(self, keys: Sequence[bytes]) -> list[int]:
-        """Return the slots of keys that can be found, which stay as they are until `end_read`."""
+        """Return the slots of keys that can be found, and keep these slots unchanged until `end_read`."""
         slots = [self._slot_of[key] for key in keys]
         for key, slot in zip(keys, slots, strict=True):
             self._num_readers[slot] = self._num_readers.get(slot, 0) + 1
@@ -101,7 +101,7 @@ class HostIndex:
                     self._free.append(slot)
 
     def drop(self, key: bytes, slot: int) -> bool:
-        """Forget what a slot contains, if it still contains that. Return whether it did."""
+        """Forget a key if it is still in this slot. Return whether it was."""
         if self._slot_of.get(key) != slot:
             return False
         del self._slot_of[key]
@@ -109,7 +109,7 @@ class HostIndex:
         return True
 
     def clear(self) -> None:
-        """Forget every key."""
+        """Forget all keys."""
         slots = list(self._slot_of.values())
         self._slot_of.clear()
         for slot in reversed(slots):

@@ -1,12 +1,12 @@
-"""Loads from the host tier: which sequences wait for blocks, which blocks are held for them, and what has come.
+"""Loads from the host tier: the sequences that wait for blocks, the blocks held for them, and the results.
 
-Part of `host_tier.py`; `reservation.py` begins a load for a candidate whose prompt matches further on the host than on
-the device. Until the load is over its blocks are held, whatever becomes of the sequence: the mover may still write
-them. Then those that have come can be found, and all are released, so that the sequence is admitted like any other. A
-load that is late is awaited no longer, and while it is under way no other begins: the tier does not answer.
+Part of `host_tier.py`; `reservation.py` begins a load for a candidate whose cached prefix is longer on the host than on
+the device. Until the load is over, its blocks are held even if the sequence ends, since the mover may still write to
+them. Then the loaded blocks can be found and all are released, so that the sequence is admitted like any other. No
+sequence waits for a late load, and while one is in progress no other begins, since the tier does not respond.
 
-What must always hold: a sequence begins one load at most before it is admitted; no key is loaded twice at once; only
-what has come can be found, and only in the epoch in which it was asked for.
+What must always hold: a sequence begins at most one load before it is admitted; no key is loaded twice at a time; only
+loaded blocks can be found, and only in the epoch in which they were requested.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from .publications import Publications
 
 @attrs.define(eq=False)
 class Load:
-    """Blocks on their way to the device for one sequence."""
+    """Blocks that are being loaded to the device for one sequence."""
 
     sequence_id: int
     first: int
-    """Index of the first of them in its table: those before it were found on the device, and are held as well."""
+    """Index of the first one in its table; the blocks before it were found on the device, and are held as well."""
     table: list[int]
     keys: list[bytes]
-    """Of the blocks from `first` on."""
+    """Keys of the blocks from `first` on."""
     slots: list[int]
     parent_key: bytes
     token_ids: list[int]
     epoch: int
     is_wanted: bool = True
-    """The sequence waits for it."""
+    """Whether the sequence waits for it."""
     is_late: bool = False
     waiting_ids: list[int] = attrs.field(factory=list)
     """Other sequences that wait for these blocks."""
 
     def take_waiting(self) -> tuple[int, ...]:
-        """Return all sequences that waited for it, and need not any longer."""
+        """Return all sequences that have been waiting for it; from now on none is."""
         own = (self.sequence_id,) if self.is_wanted else ()
         others, self.waiting_ids, self.is_wanted = self.waiting_ids, [], False
         return (*own, *others)
@@ -51,11 +51,11 @@ class Load:
 
 @attrs.frozen
 class Loaded:
-    """What a load brought."""
+    """The result of a load."""
 
     first: int
     blocks: list[int]
-    """From index `first` of the table on."""
+    """Loaded blocks, from index `first` of the table on."""
 
 
 class HostLoads:
@@ -67,10 +67,10 @@ class HostLoads:
         self._publications = publications
         self._block_size = block_size
         self._under_way: dict[int, Load] = {}
-        """By the number of the move."""
+        """Loads in progress, by the number of the move."""
         self._by_key: dict[bytes, Load] = {}
         self._loaded: dict[int, Loaded] = {}
-        """By sequence whose load is over, and that has not ended or been preempted since."""
+        """Results by sequence, until the sequence ends or is preempted."""
 
     @property
     def are_under_way(self) -> bool:
@@ -83,7 +83,7 @@ class HostLoads:
     # ------------------------------------------------------------ before
 
     def is_awaited(self, sequence_id: int, keys: list[bytes], num_found: int, limit: int) -> bool:
-        """Return whether a candidate has to wait for a load under way: its own, or another that brings its next block.
+        """Return whether a candidate has to wait for a load in progress: its own, or one that brings its next block.
 
         `num_found` of its blocks are on the device, and at most `limit` may be reused.
         """
@@ -95,26 +95,28 @@ class HostLoads:
         return any(load.sequence_id == sequence_id and load.is_wanted for load in self._under_way.values())
 
     def num_found(self, sequence_id: int, keys: list[bytes], first: int, limit: int) -> int:
-        """Return how many blocks from index `first` on a sequence may load; 0 if it has had a load already."""
+        """Return the number of blocks from index `first` on that a sequence may load; 0 if it has had a load already,
+        or while a load is late.
+        """
         if sequence_id in self._loaded or any(load.is_late for load in self._under_way.values()):
             return 0
         end = first + self.num_on_host(keys, first, limit)
         return next((at for at in range(first, end) if keys[at] in self._by_key), end) - first
 
     def num_on_host(self, keys: list[bytes], first: int, limit: int) -> int:
-        """Return how many blocks from index `first` on, and before `limit`, are on the host."""
+        """Return the number of consecutive blocks on the host from index `first` on, and before `limit`."""
         end = first
         while end < limit and self._index.holds(keys[end]):
             end += 1
         return end - first
 
     def begin(self, number: int, load: Load) -> None:
-        """Note a load that move `number` carries. Its blocks are held already."""
+        """Note a load that move `number` carries out. Its blocks are already held."""
         self._under_way[number] = load
         self._by_key.update(dict.fromkeys(load.keys, load))
 
     def give_up(self, number: int) -> Load | None:
-        """Let nobody wait for a load any longer, which is not over. Returns it; None if that is so already."""
+        """Stop waiting for a load. Return the load; None if it is over or was given up before."""
         load = self._under_way.get(number)
         if load is None or load.is_late:
             return None
@@ -127,9 +129,9 @@ class HostLoads:
     # ------------------------------------------------------------ after
 
     def end(self, number: int, result: MoveResult | None) -> Load | None:
-        """Publish what has come and release all blocks. `result` is None if nobody will know.
+        """Publish the loaded blocks and release all blocks. `result` is None if the outcome will never be known.
 
-        Returns the load; None if it has been ended already.
+        Return the load; None if it has already been ended.
         """
         load = self._under_way.pop(number, None)
         if load is None:
@@ -156,7 +158,7 @@ class HostLoads:
                 del self._by_key[key]
 
     def _publish(self, load: Load, blocks: list[int]) -> None:
-        """Let blocks be found, except for those whose keys somebody has computed meanwhile."""
+        """Let blocks be found, except for those whose keys were computed in the meantime."""
         keys = load.keys[: len(blocks)]
         is_all = self._pool.publish(blocks, keys, COMMITTED)
         runs = [(0, len(blocks))] if is_all else [(i, i + 1) for i in range(len(blocks))]
@@ -171,7 +173,7 @@ class HostLoads:
                 )
 
     def spans(self, sequence_id: int, shared: Sequence[int]) -> tuple[int, ...]:
-        """Return the positions in `shared` blocks that the sequence's own load brought: start, end, start, end."""
+        """Return the positions in `shared` blocks that came from the sequence's own load: start, end, start, end."""
         loaded = self._loaded.get(sequence_id)
         ends: list[int] = []
         if loaded is not None:
@@ -187,19 +189,19 @@ class HostLoads:
         return tuple(end * self._block_size for end in ends)
 
     def forget(self, sequence_id: int) -> None:
-        """Note that a sequence has ended or was preempted. What is under way for it comes all the same."""
+        """Note that a sequence has ended or was preempted. A load in progress for it continues."""
         self._loaded.pop(sequence_id, None)
         for load in self._under_way.values():
             if load.sequence_id == sequence_id:
                 load.is_wanted = False
 
     def abandon(self) -> None:
-        """End every load, of which nothing is heard any more. No move may be under way."""
+        """End all loads without their answers. No move may be in progress."""
         for number in list(self._under_way):
             self.end(number, None)
         self._loaded.clear()
 
 
 def _leading(indexes: Sequence[int]) -> int:
-    """Return how many of the first indexes, from 0 on, are all there."""
+    """Return the length of the gapless run of indexes that starts at 0."""
     return next((at for at, index in enumerate(indexes) if at != index), len(indexes))

@@ -1,16 +1,16 @@
-"""The host tier, as the KV-block manager knows it: what lies there, what is being stored, and what is being loaded.
+"""The KV-block manager's view of the host tier: its contents, and the stores and loads in progress.
 
-Used by `reservation.py`. Every `Move` begins here; the mover carries it (`engine/mover/`), and its answer comes back
-to `end_move`.
+Used by `reservation.py`. Every `Move` begins here; the mover carries it out (`engine/mover/`), and its answer comes
+back to `end_move`.
 
-Blocks are stored before they are evicted: as soon as few blank blocks are left, those that will be evicted next are
-copied, a few steps' worth, one move after the other, also while no step runs. A store holds nothing on the device and
-delays nobody. If a block is evicted and written anew while it is copied, the executor's tag of it has changed, and the
-mover does not count it as moved; a block that is evicted before its turn is gone. Loads, which write to the device, do
-hold their blocks (`host_loads.py`).
+Blocks are stored before they are evicted: as soon as few blank blocks are left, the blocks that will be evicted next
+are copied, a few steps' worth, one move after the other, even while no step runs. A store holds no blocks on the device
+and delays no sequence. If a block is evicted and overwritten during its copy, its tag from the executor has changed,
+and the mover does not count it as moved; a block that is evicted before its turn is lost. Loads, which write to the
+device, do hold their blocks (`host_loads.py`).
 
-What must always hold: a key can be found on the host only after its store is over; a reset ends what was begun before;
-nobody is preempted or left waiting because of a store.
+What must always hold: a key can be found on the host only after its store is over; a reset ends all moves begun before
+it; no sequence is preempted or left waiting because of a store.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from .publications import Publications
 
 @attrs.frozen
 class Store:
-    """The move to the host that is under way."""
+    """The move to the host that is in progress."""
 
     move: Move
     epoch: int
 
 
 class HostTier:
-    """What one block manager has on the host."""
+    """The host tier of one block manager."""
 
     def __init__(
         self, index: HostIndex, pool: Pool, publications: Publications, block_size: int, num_stored_ahead: int
     ) -> None:
-        """`num_stored_ahead`: how many of the blocks that are evicted next have a copy on the host, if possible."""
+        """`num_stored_ahead`: how many of the next blocks to be evicted should have a copy on the host."""
         self.index = index
         self.loads = HostLoads(self.index, pool, publications, block_size)
         self._pool = pool
         self._publications = publications
-        self._num_ahead = min(num_stored_ahead, index.num_slots)  # or storing one would evict another that comes next
+        self._num_ahead = min(num_stored_ahead, index.num_slots)  # otherwise storing one of them would evict another
         self._store: Store | None = None
         self._nothing_to_store = (-1, -1)
-        """Evicted and cached blocks when there was nothing to store: until they change there is nothing again."""
+        """Numbers of evicted and cached blocks when there was nothing to store; retried once they change."""
         self._num_moves = 0
         self._moves: list[Move] = []
         self._happened: Counter[str] = Counter()
         self._failed_loads: Counter[str] = Counter()
         self._num_used_told = -1
         self.loading_ids: list[int] = []
-        """Candidates of the grant being made that wait for a load."""
+        """Candidates of the current grant that wait for a load."""
         self.admitted_spans: list[tuple[int, ...]] = []
-        """For each that is admitted by it, which positions its load has brought."""
+        """For each sequence that the current grant admits, the positions that its load brought."""
 
     def take_moves(self) -> list[Move]:
         """Return the moves that have begun since the last call, for the mover."""
@@ -68,7 +68,7 @@ class HostTier:
         return moves
 
     def complete(self, granted: Granted) -> Granted:
-        """Return a grant with what the tier has to say: who waits, where blocks came from, and what has happened."""
+        """Return a grant with the tier's columns: waiting candidates, origins of blocks, and the tier's report."""
         loading_ids, self.loading_ids = self.loading_ids, []
         spans, self.admitted_spans = self.admitted_spans, []
         spans = spans if any(spans) else []
@@ -78,7 +78,7 @@ class HostTier:
         return replace(granted, loading_ids=loading_ids, admitted_host_spans=spans, host_tier=report)
 
     def _take_report(self) -> HostTierReport | None:
-        """Return what has happened since the last call; None if nothing has."""
+        """Return the changes since the last call; None if there are none."""
         num_used = self.index.num_used
         if num_used == self._num_used_told and not self._happened and not self._failed_loads:
             return None
@@ -97,9 +97,9 @@ class HostTier:
     # ------------------------------------------------------------ moves
 
     def store_ahead(self) -> None:
-        """Begin to store blocks that will be evicted soon, unless a store is under way.
+        """Begin to store blocks that will be evicted soon, unless a store or a load is in progress.
 
-        Nor while a load is: sequences wait for that one, and both would share what the memory gives.
+        Sequences wait for a load, and a store would compete with it for memory bandwidth.
         """
         pool = self._pool
         if self._store is not None or self.loads.are_under_way or pool.num_free - pool.num_cached >= self._num_ahead:
@@ -115,7 +115,7 @@ class HostTier:
             self._nothing_to_store = now
             return
         keys = list(missing)[: len(taken.slots)]
-        # a chain is evicted from its end: this way its slots ascend from its root, so that runs of them can be loaded
+        # a chain is evicted from its end: this way its slots ascend from its root and can be loaded in runs
         slots = sorted(taken.slots, reverse=True)
         move = self._begin(Tier.DEVICE, Tier.HOST, [missing[key] for key in keys], slots, keys)
         self._store = Store(move, self._publications.epoch)
@@ -129,7 +129,7 @@ class HostTier:
         root_key: bytes,
         token_ids: list[int],
     ) -> None:
-        """Begin to load into `blocks` what follows the `shared` ones, for a candidate. All of these are held."""
+        """Begin to load a candidate's next blocks after the `shared` ones into `blocks`. All of these are held."""
         first = len(shared)
         loaded = keys[first : first + len(blocks)]
         slots = self.index.read(loaded)
@@ -148,7 +148,7 @@ class HostTier:
         self.loading_ids.append(sequence_id)
 
     def on_late(self, late: MoveLate) -> LoadsOver | None:
-        """Let nobody wait for a load any longer. Returns what the scheduler has to be told, if that is news."""
+        """Stop waiting for a late load. Return the scheduler's message; None if it is over or known to be late."""
         load = self.loads.give_up(late.number)
         if load is None:
             return None
@@ -156,7 +156,7 @@ class HostTier:
         return LoadsOver(load.take_waiting())
 
     def end_move(self, result: MoveResult) -> LoadsOver | None:
-        """Apply what has become of a move. Returns what the scheduler has to be told, if it was a load."""
+        """Apply the result of a move. Return the message for the scheduler, if it was a load."""
         if self._store is not None and self._store.move.number == result.number:
             store, self._store = self._store, None
             self._end_store(store, result)
@@ -169,11 +169,11 @@ class HostTier:
             if self.index.drop(load.keys[at], load.slots[at]):
                 self._on_removed([load.keys[at]])
         if not self.loads.are_under_way and not load.is_wanted:
-            self.store_ahead()  # otherwise the grant that admits the sequence does it
+            self.store_ahead()  # otherwise this is done by the grant that admits the sequence
         return LoadsOver(load.take_waiting())
 
     def _count(self, load: Load, result: MoveResult) -> None:
-        """Count what has come of a load, and what has not, unless that was counted when it was late."""
+        """Count the loaded and the missing blocks of a load, unless they were counted when it became late."""
         if isinstance(result, Moved):
             self._happened["loaded"] += len(load.keys)
             return
@@ -202,7 +202,7 @@ class HostTier:
         self._happened["stored"] += len(moved)
         for observer in self._pool.observers if moved else ():
             observer.on_stored([move.keys[at] for at in moved], b"", [], 0, 0, tier=Tier.HOST)
-        if isinstance(result, Moved):  # another that failed would fail again, at once and for ever
+        if isinstance(result, Moved):  # after a failure the next store would fail, too, at once and forever
             self.store_ahead()
 
     def _on_removed(self, keys: list[bytes]) -> None:
@@ -213,7 +213,7 @@ class HostTier:
     # ------------------------------------------------------------ ends
 
     def abandon_moves(self) -> None:
-        """End every move without its answer. None may be under way any more."""
+        """End all moves without their answers. None may be in progress."""
         self.loads.abandon()
         store, self._store = self._store, None
         if store is not None:

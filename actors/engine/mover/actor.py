@@ -1,12 +1,12 @@
-"""The mover: carries out moves, in threads of its own, so that no step waits for a copy.
+"""The mover: carries out moves in its own threads, so that no step waits for a copy.
 
-Receives `Move` from the KV-block manager and answers each with `Moved` or `MoveFailed`. What a move does is in
-`host_store.py`. Loads, for which sequences wait, and stores, for which nobody does, are carried side by side.
+Receives `Move` from the KV-block manager and answers each with `Moved` or `MoveFailed`. `host_store.py` does the
+copying. Loads, which sequences wait for, and stores, which nothing waits for, run concurrently.
 
-What must always hold: moves of one direction are carried one at a time, in order; a load begins when the executor has
-done every plan that may write to its blocks, that is, all that it was sent before; a load that is not over in time is
-said to be late, whatever it waits for; the loop never waits for a copy; when this actor has ended, no copy is under
-way. An exception here ends the engine.
+What must always hold: moves in one direction run one at a time, in order; a load begins once the executor has run every
+plan that may write to its blocks, which means all plans sent before; a load that is not over in time is reported as
+late, whatever it waits for; the event loop never waits for a copy; when this actor has ended, no copy is in progress.
+An exception here ends the engine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .host_store import HostStore
 Delay = Callable[[], float]
 
 LOAD_TIMEOUT_S = 30.0
-"""How long sequences wait for a load, what is loaded before it included: many times as long as one takes that works."""
+"""How long sequences wait for a load, including earlier loads in the queue: many times as long as a normal load."""
 
 
 async def run_mover(
@@ -35,8 +35,10 @@ async def run_mover(
     results: Poster[MoveNews],
     delay_in_loop: Delay | None = None,
 ) -> None:
-    """Carry moves until cancelled: in threads, or in the loop if there is a `delay_in_loop`, so that the clock may be a
-    mock. That is how many seconds each move takes.
+    """Carry out moves until cancelled, in threads.
+
+    With `delay_in_loop`, which returns the seconds that a move takes, they run in the loop, so that the clock may be a
+    mock.
     """
     loads: Channel[Move] = Channel(1)
     stores: Channel[Move] = Channel(1)

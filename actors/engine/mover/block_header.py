@@ -1,9 +1,9 @@
-"""The header of a stored block: what it contains, by whose arithmetic, and a checksum of its bytes.
+"""The header of a stored block: the key of its contents, a digest of the numerics, and a checksum of its bytes.
 
-Made by `host_store.py` when a block leaves the device, from the executor's tag, and compared when it is to come back.
+Made by `host_store.py` from the executor's tag when a block leaves the device, and compared before it is loaded.
 
-What must always hold: a block is only loaded if its whole header is the expected one and its bytes have the checksum
-that they had when they were stored; the header contains all that the bits depend on.
+What must always hold: a block is loaded only if its whole header is the expected one and its bytes have the checksum
+from when they were stored; the header contains everything that the bits depend on.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import attrs
 import numpy as np
 
 _SUMS = 256
-"""64-bit words in a row; the rows are summed up."""
+"""64-bit words in a row; the rows are summed."""
 _ROW_BYTES = 8 * _SUMS
 
 
 @attrs.frozen
 class BlockHeader:
-    """What is stored with a block."""
+    """Metadata stored with a block."""
 
     key: bytes
-    """Chain key: stands for all tokens up to the block's last, and for tenant, salt, model and adapter."""
+    """Chain key: identifies all tokens up to the block's last, and tenant, salt, model and adapter."""
     num_tokens: int
     numerics: str
     """Digest of everything else that its bits depend on, as `numerics_digest` makes it."""
@@ -33,7 +33,7 @@ class BlockHeader:
 
 
 def numerics_digest(numerics: str, weights: str, block_size: int, block_bytes: int) -> str:
-    """Return what two engines have in common if the same tokens give them the same bytes in a block.
+    """Return a digest that two engines share if the same tokens give the same bytes in a block of either.
 
     `numerics` is the digest that engines are compared by (dtypes, instruction set, build); `weights` names the weights.
     """
@@ -44,8 +44,8 @@ def numerics_digest(numerics: str, weights: str, block_size: int, block_bytes: i
 def checksum_of(memory: memoryview) -> int:
     """Return a checksum of bytes that any flipped bit changes.
 
-    Rows of 64-bit words are added up, which is many times as fast as a CRC of them all; the sums have a CRC, and so do
-    the bytes that make no whole row. Nobody is kept from forging it: it finds faults, not attacks.
+    Rows of 64-bit words are summed, which is many times as fast as a CRC over all of them; the CRC covers the sums and
+    the bytes after the last whole row. It detects faults, not attacks: it is easy to forge.
     """
     num_summed = memory.nbytes - memory.nbytes % _ROW_BYTES
     checksum = zlib.crc32(memory[num_summed:])

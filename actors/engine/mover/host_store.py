@@ -1,14 +1,14 @@
-"""The blocks in the host's memory: their bytes, their headers, and how they are copied.
+"""The blocks in host memory: their bytes, their headers, and how they are copied.
 
-Called by the mover's actor, from any thread, with at most one move in each direction at a time. Slots are numbered by
-the block manager, which decides what is in which; here they are memory, and each is believed only as far as its header
-goes.
+Called by the mover's actor, from any thread, with at most one move in each direction at a time. The block manager
+numbers the slots and decides what they contain; here they are memory, and a slot is trusted only as far as its header
+matches.
 
     store   tag before ─▶ copy ─▶ the same tag after? ─▶ header from the tag
     load    tags removed ─▶ header and checksum right? ─▶ copy ─▶ tag from the header
 
-What must always hold: a slot has a header only if its bytes are whole, and those of the tag that the executor had given
-the block; a block on the device is tagged only after all its bytes are there.
+What must always hold: a slot has a header only if its bytes are complete and match the tag that the executor had given
+the block; a block on the device is tagged only after all its bytes have been written.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ...messages.tiers import LoadFailure, Tier
 from .block_header import BlockHeader, checksum_of
 
 RUN_BLOCKS = 8
-"""The most blocks that are stored at once, or loaded by one thread before another takes more."""
+"""Maximum number of blocks that are stored at once, or loaded by a thread before another takes its turn."""
 LOADED_TOGETHER = 4 << 20
-"""Bytes from which a load has more than one thread: sequences wait for it."""
+"""Size in bytes from which a load uses several threads, because sequences wait for it."""
 LOADING_THREADS = 2
 
 
 class BlockTag(Protocol):
-    """The executor's tag of a block. Another object stands for other contents."""
+    """The executor's tag of a block. A different object means different contents."""
 
     @property
     def key(self) -> bytes | None: ...
@@ -48,7 +48,7 @@ class TagTable(Protocol):
 
 
 class BlockMemory(Protocol):
-    """The backend, as far as blocks of its KV cache are copied."""
+    """The part of the backend that copies blocks of its KV cache."""
 
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None: ...
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None: ...
@@ -56,7 +56,7 @@ class BlockMemory(Protocol):
 
 @attrs.frozen
 class Run:
-    """Blocks of a move whose slots follow one another: indexes `first` to `end`, exclusive."""
+    """Blocks of a move with consecutive slots: indexes `first` to `end`, exclusive."""
 
     first: int
     end: int
@@ -65,12 +65,12 @@ class Run:
 
 @attrs.frozen
 class LoadedRun:
-    """What has come of a run."""
+    """The result of loading a run."""
 
     end: int
-    """Index after the last block that has come."""
+    """Index after the last block that was loaded."""
     failure: LoadFailure | None = None
-    """Why the block there has not, if it belongs to the run."""
+    """Why the block at `end` was not loaded, if it belongs to the run."""
 
 
 class HostStore:
@@ -103,7 +103,7 @@ class HostStore:
         self.headers = headers
 
     def carry(self, move: Move) -> MoveResult:
-        """Carry out a move. Whatever a copy raises becomes `MoveFailed`, unless it is fatal."""
+        """Carry out a move. Errors of a copy become `MoveFailed`, unless they are fatal."""
         moved: list[int] = []
         wrong: dict[int, LoadFailure] = {}
         try:
@@ -126,7 +126,7 @@ class HostStore:
         self._memory.read_blocks(blocks, self._bytes_of(run.slot, len(blocks)))
         for index, block, tag in zip(indexes, blocks, tags, strict=True):
             if tag is None or tag.key != move.keys[index] or self._tags.tag_of(block) is not tag:
-                continue  # it was evicted and has been written since
+                continue  # it was evicted and has been overwritten since
             slot = move.slots[index]
             checksum = checksum_of(self._bytes_of(slot))
             self.headers[slot] = BlockHeader(tag.key, tag.num_filled, self._numerics, checksum)
@@ -141,10 +141,10 @@ class HostStore:
             moved += range(run.first, end)
             if loaded.failure is not None:
                 wrong[end] = loaded.failure
-                return  # what follows cannot be used without it
+                return  # the blocks after it are useless without it
 
     def _load_runs(self, move: Move, runs: Sequence[Run]) -> Iterable[LoadedRun]:
-        """Load runs, and return what has come of each. No copy is under way when this has returned."""
+        """Load runs, and return the result of each. No copy is in progress after the return."""
         if len(runs) == 1 or len(move.slots) * self._block_bytes < LOADED_TOGETHER:
             return (self._load_run(move, run) for run in runs)
         futures = [self._loaders.submit(self._load_run, move, run) for run in runs]
@@ -152,18 +152,18 @@ class HostStore:
         return (future.result() for future in futures)
 
     def _load_run(self, move: Move, run: Run) -> LoadedRun:
-        """Load the leading blocks of a run that are right."""
+        """Load the leading valid blocks of a run."""
         for index in range(run.first, run.end):
             slot = move.slots[index]
             failure = self._failure_of(slot, move.keys[index])
             if failure is not None:
                 return LoadedRun(index, failure)
-            # at once: its bytes have just been read
+            # right away, while its bytes are in the CPU's cache
             self._memory.write_blocks(move.blocks[index : index + 1], self._bytes_of(slot))
         return LoadedRun(run.end)
 
     def _failure_of(self, slot: int, key: bytes) -> LoadFailure | None:
-        """Return why a slot does not contain what it should, as it was stored; None if it does."""
+        """Return why a slot does not hold the intact contents of `key`; None if it does."""
         header = self.headers[slot]
         if header is None:
             return LoadFailure.MISSING
