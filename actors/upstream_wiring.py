@@ -1,4 +1,4 @@
-"""The upstreams of a server, wired: how `wiring.py` reaches the servers that requests are passed on to.
+"""Wires the upstreams of a server, to which `wiring.py` forwards requests.
 
 handler ──Forward──▶ upstreams ──▶ another server
    ▲                   │  ▲ chooses
@@ -37,7 +37,7 @@ from .upstream_prompts import UpstreamPrompts, open_prompts
 async def open_upstreams(
     config: RuntimeConfig, desk: RequestDesk, accountant: Channel[Any], metrics: Metrics, own: Routing
 ) -> AsyncIterator[None]:
-    """Pass requests on to the upstreams of `config` until the block is left.
+    """Forward requests to the upstreams of `config` until the block is left.
 
     `own` is the routing among this server's engines.
     """
@@ -90,7 +90,7 @@ async def open_upstreams(
 
 
 def _take_news(upstream: Upstream, routing: UpstreamRouting, prompts: UpstreamPrompts, news: CacheNews) -> None:
-    """Note what has changed in an upstream's cache."""
+    """Apply changes of an upstream's cache."""
     if news.is_cleared:
         routing.on_cleared(upstream.engine_id)
     routing.on_removed(upstream.engine_id, news.removed)

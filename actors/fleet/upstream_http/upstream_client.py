@@ -3,12 +3,12 @@
     async with http.ask("POST", url, headers, body) as response:      # UpstreamError, OwnShortage
         while part := await response.receive(): ...
 
-Used by `upstreams/actor.py` and `upstream_probes.py`. On h11 and not on a library's client, since such a one keeps
-cookies, prepares redirects, and uses a connection again on which more than a response was sent, so that one tenant may
-get what was meant for another.
+Used by `upstreams/actor.py` and `upstream_probes.py`. Built on h11 because client libraries keep cookies, prepare
+redirects, and reuse a connection even if the upstream sent more than a response, so that one tenant might get data
+meant for another.
 
-What must always hold: a request has one connection, which nothing else uses before its response is read to the end and
-nothing follows; no more than `MAX_IDLE` connections are open that have no request.
+What must always hold: a request has its own connection, which is reused only after its response was read to the end and
+nothing followed; at most `MAX_IDLE` connections are open without a request.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .upstream_connection import Connection, Response, Stream
 from .upstream_errors import OwnShortage, UpstreamUnreachable, as_upstreams
 
 CONNECT_S = 5.0
-"""How long a connection may take to be made."""
+"""Time limit for opening a connection."""
 SHORTAGE_S = 2.0
-"""How long a shortage of descriptors, threads or memory is waited for..."""
+"""How long to wait for the end of a shortage of descriptors, threads or memory..."""
 RETRY_S = 0.05
-"""...and between two looks."""
+"""...and the interval between attempts."""
 KEEPALIVE_S = 2.0
 """Shorter than servers keep idle connections, so that no request is sent on one that is being closed."""
 MAX_IDLE = 256
 ALWAYS = (("Accept", "*/*"), ("Accept-Encoding", "identity"), ("User-Agent", "quipu"))
-"""Of every request. Compression would make an upstream buffer what it should send at once."""
+"""Headers of every request. Compression would make an upstream buffer data that it should send at once."""
 
 
 @attrs.frozen
 class Origin:
-    """Where a connection goes."""
+    """The server that a connection leads to."""
 
     host: str
     port: int
@@ -60,9 +60,9 @@ class _Place:
 class UpstreamClient:
     def __init__(self) -> None:
         self._idle: dict[Origin, deque[Connection]] = {}
-        """Connections that wait for a request, by when they are closed."""
+        """Idle connections, in the order in which they expire."""
         self._num_idle = 0
-        # of the environment, SSL_CERT_FILE and SSL_CERT_DIR count, proxies do not
+        # the environment's SSL_CERT_FILE and SSL_CERT_DIR are used, its proxies are not
         self._ssl = httpx2.create_ssl_context()
 
     async def __aenter__(self) -> Self:
@@ -85,7 +85,7 @@ class UpstreamClient:
     ) -> AsyncIterator[Response]:
         """Send a request and wait for the head of its response. Raises UpstreamError or OwnShortage.
 
-        The connection is kept if the body was read to its end, and else closed at the end of the block.
+        The connection is kept if the body was read to its end; otherwise it is closed at the end of the block.
         """
         place = _place_of(url)
         connection = await self._take(place.origin) or await self._connect(place.origin)
@@ -101,7 +101,7 @@ class UpstreamClient:
         self._keep(place.origin, connection)
 
     async def _take(self, origin: Origin) -> Connection | None:
-        """Return a connection that was kept, if there is one that is as it was left."""
+        """Return an idle connection, if there is one on which nothing has arrived."""
         kept = self._idle.get(origin)
         while kept:
             connection = kept.pop()
@@ -129,7 +129,7 @@ class UpstreamClient:
         self._num_idle += 1
 
     async def _connect(self, origin: Origin) -> Connection:
-        """Make a connection; wait a while for what is short on this machine."""
+        """Open a connection; wait a while if this machine is short of a resource."""
         give_up_at = trio.current_time() + SHORTAGE_S
         while True:
             try:
@@ -156,7 +156,7 @@ class UpstreamClient:
             return encrypted
 
     def _close_idle(self) -> None:
-        """Close the connections that wait for a request: their descriptors are needed."""
+        """Close idle connections, because their descriptors are needed."""
         for kept in self._idle.values():
             while kept:
                 kept.pop().close()

@@ -1,10 +1,10 @@
 """One HTTP/1.1 connection to an upstream: h11 over a stream.
 
-Used by `upstream_client.py`. Redirects are not followed, cookies are not kept, and nothing is decompressed: what an
-upstream sends is a status, headers and bytes.
+Used by `upstream_client.py`. Redirects are not followed, cookies are not kept, and nothing is decompressed: a response
+is a status, headers and bytes.
 
-What must always hold: whatever an upstream sends raises nothing but an UpstreamError; memory and the time between two
-checkpoints are bounded; a connection on which anything follows a response is not used again.
+What must always hold: bytes from an upstream raise nothing but an UpstreamError; memory and the time between two
+checkpoints are bounded; a connection on which anything follows a response is not reused.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import trio
 from .upstream_errors import UpstreamError, as_upstreams
 
 SEND_S = 30.0
-"""How long an upstream may take to read a part of a request."""
+"""Time limit for an upstream to read a part of a request."""
 PART_BYTES = 64 * 1024
 HEAD_PART_BYTES = 16 * 1024
-"""Read at once of a head, so that it is refused before more than about twice as much of it is parsed."""
+"""Bytes of a head read at a time, so that an oversized head is rejected before more than about twice that is parsed."""
 MAX_HEAD_BYTES = 16 * 1024
 MAX_INFORMATIONAL = 16
-"""Responses of status 1xx before the response."""
+"""Maximum number of 1xx responses before the final response."""
 QUIET_S = 0.001
-"""How long an encrypted connection is listened on before it is used again."""
+"""How long to listen on an encrypted connection before it is reused."""
 LOST = "its connection was lost"
 GARBAGE = "it sent what is no HTTP response"
 
@@ -35,11 +35,11 @@ Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 @attrs.frozen
 class Response:
-    """A response whose head has come."""
+    """A response whose head has arrived."""
 
     status: int
     headers: Mapping[str, str]
-    """By name in lower case; of several with one name, the first."""
+    """Headers by lower-case name; the first one if a name occurs several times."""
     _connection: Connection = attrs.field(repr=False)
 
     async def receive(self) -> bytes:
@@ -62,7 +62,7 @@ class Connection:
         self.idle_until = 0.0
         """Set by the client while it keeps the connection."""
         self._is_over = False
-        """The response has been read to its end."""
+        """Whether the response has been read to its end."""
 
     async def send(self, method: str, target: bytes, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         """Send a request. Raises UpstreamError."""
@@ -74,10 +74,10 @@ class Connection:
                 await self._write(self._http.send(h11.Data(data=body[start : start + PART_BYTES])))
             await self._write(self._http.send(h11.EndOfMessage()))
         except trio.BrokenResourceError:
-            pass  # it may have answered before it has read all, which shows when the answer is read
+            pass  # it may have answered before reading everything, which shows when the answer is read
 
     async def receive_head(self) -> Response:
-        """Return the response once its head has come. Raises UpstreamError."""
+        """Return the response once its head has arrived. Raises UpstreamError."""
         num_informational = 0
         while True:
             event = await self._next(HEAD_PART_BYTES)
@@ -91,7 +91,7 @@ class Connection:
     async def receive(self) -> bytes:
         """Return the next part of the body; empty at its end. Raises UpstreamError.
 
-        Not always a checkpoint: parts that have come already are returned at once.
+        Not always a checkpoint: parts that have already arrived are returned at once.
         """
         while not self._is_over:
             event = await self._next(PART_BYTES)
@@ -114,11 +114,11 @@ class Connection:
         return True
 
     async def is_quiet(self) -> bool:
-        """Whether nothing has come since the last response, neither bytes nor the end of the connection."""
+        """Whether nothing has arrived since the last response, neither bytes nor the end of the connection."""
         if isinstance(self._stream, trio.SocketStream):
             await trio.lowlevel.checkpoint()
             return not self._stream.socket.is_readable()
-        # what a TLS socket has to read may be nothing but a session ticket
+        # a readable TLS socket may have received nothing but a session ticket
         try:
             with trio.move_on_after(QUIET_S):
                 await self._stream.receive_some(1)
@@ -128,7 +128,7 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Close it at once. May be called at any time."""
+        """Close the connection at once. May be called at any time."""
         stream = self._stream
         (stream if isinstance(stream, trio.SocketStream) else stream.transport_stream).socket.close()
 

@@ -1,7 +1,7 @@
-"""Why an upstream could not be asked: by its own fault, or for want of something on this machine.
+"""Errors of requests to upstreams: faults of the upstream, and shortages on this machine.
 
 Raised by `upstream_connection.py` and `upstream_client.py`. What must always hold: no message has an address or a key,
-since clients may read it; a shortage here is never an upstream's fault.
+since clients may read it; a shortage on this machine never counts as an upstream's fault.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from contextlib import contextmanager
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _NO_THREAD = "can't start new thread"
 MAX_CAUSES = 64
-"""Errors of one failure that are looked at."""
+"""Maximum number of chained errors that are examined."""
 
 
 class UpstreamError(Exception):
-    """An upstream did not answer, or with what is no HTTP. The message says why, after "it"."""
+    """An upstream did not answer, or not with valid HTTP. The message says why, as a predicate of "it"."""
 
     is_unreachable = False
-    """Nothing was heard of it: other requests would fare no better."""
+    """The upstream did not respond at all, so other requests to it would fail as well."""
 
 
 class UpstreamUnreachable(UpstreamError):
-    """No connection to an upstream could be made."""
+    """No connection to an upstream could be opened."""
 
     is_unreachable = True
 
 
 class OwnShortage(Exception):
-    """This machine has no file descriptor, thread or memory left to ask an upstream. Try again later."""
+    """This machine has no file descriptor, thread or memory left for an upstream request. Try again later."""
 
 
 @contextmanager
 def as_upstreams(why: str, kind: type[UpstreamError] = UpstreamError) -> Iterator[None]:
-    """Raise whatever is raised in the block as an UpstreamError of this kind, or as an OwnShortage."""
+    """Turn any error in the block into an UpstreamError of this kind, or into an OwnShortage."""
     try:
         yield
     except (UpstreamError, OwnShortage):
@@ -49,12 +49,12 @@ def as_upstreams(why: str, kind: type[UpstreamError] = UpstreamError) -> Iterato
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised from, says that this machine lacks something."""
+    """Return whether an error, or one that it was raised from, shows a shortage on this machine."""
     found: list[BaseException] = [error]
     for seen in found:
         if isinstance(seen, MemoryError) or (isinstance(seen, RuntimeError) and _NO_THREAD in str(seen)):
             return True
-        if isinstance(seen, socket.gaierror):  # it opens files, and does not say that it could not
+        if isinstance(seen, socket.gaierror):  # name resolution opens files, and hides its failure to do so
             if _lacks_descriptors():
                 return True
         elif isinstance(seen, OSError) and seen.errno in SHORTAGES:

@@ -1,12 +1,12 @@
-"""The upstreams: passes requests on to other servers.
+"""The upstreams: forwards requests to other servers.
 
-A request is passed on by the task that its handler starts, which is cancelled when the client leaves: the connection to
-the upstream is then closed at once. The accountant is told where it was sent (`Forwarded`), when the answer began
-(`Answering`) and what the upstream says that was used (`Answered`), in this order; the client gets the end only when
-that is stored. Before the client has got anything, another upstream is tried.
+A request is forwarded by the task that its handler starts, which is cancelled when the client leaves: the connection to
+the upstream is then closed at once. The accountant is told where the request was sent (`Forwarded`), when the answer
+began (`Answering`) and the usage that the upstream reports (`Answered`), in this order; the client gets the end of the
+response only once that is stored. As long as the client has received nothing, another upstream may be tried.
 
 What must always hold: each request that was `Forwarded` is `Answered` once, however it ends; a client that does not
-read holds up nobody but its own upstream's connection; no key is logged.
+read holds up only its own upstream connection; no key is logged.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ from .relay import Relay, UpstreamFailure, body_for, reading
 log = structlog.get_logger()
 
 SLICE_BYTES = 4096
-"""What is looked at between two checkpoints: some hundred events, if they are as small as can be."""
+"""Bytes processed between two checkpoints: some hundred events of the smallest size."""
 NOBODY = RequestError(ErrorKind.OVERLOADED, "No upstream server that serves this model can be reached.")
 FindPrompts = Callable[[Forward], Awaitable[Mapping[int, PromptKeys]]]
-"""Returns a request's prompt as each upstream cuts it into blocks, of which that is known."""
+"""Returns the block keys of a request's prompt for each upstream whose way of cutting blocks is known."""
 REST_S = 0.1
-"""How long the end of a response may take after its last event, so that its connection can be used again."""
+"""How long to wait for the end of a response after its last event, so that its connection can be reused."""
 
 
 @attrs.define(eq=False)
 class _Passing:
-    """A request that is being passed on."""
+    """A request that is being forwarded."""
 
     forward: Forward
     outlet: ForwardOutlet
     relay: Relay | None = None
-    """Of the last attempt; None before the first."""
+    """The relay of the last attempt; None before the first."""
     is_open: bool = False
-    """Its client got the head of a stream, and perhaps comments."""
+    """Whether its client got the head of a stream, and perhaps comments."""
     has_begun: bool = False
-    """Its client got something of an answer."""
+    """Whether its client got a part of an answer."""
     is_complete: bool = False
 
 
@@ -83,7 +83,7 @@ class Upstreams:
         find_prompts: FindPrompts,
         balance: Balance,
     ) -> None:
-        """`show(upstream)` is called whenever what an upstream is doing has changed."""
+        """`show(upstream)` is called whenever the state of an upstream has changed."""
         self.pool = pool
         self._http = http
         self._accountant = accountant
@@ -113,7 +113,7 @@ class Upstreams:
                 )
 
     async def _try_upstreams(self, passing: _Passing) -> RequestError | None:
-        """Have the request answered; return why it is not."""
+        """Have the request answered; return the error if no upstream answers it."""
         forward = passing.forward
         prompts = await self._find_prompts(forward)
         tried: set[int] = set()
@@ -141,7 +141,7 @@ class Upstreams:
         self._accountant.post(Refused(passing.forward.request_id, error, fault))
 
     async def _attempt(self, passing: _Passing, upstream: Upstream, route: UpstreamRoute) -> Failed | None:
-        """Send the request to one upstream; return why it has failed."""
+        """Send the request to one upstream; return the failure, if it fails."""
         forward = passing.forward
         passing.relay = relay_for(forward, route.estimate, is_continuous=upstream.config.continuous_usage)
         self._accountant.post(
@@ -216,12 +216,12 @@ class Upstreams:
             self._open(passing)
             if passing.relay is not None and passing.relay.has_begun:
                 self._begin(passing, route)
-            exchange.heard_at = math.inf  # while its client does not read, the upstream is not silent
+            exchange.heard_at = math.inf  # while the client does not read, the upstream does not count as silent
             await passing.outlet.send(data)
         await trio.lowlevel.checkpoint()
 
     def _begin(self, passing: _Passing, route: UpstreamRoute) -> None:
-        """Note that the client gets something of an answer."""
+        """Note that the client gets a part of an answer."""
         if not passing.has_begun:
             passing.has_begun = True
             self._routing.on_answering(route)
@@ -229,13 +229,13 @@ class Upstreams:
             self._open(passing)
 
     def _open(self, passing: _Passing) -> None:
-        """Begin the client's stream, if it is one. Until there is an answer, another upstream may still give it."""
+        """Begin the response if it is a stream. Until an answer begins, another upstream may still give one."""
         if passing.forward.is_stream and not passing.is_open:
             passing.is_open = True
             passing.outlet.begin()
 
     async def _refuse(self, passing: _Passing, response: Response) -> None:
-        """Pass on why an upstream does not serve a request."""
+        """Send an upstream's refusal to the client."""
         body = await response.read_up_to(MAX_ERROR_BYTES + 1)
         refusal = refusal_of(response.status, response.headers, body)
         passing.outlet.refuse(refusal)

@@ -1,6 +1,6 @@
-"""An upstream's chunks and whole responses, as far as something has to be known of them. Pure.
+"""Parses the needed members of an upstream's chunks and whole responses. Pure.
 
-What must always hold: the time that this takes is that of skipping the bytes, whatever they are.
+What must always hold: parsing takes no longer than skipping the bytes, whatever they are.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from .event_stream import UpstreamGarbage
 from .json_members import CannotReplace, Member
 
 MAX_CHOICES = 1024
-"""Choices of one response whose ends are kept apart."""
+"""Maximum number of choices of one response whose ends are tracked separately."""
 MAX_USAGE_BYTES = 16 * 1024
-"""Of a usage object: more is treated as if it were none."""
+"""Maximum size of a usage object: a larger one is ignored as invalid."""
 SMALL_BYTES = 32 * 1024
-"""Up to this size every choice is looked at."""
+"""Responses up to this size are searched for every choice."""
 USAGE = Member("usage")
 _NULL = b"null"
 
@@ -40,11 +40,11 @@ class Answer(msgspec.Struct):
 
     @property
     def says_usage(self) -> bool:
-        """Whether there is a usage that is not null."""
+        """Whether it has a usage that is not null."""
         return self.usage is not msgspec.UNSET and bytes(self.usage) != _NULL
 
     def said(self) -> object:
-        """Return its usage, parsed; None if it says none."""
+        """Return its usage, parsed; None if it has none."""
         if not self.says_usage:
             return None
         text = bytes(self.usage)  # type: ignore[arg-type] # `says_usage` has checked it
@@ -52,11 +52,11 @@ class Answer(msgspec.Struct):
             return "too long to be usage"
         try:
             return msgspec.json.decode(text)
-        except (ValueError, RecursionError):  # bytes that are no UTF-8, numbers that have too many digits
+        except (ValueError, RecursionError):  # bytes that are not UTF-8, numbers with too many digits
             return "not usage"
 
 
-# As an array-like object of so many members, what follows them is skipped without being made.
+# An array-like object with this many members: the decoder skips later elements without creating objects for them.
 _FirstChoices: Any = msgspec.defstruct(
     "_FirstChoices", [(f"choice{i}", Choice | None, None) for i in range(MAX_CHOICES)], array_like=True
 )
@@ -84,7 +84,7 @@ def parse_answer(data: bytes) -> Answer:
 
 
 def with_usage(data: bytes, told: object) -> bytes:
-    """Return a response with another usage. Raises UpstreamGarbage."""
+    """Return a response with its usage replaced. Raises UpstreamGarbage."""
     try:
         return USAGE.replace(data, msgspec.json.encode(told))
     except CannotReplace:

@@ -1,4 +1,4 @@
-"""One attempt to have an upstream answer a request: what its status means, and why an attempt has failed. Pure."""
+"""One attempt to have an upstream answer a request: the meaning of statuses, and the reasons for failures. Pure."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from .event_stream import UpstreamGarbage
 from .relay import Relay, StreamRelay, WholeRelay
 
 MAX_ATTEMPTS = 3
-"""Upstreams that one request is sent to at most."""
+"""Maximum number of upstreams that one request is sent to."""
 MAX_ERROR_BYTES = 64 * 1024
-"""Of the body of an error."""
+"""Maximum size of an error's body."""
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 OK, UNAUTHORIZED, FORBIDDEN, REQUEST_TIMEOUT, UNAVAILABLE = 200, 401, 403, 408, 503
 _PLAIN = re.compile(r"[\x20-\x7e]{1,256}")
-"""Headers that are passed on."""
+"""Values of headers that are forwarded."""
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""For zlib, by the encoding's name."""
+"""Window sizes for zlib, by content encoding."""
 
 
 @attrs.frozen
 class Failed:
-    """An attempt that has failed on the upstream's side."""
+    """A failed attempt."""
 
     why: str
-    """For the client: no address, no key."""
+    """The reason for the client, without addresses and keys."""
     is_overload: bool = False
     is_unreachable: bool = False
-    """Nothing was heard of it: other requests would fare no better."""
+    """The upstream did not respond at all, so other requests to it would fail as well."""
     is_ours: bool = False
-    """It is this server that lacks something, so that other upstreams would fare no better."""
+    """This server is short of a resource, so other upstreams would fail as well."""
     event: bytes | None = None
-    """What it says itself, for a stream's client."""
+    """The upstream's own error event, for the client of a stream."""
 
     def error(self) -> RequestError:
-        """Return what the client is told if no other upstream answers."""
+        """Return the client's error if no other upstream answers."""
         if self.is_ours:
             return RequestError(ErrorKind.OVERLOADED, f"The server cannot ask an upstream server now: {self.why}.")
         if self.is_overload:
@@ -51,20 +51,20 @@ class Failed:
 
 
 def relay_for(forward: Forward, estimate: int | None, *, is_continuous: bool) -> Relay:
-    """Return what takes the response. `is_continuous`: its upstream is asked for usage in every chunk of a stream."""
+    """Return the relay for the response. `is_continuous`: the upstream is asked for usage in every chunk."""
     if forward.is_stream:
         return StreamRelay(forward, estimate, hides_chunk_usage=is_continuous and not forward.asks_continuous)
     return WholeRelay(forward, estimate)
 
 
 def headers_for(key: str | None, request_id: str) -> dict[str, str]:
-    """Return the headers of a request. None of the client's is passed on: they are for this server."""
+    """Return the headers of a request. The client's headers are meant for this server and are not forwarded."""
     headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
     return headers if key is None else {**headers, "Authorization": f"Bearer {key}"}
 
 
 def failure_of_status(status: int) -> Failed | None:
-    """Return why an upstream does not serve, None if its answer is the client's: a success, or a refusal."""
+    """Return the upstream's failure; None if its response is meant for the client (a success or a refusal)."""
     if status in (UNAUTHORIZED, FORBIDDEN):
         return Failed("it does not accept this server's key")
     if status == OK or 400 <= status < 500:
@@ -73,7 +73,7 @@ def failure_of_status(status: int) -> Failed | None:
 
 
 def check_head(forward: Forward, headers: Mapping[str, str]) -> None:
-    """Check that a success is what was asked for. Raises UpstreamGarbage."""
+    """Check that a successful response has the requested type. Raises UpstreamGarbage."""
     content_type = headers.get("content-type", "")
     if content_type.lower().startswith(EVENT_STREAM) is not forward.is_stream:
         raise UpstreamGarbage("a response of another type than was asked for")
@@ -82,9 +82,9 @@ def check_head(forward: Forward, headers: Mapping[str, str]) -> None:
 
 
 def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> UpstreamRefusal:
-    """Return what the client gets of a refusal: the upstream's own words, if it can read them.
+    """Return a refusal for the client, with the upstream's own body if the client can read it.
 
-    `body`: up to one byte more than is passed on.
+    `body`: at most one byte more than may be forwarded.
     """
     retry_after, encoding = headers.get("retry-after", ""), _encoding_of(headers)
     content_type = headers.get("content-type", JSON)
@@ -103,7 +103,7 @@ def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> Upstream
 
 
 def _decompressed(body: bytes, encoding: str) -> bytes:
-    """Return the beginning of a body that was compressed though nobody asked for it; empty if it cannot be read."""
+    """Return the beginning of a body that was compressed without being requested; empty if it cannot be read."""
     try:
         return zlib.decompressobj(_WINDOWS[encoding.lower()]).decompress(body, MAX_ERROR_BYTES)
     except (KeyError, zlib.error):
@@ -111,6 +111,6 @@ def _decompressed(body: bytes, encoding: str) -> bytes:
 
 
 def _encoding_of(headers: Mapping[str, str]) -> str | None:
-    """Return the encoding of a body, None if it is as it is."""
+    """Return the content encoding of a body; None if it has none."""
     encoding = headers.get("content-encoding", "").strip()
     return None if encoding.lower() in ("", "identity") else encoding

@@ -1,51 +1,51 @@
-"""Server-sent events of an upstream: a stream of bytes, cut into events.
+"""Server-sent events of an upstream: splits a stream of bytes into events.
 
-Pure. Comments are kept apart from data: servers send them to keep a connection open, so they go on at once, also those
-that no empty line follows.
+Pure. Comments are separated from data: servers send them to keep a connection open, so they are forwarded at once, even
+those that no empty line follows.
 
-What must always hold: what is kept of an event that has no end is bounded; each byte is looked at once; a comment is
-never taken for data.
+What must always hold: the buffer for an event without an end is bounded; each byte is searched once; a comment is never
+mistaken for data.
 """
 
 from __future__ import annotations
 
 MAX_EVENT_BYTES = 2 << 20
-"""One event: a token's logprobs take some kilobytes, the ids of a long prompt a megabyte."""
+"""Maximum size of an event: a token's logprobs take some kilobytes, the ids of a long prompt a megabyte."""
 
 MAX_LINES = 256
-"""Of one event. JSON has one line."""
+"""Maximum number of lines in an event. JSON has one line."""
 
 
 MAX_COMMENT_BYTES = 1024
-"""What is passed on of one comment."""
+"""Number of bytes of a comment that are forwarded."""
 
 
 class Comment(bytes):
-    """A comment as it is passed on, without its end."""
+    """A comment as forwarded, without its line end."""
 
 
 class UpstreamGarbage(Exception):
-    """An upstream sends what cannot be passed on. The message says what."""
+    """An upstream's response cannot be forwarded. The message says why."""
 
 
 class EventSplitter:
-    """Cuts a stream into events."""
+    """Splits a stream into events."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._searched = 0
-        """Bytes of the buffer that hold no end of an event."""
+        """Number of bytes of the buffer already searched for the end of an event."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of each event that is complete now, and comments, in order. Raises UpstreamGarbage."""
+        """Return the data of each event that is now complete, and comments, in order. Raises UpstreamGarbage."""
         buffer = self._buffer
-        # lines may end in CR LF; JSON has neither of them in a string
+        # lines may end in CR LF; strings in JSON contain neither
         buffer += data.replace(b"\r", b"") if b"\r" in data else data
         found: list[bytes] = []
         start = 0
         while True:
             if buffer.startswith((b":", b"\n"), start):
-                # nothing of an event has come
+                # no part of an event has arrived
                 if (end := buffer.find(b"\n", max(start, self._searched))) < 0:
                     break
                 if end > start:
@@ -63,7 +63,7 @@ class EventSplitter:
         return found
 
     def rest(self) -> list[bytes]:
-        """Return the event that the end of the stream has completed, if there is one."""
+        """Return the event that the end of the stream completes, if there is one."""
         parts = _parts_of(bytes(self._buffer.removesuffix(b"\n")))
         self._buffer.clear()
         return parts

@@ -1,10 +1,10 @@
-"""Members of large JSON objects: read and replaced without making anything of the rest.
+"""Members of large JSON objects: read and replaced without parsing the rest.
 
-Pure. A body or a response may have a million members or choices, most of which nobody here has to know: parsing them
-into objects would hold up everyone for a second, skipping them takes a few milliseconds. So a member is read alone,
-and replaced by finding its text; the result is read again, to be sure that it is this member which was replaced.
+Pure. A body or a response may have a million members or choices that are irrelevant here: parsing them into objects
+would block the event loop for a second, skipping them takes a few milliseconds. So a member is read alone, and replaced
+by finding its text; the result is read again to verify that this member was replaced.
 
-What must always hold: what is not replaced keeps every byte.
+What must always hold: all other bytes are unchanged.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 import msgspec
 
 MAX_LOOKS = 64
-"""Places where a member's name is found and that are looked at, from the beginning and from the end each..."""
+"""Maximum number of occurrences of a member's name that are examined, from the beginning and from the end each..."""
 MAX_TRIES = 4
-"""...and those that are replaced on trial, since the value is the same, too."""
+"""...and of those that are replaced on trial, because the value matches as well."""
 _BETWEEN = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _BLANKS = b" \t\r\n"
 
 
 class CannotReplace(ValueError):
-    """A member whose text cannot be found, or that an object has twice."""
+    """The text of a member cannot be found, or the object has the member twice."""
 
 
 class Member:
-    """A member of JSON objects, by name."""
+    """A named member of JSON objects."""
 
     def __init__(self, name: str) -> None:
         self._quoted = msgspec.json.encode(name)
@@ -38,15 +38,15 @@ class Member:
     def value(self, data: bytes) -> bytes | None:
         """Return the text of its value; None if the object has no such member.
 
-        Raises msgspec.DecodeError or RecursionError for what is no JSON object.
+        Raises msgspec.DecodeError or RecursionError if `data` is not a JSON object.
         """
         found: Any = self._decoder.decode(data)
         return None if found.value is msgspec.UNSET else bytes(found.value)
 
     def replace(self, data: bytes, text: bytes) -> bytes:
-        """Return an object with another value of this member, which it has.
+        """Return the object with the value of this member replaced. The object must have the member.
 
-        Raises CannotReplace, and what `value` raises.
+        Raises CannotReplace, and the errors of `value`.
         """
         for start, end in self._places(data):
             if self.value(changed := data[:start] + text + data[end:]) == text:
@@ -54,7 +54,7 @@ class Member:
         raise CannotReplace
 
     def added_to(self, data: bytes, text: bytes) -> bytes:
-        """Return an object with this value of the member, which it may have; of null, an object of it alone.
+        """Return the object with this value of the member, added or replaced; for null, a new object with it alone.
 
         Raises as `replace` does.
         """
@@ -66,7 +66,7 @@ class Member:
         return b"{" + self._quoted + b":" + text + (rest if rest == b"}" else b"," + rest)
 
     def remove(self, data: bytes) -> bytes:
-        """Return an object without this member, which it has. Raises as `replace` does."""
+        """Return the object without this member, which it must have. Raises as `replace` does."""
         for value_start, value_end in self._places(data):
             end = value_end
             start = data.rindex(self._quoted, 0, value_start)
@@ -80,7 +80,7 @@ class Member:
         raise CannotReplace
 
     def _places(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield where the member's value may be."""
+        """Yield the places where the member's value may be."""
         value = self.value(data)
         if value is None:
             raise CannotReplace
@@ -94,7 +94,7 @@ class Member:
                     return
 
     def _names(self, data: bytes) -> Iterator[int]:
-        """Yield where its name is: the last ones first, where usage is, then the first ones."""
+        """Yield the positions of its name: the last ones first, because usage comes last, then the first ones."""
         at = len(data)
         for _ in range(MAX_LOOKS):
             if (at := data.rfind(self._quoted, 0, at)) < 0:

@@ -1,11 +1,11 @@
-"""What becomes of an upstream's response: what its client is sent of it, and what is booked.
+"""Turns an upstream's response into the client's response, and finds the usage to record.
 
-A `StreamRelay` takes a stream as it comes, a `WholeRelay` a response in one piece. Pure: `actor.py` reads and sends.
+A `StreamRelay` takes a stream as it arrives, a `WholeRelay` a response in one piece. Pure: `actor.py` reads and sends.
 
     upstream's bytes ──feed──▶ bytes for the client, at once            last ──▶ sent when the record is stored
 
-What must always hold: what the client gets is what the upstream sent, byte for byte, but for usage that it did not ask
-for; the last bytes are held back; nothing here grows with a response but what is bounded by name.
+What must always hold: the client gets the upstream's response byte for byte, except for usage that it did not ask for;
+the last bytes are held back; nothing grows with a response beyond a named bound.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .json_members import CannotReplace, Member
 from .upstream_usage import read_usage, told_usage
 
 MAX_WHOLE_BYTES = 8 << 20
-"""A response in one piece. It is read at once, which takes 2 to 30 ms; a longer one has to be streamed."""
+"""Maximum size of a response in one piece. It is parsed at once, in 2 to 30 ms; a longer one has to be streamed."""
 DONE = b"[DONE]"
 _NO_USAGE = b',"usage":null}'
 MAX_INDEX = 2**31
-"""Choices of larger indexes are passed over."""
+"""Choices with larger indexes are ignored."""
 
 
 class _OtherReason:
-    """Why a choice has ended, in words that a record does not know."""
+    """A finish reason that records do not know."""
 
 
 _OTHER = _OtherReason()
@@ -45,10 +45,10 @@ _REASONS = {
 
 @attrs.define
 class Ends:
-    """How the choices of a response have ended."""
+    """The finish reasons of a response's choices."""
 
     reasons: dict[int, FinishReason | _OtherReason | None] = attrs.field(factory=dict)
-    """By choice. None: it has not ended. What an upstream says is not kept, since it may be long."""
+    """Reasons by choice; None until it ends. The upstream's own text is not kept, since it may be long."""
 
     def note(self, choices: list[Choice] | None) -> None:
         for choice in choices or ():
@@ -71,37 +71,37 @@ class Ends:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The first choice's, if a record knows it."""
+        """The first choice's reason, if records know it."""
         reason = self.reasons.get(0)
         return reason if isinstance(reason, FinishReason) else None
 
 
 class StreamRelay:
-    """What becomes of a stream."""
+    """Relays a stream."""
 
     def __init__(self, forward: Forward, estimate: int | None, *, hides_chunk_usage: bool = False) -> None:
         """`hides_chunk_usage`: usage in chunks with choices was asked for by this server, not by its client."""
         self.ends = Ends()
         self.usage = UpstreamUsage()
-        """What was said last."""
+        """The last reported usage."""
         self.is_done = False
-        """The upstream has said that it is done."""
+        """Whether the upstream has sent the end of its stream."""
         self.has_begun = False
-        """Anything but comments is sent to the client."""
+        """Whether the client has been sent anything but comments."""
         self._hides_chunk_usage = hides_chunk_usage
         self._has_one_choice = forward.has_one_choice
         self._shows_usage = forward.shows_usage
         self._estimate = estimate if forward.asks_details else None
         self._events = EventSplitter()
         self._held: list[bytes] = []
-        """The usage at the end, until it is known that nothing follows."""
+        """The final usage, until it is known that nothing follows."""
 
     def feed(self, data: bytes) -> bytes:
-        """Return what the client is sent now. Raises UpstreamGarbage."""
+        """Return the bytes to send to the client now. Raises UpstreamGarbage."""
         return b"".join(part for event in self._events.feed(data) for part in self._take(event))
 
     def end(self) -> bytes:
-        """Return what the client is sent last. Raises UpstreamGarbage if there should have been more."""
+        """Return the last bytes to send to the client. Raises UpstreamGarbage if the response is incomplete."""
         rest = b"".join(part for event in self._events.rest() for part in self._take(event))
         if not (self.ends.one_has_ended if self.is_done else self.ends.all_have_ended):
             raise UpstreamGarbage("the end of its response before it was complete")
@@ -109,7 +109,7 @@ class StreamRelay:
         return rest + b"".join(self._held) + b"data: [DONE]\n\n"
 
     def _take(self, event: bytes) -> list[bytes]:
-        """Return what the client is sent of an event, and of what was held back before it."""
+        """Return the parts of an event to send to the client, preceded by those that were held back."""
         if self.is_done:
             return []
         if isinstance(event, Comment):
@@ -124,7 +124,7 @@ class StreamRelay:
         if answer.says_usage:
             self.usage = read_usage(answer.said())
             if answer.choices and not self._has_one_choice:
-                # some servers say only what the chunk's own choice has used
+                # some servers report only the usage of the chunk's own choice
                 self.usage = attrs.evolve(self.usage, completion=UNKNOWN, reasoning_tokens=0)
             if not answer.choices:
                 held, self._held = self._held, [self._framed(event, answer)] if self._shows_usage else []
@@ -146,7 +146,7 @@ class StreamRelay:
 
 
 class WholeRelay:
-    """What becomes of a response in one piece: as a `StreamRelay` that sends everything last."""
+    """Relays a response in one piece, like a `StreamRelay` that sends everything at the end."""
 
     is_done = False
     has_begun = False
@@ -183,7 +183,7 @@ Relay = StreamRelay | WholeRelay
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Raise whatever is raised in the block, in which an upstream's bytes are read, as that upstream's fault."""
+    """Turn any error in the block, which reads an upstream's bytes, into a fault of that upstream."""
     try:
         yield
     except (UpstreamGarbage, UpstreamFailure):
@@ -193,7 +193,7 @@ def reading() -> Iterator[None]:
 
 
 class UpstreamFailure(Exception):
-    """An upstream says in its stream that it has failed. The argument is the event, for the client."""
+    """An upstream has reported a failure in its stream. The argument is the event, for the client."""
 
     def __init__(self, event: bytes) -> None:
         super().__init__("an error in its stream")
@@ -201,7 +201,7 @@ class UpstreamFailure(Exception):
 
 
 def _with_told(data: bytes, said: object, usage: UpstreamUsage, estimate: int | None) -> bytes:
-    """Return a response with its usage as the client is told it."""
+    """Return a response with the usage that the client is told."""
     if not isinstance(said, dict):
         return data if said is None else with_usage(data, None)
     told = told_usage(said, usage, estimate)
@@ -213,9 +213,9 @@ _include_usage, _continuous_usage = Member("include_usage"), Member("continuous_
 
 
 def body_for(forward: Forward, model: str, *, is_continuous: bool = False) -> bytes:
-    """Return a request's body as an upstream gets it: with usage at the end of a stream, and with its own `model`.
+    """Return a request's body for an upstream: with its own `model`, and asking for usage at the end of a stream.
 
-    `is_continuous`: with usage in every chunk as well. Raises UpstreamGarbage for a body that cannot be changed.
+    `is_continuous`: ask for usage in every chunk, too. Raises UpstreamGarbage for a body that cannot be changed.
     """
     body = forward.body
     try:

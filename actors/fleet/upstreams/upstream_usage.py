@@ -1,9 +1,9 @@
-"""The usage that an upstream reports: what of it can be believed, and how its client sees it.
+"""The usage that an upstream reports: which numbers are plausible, and what the client is told.
 
-Pure. Whatever else an upstream says of a request (`audio_tokens`, a field that nobody here knows, a 0) stays as it is.
+Pure. All other fields (`audio_tokens`, unknown fields, a 0) are left unchanged.
 
-What must always hold: a number that cannot be is treated as if it had not been said, and is never corrected; what a
-client is told agrees with what is booked.
+What must always hold: an impossible number is treated as if it had not been reported, and is never corrected; the
+client is told the same numbers as are recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...messages.counts import MAX_COUNT, UNKNOWN, Count, Known
 from ...messages.upstream import UpstreamUsage
 
 MAX_SAID_CHARS = 1024
-"""What is kept of what was said."""
+"""Number of characters of the reported usage that are kept."""
 PROMPT_DETAILS = "prompt_tokens_details"
 COMPLETION_DETAILS = "completion_tokens_details"
 
@@ -32,7 +32,7 @@ CACHED: tuple[Path, ...] = (
     ("cache_read_input_tokens",),  # gateways in front of Anthropic's API
     (PROMPT_DETAILS, "cache_read_input_tokens"),
 )
-"""Where the number of cached tokens may be said. All that are said have to agree."""
+"""Fields that may report the number of cached tokens. All that are present have to agree."""
 WRITTEN: tuple[Path, ...] = (
     (PROMPT_DETAILS, "cache_write_tokens"),
     ("cache_creation_input_tokens",),
@@ -43,13 +43,13 @@ WRITTEN: tuple[Path, ...] = (
 
 @attrs.define
 class _Reading:
-    """One usage object that is being read."""
+    """The state of reading one usage object."""
 
     said: dict[str, Any]
     problems: list[str] = attrs.field(factory=list)
 
     def count(self, value: object, name: str, limit: Count = UNKNOWN, of_what: str = "") -> Count:
-        """Return a number that was said, if it can be."""
+        """Return a reported number, if it is possible."""
         if value is None:
             return UNKNOWN
         if type(value) is not int or not 0 <= value <= MAX_COUNT:
@@ -61,7 +61,7 @@ class _Reading:
         return Known(value)
 
     def of_prompt(self, places: Sequence[Path], prompt: Count) -> Count:
-        """Return a number of prompt tokens that may be said in several places."""
+        """Return a number of prompt tokens that may be reported in several fields."""
         name = places[0][-1]
         values = [value for place in places if (value := _at(self.said, place)) is not None]
         counts = [self.count(value, name, prompt, "prompt tokens") for value in values]
@@ -72,7 +72,7 @@ class _Reading:
 
 
 def read_usage(said: object) -> UpstreamUsage:
-    """Return what a usage object, as it was parsed, says."""
+    """Return the usage in a parsed usage object."""
     if not isinstance(said, dict):
         return UpstreamUsage(problems=() if said is None else ("usage is no object",))
     reading = _Reading(said)
@@ -100,10 +100,10 @@ def read_usage(said: object) -> UpstreamUsage:
 
 
 def told_usage(said: dict[str, Any], usage: UpstreamUsage, estimate: int | None) -> dict[str, Any] | None:
-    """Return a usage object as a client is told it, None if it is told nothing.
+    """Return the usage object for the client; None if the client gets none.
 
-    What was said under another name is told under OpenAI's as well. `estimate`: what a router expected to be cached,
-    for a client that has asked and an upstream that does not count.
+    Numbers reported under another name are added under OpenAI's. `estimate`: cached tokens that a router expected, for
+    a client that has asked for it and an upstream that does not report them.
     """
     if not isinstance(usage.prompt, Known) or not isinstance(usage.completion, Known):
         return None if usage.problems else said
@@ -129,7 +129,7 @@ def told_usage(said: dict[str, Any], usage: UpstreamUsage, estimate: int | None)
 
 
 def _at(said: dict[str, Any], place: Path) -> object:
-    """Return what is said in a place, None if nothing is."""
+    """Return the value at a path; None if there is none."""
     *inside, name = place
     return (_details(said, inside[0]) if inside else said).get(name)
 
