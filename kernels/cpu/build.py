@@ -3,7 +3,7 @@
     python -m quipu.kernels.cpu.build [--all]   # run at installation, so that the first start need not wait
 
 A wheel contains a library for each instruction set in `lib/`. In a checkout, or if those cannot be loaded,
-`compiling.py` compiles the one that is needed. A library does not depend on torch: it has plain C functions over
+`compiling.py` compiles the one that is needed. A library does not depend on torch: it has plain C functions that take
 pointers, and works with any version of torch. `cpu_backend.py` calls `load_kernels` at start.
 
 What must always hold: torch is imported before a library, which then shares torch's OpenMP runtime (libgomp, found by
@@ -53,7 +53,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quipu_sample": (None, [_POINTER, _INT64, _INT64, _INT64, _POINTER, _POINTER, _INT64]),
     "quipu_score": (None, [_POINTER, *[_INT64] * 3, *[_POINTER] * 5, _INT64]),
 }
-"""The functions of a library: what each returns and takes."""
+"""The functions of a library: the result and argument types of each."""
 
 
 @attrs.frozen(eq=False)

@@ -30,7 +30,7 @@ _PRODUCTS = ("_bf16.cpp", "_quantized.cpp", "_bytes.cpp")
 
 _COMMON_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-    # an expression must round alike wherever it is inlined; fused operations are written explicitly
+    # an expression must round identically wherever it is inlined; fused operations are written explicitly
     "-ffp-contract=off",
 )  # fmt: skip
 
@@ -47,7 +47,7 @@ def find_compiler() -> str:
 
 
 def build(instruction_set: InstructionSet) -> Path:
-    """Return the library's file, compiled now if it is not cached. Raises CannotBuild."""
+    """Return the library's file, which is compiled now if it is not cached. Raises CannotBuild."""
     compiler = find_compiler()
     headers = [*sorted(SOURCES.rglob("*.h")), *instruction_set.headers]
     common = [compiler, _version(compiler), *(part for path in headers for part in (path.name, path.read_text()))]
@@ -104,7 +104,7 @@ def _version(compiler: str) -> str:
 
 
 def _cache_folder() -> Path:
-    """Return a folder that only we can write to, with a subfolder for objects: libraries found there are executed."""
+    """Return a folder that only this user can write to, since libraries in it are executed; it contains `objects`."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "quipu"
     try:
@@ -119,7 +119,7 @@ def _cache_folder() -> Path:
                 return folder
     except OSError:
         pass
-    private = Path(tempfile.mkdtemp(prefix="quipu-"))  # then kernels are compiled at each start
+    private = Path(tempfile.mkdtemp(prefix="quipu-"))  # in this case kernels are compiled at each start
     (private / "objects").mkdir(mode=0o700)
     return private
 

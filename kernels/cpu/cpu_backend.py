@@ -1,11 +1,11 @@
 """`CpuBackend`: our own kernels in C++ (`csrc/`), compiled for this machine's processor.
 
-The executor makes one through `load_backend` and calls `step` once a pass, from one thread. A step is one call into the
-library, which releases the GIL: the engine plans the next step meanwhile.
+The executor creates one through `load_backend` and calls `step` once per pass, from one thread. A step is one call into
+the library, which releases the GIL, so that the engine can plan the next step meanwhile.
 
 What must always hold: a row's logits are bit-identical whatever its batch, its chunking, its cached prefix, its
-physical blocks and the number of threads; a pass that raises has changed nothing that a later pass can see, except the
-KV slots that its own rows were to write.
+physical blocks and the number of threads; a pass that raises changes nothing that a later pass can see, except the KV
+slots that its own rows should have written.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from .recorder import Program, record
 from .sampler import draw
 from .scores import score
 
-# Below this hidden size a second thread costs more than it gains.
+# Below this hidden size, a second thread costs more than it gains.
 _ONE_THREAD_BELOW = 512
-# Prompt tokens whose logits are held at a time: those of a whole prompt may be larger than the model.
+# Prompt tokens whose logits are held at a time: the logits of a whole prompt may be larger than the model.
 _SCORED_AT_ONCE = 32
-# head_dim must be a multiple of this, for the attention kernel's registers.
+# head_dim must be a multiple of this, the step of the attention kernel's registers.
 _HEAD_STEP = 16
 
 
 class CpuKernelsUnavailable(Exception):
-    """These kernels cannot run on this machine, or run this model; the message says why."""
+    """These kernels cannot run on this machine or cannot run this model; the message says why."""
 
 
 class CpuBackend(RunsAtOnce):
     """Implements `quipu.kernels.backend.Backend`."""
 
     def __init__(self, config: BackendConfig, kernels: Kernels | None = None) -> None:
-        """Load the model, pack it, and record its program; with these kernels, or the best that run here.
+        """Load the model, pack it, and record its program, for these kernels or the best ones that run here.
 
         Raises CpuKernelsUnavailable if the reference could run instead, and ValueError for an unsupported architecture,
         setting or tensor, and for a cache that does not fit.
         """
-        wants_strict(config.determinism, strict_is_free=True)  # only validates it: there is one mode
+        wants_strict(config.determinism, strict_is_free=True)  # only validates the setting: there is one mode
         try:
             kernels = kernels or load_kernels()
         except CannotBuild as error:
@@ -126,7 +126,7 @@ class CpuBackend(RunsAtOnce):
         )
         set_up(self.memory_plan.num_blocks)
         self._first_touch = FirstTouch(self._library, self.cache.tensors)
-        self._touching = Lock()  # touching a page writes what it has read
+        self._touching = Lock()  # touching a page writes back the value that it has read
         self._num_writing = 0  # threads that write blocks: none of them waits for another
         self.capabilities = Capabilities(
             name="cpu",
@@ -140,7 +140,7 @@ class CpuBackend(RunsAtOnce):
         )
 
     def step(self, batch: StepBatch) -> Drawn:
-        """See `Backend.step`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
+        """See `Backend.step`. Raises ArithmeticError if a scored prompt token has NaN logits."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         one_pass, last = self._pass(batch), [batch.query_start[row + 1] - 1 for row in rows]
         if batch.scoring is not None and batch.scoring.prompt_tokens:
@@ -161,7 +161,7 @@ class CpuBackend(RunsAtOnce):
         return drawn
 
     def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
-        """Run the pass without drawing; return float32 logits `[len(tokens), V]` of these flat token indexes."""
+        """Run the pass without sampling; return float32 logits `[len(tokens), V]` of these flat token indexes."""
         one_pass = self._pass(batch)
         nothing_MV = self._run_all(one_pass, [])
         starts = range(0, len(tokens), self._bounds.num_logits)
@@ -184,7 +184,7 @@ class CpuBackend(RunsAtOnce):
                 self._num_writing -= 1
 
     def while_idle(self) -> bool:
-        """Touch a piece of the KV cache, so that no pass has to wait until the system commits it."""
+        """Touch a piece of the KV cache, so that no pass has to wait until the system has committed its memory."""
         with self._touching:
             return not self._num_writing and self._first_touch.touch_piece()
 
@@ -204,12 +204,12 @@ class CpuBackend(RunsAtOnce):
         )
 
     def _run(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
-        """Run a pass for the logits of these tokens, in ascending order. The next call overwrites them."""
+        """Run a pass and return the logits of these tokens, in ascending order. The next call overwrites them."""
         one_pass.run(self._library, self._program.draw if logits_indices else self._program.keys, logits_indices)
         return self._program.logits_MV[: len(logits_indices)]
 
     def _run_all(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
-        """Run a pass for all of its tokens, so that `_run_head` may follow for any of them; return these logits."""
+        """Run a pass for all its tokens, so that `_run_head` may follow for any of them; return the selected logits."""
         one_pass.run(self._library, self._program.trunk, [])
         return self._run_head(one_pass, logits_indices) if logits_indices else self._program.logits_MV[:0]
 
@@ -228,8 +228,8 @@ class CpuBackend(RunsAtOnce):
 def _each_kernel_once(program: Program) -> Program:
     """Touch all memory, and return a program of the first operation of each kind and shape, for the profile run.
 
-    Layers share their memory, so one needs as much as all: on a slow machine the largest pass of a model with billions
-    of weights would take minutes. The results mean nothing.
+    Layers share their memory, so one layer needs as much as all of them; running all of them could take minutes on a
+    slow machine, for a model with billions of weights. The results are meaningless.
     """
     for tensor in program.workspace:
         tensor.zero_()

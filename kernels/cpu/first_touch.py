@@ -1,11 +1,11 @@
-"""Touching memory before a pass needs it.
+"""Touches memory before a pass needs it.
 
-The system commits memory at its first use, a large page at a time. All blocks of a layer are adjacent, so that the
-first token of a new page needs one for the keys and one for the values of every layer: in a virtual machine that takes
-a tenth of a second for a model of 28 layers, within one step. `cpu_backend.py` touches the KV cache while it has
-nothing else to do, the blocks that are used first before the others.
+The system commits memory at its first use, a large page at a time. All blocks of a layer are adjacent, so the first
+token in a new page needs a page for the keys and one for the values of every layer: in a virtual machine this takes a
+tenth of a second for a model of 28 layers, within one step. `cpu_backend.py` touches the KV cache while it is idle, in
+the order in which blocks are used.
 
-What must always hold: contents do not change; no pass runs meanwhile.
+What must always hold: contents do not change; no pass runs at the same time.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Iterator, Sequence
 import torch
 
 PIECE = 2 << 20
-"""Bytes of a large page, where there are any."""
+"""Bytes of a large page, if the system has large pages."""
 
 
 class FirstTouch:
-    """The memory of some tensors that has not been touched yet."""
+    """The memory of some tensors that is still untouched."""
 
     def __init__(self, library: ctypes.CDLL, tensors: Sequence[torch.Tensor]) -> None:
-        """The tensors are touched side by side, each from its beginning."""
+        """The tensors are touched in turn, a piece of each at a time, each from its beginning."""
         self._library = library
         self._tensors = tensors
         self._pieces = self._all_pieces()
 
     def touch_piece(self) -> bool:
-        """Touch one piece, at most `PIECE` bytes. Returns whether any may be left."""
+        """Touch one piece of at most `PIECE` bytes. Return whether any may be left."""
         piece = next(self._pieces, None)
         if piece is None:
             return False

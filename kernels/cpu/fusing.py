@@ -1,4 +1,4 @@
-"""Fusing operations that one kernel can do together, so that models need not know of fused kernels.
+"""Fuses operations that one kernel can do together, so that models need not know of fused kernels.
 
     rms_norm, linear                              the product norms its input
     linear, silu_mul or gelu_mul                  the product stores only the activation of gate and up
@@ -6,7 +6,7 @@
     rms_norm, rope, rms_norm, rope,
     write_kv, attend                              attention norms, rotates and writes keys itself (norms are optional)
 
-Each saves a barrier between threads, and a value's way through memory. `recorder.py` is the only caller.
+Each fusion saves a barrier between threads and a value's round trip through memory. `recorder.py` is the only caller.
 
 What must always hold: a value is eliminated only if no other operation reads it; the bits are those of separate calls.
 """
@@ -73,7 +73,7 @@ def _attention_in_one(
 def _attention(
     attend: RecordedOp, before: list[RecordedOp], readers: Counter[int], makers: dict[int, RecordedOp]
 ) -> tuple[RecordedOp, int] | None:
-    """Return the fused call, and how many of the calls before it are in it."""
+    """Return the fused call, and the number of preceding calls that it replaces."""
     write = before[-1]
     if write.kind != program.WRITE_KV or write.x is None or write.z is None or attend.x is None:
         return None
@@ -106,7 +106,8 @@ def _attention(
 
 
 def _rotated(place: Place, readers: Counter[int], makers: dict[int, RecordedOp]) -> list[RecordedOp] | None:
-    """Return the rope call that made this value, after the norm of its heads if there is one; None if not a rope.
+    """Return the rope call that made this value, preceded by the norm of its heads if there is one; None if the
+    value is not the result of a rope.
 
     A norm over all heads together is not fused: attention norms each head by itself.
     """

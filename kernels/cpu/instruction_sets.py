@@ -1,4 +1,4 @@
-"""The instruction sets for which there are kernels, and which of them this processor supports.
+"""The instruction sets that have kernels, and the choice of those that this processor supports.
 
 `setup.py` compiles all of them into a wheel, in an environment with neither torch nor attrs: neither is imported here.
 
@@ -43,7 +43,7 @@ class InstructionSet:
     product_flags: tuple[str, ...] = ()
     """Additional flags for products (`_PRODUCTS` in compiling.py). Objects of other sources are shared among sets."""
     headers: tuple[Path, ...] = ()
-    """Headers included by the flags, besides those among the sources."""
+    """Headers included through the flags, in addition to those in `csrc/`."""
 
 
 INSTRUCTION_SETS = (
@@ -96,8 +96,8 @@ def usable_instruction_sets(
 ) -> list[InstructionSet]:
     """Return the sets that run here, best first, or only the one that the environment forces.
 
-    Raises CannotBuild if none runs here, and ValueError for a forced one that does not exist or does not run here, so
-    that no other is used instead.
+    Raises CannotBuild if none runs here, and ValueError for a forced one that does not exist or does not run here,
+    rather than using another.
     """
     forced = os.environ.get(FORCED)
     known = ", ".join(candidate.name for candidate in INSTRUCTION_SETS)
@@ -118,5 +118,5 @@ def usable_instruction_sets(
 
 
 def choose_instruction_set(flags: frozenset[str]) -> InstructionSet:
-    """Return the best set that runs here, or the forced one. Raises like `usable_instruction_sets`."""
+    """Return the best set that runs here, or the forced one. Raises as `usable_instruction_sets` does."""
     return usable_instruction_sets(flags)[0]

@@ -1,4 +1,4 @@
-"""From recorded calls to C structs: which barriers are needed, and the memory of each value."""
+"""Turns recorded calls into C structs: decides which barriers are needed, and allocates memory for values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .program import Bounds, Op
 from .recorded import RecordedOp, Values
 
 _LINE = 32
-"""Elements of bfloat16 in a cache line."""
+"""Number of bfloat16 elements in a cache line."""
 
 
 def remove_barriers(calls: list[RecordedOp]) -> None:
-    """Remove the barrier between operations in which each thread works on the same rows, and between gathers."""
+    """Remove the barriers between operations in which each thread works on the same rows, and between gathers."""
     for call, following in pairwise(calls):
         kinds = {call.kind, following.kind}
         same_rows = call.fields["on_logits_rows"] == following.fields["on_logits_rows"]
@@ -26,8 +26,8 @@ def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[i
     """Allocate memory for every value; later values reuse the memory of those no longer read.
 
     Memory is not reused between operations without a barrier, because one thread could write its next row where another
-    still reads. A product that adds a value no longer read stores its result in place of it: what it writes has then
-    just been read, and is in the processor's cache. Values of `kept` are held until the end.
+    still reads. A product that adds a value for the last time stores its result in that value's place, which has just
+    been read and is in the processor's cache. Values in `kept` are held until the end.
     """
     rows = [bounds.num_logits if on_logits else bounds.num_tokens for on_logits in values.on_logits_rows]
     last_read = {value: index for index, call in enumerate(calls) for value in call.read}
@@ -37,7 +37,7 @@ def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[i
     slot_of: dict[int, int] = {}
     for index, call in enumerate(calls):
         for value in call.written:
-            if value in slot_of:  # logits, which are written in two ways
+            if value in slot_of:  # logits, which both ways of running a program write
                 continue
             replaced = _replaceable(call, values) if value == call.y.value else None
             if replaced is not None and last_read[replaced] == index:
@@ -56,7 +56,7 @@ def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[i
 
 
 def _replaceable(call: RecordedOp, values: Values) -> int | None:
-    """Return the value of which a product reads each element right before it stores its own there, if there is one."""
+    """Return the value in whose place a product may store its result, since it reads each element just before."""
     if call.kind != program.LINEAR or call.x is None or call.z is None or call.z.offset:
         return None
     added = call.z.value
@@ -88,9 +88,9 @@ def compile_op(call: RecordedOp, widths: list[int], memory: dict[int, torch.Tens
 
 
 def _stride(width: int, *, rounded: bool) -> int:
-    """Return how many elements apart rows are.
+    """Return the distance between rows in elements.
 
-    Rounded ones, which have twice the memory that they need, are an odd number of cache lines apart, so that rows do
-    not share a few sets of the caches.
+    Rounded rows, which have twice the memory that they need, are an odd number of cache lines apart, so that they do
+    not all map to a few cache sets.
     """
     return (width // _LINE | 1) * _LINE if rounded and width % _LINE == 0 and width > _LINE else width

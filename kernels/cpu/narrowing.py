@@ -1,11 +1,11 @@
-"""Running what follows the last layer's attention for the rows that draw alone.
+"""Narrows the operations after the last layer's attention to the rows that are sampled from.
 
-A step needs the keys and values of all of its tokens, but logits of few: of a prompt, only the last token's. What a row
-computes after the last attention is read by no other row. So these operations can run on the rows that draw, gathered
-before them instead of before the head. Nor does the last attention need the queries of others. For a model of L layers
-that saves most of 1/L of a prefill. `recorder.py` is the only caller.
+A step needs the keys and values of all its tokens, but few logits: for a prompt, only those of the last token. After
+the last attention, no row reads another row's results. So these operations can run on the sampled rows alone, which are
+gathered before them instead of before the head. The last attention does not need the queries of other rows, either. For
+a model of L layers this saves most of 1/L of a prefill. `recorder.py` is the only caller.
 
-What must always hold: each operation after the last attention is row-wise; the bits are those of all rows.
+What must always hold: each operation after the last attention is row-wise; the bits are the same as for all rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .recorded import Place, RecordedOp, Values
 
 
 def through_last_attention(trunk: Sequence[RecordedOp]) -> list[RecordedOp]:
-    """Return the operations up to the last attention, which writes all keys, but computes only rows that draw."""
+    """Return the operations up to the last attention, which writes all keys, but computes only sampled rows."""
     attends = [index for index, call in enumerate(trunk) if call.kind == program.ATTEND]
     if not attends:
         return list(trunk)
@@ -29,9 +29,10 @@ def through_last_attention(trunk: Sequence[RecordedOp]) -> list[RecordedOp]:
 
 
 def _without_unread_queries(call: RecordedOp, attend: RecordedOp, trunk: Sequence[RecordedOp]) -> RecordedOp:
-    """Limit a product of this attention's queries, keys and values to the queries that are read; return others as is.
+    """Limit a product of this attention's queries, keys and values to the queries that are read; return other calls
+    unchanged.
 
-    Attention that rotates keys itself has them, and values, from the same product, after the queries.
+    If attention rotates keys itself, keys and values come from the same product, after the queries.
     """
     others = [other for other in trunk if other is not attend and call.y.value in other.read]
     if call.kind != program.LINEAR or attend.x != call.y or others or not attend.fields.get("fused_rope"):
@@ -46,9 +47,9 @@ def _with(call: RecordedOp, **fields: int) -> RecordedOp:
 
 
 def narrowed(calls: Sequence[RecordedOp], result: int, values: Values) -> list[RecordedOp]:
-    """Return the operations after the last attention, those of the head included, on the rows that draw.
+    """Return the operations after the last attention, including those of the head, on the sampled rows.
 
-    `result`: the value that the last of them writes, in either way of running: logits need much memory.
+    `result`: the value that the last of them writes, shared by both ways of running, since logits need much memory.
     """
     ours: dict[int, int] = {result: result}
     gathers: list[RecordedOp] = []
@@ -71,7 +72,7 @@ def narrowed(calls: Sequence[RecordedOp], result: int, values: Values) -> list[R
         return None if place is None else Place(move(place.value), place.offset)
 
     for call in calls:
-        if call.kind == program.GATHER:  # the head's: its rows are gathered already
+        if call.kind == program.GATHER:  # the head's gather: its rows are already gathered
             ours[call.y.value] = gathered(call.read[0])
             continue
         narrow.append(

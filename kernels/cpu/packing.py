@@ -1,6 +1,6 @@
 """Weights in the kernels' format: packed matrices, vectors in float32.
 
-`PackedWeights` is between a checkpoint and a model's constructor. A matrix is packed a few rows at a time as it is
+`PackedWeights` sits between a checkpoint and a model's constructor. A matrix is packed a few rows at a time as it is
 read, and the model gets a placeholder: a tensor of the same shape without memory (torch's `meta` device), by which
 `recorder.py` finds the packed matrix when the model uses it. So no matrix ever exists twice.
 
@@ -54,7 +54,7 @@ class PackedWeights:
     """Implements `quipu.kernels.checkpoints.weights.Weights` on top of another source."""
 
     def __init__(self, source: PieceByPiece, library: ctypes.CDLL, *, byte_products: bool = False) -> None:
-        """Pack what `source` yields; quantized matrices for activations in 8 bits if `byte_products`."""
+        """Pack the matrices of `source`; with `byte_products`, quantized ones for 8-bit activations."""
         self._source = source
         self._byte_products = byte_products
         self._library = library
@@ -74,7 +74,7 @@ class PackedWeights:
         matrix = self._plain(parts, rows, width) if layout is None else self._quantized(parts, rows, width, layout)
         self.num_bytes += matrix.num_bytes
         placeholder = torch.empty((rows, width), dtype=self._source.held_in, device="meta")
-        # the placeholder is kept as well: an id is unique only while the object lives
+        # the placeholder is kept, too: an id is unique only while its object lives
         self._matrices[id(placeholder)] = (placeholder, matrix)
         return placeholder
 
@@ -89,7 +89,7 @@ class PackedWeights:
     def _quantized(
         self, parts: list[tuple[str, Shape]], rows: int, width: int, layout: QuantizedLayout
     ) -> PackedQuantized:
-        # the head's products become logits as they are, and one row's take no time to speak of
+        # the head's products are the logits themselves, and take little time for one row
         byte_products = self._byte_products and is_linear(parts[0][0])
         packer = QuantizedPacker(layout, rows, width, byte_products=byte_products, library=self._library)
         first = 0
@@ -135,11 +135,11 @@ def make_packed(rows: int, width: int, dtype: torch.dtype, library: ctypes.CDLL)
 
 
 def pack_into(matrix: PackedMatrix, first: int, rows_OI: torch.Tensor, library: ctypes.CDLL) -> None:
-    """Pack rows from `first` on, which is a multiple of PANEL; whole panels, except for the last rows."""
+    """Pack rows from `first` (a multiple of PANEL) on: whole panels, except for the last rows."""
     panel = matrix.data[first * _row_elements(matrix.width, matrix.dtype) :]
     library.quipu_pack(rows_OI.data_ptr(), panel.data_ptr(), len(rows_OI), matrix.width, STORED[matrix.dtype])
 
 
 def _row_elements(width: int, dtype: torch.dtype) -> int:
-    """Return the elements that a row takes up: bfloat16 are stored in pairs."""
+    """Return the number of elements that a row occupies: bfloat16 are stored in pairs."""
     return width + width % 2 if dtype == torch.bfloat16 else width

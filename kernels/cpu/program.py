@@ -29,7 +29,7 @@ STORED_KV = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
 GELU_MUL, SOFT_CAP, ROUTE, DISPATCH, EXPERT_LINEAR, EXPERT_SILU_MUL, COMBINE = range(9, 16)
 ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, COMBINE})
-"""Kinds in which each thread reads and writes only its own rows, which are always the same."""
+"""Kinds of operations in which each thread reads and writes only its own rows, always the same ones."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -97,7 +97,7 @@ class Pass:
         block_size: int,
         num_threads: int,
     ) -> None:
-        """Raises ValueError for a carried row without a drawn token or with several tokens, and for anything out of
+        """Raise ValueError for a carried row without a sampled token or with several tokens, and for anything out of
         bounds."""
         self._bounds = bounds
         token_ids = _column(batch.token_ids)
@@ -131,7 +131,7 @@ class Pass:
         )
 
     def run(self, library: ctypes.CDLL, ops: ctypes.Array[Op], logits_indices: Sequence[int]) -> None:
-        """Run operations; those of the head for the tokens with these indexes."""
+        """Run operations, those of the head for the tokens with these indexes."""
         column = _column(logits_indices)
         _check_within("logits index", column, len(self._columns["token_ids"]))
         if len(column) > self._bounds.num_logits:
@@ -172,7 +172,7 @@ def fields_of(struct: type[ctypes.Structure]) -> list[Field]:
 def check_layout(
     library: ctypes.CDLL, structs: Sequence[type[ctypes.Structure]] = (Op, _Pass, QuantizedMatrix)
 ) -> None:
-    """Raises RuntimeError naming the first field that differs between these structs and the compiled ones."""
+    """Raise RuntimeError with the name of the first field that differs between these structs and the compiled ones."""
     for which, struct in enumerate(structs):
         for ours, theirs in zip_longest(fields_of(struct), _compiled_fields(library, which)):
             if ours != theirs:

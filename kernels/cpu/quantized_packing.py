@@ -1,7 +1,7 @@
-"""Quantized matrices in the kernels' format: codes in panels, scales and offsets beside them. See `quantized.h`.
+"""Quantized matrices in the kernels' format: codes in panels, with their scales and offsets. See `quantized.h`.
 
-What must always hold: the numbers are those of the checkpoint. Zero points become offsets, which float32 holds; scales
-and offsets are kept in float16 only where that holds all of a matrix's exactly.
+What must always hold: the values are those of the checkpoint. Zero points become offsets, which float32 represents
+exactly; scales and offsets are stored in float16 only if it represents all values of a matrix exactly.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..checkpoints.quantized import QuantizedLayout, QuantizedRows
 from .program import QUANTIZED, QuantizedMatrix
 
 SMALLEST_GROUP, LARGEST_GROUP = 16, 256
-"""Groups have powers of two between these (kQuantizedDepth in csrc/linear/quantized.h), or whole rows."""
+"""Group sizes are powers of two within these bounds (kQuantizedDepth in csrc/linear/quantized.h), or whole rows."""
 SMALLEST_PART, LARGEST_PART = 64, 512
-"""Groups that a whole row is divided into. Each costs time of its own: 256 made a prefill 5 % slower."""
+"""Bounds for the groups that a whole row is divided into. Each group costs time: 256 made a prefill 5 % slower."""
 
 
 @attrs.frozen(eq=False)
@@ -44,11 +44,11 @@ class PackedQuantized:
 
 
 def kernel_layout(layout: QuantizedLayout, width: int, *, byte_products: bool) -> QuantizedLayout:
-    """Return the layout that the kernels hold a matrix in: its own, or one with smaller groups of equal scales.
+    """Return the layout in which the kernels hold a matrix: its own, or one with smaller groups of equal scales.
 
-    With activations in 8 bits, groups are small enough for a scale of the activations in each: with one for a whole
-    row, the largest of thousands would decide how finely all others are rounded. Raises ValueError for groups that no
-    kernel supports.
+    With 8-bit activations, each group has its own scale of the activations, so groups must be small: with one scale for
+    a whole row, the largest of thousands of values would set the rounding step for all others. Raises ValueError for
+    groups that no kernel supports.
     """
     size = layout.group_size
     if size == width:
@@ -89,7 +89,7 @@ class QuantizedPacker:
         )
 
     def add(self, first: int, rows: QuantizedRows) -> None:
-        """Pack rows from `first` on, a multiple of the panel; whole panels, except for the last rows."""
+        """Pack rows from `first` (a multiple of the panel) on: whole panels, except for the last rows."""
         panel = first // self._panel
         codes_OI = rows.codes_OI.contiguous()
         if self._layout.bits == 8 and not self._struct.has_lowest:
@@ -100,7 +100,7 @@ class QuantizedPacker:
             self._share(self._offsets_PGC, panel, _offsets(rows))
 
     def _share(self, to_PGC: torch.Tensor, panel: int, numbers_OG: torch.Tensor) -> None:
-        """Store the numbers of groups, each once for every group of ours that its group is divided into."""
+        """Store the scales or offsets of groups, each once per smaller group that its group is divided into."""
         numbers_OG = numbers_OG.repeat_interleave(self._num_groups // numbers_OG.shape[1], dim=1)
         for start in range(0, len(numbers_OG), self._panel):
             some = numbers_OG[start : start + self._panel]
@@ -129,6 +129,6 @@ def pack_quantized(rows: QuantizedRows, bits: int, library: ctypes.CDLL, *, byte
 
 
 def _offsets(rows: QuantizedRows) -> torch.Tensor:
-    """Return what is added to `scale * code`."""
+    """Return the offsets, which are added to `scale * code`."""
     offsets_OG = torch.zeros_like(rows.scales_OG) if rows.offsets_OG is None else rows.offsets_OG
     return offsets_OG if rows.zeros_OG is None else offsets_OG - rows.scales_OG * rows.zeros_OG.float()

@@ -1,7 +1,7 @@
 """A model's recorded operations.
 
-What must always hold: a value is written by one operation, before any that reads it; logits by one in each way of
-running a program.
+What must always hold: each value is written by one operation, before any that reads it; logits are written by one
+operation in each way of running a program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RecordedOp:
     z: Place | None
     y: Place
     v: Place | None = None
-    """For attention that writes the cache itself: the values v, in the rows of x."""
+    """The values v in the rows of x, for attention that writes the cache itself."""
     scratch: Place | None = None
     """Memory for the result of the norm before its product."""
     raw: Place | None = None
@@ -49,18 +49,18 @@ class RecordedOp:
 
 
 class Values:
-    """The values of a program: the width of each, and on which rows it is."""
+    """The values of a program, each with its width and its rows (all, or those of the logits)."""
 
     def __init__(self) -> None:
         self.widths: list[int] = []
         self.on_logits_rows: list[bool] = []
 
     def add(self, width: int, *, on_logits_rows: bool) -> int:
-        """Return the number of a new value of this many elements a row."""
+        """Return the number of a new value with this many elements per row."""
         self.widths.append(width)
         self.on_logits_rows.append(on_logits_rows)
         return len(self.widths) - 1
 
     def shape(self, value: int) -> tuple[int, bool]:
-        """Return the width of a value, and whether it is on the rows of logits."""
+        """Return the width of a value, and whether its rows are those of the logits."""
         return self.widths[value], self.on_logits_rows[value]

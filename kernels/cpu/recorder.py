@@ -1,13 +1,13 @@
 """Runs a model once and records its operations: the CPU's counterpart of a CUDA graph.
 
-Models are Python, but steps must not be. `Recorder` passes a model small tensors (two rows, whose contents are never
-used) and records the inputs and the output of each call. Then calls are fused where one kernel can do several
-(`fusing.py`), what only drawing needs runs on the rows that draw (`narrowing.py`), results that only bfloat16 products
-read are stored as bfloat16 (`rounding.py`), each value gets memory for the maximum of rows, and the calls become a list
-of C structs, which one library call replays (`layout.py`).
+Models are written in Python, but steps must not run Python. `Recorder` passes small tensors to a model (two rows, whose
+contents are never used) and records the inputs and the output of each call. Then calls that one kernel can do together
+are fused (`fusing.py`), operations that only sampling needs are narrowed to the sampled rows (`narrowing.py`), results
+that only bfloat16 products read are stored as bfloat16 (`rounding.py`), each value gets memory for the maximum number
+of rows, and the calls become a list of C structs, which one library call replays (`layout.py`).
 
-What must always hold: every value that a model computes comes from a recorded call. A tensor that torch has computed is
-the result of no recorded call, and using it raises an error at load.
+What must always hold: every value that a model computes comes from a recorded call. A tensor computed by torch does
+not, and using it raises an error at load.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _ROWS = 2  # with one row, the stride between rows would be undefined
 
 @attrs.frozen
 class Program:
-    """The operations that a step replays, for what it needs."""
+    """The lists of operations that a step may replay, depending on the results that it needs."""
 
     keys: ctypes.Array[Op]
-    """What writes the keys and values of all layers: enough for a pass from which nothing is drawn."""
+    """Writes the keys and values of all layers: enough for a pass from which nothing is sampled."""
     draw: ctypes.Array[Op]
-    """From token ids to the logits of selected tokens, in ascending order: the others stop at the last attention."""
+    """From token ids to the logits of selected tokens, in ascending order; other tokens stop at the last attention."""
     trunk: ctypes.Array[Op]
     """From token ids to the last layer, for all tokens."""
     head: ctypes.Array[Op]
     """From the last layer to logits, for tokens selected after `trunk` has run."""
     logits_MV: torch.Tensor
-    """What `draw` and `head` write."""
+    """Written by `draw` and `head`."""
     memory: list[torch.Tensor | Packed]
-    """All memory that pointers of operations refer to."""
+    """All memory that operations have pointers to."""
     workspace: list[torch.Tensor]
-    """The part of it that passes write."""
+    """The part of this memory that passes write to."""
 
 
 class Recorder:
@@ -68,7 +68,7 @@ class Recorder:
         self._head = False
 
     def start_head(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Gather the rows of the selected tokens from `x_ND`; all later operations are on these."""
+        """Gather the rows of the selected tokens from `x_ND`; all later operations work on these."""
         self._head = True
         return self._record(program.GATHER, x=x_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
@@ -240,7 +240,7 @@ class Recorder:
         return self._dispatch_memories[size].data_ptr()
 
     def _layer(self, layer: int) -> dict[str, int]:
-        k_BKSE, v_BKSE = self._cache[layer]  # in 8 bits, bytes instead of slots
+        k_BKSE, v_BKSE = self._cache[layer]  # with 8-bit caches, bytes instead of slots
         return {"keys": k_BKSE.data_ptr(), "values": v_BKSE.data_ptr(), "stored": STORED_KV[k_BKSE.dtype]}
 
 

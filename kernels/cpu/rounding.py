@@ -1,8 +1,8 @@
-"""Storing rounded what only products with bfloat16 matrices read.
+"""Stores values as bfloat16 if only products with bfloat16 matrices read them.
 
-Such a product rounds its rows to bfloat16 first (`linear_bf16.cpp`). What attention, or an activation, has computed
-is often read by one product alone. Rounded where it is stored it is half as many bytes, and the product reads it as it
-is. `recorder.py` is the only caller.
+Such a product rounds its rows to bfloat16 first (`linear_bf16.cpp`). The result of attention or of an activation
+function is often read by one product alone. Rounded when it is stored, it has half as many bytes, and the product reads
+it unchanged. `recorder.py` is the only caller.
 
 What must always hold: a value is stored rounded only if each operation that reads it would round it; the bits of all
 results are those of values stored as float32.
@@ -24,7 +24,7 @@ _ROUNDED_CACHES = frozenset(program.STORED_KV[dtype] for dtype in (torch.bfloat1
 
 
 def store_rounded(calls: Iterable[RecordedOp], values: Values) -> None:
-    """Mark operations whose results are stored, and those whose rows are read, as bfloat16."""
+    """Mark the operations that store their results as bfloat16, and those that read them."""
     writers: dict[int, list[RecordedOp]] = defaultdict(list)
     readers: dict[int, list[RecordedOp]] = defaultdict(list)
     for call in calls:
@@ -48,7 +48,7 @@ def store_rounded(calls: Iterable[RecordedOp], values: Values) -> None:
 
 
 def _can_round(call: RecordedOp) -> bool:
-    """Whether the kernel can round what it stores: it does so in whole panels."""
+    """Return whether the kernel can round its result, which it does in whole panels."""
     fields = call.fields
     if call.kind == program.ATTEND:
         return fields["stored"] in _ROUNDED_CACHES and fields["width"] % PANEL == 0
@@ -57,7 +57,7 @@ def _can_round(call: RecordedOp) -> bool:
 
 
 def _rounds(call: RecordedOp, width: int) -> bool:
-    """Whether the operation is a product that rounds its rows, and nothing else, before it reads them."""
+    """Return whether the operation is a product that only reads its rows rounded to bfloat16."""
     fields = call.fields
     is_product = call.kind == program.LINEAR and fields["stored"] == _BFLOAT16 and not fields.get("norm")
     return is_product and fields["width"] == width and width % PANEL == 0

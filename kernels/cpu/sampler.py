@@ -1,7 +1,7 @@
-"""Draw a step's tokens in one library call, as `sampling/oracle.py` does but many times faster. See `sample.cpp`.
+"""Samples a step's tokens in one library call, as `sampling/oracle.py` does, but many times faster. See `sample.cpp`.
 
-What must always hold: the tokens are the oracle's. A row that the C++ code cannot decide with certainty, or that sets a
-field which it does not apply, is drawn by the oracle.
+What must always hold: the tokens are the oracle's. Rows that the C++ code cannot decide with certainty, or that set a
+field it does not support, are left to the oracle.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..logit_processors import edited
 from ..sampling.oracle import fields_besides, sample_row, sets_any
 
 APPLIED = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
-"""Fields of `RowSampling` that csrc/sampling/sample.cpp applies."""
+"""Fields of `RowSampling` that csrc/sampling/sample.cpp supports."""
 LEFT_TO_ORACLE = fields_besides(APPLIED)
-"""The others: a row that sets one is drawn by the oracle."""
+"""All other fields: a row that sets one is left to the oracle."""
 
 _DRAW = np.dtype(
     [(name, "f8") for name in ("temperature", "top_p", "log_min_p")]
@@ -36,7 +36,7 @@ def draw(
     *,
     num_threads: int,
 ) -> list[int | None]:
-    """Draw like the oracle. Looking for NaN is part of the pass over a row that finds its maximum."""
+    """Sample like the oracle. The check for NaN is part of the pass over a row that finds its maximum."""
     with edited(batch.processing, rows, logits_MV, restores=batch.scoring is not None):
         token_ids = decided(library, batch, rows, logits_MV, num_threads=num_threads)
         return [
@@ -53,7 +53,7 @@ def decided(
     *,
     num_threads: int,
 ) -> list[int | None]:
-    """Return the tokens that the C++ code is certain of; None for rows that the oracle must draw or refuse."""
+    """Return the tokens that the C++ code is certain of; None for rows that the oracle must sample or reject."""
     draws = np.zeros(len(rows), _DRAW)
     sampling = [batch.sampling[row] for row in rows]
     draws["temperature"] = [s.temperature for s in sampling]

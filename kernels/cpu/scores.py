@@ -1,4 +1,4 @@
-"""Score rows of logits in one library call, as `sampling/logprobs.py` does but many times faster. See `scores.cpp`.
+"""Scores rows of logits in one library call, as `sampling/logprobs.py` does, but many times faster. See `scores.cpp`.
 
 What must always hold: ids and ranks are the oracle's; the bits of a row's scores depend on that row alone.
 """
