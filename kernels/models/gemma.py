@@ -20,7 +20,7 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Ops
 from .config import DecoderConfig, positive, positive_number, read_sizes, read_windows
-from .parts import Attention, Mlp, read_attention, read_embeddings, read_gemma_norm, read_mlp, split_heads
+from .parts import Attention, Mlp, project_heads, read_attention, read_embeddings, read_gemma_norm, read_mlp
 from .rope import make_rope_table
 from .rope_config import Rope, parse_rope, rope_entries
 
@@ -117,11 +117,7 @@ class Gemma:
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD, scale=c.hidden_size**0.5)
         for index, layer in enumerate(self.layers):
             h_ND = ops.rms_norm(x_ND, layer.input_layernorm_D, c.rms_norm_eps)
-            qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD, layer.attention.qkv_bias_O)
-            q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
-            if (norms := layer.attention.norms) is not None:
-                q_NHE = ops.rms_norm(q_NHE, norms.q_E, c.rms_norm_eps)
-                k_NKE = ops.rms_norm(k_NKE, norms.k_E, c.rms_norm_eps)
+            q_NHE, k_NKE, v_NKE = project_heads(h_ND, layer.attention, c, ops)
             rope = self.rope if c.windows[index] is None else self.local_rope
             q_NHE, k_NKE = ops.rope(q_NHE, rope), ops.rope(k_NKE, rope)
             ops.write_kv(index, k_NKE, v_NKE)

@@ -20,7 +20,7 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Experts, Ops
 from .config import DecoderConfig, positive, read_sizes, same_window
-from .parts import Attention, Mlp, read_attention, read_embeddings, read_mlp, read_norm, split_heads
+from .parts import Attention, Mlp, project_heads, read_attention, read_embeddings, read_mlp, read_norm
 from .rope import make_rope_table
 from .rope_config import parse_rope, rope_entries
 
@@ -107,11 +107,7 @@ class Llama:
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD)
         for index, layer in enumerate(self.layers):
             h_ND = ops.rms_norm(x_ND, layer.input_layernorm_D, c.rms_norm_eps)
-            qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD, layer.attention.qkv_bias_O)
-            q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
-            if (norms := layer.attention.norms) is not None:
-                q_NHE = ops.rms_norm(q_NHE, norms.q_E, c.rms_norm_eps)
-                k_NKE = ops.rms_norm(k_NKE, norms.k_E, c.rms_norm_eps)
+            q_NHE, k_NKE, v_NKE = project_heads(h_ND, layer.attention, c, ops)
             q_NHE, k_NKE = ops.rope(q_NHE, self.rope), ops.rope(k_NKE, self.rope)
             ops.write_kv(index, k_NKE, v_NKE)
             o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=c.windows[index])

@@ -13,6 +13,7 @@ import attrs
 import torch
 
 from ..checkpoints.weights import Weights
+from ..ops import Ops
 from .config import DecoderConfig
 
 
@@ -98,8 +99,14 @@ def read_embeddings(weights: Weights, c: DecoderConfig) -> Embeddings:
     return Embeddings(embed_VD, weights.tensor("lm_head.weight", (c.vocab_size, c.hidden_size)))
 
 
-def split_heads(qkv_NO: torch.Tensor, c: DecoderConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split the fused projection into views `(q_NHE, k_NKE, v_NKE)`."""
+def project_heads(
+    h_ND: torch.Tensor, attention: Attention, c: DecoderConfig, ops: Ops
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `(q_NHE, k_NKE, v_NKE)` of normed activations, before their rotation."""
+    qkv_NO = ops.linear(h_ND, attention.qkv_OD, attention.qkv_bias_O)
     heads = qkv_NO.view(qkv_NO.shape[0], -1, c.head_dim)
     q_NHE, k_NKE, v_NKE = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+    if (norms := attention.norms) is not None:
+        q_NHE = ops.rms_norm(q_NHE, norms.q_E, c.rms_norm_eps)
+        k_NKE = ops.rms_norm(k_NKE, norms.k_E, c.rms_norm_eps)
     return q_NHE, k_NKE, v_NKE
