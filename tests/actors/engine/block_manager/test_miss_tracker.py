@@ -126,6 +126,32 @@ def test_growing_chat_is_kept_once() -> None:
     assert num_bytes < 1000 * num_turns
 
 
+def test_only_the_sequence_of_a_run_continues_it() -> None:
+    """A block that another sequence fills behind a run is that sequence's, and is named as such."""
+    keys = [name * 32 for name in (b"a", b"b", b"c")]
+    tracker = MissTracker(9, SIZE, keys.__contains__)
+    tracker.on_stored(keys[:1], b"root", [1, 2], 0, 0, sequence_id=1)
+    tracker.on_stored(keys[1:2], keys[0], [3, 4], 0, 1, sequence_id=2)
+    tracker.on_stored(keys[2:], keys[1], [5, 6], 0, 2, sequence_id=2)
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    for num_matched in (1, 2):
+        asked = [*keys[:num_matched], b"n" * 32, b"m" * 32]
+        miss = tracker.explain(b"root", asked, [*prompt[: 2 * num_matched + 1], 9, 9], num_matched, 3)
+        assert miss.token == 2 * num_matched + 1
+        assert miss.detail is not None and miss.detail.sequence_id == 2
+
+
+def test_nothing_is_kept_of_what_was_evicted() -> None:
+    """Runs that grew block by block are forgotten with their first block."""
+    tracker = MissTracker(9, SIZE, lambda key: True)
+    keys = [index.to_bytes(32, "big") for index in range(3)]
+    for index, key in enumerate(keys):
+        tracker.on_stored([key], keys[index - 1] if index else b"root", [index, index], 0, index, sequence_id=7)
+    tracker.on_removed(keys[::-1])
+    assert not tracker._by_first_key and not tracker._by_last_key  # noqa: SLF001 (what is kept is not public)
+    assert not tracker._runs_after  # noqa: SLF001
+
+
 def test_tokens_of_evicted_blocks_are_dropped() -> None:
     """A chain's evicted blocks are not kept because its first block is still cached."""
     tracker = MissTracker(1, SIZE, lambda key: True)
