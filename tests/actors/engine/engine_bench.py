@@ -1,8 +1,8 @@
 """The whole engine without an event loop: batcher, block manager and executor on the fake backend, driven by hand.
 
 A test decides what happens next (a submit, an abort, the executor runs one plan, the scheduler handles one result). The
-bench does what the scheduler's actor would do, and checks at every step what must always hold. It keeps the accounts as
-well.
+bench does what the scheduler's actor would do, and checks at every step what must always hold of the engine. What its
+reports say is checked in `reported_sequences.py`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ import attrs
 from msgspec.structs import replace
 
 from quipu.actors.accountant.account import Account
-from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Pinned, Span, Written
 from quipu.actors.engine.block_manager.host_index import HostIndex
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.engine.scheduler.planning import Batcher
 from quipu.actors.engine.scheduler.sequence import Sequence, Status
-from quipu.actors.messages.accountant import Completed, OpenAccount, Side, StepReport
+from quipu.actors.messages.accountant import OpenAccount, StepReport
 from quipu.actors.messages.block_manager import Reserve
-from quipu.actors.messages.counts import shown
 from quipu.actors.messages.executor import StepPlan
-from quipu.actors.messages.outcomes import ErrorKind, FinishReason
 from quipu.actors.messages.prompts import Breakpoint
 from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, StepFailed, StepResult, Submit
@@ -36,43 +33,9 @@ from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend
 from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.actors.engine.block_manager.proposals import keys_of, reused_of, root_of
+from tests.actors.engine.reported_sequences import ReportedSequences, SentPlan, Submission
 from tests.actors.key_reader import KeyReader, committed_in, split
 from tests.actors.properties import check_writes_are_private
-from tests.fake_oracle import continuation
-
-
-@attrs.define(eq=False)
-class Submission:
-    """One submitted sequence, as its client sees it."""
-
-    id: int
-    account: Account
-    domain: str
-    prompt: list[int]
-    sampling: SamplingParams
-    tokens: list[int] = attrs.field(factory=list)
-    reason: str | None = None
-    aborted: bool = False
-    terminal: bool = False
-    error: str | None = None
-    num_preempted: int = 0
-    admissions: list[int] = attrs.field(factory=list)
-    """Tokens reused at each admission whose step is done."""
-
-    @property
-    def cached(self) -> int | None:
-        """The cached count reported to its client; None while it is unknown."""
-        return shown(self.account.cached) if self.account.admitted_prompts else None
-
-    @property
-    def written(self) -> int | None:
-        return shown(self.account.cache_write)
-
-
-@attrs.frozen
-class SentPlan:
-    plan: StepPlan
-    reused: dict[int, int]
 
 
 def num_positions(plan: StepPlan) -> int:
@@ -80,7 +43,7 @@ def num_positions(plan: StepPlan) -> int:
     return plan.num_going_on * plan.most_positions + sum(plan.chunk_counts)
 
 
-class EngineBench:
+class EngineBench(ReportedSequences):
     def __init__(
         self,
         limits: SchedulerConfig,
@@ -91,8 +54,9 @@ class EngineBench:
         max_pinned_share: float = 0.5,
         dials: Dials | None = None,
     ) -> None:
-        self.dials = dials or Dials()
-        limits = self.limits = attrs.evolve(limits, most_positions=self.dials.most_tokens)
+        dials = dials or Dials()
+        super().__init__(attrs.evolve(limits, most_positions=dials.most_tokens), dials)
+        limits = self.limits
         self.batcher = Batcher(limits, lambda: self.now)
         num_host_blocks = self.num_host_blocks(limits)
         self.manager = BlockManager(
@@ -127,25 +91,10 @@ class EngineBench:
         self.results: deque[StepResult] = deque()
         """Run, but not handled yet."""
         self.handled: list[StepResult] = []
-        self.reports: list[StepReport] = []
-        self.submissions: dict[int, Submission] = {}
-        self.accounts: list[Account] = []
-        self.num_withdrawn = 0
-        self.num_copied = 0
-        self.num_advanced_further = 0
-        """Rows that yielded several tokens in a step."""
-        self.refused: set[int] = set()
-        """Sequences refused at once because they can never run."""
         self.denied: set[int] = set()
         """Running sequences to which the block manager grants nothing in the next step."""
-        self._sent: deque[SentPlan] = deque()
         self._reader = KeyReader()
         self._next_id = 1
-        # the expected contents of reports, from the results handled
-        self._spans: list[tuple[int, int, int]] = []
-        self._suspects: set[int] = set()  # in a step that failed
-        self._failing: set[int] = set()  # alone in a step that failed, and suspected before
-        self._expected_tokens: dict[int, list[int]] = {}
 
     def num_host_blocks(self, limits: SchedulerConfig) -> int:
         """Return how many blocks the host tier has; 0 for none."""
@@ -395,120 +344,6 @@ class EngineBench:
         assert {admit.sequence_id for admit in plan.admitted} <= set(plan.row_ids[plan.num_going_on :])
         assert not any(self.submissions[i].terminal for i in plan.row_ids), "an ended sequence is planned"
 
-    # ------------------------------------------------------------ the web process
-
-    def _expect(self, result: StepResult) -> None:
-        """Note what has to follow from a result, before the batcher handles it."""
-        sent = self._sent.popleft()
-        plan = sent.plan
-        assert plan.step == result.step, "results must arrive in the order of their plans"
-        match result:
-            case StepDone():
-                copied = dict(zip(result.read_ids, result.copied_tokens, strict=False))
-                self._expect_advances(plan, result)
-                for sequence_id, start, count in zip(
-                    plan.row_ids[plan.num_going_on :], plan.chunk_starts, plan.chunk_counts, strict=True
-                ):
-                    self._spans.append((sequence_id, start + copied.get(sequence_id, 0), start + count))
-                for admit in plan.admitted:
-                    self.submissions[admit.sequence_id].admissions.append(sent.reused[admit.sequence_id])
-            case StepFailed():
-                if len(plan.row_ids) == 1:
-                    self._failing.update(self._suspects.intersection(plan.row_ids))
-                self._suspects.update(plan.row_ids)
-            case StepDropped():
-                self.num_withdrawn += len(plan.admitted)
-
-    def _expect_advances(self, plan: StepPlan, done: StepDone) -> None:
-        """Check how far rows went on, and note the spans that have to be booked."""
-        counts = done.num_tokens or [1] * len(done.row_ids)
-        for row, sequence_id in enumerate(plan.row_ids[: plan.num_going_on]):
-            advanced = done.row_ends[row] - done.row_starts[row]
-            assert 1 <= advanced <= plan.most_positions
-            assert counts[row] in (advanced, 0), "who goes on advances one position for each token"
-            self.num_advanced_further += advanced > 1
-            self._spans.append((sequence_id, done.row_starts[row], done.row_ends[row]))
-
-    def _hear_report(self, report: StepReport) -> None:
-        self.reports.append(report)
-        self._check_not_ended(report)
-        for sequence_id, number, reused, read, copyable, copied in zip(
-            report.admitted_ids,
-            report.admitted_number,
-            report.admitted_reused,
-            report.admitted_read,
-            report.admitted_copyable,
-            report.admitted_copied,
-            strict=True,
-        ):
-            submission = self.submissions[sequence_id]
-            assert reused == read
-            assert reused % self.limits.block_size == 0
-            assert reused == submission.admissions[number - 1]
-            assert number == submission.account.sequences[sequence_id].num_admissions.get(Side.PREFILL, 0) + 1, (
-                "admissions must be numbered without gaps"
-            )
-            assert copied == copyable, "the executor must copy every block that it is offered"
-            self.num_copied += copied > 0
-            admission = Admission(
-                number=number,
-                reused=reused,
-                read=read,
-                copyable=copyable,
-                copied=copied,
-                miss=None,
-                incarnation=1,
-                at=0.0,
-            )
-            submission.account.apply(sequence_id, admission)
-        spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
-        assert spans == self._spans, "the reports must book exactly the rows that ran"
-        self._spans = []
-        for sequence_id, start, end in spans:
-            assert self.submissions[sequence_id].admissions, "a span before its admission"
-            self.submissions[sequence_id].account.apply(sequence_id, Span(start, end))
-        for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
-            assert start % self.limits.block_size == end % self.limits.block_size == 0
-            assert end <= len(self.submissions[sequence_id].prompt)
-            self.submissions[sequence_id].account.apply(sequence_id, Written(start, end))
-        for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
-            assert end <= len(self.submissions[sequence_id].prompt)
-            self.submissions[sequence_id].account.apply(sequence_id, Pinned(end))
-        for sequence_id, token_id in zip(report.token_sequence_ids, report.token_ids, strict=True):
-            submission = self.submissions[sequence_id]
-            assert submission.reason is None, "a token after the last"
-            assert not submission.aborted
-            if not submission.tokens:
-                submission.account.apply(sequence_id, FirstToken(0.0))
-            submission.tokens.append(token_id)
-        for sequence_id, reason in zip(report.ended_ids, report.ended_reasons, strict=True):
-            submission = self.submissions[sequence_id]
-            assert submission.reason is None
-            submission.reason = reason
-            submission.account.complete(Completed("", sequence_id, len(submission.tokens), FinishReason(reason)))
-        for sequence_id, error, kind in zip(
-            report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
-        ):
-            submission = self.submissions[sequence_id]
-            assert not submission.terminal, "a second Terminal"
-            submission.terminal, submission.error = True, error
-            submission.account.apply(sequence_id, Ended())
-            if error is not None and kind == ErrorKind.INVALID:
-                self.refused.add(sequence_id)
-            elif error is not None:
-                assert sequence_id in self._failing, "a sequence failed that was not alone when its step was run again"
-
-    def _check_not_ended(self, report: StepReport) -> None:
-        groups = (
-            report.admitted_ids,
-            report.span_ids,
-            report.written_ids,
-            report.pinned_ids,
-            report.token_sequence_ids,
-        )
-        for ids in groups:
-            assert not any(self.submissions[i].terminal for i in ids), "something is reported after a Terminal"
-
     # ------------------------------------------------------------ checks at any time
 
     def state(self) -> dict[str, object]:
@@ -535,33 +370,6 @@ class EngineBench:
 
     # ------------------------------------------------------------ checks at the end
 
-    def expected_tokens(self, submission: Submission) -> list[int]:
-        """Return the tokens of `submission` in an engine of its own that never fails."""
-        if submission.id not in self._expected_tokens:
-            sampling = submission.sampling
-            tokens = continuation(submission.prompt, sampling.max_tokens, self.dials, sampling.seed)
-            ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.limits.eos_token_ids)}
-            length = next((at for at, token_id in enumerate(tokens, 1) if token_id in ends), len(tokens))
-            self._expected_tokens[submission.id] = tokens[:length]
-        return self._expected_tokens[submission.id]
-
-    def check_tokens_so_far(self) -> None:
-        for submission in self.submissions.values():
-            assert submission.tokens == self.expected_tokens(submission)[: len(submission.tokens)]
-
-    def check_all_that_fit_finish(self) -> None:
-        """Check that only sequences that do not fit into an empty engine are refused, and that all others get all their
-        tokens, unless their clients left or one of their steps failed."""
-        limits = self.limits
-        for submission in self.submissions.values():
-            length = len(submission.prompt) + submission.sampling.max_tokens
-            fits = length <= min(limits.max_model_len, (limits.num_blocks - 1) * limits.block_size)
-            assert submission.terminal, "the sequence never ends"
-            if submission.error is None and not submission.aborted:
-                assert submission.reason is not None
-                assert submission.tokens == self.expected_tokens(submission)
-            assert (submission.id in self.refused) == (not fits), "the wrong sequence was refused"
-
     def check_at_rest(self) -> None:
         """Check that everything has ended, all blocks are free or pinned, and all accounts balance."""
         assert self.batcher.sequences == {}
@@ -581,34 +389,10 @@ class EngineBench:
         for account in self.accounts:
             self._check_account(account)
 
-    def _check_account(self, account: Account) -> None:
-        assert account.problems() == []
-        for book in account.sequences.values():
-            submission = self.submissions[book.sequence_id]
-            assert book.num_admissions.get(Side.PREFILL, 0) == len(submission.admissions)
-            if submission.admissions:
-                assert book.admissions[0].reused == book.read == submission.admissions[0]
-                assert book.read <= len(submission.prompt) - 1
-                assert self.limits.enable_prefix_caching or book.read == 0
-            covered = book.read + book.computed_first + book.restored_first
-            assert covered == len(submission.prompt) if submission.reason else covered <= len(submission.prompt)
-            if len(submission.admissions) <= 1:
-                spared = self.limits.block_size - 1
-                assert book.restored_first in (0, spared)
-                if book.restored_first:
-                    assert len(submission.prompt) == book.read + self.limits.block_size, (
-                        "only a full last block may be copied"
-                    )
-        first = min(account.sequences.values(), key=lambda book: book.choice_index)
-        prompt = account.prompts[0]
-        assert shown(prompt.cached) == (self.submissions[first.sequence_id].admissions or [None])[0]
-        written = prompt.cache_write_tokens
-        assert written % self.limits.block_size == 0
-        assert (shown(prompt.cached) or 0) + written <= prompt.num_prompt_tokens
-        assert 0 <= sum(prompt.created.values()) <= written
 
-
-SEQUENCE_FIELDS = operator.attrgetter(*(field.name for field in attrs.fields(Sequence)))
+OWN_FIELDS = [field.name for field in attrs.fields(Sequence) if not field.name.startswith("_")]
+SEQUENCE_FIELDS = operator.attrgetter(*OWN_FIELDS, "next_start", "last_step")
+"""Positions as numbers: the object that counts the advance of several sequences changes."""
 
 
 def _snapshot(sequence: Sequence) -> list[object]:

@@ -25,7 +25,8 @@ from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend
 from quipu.kernels.logit_processors import Processing
 from quipu.kernels.seen_tokens import SeenTokens
-from tests.actors.engine.engine_bench import EngineBench, Submission
+from tests.actors.engine.engine_bench import EngineBench
+from tests.actors.engine.reported_sequences import Submission
 from tests.fake_oracle import continuation
 
 RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)

@@ -24,7 +24,8 @@ from quipu.actors.engine.scheduler.waiting import Policy
 from quipu.actors.messages.prompts import Breakpoint, CacheTtl
 from quipu.actors.messages.scheduler import StepResult
 from quipu.kernels.fake import Dials
-from tests.actors.engine.engine_bench import EngineBench, Submission
+from tests.actors.engine.engine_bench import EngineBench
+from tests.actors.engine.reported_sequences import Submission
 
 POISON = 9
 EOS = 5

@@ -16,7 +16,8 @@ from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.scheduler import StepDone, StepFailed
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import Dials
-from tests.actors.engine.engine_bench import EngineBench, Submission, num_positions
+from tests.actors.engine.engine_bench import EngineBench, num_positions
+from tests.actors.engine.reported_sequences import Submission
 
 POISON = 7
 LIMITS = SchedulerConfig(block_size=4, num_blocks=400, max_num_seqs=33, max_num_batched_tokens=512, max_model_len=100)
