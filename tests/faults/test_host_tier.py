@@ -59,6 +59,17 @@ async def push_out(client: Client, seed: int = 50) -> None:
         await trio.testing.wait_all_tasks_blocked()
 
 
+async def ask_twice(client: Client) -> tuple[Answer, Answer]:
+    """Ask for the long prompt, and again when it has been pushed out once more. Both answers are right."""
+    again = await client.ask(LONG)
+    await push_out(client, seed=60)
+    third = await client.ask(LONG)
+    await settle(client)
+    for answer in (again, third):
+        assert_served(answer, LONG, 8)
+    return again, third
+
+
 async def test_found_on_the_host(autojump_clock: trio.abc.Clock) -> None:
     """A prompt whose blocks have been evicted is loaded, counts by tier, and has the same text."""
     async with small_runtime(**TIER) as client:
@@ -81,13 +92,8 @@ async def test_flipped_bit(autojump_clock: trio.abc.Clock) -> None:
         await client.ask(LONG)
         await push_out(client)
         store_of(client).bytes[slot_of(client, 4) * BLOCK_BYTES + 9] ^= 4
-        again = await client.ask(LONG)
-        await push_out(client, seed=60)
-        third = await client.ask(LONG)
-        await settle(client)
+        again, third = await ask_twice(client)
         after = samples(client)
-    for answer in (again, third):
-        assert_served(answer, LONG, 8)
     assert again.record.cached_by_tier is not None and again.record.cached_by_tier["host"] == 4 * BLOCK
     assert again.record.cached_tokens == 4 * BLOCK
     assert third.record.cached_tokens == 12 * BLOCK, "the wrong copy has not been replaced"
@@ -196,13 +202,8 @@ async def test_emptied_slot(autojump_clock: trio.abc.Clock) -> None:
         await client.ask(LONG)
         await push_out(client)
         store_of(client).headers[slot_of(client, 3)] = None
-        again = await client.ask(LONG)
-        await push_out(client, seed=60)
-        third = await client.ask(LONG)
-        await settle(client)
+        again, third = await ask_twice(client)
         after = samples(client)
-    for answer in (again, third):
-        assert_served(answer, LONG, 8)
     assert again.record.cached_tokens == 3 * BLOCK
     assert third.record.cached_tokens == 12 * BLOCK
     assert failed_loads(after) == {"missing": 1, "corrupt": 0, "late": 0, "failed": 0}
