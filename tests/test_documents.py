@@ -1,8 +1,9 @@
-"""What the documents refer to exists: paths, classes, constants, tests, pages and their headings."""
+"""What the documents refer to exists (paths, classes, tests, pages, headings), and the tables of each are whole."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,23 @@ def test_links_resolve(page: str) -> None:
         assert file.exists(), target
         if fragment:
             assert fragment in anchors_of(file.relative_to(ROOT).as_posix()), target
+
+
+def misshapen_tables(text: str) -> Iterator[str]:
+    """Yield the first row of each table in which a row has more or fewer cells, or which has no line under its head."""
+    for table in re.findall(r"(?:^\|.*\n)+", re.sub(r"`[^`\n]*`|\\\\\|", "x", text), re.MULTILINE):
+        rows = table.splitlines()
+        if len({row.count("|") for row in rows}) > 1 or not re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", "".join(rows[1:2])):
+            yield rows[0]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_have_their_rows(page: str) -> None:
+    """Every row of a table has a line of its own, with as many cells as its head."""
+    assert list(misshapen_tables(read(page))) == []
+
+
+@pytest.mark.parametrize("table", ["| a | b |\n|---|---|\n| 1 | 2 | | 3 | 4 |\n", "| a | b | |---|---| | 1 | 2 |\n"])
+def test_misshapen_tables_are_found(table: str) -> None:
+    """A table whose lines were joined is found."""
+    assert list(misshapen_tables(f"Text.\n\n{table}")) != []
