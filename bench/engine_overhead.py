@@ -132,7 +132,7 @@ def main() -> None:
     if arguments.quick:
         arguments.model = arguments.model or DEMO
     model = arguments.model or make_checkpoint(HOME / "qwen3-0.6b-random")
-    rounds, num_tokens, long_prompt = (1, 24, 64) if arguments.quick else (arguments.rounds, 128, 1024)
+    rounds, num_tokens, long_prompt = (1, 200, 64) if arguments.quick else (arguments.rounds, 128, 1024)
     report = measure(model, flags, rounds=rounds, num_tokens=num_tokens, long_prompt=long_prompt)
     if arguments.json:
         print(json.dumps(report))

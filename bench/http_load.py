@@ -32,6 +32,10 @@ class LoadFailed(Exception):
     """A server did not respond as expected; the message quotes what it sent."""
 
 
+class NeverTogether(LoadFailed):
+    """One stream ended before another began, or all tokens were read at once."""
+
+
 @attrs.frozen
 class Answer:
     """When one request was sent and when its tokens arrived, on the same clock."""
@@ -140,10 +144,10 @@ def ask_all(port: int, bodies: Sequence[dict[str, Any]], path: str = COMPLETIONS
 
 
 def decode_rate(answers: Sequence[Answer]) -> float:
-    """Return tokens per second over all streams, counted only while every stream decodes."""
+    """Return tokens per second over all streams, counted only while every stream decodes. Raises NeverTogether."""
     begin_s = max(answer.tokens_s[0] for answer in answers)
     end_s = min(answer.tokens_s[-1] for answer in answers)
     num_tokens = sum(begin_s < at_s <= end_s for answer in answers for at_s in answer.tokens_s)
     if num_tokens == 0:
-        raise LoadFailed("the streams never decoded at the same time: use longer outputs")
+        raise NeverTogether("the streams never decoded at the same time: use longer outputs")
     return num_tokens / (end_s - begin_s)

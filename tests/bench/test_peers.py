@@ -20,7 +20,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench.http_load import Answer, EventCounter, LoadFailed, ask_all, completion, decode_rate
-from bench.peers.__main__ import Load, best_of, compare, measure, render
+from bench.peers.__main__ import Load, best_of, compare, decode, measure, render
 from bench.peers.checkpoint import SHAPE, make_tokenizer, make_weights
 from bench.peers.servers import PEERS, PeerFailed, Server
 from bench.peers.thin_server import run_engine, serve
@@ -62,6 +62,35 @@ def test_decode_rate() -> None:
     assert decode_rate([early]) == pytest.approx(10)
     with pytest.raises(LoadFailed, match="never decoded at the same time"):
         decode_rate([early, Answer(0.0, (5.0, 5.1))])
+
+
+@pytest.mark.parametrize(("together_at", "asked"), [(8, [8]), (32, [8, 16, 32]), (64, [8, 16, 32, 64])])
+def test_outputs_double_until_streams_decode_together(
+    together_at: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rate is of the first outputs that overlap, and the first tokens are of the prompts' first answers."""
+    seen: list[int] = []
+
+    def scripted(port: int, bodies: list[dict[str, Any]]) -> list[Answer]:
+        seen.append(bodies[0]["max_tokens"])
+        begin_s = float(len(seen))
+        second_s = begin_s if seen[-1] >= together_at else begin_s + 100
+        times = [tuple(first_s + 0.1 * number for number in range(11)) for first_s in (begin_s, second_s)]
+        return [Answer(0.0, tokens_s) for tokens_s in times]
+
+    monkeypatch.setattr("bench.peers.__main__.ask_all", scripted)
+    rate, (first, _) = decode(1, [[5], [6]], 8)
+    assert seen == asked
+    assert rate == pytest.approx(20)
+    assert first.first_token_s == 1.0
+
+
+def test_streams_that_never_decode_together_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that reads one prompt after another is told apart from one that decodes slowly."""
+    apart = [Answer(0.0, (1.0, 2.0)), Answer(0.0, (3.0, 4.0))]
+    monkeypatch.setattr("bench.peers.__main__.ask_all", lambda *_: apart)
+    with pytest.raises(LoadFailed, match="never decoded at the same time"):
+        decode(1, [[5], [6]], 8)
 
 
 class Counting:
