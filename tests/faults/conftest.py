@@ -1,4 +1,4 @@
-"""Runs the fault tests on the fake executor with one token a row and step, and with up to four."""
+"""Runs the fault tests on the fake executor with one token per row and step, and with up to four."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that die in the middle of their work, and the requests that are asked of them."""
+"""Engines that die in the middle of their work, and a client that sends them requests."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Deaths:
     """When engines die. Every engine counts its steps."""
 
     at_steps: list[int] = attrs.field(factory=list)
-    """The step, counted from 1, in which each engine dies, one after the other; those that follow live."""
+    """The step, counted from 1, in which the first engine dies, the second, and so on; later engines survive."""
     token_ids: frozenset[int] = frozenset()
-    """An engine that is to compute one of these dies."""
+    """An engine dies in a step that would compute one of these tokens."""
     after_step: bool = False
-    """Whether the step is done, and its result lost."""
+    """Whether the step is computed before the death, and only its result is lost."""
     applies_rules: bool = False
-    """Whether a fake executor draws as a sequence's rules want."""
+    """Whether a fake executor applies a sequence's logit rules."""
     num_deaths: int = 0
     num_engines: int = 0
 
@@ -76,7 +76,7 @@ class Deaths:
 
 @attrs.frozen
 class Output:
-    """What a client has got of one request."""
+    """What a client received for one request."""
 
     texts: tuple[str, ...]
     token_ids: tuple[tuple[int, ...], ...]
@@ -159,7 +159,7 @@ async def ask(
 async def settle(client: Client) -> None:
     """Wait until everything has ended, and assert that nothing is left."""
     runtime = client.runtime
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while (
             not runtime.desk.health().is_ready
             or runtime.desk.num_live_sequences

@@ -30,7 +30,7 @@ from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, 
 
 @cache
 def undisturbed(most_tokens: int) -> tuple[ScenarioResult, int]:
-    """Run the scenario without a crash, with sequences that yield so many tokens a step."""
+    """Run the scenario without a crash; a sequence yields at most `most_tokens` tokens per step."""
     plan = CrashPlan()
     result = trio.run(run_scenario, plan, clock=trio.testing.MockClock(autojump_threshold=0))
     return result, plan.num_messages
@@ -88,7 +88,7 @@ def test_crash_at_message_k(baseline: tuple[ScenarioResult, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 def test_crash_at_every_point_of_message_k(baseline: tuple[ScenarioResult, int], point: str) -> None:
-    """The same for each point of each message."""
+    """With one crash at any point of any message, the result is the same as without a crash."""
     result, num_messages = baseline
     for k in range(1, num_messages + 1):
         assert crash_once(point, k)[0] == result, f"killed at message {k}"

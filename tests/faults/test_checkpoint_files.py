@@ -129,7 +129,7 @@ def changed(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(config=changed())
 def test_config(folder: Path, config: dict[str, Any]) -> None:
-    """Entries of any type, alone and together, in every family."""
+    """Configs of every family with entries of any type, alone or together, are read or refused by name."""
     (folder / "config.json").write_text(json.dumps(config))
     read_on_the_web_side(folder)
     read_in_the_engine(folder)
@@ -196,7 +196,7 @@ def test_index(tmp_path_factory: pytest.TempPathFactory, index: Any) -> None:
 
 @given(header=JUNK | st.dictionaries(st.text(max_size=3), TENSOR))
 def test_header(tmp_path_factory: pytest.TempPathFactory, header: Any) -> None:
-    """Whatever a weights file's header contains, nothing else is raised either."""
+    """Whatever a weights file's header contains, it is refused with a ValueError or an OSError."""
     folder = tmp_path_factory.mktemp("header")
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
@@ -223,7 +223,7 @@ def test_any_depth(tmp_path: Path, kind: str, depth: int) -> None:
 
 
 def test_files_that_are_not_text(tmp_path: Path) -> None:
-    """Bytes that are not UTF-8, and a folder in place of a file."""
+    """Bytes that are not UTF-8, and a folder in place of a file, are refused by name."""
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"):
         for spoil in (lambda path: path.write_bytes(b'{"a": "\xff"}'), Path.mkdir):
             folder = Path(shutil.copytree(TINY, tmp_path / "model"))

@@ -91,7 +91,7 @@ async def open_engines(
     ids=["some seconds", "thirty seconds"],
 )
 async def test_cut_and_healed(beat_s: float, cut_s: float) -> None:
-    """Its requests go on elsewhere, what it still sends is only counted, and it comes back with its cache."""
+    """Requests of a cut-off engine continue elsewhere, its late frames are counted, and it rejoins with its cache."""
     async with open_engines(beat_s=beat_s) as engines:
         client, desk = engines.client, engines.client.runtime.desk
         metrics = client.runtime.metrics
@@ -113,7 +113,7 @@ async def test_cut_and_healed(beat_s: float, cut_s: float) -> None:
             await eventually(lambda: desk.engines()[index].num_running > 1, "several requests run on the engine")
             host.cable.cut()
             healed_at = trio.current_time() + cut_s
-            await eventually(lambda: engines.state(index) is EngineState.DEAD, "the engine counts as dead", 10)
+            await eventually(lambda: engines.state(index) is EngineState.DEAD, "the engine counts as dead")
             assert engines.state(1 - index) is EngineState.READY
         for number, answer in answers.items():
             assert_served(answer, prompt_of(70, number), num_tokens)
@@ -138,8 +138,7 @@ async def test_cut_and_healed(beat_s: float, cut_s: float) -> None:
 
 
 async def test_stopped_and_continued() -> None:
-    """A process that did not run for a while finds its connection gone, and comes back as it is; another is not
-    started."""
+    """A process that was stopped for a while finds its connection gone and rejoins; no other one is started."""
     async with open_engines(1, beat_s=0.1, rejoin_s=20.0) as engines:
         client, desk = engines.client, engines.client.runtime.desk
         await client.ask(CACHED, max_tokens=2)
@@ -147,7 +146,7 @@ async def test_stopped_and_continued() -> None:
         answers: list[Answer] = []
 
         async def ask() -> None:
-            answers.append(await client.ask(prompt_of(70, 1), max_tokens=50))
+            answers.append(await client.ask(prompt_of(70, 1), max_tokens=100))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
@@ -158,7 +157,7 @@ async def test_stopped_and_continued() -> None:
                 await trio.sleep(0.2)
             finally:
                 os.kill(pid, signal.SIGCONT)
-        assert_served(answers[0], prompt_of(70, 1), 50)
+        assert_served(answers[0], prompt_of(70, 1), 100)
         assert answers[0].record.num_engine_deaths == 1
         assert engines.pid(0) == pid and desk.engines()[0].incarnation == 2
         answer = await client.ask(CACHED, max_tokens=2)
@@ -166,8 +165,8 @@ async def test_stopped_and_continued() -> None:
 
 
 async def test_one_that_does_not_come_back() -> None:
-    """It is killed when its time is over, and another one is started."""
-    async with open_engines(1, beat_s=0.1, rejoin_s=0.5) as engines:
+    """An engine that does not rejoin in time is killed, and another one is started."""
+    async with open_engines(1, beat_s=0.1, rejoin_s=3.0) as engines:
         pid = engines.pid(0)
         os.kill(pid, signal.SIGSTOP)
         await eventually(lambda: engines.state(0) is EngineState.DEAD, "it counts as dead")
@@ -180,11 +179,14 @@ async def test_one_that_does_not_come_back() -> None:
 
 
 async def test_end_during_a_cut() -> None:
-    """An engine that tries to come back ends with its host, at once, although it hears nothing from it."""
+    """An engine that tries to rejoin ends by itself with its host, although it hears nothing from it."""
     async with open_engines(1, beat_s=0.1) as engines:
         host, pid = engines.hosts[0], engines.pid(0)
+        assert host.child is not None
+        process = host.child.process
+        host.STOP_GRACE_S = 60.0  # after which it is killed
         host.cable.cut()
         await eventually(lambda: host.num_callers > 0, "the engine tries to come back")
-        began = trio.current_time()
     assert has_ended(pid)
-    assert trio.current_time() - began < 2.0, "it had to be killed"
+    death = await process.explain()
+    assert "SIGKILL" not in death.reason, "it had to be killed"

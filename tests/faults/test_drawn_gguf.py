@@ -60,7 +60,7 @@ OTHERS = (
     *("tokenizer.ggml.eom_token_id", "tokenizer.ggml.fim_pad_token_id", "tokenizer.ggml.add_bos_token"),
     *("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix", "split.count", "split.no"),
 )
-"""Keys that are read where they are there."""
+"""Optional keys that are read if present."""
 
 TEXT = st.one_of(
     st.sampled_from(["", "gpt2", "llama", "qwen2", "tekken", "phi3", "yarn", "linear", "a b", "a b c", "{% if", "\0"]),
@@ -151,7 +151,7 @@ def drawn_keys(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", [BYTES, PIECES], ids=["bytes", "pieces"])
 def test_undamaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]) -> None:
-    """Without a drawn key, everything is read."""
+    """The files that the drawn ones start from are read completely."""
     (tmp_path / "m.gguf").write_bytes(pack_file({**LLAMA, **kind}))
     read_all(tmp_path / "m.gguf", monkeypatch)
 
@@ -159,7 +159,7 @@ def test_undamaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[s
 @pytest.mark.timeout(900)  # for thousands of examples
 @given(keys=drawn_keys(), data=st.data())
 def test_drawn_keys(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Any], data: st.DataObject) -> None:
-    """Values of any type in any key, and bytes changed afterwards: a refusal says what is wrong, and is not long."""
+    """With values of any type in any key, and with changed bytes, a file is read or refused with a short message."""
     packed = bytearray(pack_file(keys))
     for at in data.draw(st.lists(st.integers(0, len(packed) - 300), max_size=2)):
         packed[at] = data.draw(st.integers(0, 255))
@@ -187,7 +187,7 @@ def limit() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_bounded(tmp_path: Path, name: str) -> None:
-    """Vocabularies that take as long, or as much memory, as can be are read or refused within a minute and 2 GiB."""
+    """Vocabularies made to take much time or memory are read or refused within a minute of CPU time and 2 GiB."""
     tokens = HOSTILE[name]["tokens"]
     more = {"tokens": tokens, "token_type": ("i", [1] * len(tokens)), "scores": ("f", [0.0] * len(tokens))}
     keys = {**LLAMA, **PIECES, **{f"tokenizer.ggml.{key}": value for key, value in more.items()}}

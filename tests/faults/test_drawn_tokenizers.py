@@ -138,7 +138,7 @@ def read_all(folder: Path) -> None:
 @pytest.mark.timeout(900)  # for thousands of examples
 @given(files=FILES, data=st.data())
 def test_drawn_files(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Any], data: st.DataObject) -> None:
-    """A refusal names a file, and is not long; bytes that changed make no difference."""
+    """Drawn files, some with a changed byte, are read or refused with a short message that names a file."""
     folder = tmp_path_factory.mktemp("tokenizer")
     for name, content in {"config.json": CONFIG, **files}.items():
         packed = bytearray(json.dumps(content).encode())

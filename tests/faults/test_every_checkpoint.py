@@ -28,7 +28,7 @@ from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, promp
 
 PROMPT = prompt_of(40)
 MOST = 400
-"""Checkpoints that no request here has."""
+"""More checkpoints than any request here has."""
 
 
 @attrs.define(eq=False)

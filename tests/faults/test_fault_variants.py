@@ -1,4 +1,4 @@
-"""The fault tests do run with several tokens a step, and their deaths and faults are then in the middle of a run."""
+"""The fault tests really run with several tokens per step, so deaths and faults fall into the middle of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.vocabularies import Vocabulary
 
 
 async def test_parameters_take_effect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In either kind of runtime, rows go on by as many positions as the test's name says, and by fewer."""
+    """In both kinds of runtime, rows advance by up to as many positions as the test's parameter says."""
     variant: tuple[int, int] = request.node.callspec.params["engines"]
     _, most = variant
     advances: Counter[int] = Counter()
@@ -64,7 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 async def test_rules_across_deaths(case: str) -> None:
-    """Engines die inside runs that penalties, held-back ends or thinking budgets shape: the output is the same."""
+    """Engines die within runs that penalties, held-back ends or thinking budgets affect: the output is the same."""
     fields = {"max_tokens": 24, "temperature": 0.0, "n": 2, **CASES[case]}
     chosen = ChosenFormat(None, OutputFormat(reasoning_tags=TAGS))
     with mock.patch.object(wiring, "choose_format", return_value=chosen):

@@ -28,7 +28,7 @@ PROBLEM_EVENTS = "account.disputed", "report.lost", "report.repeated", "report.u
 
 @attrs.frozen
 class Observed:
-    """What the client got, and what metrics and log contain, for one request."""
+    """What the client received, and what metrics and log contain, for one request."""
 
     status: int
     text: str
@@ -202,7 +202,7 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
 
 
 async def test_spans_after_the_end_are_disputed(autojump_clock: trio.abc.Clock) -> None:
-    """They arrive while a sibling still runs, too late to be counted, though everything would balance."""
+    """Spans that arrive after their sequence has ended are disputed, though everything would balance."""
     faults = EngineFaults(spans_after_terminal=True)
     async with faulty_runtime(faults, max_num_seqs=1) as client:
         with structlog.testing.capture_logs() as lines:

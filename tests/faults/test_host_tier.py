@@ -1,4 +1,4 @@
-"""Blocks that go to the host's memory and come back: what is told of them, and what happens when that goes wrong."""
+"""Blocks that are stored in host memory and loaded again: how they are reported, and what happens when that fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIER = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "kv_host_memory": 100 * B
 
 
 def slot_of(client: Client, index: int) -> int:
-    """Return where the host keeps a block of `LONG`."""
+    """Return the slot in which the host keeps a block of `LONG`."""
     root = root_key_of(client.encode(LONG), client.config)
     key = chain_keys(root, LONG, BLOCK)[index]
     (slot,) = [at for at, header in enumerate(store_of(client).headers) if header is not None and header.key == key]
@@ -48,19 +48,19 @@ def host_tokens(answer: Answer) -> int:
 
 
 def failed_loads(found: dict[str, float]) -> dict[str, float]:
-    """Return the blocks that did not come, by reason."""
+    """Return the number of blocks that could not be loaded, by reason."""
     return {reason: found[f'kv_host_failed_load_blocks_total{{reason="{reason}"}}'] for reason in LoadFailure}
 
 
 async def push_out(client: Client, seed: int = 50) -> None:
-    """Ask other prompts until nothing that is on the device now is there any more."""
+    """Send other prompts until every block that is now on the device has been evicted."""
     for other in range(3):
         await client.ask(prompt_of(14 * BLOCK, seed=seed + other), max_tokens=1)
         await trio.testing.wait_all_tasks_blocked()
 
 
 async def ask_twice(client: Client) -> tuple[Answer, Answer]:
-    """Ask for the long prompt, and again when it has been pushed out once more. Both answers are right."""
+    """Send the long prompt, and again once it has been evicted again; check that both answers are right."""
     again = await client.ask(LONG)
     await push_out(client, seed=60)
     third = await client.ask(LONG)
@@ -71,7 +71,7 @@ async def ask_twice(client: Client) -> tuple[Answer, Answer]:
 
 
 async def test_found_on_the_host(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt whose blocks have been evicted is loaded, counts by tier, and has the same text."""
+    """A prompt whose blocks have been evicted is loaded, is counted by tier, and gets the same text."""
     async with small_runtime(**TIER) as client:
         first = await client.ask(LONG)
         await push_out(client)
@@ -87,7 +87,7 @@ async def test_found_on_the_host(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_flipped_bit(autojump_clock: trio.abc.Clock) -> None:
-    """A block whose bytes have changed is noticed; it and what follows it are computed, and count so."""
+    """A block whose bytes have changed is detected; it and the blocks behind it are computed, and counted so."""
     async with small_runtime(**TIER) as client:
         await client.ask(LONG)
         await push_out(client)
@@ -101,7 +101,7 @@ async def test_flipped_bit(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_block_of_another_prompt(autojump_clock: trio.abc.Clock) -> None:
-    """A slot that has another block, with that block's header, is a miss: its chain key is compared."""
+    """A slot that holds another block, with that block's header, is a miss: chain keys are compared."""
     async with small_runtime(**TIER) as client:
         await client.ask(LONG)
         await push_out(client)
@@ -117,7 +117,7 @@ async def test_block_of_another_prompt(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_numerics_of_another_engine(autojump_clock: trio.abc.Clock) -> None:
-    """A block with the right key that an engine of other numerics has computed is a miss."""
+    """A block with the right key that an engine with other numerics has computed is a miss."""
     async with small_runtime(**TIER) as client:
         await client.ask(LONG)
         await push_out(client)
@@ -133,7 +133,7 @@ async def test_numerics_of_another_engine(autojump_clock: trio.abc.Clock) -> Non
 
 @pytest.mark.parametrize("direction", ["read_blocks", "write_blocks"])
 async def test_copy_that_raises(direction: str, autojump_clock: trio.abc.Clock) -> None:
-    """A copy that fails is logged; what could not be stored or loaded is computed, and counts so."""
+    """A failed copy is logged; blocks that could not be stored or loaded are computed, and counted so."""
 
     def fail(*_: object) -> None:
         raise OSError("no such memory")
@@ -194,9 +194,9 @@ async def test_others_overtake(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_emptied_slot(autojump_clock: trio.abc.Clock) -> None:
-    """A block that is not on the host any more when its copy begins is computed, with what follows it.
+    """A block that is no longer on the host when its copy begins is computed, with the blocks behind it.
 
-    It is counted as missing, and looked for no longer.
+    It is counted as missing, and no longer expected there.
     """
     async with small_runtime(**TIER) as client:
         await client.ask(LONG)
@@ -210,9 +210,9 @@ async def test_emptied_slot(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_load_that_hangs(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt waits for a load for so long and is computed then, and so is another that waited for the same blocks.
+    """After `LOAD_TIMEOUT_S` the prompts that wait for a load are computed instead.
 
-    No other load begins behind it. Its blocks are nobody else's until it ends, and what it has brought can be found.
+    No other load begins behind it. Its blocks are not reused until it ends, and the blocks that it loaded can be found.
     """
     dials = Dials(step_seconds=0.01)
     other = prompt_of(14 * BLOCK, seed=50)
@@ -254,7 +254,7 @@ async def test_load_that_hangs(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_client_leaves_during_a_load(autojump_clock: trio.abc.Clock) -> None:
-    """Blocks that a load still writes are nobody else's until it is over; others have the right text meanwhile."""
+    """Blocks that a load still writes are not reused until it is over; other requests get the right text meanwhile."""
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials, **TIER) as client:
         await client.ask(LONG)
@@ -283,7 +283,7 @@ async def test_client_leaves_during_a_load(autojump_clock: trio.abc.Clock) -> No
 
 @pytest.mark.parametrize("when", ["store", "load"])
 async def test_reset_during_a_move(when: str, autojump_clock: trio.abc.Clock) -> None:
-    """What was computed before a reset is not found after it, though it was on its way to the host, or back."""
+    """Blocks computed before a reset are not found after it, not even those that were being stored or loaded."""
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials, **TIER) as client:
         await client.ask(LONG)
@@ -312,7 +312,7 @@ async def test_reset_during_a_move(when: str, autojump_clock: trio.abc.Clock) ->
 
 
 async def test_first_step_fails_after_a_load(autojump_clock: trio.abc.Clock) -> None:
-    """An admission that is undone and made again counts what was loaded for it as loaded."""
+    """An admission that is undone and repeated counts the loaded blocks as loaded."""
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials, **TIER) as client:
         await client.ask(LONG)
@@ -325,7 +325,7 @@ async def test_first_step_fails_after_a_load(autojump_clock: trio.abc.Clock) -> 
 
 
 async def test_mover_dies(autojump_clock: trio.abc.Clock) -> None:
-    """An error in the mover itself ends the engine, as in every other part of it; the next one goes on."""
+    """An error in the mover itself ends the engine, as in any of its other parts; the next engine continues."""
     async with small_runtime(**TIER) as client:
         await client.ask(LONG)
         await push_out(client)
@@ -341,7 +341,7 @@ async def test_mover_dies(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_more_memory_than_there_is(autojump_clock: trio.abc.Clock) -> None:
-    """A host tier that cannot be is refused when the engine starts, with the flag to change."""
+    """A host tier of an impossible size is refused when the engine starts, naming the flag."""
     config = runtime_config(**{**TIER, "kv_host_memory": 1 << 60}).engine
     with pytest.raises(ValueError, match=r"--kv-host-memory 1073741824\.00GiB is more than is available"):
         Engine(config, load_executor(config))

@@ -1,4 +1,4 @@
-"""Several engines behind one set of books: they come, end, die and are emptied, and every request is served as by one.
+"""Several engines behind one accountant: they start, end, die and are drained, and requests are served as by one.
 
 All of quipu in one loop, with engines that read their KV: a wrong block changes the text.
 """
@@ -30,7 +30,7 @@ MAX_TOKENS = 40
 
 
 async def ask_all(client: Client, disturb: Callable[[], object] = lambda: None) -> list[Answer]:
-    """Ask for many answers at once, one or two choices each, and disturb the engines while they are written."""
+    """Send many requests at once, with one or two choices each, and disturb the engines while they run."""
     answers: dict[int, Answer] = {}
 
     async def ask(index: int) -> None:
@@ -59,7 +59,7 @@ def assert_served(answers: Sequence[Answer]) -> None:
 
 
 async def test_prompts_spread_and_come_back(autojump_clock: trio.abc.Clock) -> None:
-    """New prompts go to both engines; what continues a prompt goes where that is cached, and is told so."""
+    """New prompts go to both engines; a continued prompt goes where it is cached, and its usage says so."""
     async with small_runtime(num_engines=2) as client:
         assert_served(await ask_all(client))
         assert all(engine.block_manager.pool.num_cached for engine in client.engines), "both had something to do"
@@ -71,7 +71,7 @@ async def test_prompts_spread_and_come_back(autojump_clock: trio.abc.Clock) -> N
 
 @pytest.mark.parametrize("index", [0, 1])
 async def test_each_engine_killed(autojump_clock: trio.abc.Clock, index: int) -> None:
-    """What it held goes on at once on the other one, and is counted once."""
+    """The requests of a killed engine continue at once on the other one, and are counted once."""
     async with small_runtime(num_engines=2, restart_backoff_s=60.0) as client:
         engine = client.engines[index]
         answers = await ask_all(client, lambda: kill_engine(client, index))
@@ -91,7 +91,7 @@ async def test_each_engine_killed(autojump_clock: trio.abc.Clock, index: int) ->
 
 @pytest.mark.parametrize("mode", DrainMode)
 async def test_drained(autojump_clock: trio.abc.Clock, mode: DrainMode) -> None:
-    """A draining engine gets nothing new, ends what it has or hands it over, and is gone."""
+    """A draining engine gets no new requests, finishes or hands over those it has, and is removed."""
     journal = KeptJournal()
     async with small_runtime(num_engines=2, journal=journal) as client:
         desk = client.runtime.desk
@@ -109,7 +109,7 @@ async def test_drained(autojump_clock: trio.abc.Clock, mode: DrainMode) -> None:
 
 
 async def test_drain_that_takes_too_long(autojump_clock: trio.abc.Clock) -> None:
-    """When the time is up, what an engine still holds is handed over."""
+    """When the time for a drain is up, the remaining requests are handed over."""
     async with small_runtime(num_engines=2) as client:
         desk = client.runtime.desk
         assert_served(await ask_all(client, lambda: desk.control.drain(0, DrainMode.FINISH, 0.1)))
@@ -117,7 +117,7 @@ async def test_drain_that_takes_too_long(autojump_clock: trio.abc.Clock) -> None
 
 
 async def test_drained_engine_that_dies(autojump_clock: trio.abc.Clock) -> None:
-    """It is not started again, and its requests go on elsewhere."""
+    """A draining engine that dies is not restarted, and its requests continue elsewhere."""
     async with small_runtime(num_engines=2) as client:
         desk = client.runtime.desk
 
@@ -131,7 +131,7 @@ async def test_drained_engine_that_dies(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_added_while_requests_run(autojump_clock: trio.abc.Clock) -> None:
-    """A further engine serves what comes from then on; ids are not given twice."""
+    """An added engine serves later requests; engine ids are never reused."""
     async with small_runtime() as client:
         desk = client.runtime.desk
         assert_served(await ask_all(client, lambda: desk.control.add(2)))
@@ -144,7 +144,7 @@ async def test_added_while_requests_run(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_added_while_memory_is_short(autojump_clock: trio.abc.Clock) -> None:
-    """Starting it is retried until there is enough again, however often that fails."""
+    """Starting an engine is retried until there is enough memory, however often it fails."""
     starts = count()
 
     class Short(LoopHost):
@@ -164,7 +164,7 @@ async def test_added_while_memory_is_short(autojump_clock: trio.abc.Clock) -> No
 
 @pytest.mark.parametrize("mode", list(DrainMode))
 async def test_last_working_one_is_not_drained(autojump_clock: trio.abc.Clock, mode: DrainMode) -> None:
-    """An engine is drained only when another is ready to take its place, not one that perhaps will never be."""
+    """An engine is drained only when another one is ready, not one that may never be."""
     may_start = False
 
     class Short(LoopHost):
@@ -190,7 +190,7 @@ async def test_last_working_one_is_not_drained(autojump_clock: trio.abc.Clock, m
 
 
 async def test_one_that_does_not_serve_is_removed(autojump_clock: trio.abc.Clock) -> None:
-    """An engine that is not ready may go while another is about to be."""
+    """An engine that is not ready may be removed while another one is restarting."""
 
     class Short(LoopHost):
         async def run(self, link: EngineLink) -> Death:
@@ -210,7 +210,7 @@ async def test_one_that_does_not_serve_is_removed(autojump_clock: trio.abc.Clock
 
 
 async def test_last_one_removed_by_force(autojump_clock: trio.abc.Clock) -> None:
-    """Requests that have not ended fail with a reason, and new ones are refused until there is another engine."""
+    """When the last engine is removed, open requests fail with a reason; another engine can be added afterwards."""
     async with small_runtime() as client:
         desk = client.runtime.desk
         with pytest.raises(LastEngine):
@@ -226,7 +226,7 @@ async def test_last_one_removed_by_force(autojump_clock: trio.abc.Clock) -> None
 
 
 async def test_one_that_keeps_dying(autojump_clock: trio.abc.Clock) -> None:
-    """It is given up, and the other one serves everything; the server goes on."""
+    """An engine that keeps dying is given up, and the other one serves everything."""
 
     class Stillborn(LoopHost):
         num_made = 0
@@ -252,7 +252,7 @@ async def test_one_that_keeps_dying(autojump_clock: trio.abc.Clock) -> None:
 
 
 def different_hosts(*, is_final: bool = False) -> Callable[..., LoopHost]:
-    """Return what makes hosts of engines that compute other bits each. `is_final`: none is started again."""
+    """Return a factory of hosts whose engines all compute different bits. `is_final`: none is restarted."""
     numbers = count()
 
     class Different(LoopHost):
@@ -275,7 +275,7 @@ def different_hosts(*, is_final: bool = False) -> Callable[..., LoopHost]:
 
 @pytest.mark.parametrize("resume_on", ["any", "same"])
 async def test_other_numerics(autojump_clock: trio.abc.Clock, resume_on: str) -> None:
-    """Where only another engine computes other bits, a request goes on there, or waits for one of its own."""
+    """If the other engine computes other bits, a request continues there or waits for its own, as configured."""
     async with small_runtime(
         num_engines=2, make_host=different_hosts(), restart_backoff_s=5.0, resume_on=resume_on
     ) as client:
@@ -288,7 +288,7 @@ async def test_other_numerics(autojump_clock: trio.abc.Clock, resume_on: str) ->
 
 
 async def test_no_engine_with_the_same_numerics_is_left(autojump_clock: trio.abc.Clock) -> None:
-    """Requests that may only go on where the same bits are computed fail as soon as no such engine can come."""
+    """Requests that may only continue with the same bits fail as soon as no such engine can come back."""
     async with small_runtime(num_engines=2, make_host=different_hosts(is_final=True), resume_on="same") as client:
         answers = await ask_all(client, lambda: kill_engine(client, 0))
         failed = [answer for answer in answers if answer.error is not None]
@@ -305,14 +305,14 @@ async def test_no_engine_with_the_same_numerics_is_left(autojump_clock: trio.abc
 
 @pytest.mark.parametrize("policy", ["prefix", "dynamo", "least-loaded", "round-robin", "random"])
 async def test_policies_serve_alike(autojump_clock: trio.abc.Clock, policy: str) -> None:
-    """Which engine serves changes no text and no count but what is found cached."""
+    """The choice of the engine changes no text and no count except cached tokens."""
     async with small_runtime(num_engines=3, routing=policy) as client:
         assert_served(await ask_all(client))
         assert sum(engine.block_manager.pool.num_cached > 0 for engine in client.engines) > 1
 
 
 async def test_estimates_stand_beside_counts(autojump_clock: trio.abc.Clock) -> None:
-    """The record has what the router expected, a metric the difference; only the engine's count is told and billed."""
+    """The record has the router's estimate, and a metric its error; only the engine's count is reported and billed."""
     async with small_runtime(num_engines=2) as client:
         first = await client.ask(prompt_of(70), max_tokens=2)
         again = await client.ask(prompt_of(70), max_tokens=2)
@@ -320,7 +320,7 @@ async def test_estimates_stand_beside_counts(autojump_clock: trio.abc.Clock) -> 
             assert answer.record.router_estimate == answer.record.cached_tokens == num_expected
             assert answer.record.cached_tokens_estimate is None
         assert again.record.engine == first.record.engine in (0, 1)
-        # what the router does not hear of: the prompt is expected where its blocks are no more
+        # the router does not hear of this: it expects the prompt where its blocks no longer are
         for engine in client.engines:
             engine.block_manager.pool.observers.clear()
             engine.block_manager.pool.reset()
@@ -333,7 +333,7 @@ async def test_estimates_stand_beside_counts(autojump_clock: trio.abc.Clock) -> 
 
 
 async def test_one_engine_has_no_estimates(autojump_clock: trio.abc.Clock) -> None:
-    """There is nothing to choose."""
+    """With one engine there is nothing to choose, so records have no estimate."""
     async with small_runtime() as client:
         for _ in range(2):
             assert (await client.ask(prompt_of(70), max_tokens=2)).record.router_estimate is None
@@ -341,7 +341,7 @@ async def test_one_engine_has_no_estimates(autojump_clock: trio.abc.Clock) -> No
 
 
 async def test_reset_reaches_all(autojump_clock: trio.abc.Clock) -> None:
-    """After a reset no engine finds anything, and the router expects nothing."""
+    """After a reset no engine finds cached blocks."""
     async with small_runtime(num_engines=2) as client:
         await ask_all(client)
         client.runtime.desk.reset_prefix_cache()
@@ -351,7 +351,7 @@ async def test_reset_reaches_all(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_list_of_prompts(autojump_clock: trio.abc.Clock) -> None:
-    """Prompts of a list are routed one by one, choices of each together; the usage is their sum."""
+    """Prompts of a list are routed one by one, each with all its choices; the usage is their sum."""
     async with small_runtime(num_engines=2) as client:
         prompts = [prompt_of(70, index) for index in range(6)]
         answer = await client.ask(*prompts, n=2, max_tokens=8)
@@ -365,7 +365,7 @@ async def test_list_of_prompts(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_books_over_engines(autojump_clock: trio.abc.Clock) -> None:
-    """Counters are the sums over the records, whichever engine has served."""
+    """Counters are the sums over the records, whichever engine served them."""
     journal = KeptJournal()
     async with small_runtime(num_engines=2, journal=journal) as client:
         await ask_all(client)

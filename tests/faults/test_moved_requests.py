@@ -1,4 +1,4 @@
-"""Requests that another engine goes on with: what it finds there is no hit, and what it does again nobody pays for."""
+"""Requests that continue on another engine: blocks found there are no hits, and recomputed tokens are not billed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.traps.wire import samples, settle
 
 PROMPT = prompt_of(400)
 SHARED = 384
-"""Its full blocks but the last token's."""
+"""The tokens of its full blocks, without the block of the last token."""
 
 
 def hand_over(client: Client, engine_id: int) -> None:
@@ -31,7 +31,7 @@ Move = Callable[[Client, int], None]
 
 
 async def ask_and_move(client: Client, move: Move, after_s: float, prompt: list[int], max_tokens: int) -> Answer:
-    """Ask, and have the other engine go on with it after some time."""
+    """Send a request, and move it to the other engine after some time."""
     answers: list[Answer] = []
 
     async def ask() -> None:
@@ -48,7 +48,7 @@ async def ask_and_move(client: Client, move: Move, after_s: float, prompt: list[
 
 @MOVES
 async def test_prompt_is_cached_there(autojump_clock: trio.abc.Clock, move: Move) -> None:
-    """A request whose prompt was half computed finds all of it cached where it goes on: restored, and not a hit."""
+    """A half-computed prompt that is cached on the next engine is restored from there, and is not a hit."""
     async with small_runtime(num_engines=2, routing="round-robin", max_num_batched_tokens=32) as client:
         first = await client.ask(PROMPT, max_tokens=1)
         answer = await ask_and_move(client, move, 0.05, PROMPT, 20)
@@ -65,7 +65,7 @@ async def test_prompt_is_cached_there(autojump_clock: trio.abc.Clock, move: Move
 
 @MOVES
 async def test_prompt_was_a_hit_already(autojump_clock: trio.abc.Clock, move: Move) -> None:
-    """What was a hit where it was admitted is not counted again where it goes on, whether it is cached there or not."""
+    """A hit at the first admission is not counted again on the next engine."""
     async with small_runtime(num_engines=2) as client:
         await client.ask(PROMPT, max_tokens=1)
         answer = await ask_and_move(client, move, 0.1, PROMPT, 40)

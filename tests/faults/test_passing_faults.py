@@ -33,7 +33,7 @@ async def answers(client: Client, fields: dict[str, Any]) -> list[Output]:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("case", CASES)
 async def test_every_fourth_pass_raises(case: str, when: str) -> None:
-    """Before or after it has written its KV and drawn its tokens: no token, logprob or count is another one."""
+    """A pass that raises, before or after it has written KV and sampled, changes no token, logprob or count."""
     async with open_deadly(Deaths(), executor="cpu") as client:
         undisturbed = await answers(client, CASES[case])
     async with open_deadly(Deaths(), executor="cpu") as client:

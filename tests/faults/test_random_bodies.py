@@ -27,11 +27,11 @@ from tests.runtimes import small_runtime
 from tests.traps.wire import over_http, samples, settle
 from tests.web.fakes import Client as HttpClient
 
-BODIES_A_HOUSE = 10
+BODIES_PER_RUNTIME = 10
 IN_TIME_S = 60.0
 LETTER_A = 67
 LOST_GRAMMAR = b"The output cannot match its grammar any more"
-"""What a client is told whose grammar has no end, or none that its tokens lead to."""
+"""The error for a grammar that has no end, or none that the tokens so far can reach."""
 
 
 @attrs.frozen
@@ -75,13 +75,13 @@ def check(answer: Answer, endpoint: str) -> None:
 def test_random_bodies(endpoint: str) -> None:
     """No 5xx; afterwards no account is open and no block held, and records, counters and clients agree.
 
-    Grammars without end are among them, and end their own requests alone.
+    Grammars without an end are among them, and fail only their own requests.
     """
 
     @settings(max_examples=max(20, settings.default.max_examples // 2))
     @given(st.data())
     def try_bodies(data: st.DataObject) -> None:
-        drawn = data.draw(st.lists(bodies(endpoint), min_size=BODIES_A_HOUSE, max_size=BODIES_A_HOUSE))
+        drawn = data.draw(st.lists(bodies(endpoint), min_size=BODIES_PER_RUNTIME, max_size=BODIES_PER_RUNTIME))
         trio.run(serve_them, endpoint, drawn)
 
     try_bodies()

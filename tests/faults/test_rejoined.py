@@ -25,7 +25,7 @@ def host_of(client: Client, index: int = 0) -> RejoiningHost:
 
 
 def assert_router_knows(client: Client) -> None:
-    """Assert that the router expects of each engine the keys that are committed there, and no others."""
+    """Assert that the router's index has exactly the keys that each engine has committed."""
     routes = client.runtime.route_store
     for engine_id in client.runtime.hosts:
         kept = host_of(client, engine_id).kept
@@ -60,7 +60,7 @@ async def ask_all(client: Client, cuts: list[float]) -> list[Answer]:
 async def test_requests_go_on(
     autojump_clock: trio.abc.Clock, cuts: list[float], num_blocks: int, num_engines: int
 ) -> None:
-    """The answers are the same, each token comes once, and the books add up, wherever the connection was cut."""
+    """Wherever the connection is cut, the answers are the same, each token comes once, and the accounts add up."""
     num_blocks = num_blocks * num_tokens() // 40
     changes = {"num_blocks": num_blocks, "max_model_len": 320, "num_engines": num_engines}
     async with small_runtime(make_host=RejoiningHost, **changes) as client:
@@ -77,7 +77,7 @@ async def test_requests_go_on(
 
 
 async def test_cache_is_kept(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt that was cached before is found after the engine has come back, of which the router knows at once."""
+    """A prompt cached before the cut is a hit after the engine has rejoined, and the router expects it at once."""
     async with small_runtime(make_host=RejoiningHost) as client:
         await client.ask(prompt_of(4 * BLOCK + 1))
         host_of(client).cut()

@@ -1,4 +1,4 @@
-"""Reports of several engines: one that is lost, or comes after its engine's death, concerns nobody else's requests."""
+"""Reports of several engines: a lost one, or one after its engine's death, affects no other engine's requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.traps.wire import samples, settle
 LOST = 5
 """Number of the report of engine 0 that is lost."""
 NUM_TOKENS = 40
-"""So many that an engine needs blocks in the middle of an answer, whatever a step yields."""
+"""Enough that an engine needs a block in the middle of an answer, however many tokens a step yields."""
 
 
 class LosingHost(LoopHost):
@@ -33,7 +33,7 @@ class LosingHost(LoopHost):
 
 
 async def ask_both(client: Client) -> list[Answer]:
-    """Ask for one answer of each engine, at once."""
+    """Send one request to each of the two engines, the second shortly after the first."""
     answers: list[Answer] = []
 
     async def ask(seed: int) -> None:
@@ -47,7 +47,7 @@ async def ask_both(client: Client) -> list[Answer]:
 
 
 async def test_lost_report(autojump_clock: trio.abc.Clock) -> None:
-    """Only what the engine held whose report was lost is disputed."""
+    """Only the request of the engine whose report was lost is disputed."""
     async with small_runtime(num_engines=2, routing="round-robin", make_host=LosingHost) as client:
         with capture_logs():
             answers = await ask_both(client)

@@ -1,6 +1,6 @@
 """The router is killed, at any message and in the middle of handling it: every request is served, and counted once.
 
-Its successors go on from the route store, and what they know of engines' caches is what the engines have.
+Its successors continue from the route store, and know exactly what the engines have cached.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def quiet() -> Iterator[None]:
 
 
 class RouterKilledError(Exception):
-    """Planned."""
+    """Raised on purpose by these tests."""
 
 
 class Killing:
@@ -99,7 +99,7 @@ CASES = [*((point, True) for point in POINTS), ("at keys", False), ("at a comput
 async def test_killed_everywhere(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
 ) -> None:
-    """With a death at every message of a kind, before it or when a part is done, all are served as without any."""
+    """With a death at every other message of a kind, before or in the middle of its handling, all are served."""
     owner, name = POINTS[point]
     kill = Killing(getattr(owner, name), before=before)
     monkeypatch.setattr(owner, name, lambda *arguments, **named: kill(*arguments, **named))
@@ -109,7 +109,7 @@ async def test_killed_everywhere(
 
 
 async def test_prompt_that_always_kills(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes to the next engine in turn, and is served; so are all others."""
+    """A prompt that always kills the router goes to the next engine in turn; it and all others are served."""
     poison = prompt_of(70, 66)
     route = Routing.route
 

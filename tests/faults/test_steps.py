@@ -60,7 +60,7 @@ async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: floa
 
 @pytest.mark.parametrize("at", range(4))
 async def test_one_request_makes_steps_raise(autojump_clock: trio.abc.Clock, at: int) -> None:
-    """It alone fails, with the reason; those that share its steps, or a prefix with it, get their usual answers."""
+    """A request that makes steps raise fails alone; those that share steps or a prefix with it are unaffected."""
     dials = Dials(step_seconds=0.01, poison_token_id=299)
     shared = prompt_of(32, 1)
     prompts = [[*shared, *prompt_of(8, seed)] for seed in range(2, 6)]
@@ -94,8 +94,8 @@ async def test_one_request_makes_steps_raise(autojump_clock: trio.abc.Clock, at:
 
 @pytest.mark.parametrize("logprobs", [None, 2])
 async def test_logits_that_are_not_finite(autojump_clock: trio.abc.Clock, logprobs: int | None) -> None:
-    """A request for which the model computes NaN fails with a message that says so; what it shares steps with does not
-    notice, nor is any step run again."""
+    """A request for which the model computes NaN fails with a message that says so; the others in its steps are
+    unaffected, and no step is run again."""
     dials = Dials(step_seconds=0.01, nan_token_id=299)
     prompts = [prompt_of(20, 1), [*prompt_of(20, 2), 299], prompt_of(20, 3)]
     answers: dict[int, Answer] = {}

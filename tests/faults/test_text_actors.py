@@ -1,7 +1,7 @@
 """Tokenizer and detokenizer are killed, at any message and at any point of handling it, without any observable effect.
 
-Their successors go on: texts, logprobs, calls, usage, records and counters are the same as without. Only a request that
-kills one of them twice fails, and only deaths without any work between them end the server.
+Their successors continue: texts, logprobs, calls, usage, records and counters are the same as without a death. Only a
+request that kills one of them twice fails, and only deaths without any work between them end the server.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ POISON = prompt_of(12, seed=66)
 
 @cache
 def undisturbed(num_requests: int, most_tokens: int) -> Result:
-    """Run the scenario without a death, with sequences that yield so many tokens a step."""
+    """Run the scenario without a death; a sequence yields at most `most_tokens` tokens per step."""
     return trio.run(partial(run_scenario, num_requests), clock=trio.testing.MockClock(autojump_threshold=0))
 
 
@@ -63,7 +63,7 @@ def a_few(engines: None) -> Result:
 
 
 def test_scenario_is_comprehensive(many: Result) -> None:
-    """The scenario has what the tests below are about."""
+    """The scenario covers what the tests below are about."""
     found = json.dumps(many.responses)
     outcomes = [str(record["outcome"]) for record in many.records.values()]
     assert outcomes.count("finished") > 140 and outcomes.count("cancelled") == outcomes.count("rejected") == 16
@@ -86,7 +86,7 @@ async def test_killed_at_every_message(autojump_clock: trio.abc.Clock, many: Res
     ("actor", "point"), [(actor, point) for actor, points in OTHER_POINTS.items() for point in points]
 )
 async def test_killed_at_every_point(autojump_clock: trio.abc.Clock, a_few: Result, actor: str, point: str) -> None:
-    """The same for every other point in the handling of a message, with fewer requests."""
+    """With a death at any other point in the handling of a message, and fewer requests, the result is the same, too."""
     plan = KillPlan(point)
     assert await run_scenario(2 * NUM_KINDS, **killing(actor, plan)) == a_few
     assert plan.num_kills and not plan.held_slots
@@ -326,7 +326,7 @@ async def test_outlet_that_raises(autojump_clock: trio.abc.Clock) -> None:
     assert [record.outcome for record in journal.closed].count(Outcome.FAILED) == 1
 
 
-# ---------------------------------------------------------------- limits on deaths, and what tells of them
+# ---------------------------------------------------------------- limits on deaths, and how they are reported
 
 
 class DeadTokenizer(TokenizerActor):
