@@ -9,12 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench.stalls.busy import busy
-
-PATIENCE_S = 20.0
+from tests.processes import PATIENCE_S
 
 
 def test_busy_processes_are_niced_and_end() -> None:
-    """They are gone when the block is left, which does not wait for processes that go on."""
+    """Busy processes have the lowest priority, and are gone when the block is left."""
     pids: list[int] = []
     niceness: set[int] = set()
 

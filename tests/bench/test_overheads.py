@@ -104,7 +104,7 @@ def test_spans_of_two_processes(tmp_path: Path) -> None:
     (tmp_path / "9.spans").write_bytes(b"half a record")
     spans = read_spans(tmp_path)
     assert [(span.name, span.size) for span in spans] == [("adding", 3), ("failing", 0)] * 2
-    assert all(0 <= span.seconds < 1 for span in spans)
+    assert all(0 <= span.seconds < 60 for span in spans)
     assert spans[0].end_s <= spans[2].start_s
 
 
@@ -136,7 +136,8 @@ def test_coroutine_turns(tmp_path: Path) -> None:
     run_with_spans(code, tmp_path)
     spans = read_spans(tmp_path)
     assert [span.name for span in spans] == ["waiting"] * 6
-    assert all(span.seconds < 0.15 for span in spans)
+    for before, after in (spans[:2], spans[2:4]):
+        assert after.start_s - before.end_s > 0.19, "the time it waits is in a span"
 
 
 def run_with_spans(code: str, folder: Path) -> None:

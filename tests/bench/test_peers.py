@@ -24,7 +24,7 @@ from bench.peers.__main__ import Load, best_of, compare, decode, measure, render
 from bench.peers.checkpoint import SHAPE, make_tokenizer, make_weights
 from bench.peers.servers import PEERS, PeerFailed, Server
 from bench.peers.thin_server import run_engine, serve
-from tests.processes import free_ports
+from tests.processes import eventually, free_ports
 from tests.tiny import TINY
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -68,7 +68,7 @@ def test_decode_rate() -> None:
 def test_outputs_double_until_streams_decode_together(
     together_at: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rate is of the first outputs that overlap, and the first tokens are of the prompts' first answers."""
+    """The rate is that of the first outputs that overlap; times to first token are those of the first answers."""
     seen: list[int] = []
 
     def scripted(port: int, bodies: list[dict[str, Any]]) -> list[Answer]:
@@ -86,7 +86,7 @@ def test_outputs_double_until_streams_decode_together(
 
 
 def test_streams_that_never_decode_together_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that reads one prompt after another is told apart from one that decodes slowly."""
+    """A server whose streams never overlap fails, with a message that says so."""
     apart = [Answer(0.0, (1.0, 2.0)), Answer(0.0, (3.0, 4.0))]
     monkeypatch.setattr("bench.peers.__main__.ask_all", lambda *_: apart)
     with pytest.raises(LoadFailed, match="never decoded at the same time"):
@@ -150,14 +150,16 @@ def thin_server(port: int) -> Iterator[None]:
 @pytest.fixture
 def port() -> Iterator[int]:
     (number,) = free_ports(1)
+
+    def listens() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", number)).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
     with thin_server(number):
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", number)).close()
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.01)
+        eventually(listens, "the server listens")
         yield number
 
 
