@@ -11,7 +11,7 @@
              lowered, the ledger's database is stopped and started, and the disk with the ledger's files and the log
              fills. Both have a host tier, and far less room on the device. Every answer is compared with the
              undisturbed one, and every record with the answer.
-    clients  clients that connect, ask and vanish at drawn moments; the server must then hold what it held before
+    clients  clients that connect, ask and vanish at random moments; the server must then hold what it held before
     tokens   an engine is killed at every token of a streamed, a plain, a constrained, a scored and an n = 4 request,
              and in every step of such requests whose steps yield up to four tokens
 

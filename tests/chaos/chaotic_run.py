@@ -44,7 +44,7 @@ TINY_MODEL = [
 ]
 NUM_CLIENTS, NUM_TINY_CLIENTS, NUM_QUICK = 16, 4, 3
 LONG, LONG_QUICK = 90, 12
-"""Most tokens of an answer, about."""
+"""Approximate maximum of tokens in an answer."""
 NUM_REPLACED = 4
 """Weight of replaced engines, where there are several, beside `Pace.kinds`."""
 DISK_MIB = 64
@@ -105,6 +105,7 @@ def run_load(
                 rng = random.Random(f"{seed} {scene.name} {disturb.__name__}")
                 tasks.append(pool.submit(disturb, what, timeline, pace, rng, stopping))
         _wait(tasks, seconds)
+        eventually(lambda: timeline.counts, "something has been disturbed")
         stopping.set()
         for task in tasks:
             task.result()
@@ -179,7 +180,7 @@ def _serving(scene: Scene) -> Iterator[Server]:
 
 
 def _wait(tasks: list[Future[None]], seconds: float) -> None:
-    """Wait, or until a task raises."""
+    """Wait for `seconds`, or until a task raises."""
     from concurrent.futures import FIRST_EXCEPTION, wait
 
     done, _ = wait(tasks, seconds, FIRST_EXCEPTION)
@@ -191,7 +192,7 @@ SHORTAGES = ("MemoryError", "can't start new thread", "failed to map segment", "
 
 
 def tracebacks(log: str) -> list[str]:
-    """Return the tracebacks in a log, but for those that speak of a lack of memory, which is taken away."""
+    """Return the tracebacks in a log, except those about a lack of memory, which is a disturbance."""
     entries: list[str] = []
     for line in log.splitlines():
         if line.startswith("{") or not entries or entries[-1].startswith("{"):
@@ -206,7 +207,7 @@ def _faults_of(server: Server, metrics: dict[str, float]) -> list[str]:
     if metrics["usage_disputed_total"]:
         faults.append(f"{metrics['usage_disputed_total']:g} accounts are disputed")
     if corrupt := metrics['kv_host_failed_load_blocks_total{reason="corrupt"}']:
-        faults.append(f"{corrupt:g} blocks on the host were not what they should be")
+        faults.append(f"{corrupt:g} blocks on the host were corrupt")
     return faults
 
 

@@ -2,7 +2,7 @@
 
     QUIPU_COUNTS=FILE python -m tests.chaos.counted_server serve ...
 
-What a process holds besides cannot be seen from outside.
+These counts cannot be seen from outside the process.
 """
 
 from __future__ import annotations

@@ -90,18 +90,18 @@ class Engines:
 
     server: Server
     number: int
-    """How many there are, but for what a disturbance takes away for a while."""
+    """How many there are while none is being replaced."""
     starting: threading.Lock
     """Held while an engine is added: one that cannot start the first time, for lack of memory, is not tried again."""
 
 
 @attrs.frozen
 class Around:
-    """What there is around a server that can be disturbed."""
+    """The surroundings of a server that can be disturbed."""
 
     server: Server
     starting: threading.Lock
-    """Held while something is taken away that the first start of an engine needs."""
+    """Held while resources are taken away that the first start of an engine needs."""
     database: Postgres | None = None
     disk: Path | None = None
     """A small file system with its ledger and its log."""
@@ -110,7 +110,7 @@ class Around:
 def disturb_engines(
     engines: Engines, timeline: Timeline, pace: Pace, rng: random.Random, stopping: threading.Event
 ) -> None:
-    """Kill, crash, stop, pause or replace one engine after the other, of several a random one."""
+    """Kill, crash, stop, pause or replace engines one after the other, a random one each time."""
     server = engines.server
     while not stopping.wait(pace.pause(rng)):
         eventually(lambda: ready(server), "an engine is ready again", READY_S)
@@ -140,7 +140,7 @@ def _disturb_engine(pid: int, kind: str, pace: Pace, rng: random.Random) -> None
                 with limited(pid, resource.RLIMIT_AS, address_space(pid)):
                     time.sleep(rng.uniform(0.5, 3.0) * pace.scale)
     except ProcessLookupError:
-        pass  # it had died by itself: of its limits, say
+        pass  # it had died by itself, for example because of its limits
 
 
 def _replace_engine(engines: Engines, timeline: Timeline, rng: random.Random) -> None:
@@ -189,7 +189,7 @@ def _answer(server: Server, method: str, path: str, body: Any = None) -> httpx.R
 
 
 def _until_answered(server: Server, method: str, path: str, body: Any = None) -> httpx.Response:
-    found = eventually(lambda: _answer(server, method, path, body), "the engines are told", READY_S)
+    found = eventually(lambda: _answer(server, method, path, body), "the server answers", READY_S)
     assert found is not None
     return found
 
@@ -221,7 +221,7 @@ def ready(server: Server) -> bool:
     try:
         return server.is_ready()
     except OSError:
-        return False  # no descriptors, say
+        return False  # for example because it has no descriptors left
 
 
 def address_space(pid: int) -> int:
@@ -268,7 +268,7 @@ def full(disk: Path | None) -> Iterator[None]:
 
 @contextmanager
 def small_disk(folder: Path, num_mib: int) -> Iterator[str | None]:
-    """Mount a tmpfs on `folder`. Gives None, or why it is not there."""
+    """Mount a tmpfs on `folder`. Yields None, or why that was not possible."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={num_mib}m", "tmpfs", str(folder)]
     try:
         mounted = subprocess.run(command, check=False, capture_output=True, text=True)

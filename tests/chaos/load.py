@@ -23,7 +23,7 @@ from tests.e2e.servers import Server
 REFUSALS = {"disk full", "descriptors lowered", "memory lowered"}
 """Disturbances in which a server may refuse new requests."""
 SHORTAGES = {"memory lowered": ("memory", "thread"), "engine short of memory": ("memory",)}
-"""Disturbances of which a request itself may fail, and what its error must then speak of."""
+"""Disturbances that may make a request fail, with words that its error must then contain."""
 MAX_TOLD = 50
 
 
@@ -54,7 +54,7 @@ class Tally:
 
 
 def ask_undisturbed(server: Server, questions: list[Question]) -> list[Question]:
-    """Ask each question, and return it with what the answer must be from now on."""
+    """Ask each question, and return it with the answer that it must get from now on."""
     clients = Clients(server)
     try:
         return [attrs.evolve(each, expected=ask(each, clients, Manner()).content) for each in questions]
@@ -95,7 +95,7 @@ def run_client(
 
 
 def _ask_once(question: Question, clients: Clients, manner: Manner, tally: Tally, timeline: Timeline) -> bool:
-    """Ask one question and count what became of it. Returns whether it was answered."""
+    """Ask one question and count the outcome. Returns whether it was answered."""
     begun = time.monotonic()
     try:
         answer = ask(question, clients, manner)

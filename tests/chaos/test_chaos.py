@@ -44,7 +44,7 @@ def test_quick(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(300)
 def test_quick_with_engines(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same with two engines in each server: both have records."""
+    """The load and the kills find nothing with two engines per server, either; both engines have records."""
     parts = ["--parts", "load", "tokens"]
     assert main(["--quick", "--json", "--seed", "3", "--engines", "2", *parts]) == 0, capsys.readouterr().out
     report = json.loads(capsys.readouterr().out)
@@ -53,7 +53,7 @@ def test_quick_with_engines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_books_of_engines() -> None:
-    """Counters of an engine that its records contradict are told."""
+    """Counters of an engine that its records contradict are reported."""
     record = UsageRecord(
         request_id="r", outcome=Outcome.FINISHED, engine=1, incarnation=2, prompt=Known(40), cached=Known(32)
     )
@@ -70,7 +70,7 @@ def test_books_of_engines() -> None:
 
 
 def test_lost_and_doubled_tokens() -> None:
-    """They are counted, by id where there are ids, and told."""
+    """Lost and doubled tokens are counted, by id where there are ids, and reported."""
     expected = question(text="abcd", token_ids=[1, 2, 3, 4])
     tally = Tally()
     check(expected, Answer("r1", {"choices": {0: {"text": "abcd", "token_ids": [1, 2, 3, 4]}}}), tally)
@@ -84,7 +84,7 @@ def test_lost_and_doubled_tokens() -> None:
 
 
 def test_whose_fault() -> None:
-    """A refusal is excused by a full disk, an error by a lack of memory that it speaks of, and nothing else."""
+    """A full disk excuses a refusal, and a lack of memory an error that mentions it; nothing else is excused."""
     server, timeline = Server(Process, None), Timeline()
     tally, begun = Tally(), time.monotonic()
     blame(Refused("503"), question(), timeline.kinds(server, begun), tally)
@@ -98,7 +98,7 @@ def test_whose_fault() -> None:
 
 
 def test_tracebacks() -> None:
-    """Those of any process are found, whole; those of a lack of memory are not counted."""
+    """Tracebacks of any process are found, whole, except those about a lack of memory."""
     own = "Traceback (most recent call last):\n  a line\nValueError: no"
     logged = '{"event": "actor.died", "exception": "Traceback\\n"}'
     short = "Traceback (most recent call last):\n  a line\nMemoryError"

@@ -1,4 +1,4 @@
-"""Thousands of clients that connect, ask and vanish at drawn moments: afterwards a server holds what it held before.
+"""Thousands of clients that connect, ask and vanish at random moments: afterwards a server holds what it held before.
 
 They come in rounds, on a server whose web process counts what it holds (`counted_server.py`).
 """
@@ -30,7 +30,7 @@ ROUND_S = 120.0
 FLAGS = ["--executor", "fake", "--max-num-seqs", "16", "--max-num-batched-tokens", "128", "--num-blocks", "400"]
 FLAGS += ["--max-model-len", "6000", "--fake-most-tokens", "4"]
 MAY_BE_FEWER = ("tasks", "files", "engine_files", "threads", "processes")
-"""Of what a server holds: more of it than before is a leak, less is none."""
+"""More of these than before is a leak; fewer is not."""
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def run_vanishing_clients(folder: Path, num_clients: int, seed: int, num_engines
     problems: list[str] = []
     with counted(folder, num_engines) as server:
         assert server.complete(token_prompt("before", 57), max_tokens=12).status_code == 200
-        trio.run(_one_round, server, seed - 1, min(num_clients, 20))  # whatever is started once, is now
+        trio.run(_one_round, server, seed - 1, min(num_clients, 20))  # starts everything that is started only once
         before = _at_rest(server, folder)
         first = server.metrics()
         for start in range(0, num_clients, NUM_PER_ROUND):
@@ -94,7 +94,7 @@ def run_vanishing_clients(folder: Path, num_clients: int, seed: int, num_engines
             return after == before | fewer
 
         try:
-            eventually(is_as_before, "it holds what it held before", within_s=30)
+            eventually(is_as_before, "it holds what it held before")
         except AssertionError:
             problems.append(f"not at the baseline: {after} instead of {before}")
         last = server.metrics()

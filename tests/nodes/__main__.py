@@ -4,10 +4,10 @@
 
 `make test-nodes` runs this; it needs root, `ip` and Ray. The web process, the head of the Ray cluster and one engine
 are on the first machine, the other engine on the second, which does not have the checkpoint: it is shipped there
-(`--ray-ship-weights`). OpenAI's and Anthropic's clients ask on the first machine while engines are killed or paused,
-keepers are killed, and the cable is unplugged, for a moment or for longer than an engine is waited for. Every answer is
-compared with the undisturbed one, and every record with the answer. The exit code is 1 if anything was lost, doubled,
-disputed or wrong, and 2 if this machine cannot run it.
+(`--ray-ship-weights`). OpenAI's and Anthropic's clients send requests on the first machine while engines are killed or
+paused, keepers are killed, and the cable is unplugged, for a moment or for longer than the host waits for an engine.
+Every answer is compared with the undisturbed one, and every record with the answer. The exit code is 1 if anything was
+lost, doubled, disputed or wrong, and 2 if this machine cannot run it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.chaos.questions import fixed_questions
 from tests.e2e.engine_list import engine_samples, list_engines, wait_all_ready
 from tests.e2e.servers import Server, serve_command
 from tests.nodes.two_machines import GCS_PORT, Machine, cut, processes_on, two_machines, why_not
-from tests.processes import eventually
+from tests.processes import PATIENCE_S, eventually
 from tests.tiny import TINY
 
 ENGINE = "quipu.actors.fleet.processes.engine_process"
@@ -97,7 +97,7 @@ def run(one: Machine, other: Machine, folder: Path, seconds: float, seed: int, *
         engines = list_engines(server)
     finally:
         process.send_signal(signal.SIGTERM)
-        returncode = process.wait(30)
+        returncode = process.wait(PATIENCE_S)
     shipped = shipped_files(other)
     problems = [*tally.problems, *(f"in the log: {each[:2000]}" for each in tracebacks(server.log_text))]
     if not shipped or not shipped.items() <= contents(folder / "checkpoint").items() or shipped_files(one):
@@ -133,7 +133,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def shipped_files(machine: Machine) -> dict[str, str]:
-    """Return what is in the only checkpoint that was shipped to a machine; nothing if there is none."""
+    """Return the digests of the only checkpoint that was shipped to a machine; nothing if there is none."""
     found = [path for path in machine.cache.glob("quipu/checkpoints/*") if path.is_dir()]
     assert len(found) <= 1, found
     return contents(found[0]) if found else {}
@@ -170,7 +170,7 @@ def join_namespace(name: str) -> None:
 def disturb(
     server: Server, one: Machine, other: Machine, timeline: Timeline, rng: random.Random, until: float, *, quiet: bool
 ) -> None:
-    """Disturb one thing after the other, each kind as often; the next when both engines are ready."""
+    """Disturb one thing after the other, all kinds equally often, each time once both engines are ready."""
     order: list[str] = []
     while time.monotonic() < until:
         time.sleep(rng.uniform(1.0, 4.0))

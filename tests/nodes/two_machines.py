@@ -1,6 +1,6 @@
 """Two network namespaces with a cable between them, as two machines on which a Ray cluster runs.
 
-Needs root and `ip` (iproute2). Processes and files are shared, so whoever tests sees both machines' processes.
+Needs root and `ip` (iproute2). Processes and files are shared, so a test sees those of both machines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def cache(self) -> Path:
-        """Where what was shipped to this machine is kept."""
+        """The folder that keeps what was shipped to this machine."""
         return self.folder.with_name(self.folder.name + "-cache")
 
     def start_ray(self, *flags: str, hides: Path | None = None) -> None:
@@ -61,7 +61,7 @@ class Machine:
 
 
 def why_not() -> str | None:
-    """Return why there cannot be two machines here; None if there can."""
+    """Return why two machines cannot be made here; None if they can."""
     if os.geteuid() != 0:
         return "it needs root, to make network namespaces"
     if shutil.which("ip") is None:
@@ -104,7 +104,7 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
 
 @contextmanager
 def cut(machine: Machine) -> Iterator[None]:
-    """Unplug the cable for the length of a block: nothing arrives, and nobody is told."""
+    """Unplug the cable while the block runs: nothing arrives, and neither end is notified."""
     _ip("-n", machine.namespace, "link", "set", machine.cable, "down")
     try:
         yield
