@@ -73,7 +73,7 @@ class BilledRuntime:
 
     @property
     def num_generated(self) -> int:
-        """Return the generated tokens by the counter, which is independent of keys."""
+        """The number of generated tokens by the counter, which is independent of keys."""
         return int(samples(self.client)["generation_tokens_total"])
 
     @property

@@ -27,7 +27,7 @@ def host_store_of(client: Client) -> HostStore:
 
 
 async def push_out(client: Client, seed: int = 50) -> None:
-    """Ask other prompts until nothing that is on the device now is there any more."""
+    """Send other prompts until every block that is now on the device has been evicted."""
     for other in range(3):
         await client.ask(prompt_of(24 * BLOCK, seed=seed + other), max_tokens=1)
         await trio.testing.wait_all_tasks_blocked()
@@ -51,7 +51,7 @@ def flip_bit(client: Client, prompt: list[int], index: int) -> None:
 
 
 def break_loads(client: Client) -> Callable[[], None]:
-    """Let every load raise. Returns what ends that."""
+    """Let every load raise. Returns a function that ends this."""
     backend: Any = client.engine.executor.backend
     whole = backend.write_blocks
 

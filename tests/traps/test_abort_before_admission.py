@@ -55,7 +55,7 @@ async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int)
 
 
 async def test_never_admitted(autojump_clock: trio.abc.Clock) -> None:
-    """Refused for its length, or failed in its first step: also unknown."""
+    """A request refused for its length, or failed in its first step, has unknown cached tokens, too."""
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials, max_model_len=100) as client:
         refused = await client.ask(prompt_of(100))

@@ -37,7 +37,7 @@ async def slow_loads(client: Client) -> None:
 
 
 async def test_counted_when_it_has_come(autojump_clock: trio.abc.Clock) -> None:
-    """While blocks are being loaded no counter and no answer knows of them; then all do, and agree."""
+    """While blocks are being loaded, no counter and no answer includes them; then all do, and agree."""
     async with small_runtime(**TIER) as client:
         await slow_loads(client)
         before = counted(client)
@@ -60,7 +60,7 @@ async def test_counted_when_it_has_come(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_client_leaves_during_the_load(autojump_clock: trio.abc.Clock) -> None:
-    """Of a request that ended before its blocks came it is not known what was cached, and no counter has it."""
+    """If a request ends before its blocks arrive, its cached tokens are unknown, and no counter has them."""
     journal = KeptJournal()
     async with small_runtime(journal=journal, **TIER) as client:
         await slow_loads(client)
@@ -83,7 +83,7 @@ async def test_client_leaves_during_the_load(autojump_clock: trio.abc.Clock) -> 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 async def test_failed_load_is_computed(is_streamed: bool, autojump_clock: trio.abc.Clock) -> None:
-    """What was found and did not come is computed: no client, counter or record has it as cached."""
+    """Blocks that were found but not loaded are computed: no client, counter or record has them as cached."""
     async with small_runtime(**TIER) as client:
         await client.ask(PROMPT)
         await push_out(client)
@@ -112,7 +112,7 @@ async def test_failed_load_is_computed(is_streamed: bool, autojump_clock: trio.a
 
 
 async def test_messages(autojump_clock: trio.abc.Clock) -> None:
-    """In the Messages API the parts add up to the prompt in every event, whether the blocks come or not."""
+    """In the Messages API the parts add up to the prompt in every event, whether the blocks arrive or not."""
     system = [text("The cords are counted, every one of them. " * 9)]
     request: dict[str, Any] = {
         "model": "demo", "max_tokens": 6, "temperature": 0, "system": system,

@@ -1,7 +1,7 @@
 """Trap: a router estimates how much of a prompt its engine has cached, and the estimate is billed as a hit.
 
 Here an estimate has another type than a count: it never fills a count's field, is marked in the record, and is in no
-counter. Who asks for details is told it in a field of its own.
+counter. A client that asks for details gets it in a field of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def test_estimate_is_marked_and_never_billed(
     count: Count,
     told: dict[str, int],
 ) -> None:
-    """An estimate is no count for any client, is an estimate in the ledger, and is not in any counter."""
+    """No client gets an estimate as a count; the ledger marks it as an estimate, and no counter has it."""
     first: list[list[ScriptedEntry]] = [] if guess is None else [[RouterEstimate(guess)]]
 
     def script(submit: Submit) -> list[list[ScriptedEntry]]:

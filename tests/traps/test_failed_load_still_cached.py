@@ -73,9 +73,9 @@ async def test_failed_loads(
 
 @pytest.mark.parametrize("num_right", [0, 1, 6, 9])
 async def test_load_that_breaks_off(num_right: int, autojump_clock: trio.abc.Clock) -> None:
-    """Of a prompt on the host of which a block is wrong, what lies before it is cached, and the rest is computed.
+    """If a block of a prompt on the host is corrupt, those before it are cached, and the rest is computed.
 
-    So say each form of the answer, the record, and the counters.
+    The answer, whole or streamed, and the counters agree on this.
     """
     prompt = [*prompt_of(10 * BLOCK, 1), 300]
     found = []

@@ -36,7 +36,7 @@ DETAILS = "prompt_tokens_details"
     ],
 )
 async def test_count_that_cannot_be_is_unknown(said: dict[str, Any]) -> None:
-    """The record is disputed and says unknown, no counter takes it, and the client is not told it."""
+    """The record is disputed and its count unknown; neither a counter nor the client gets the number."""
     usage = {"completion_tokens": 2, **said}
     async with open_fake(says(usage)) as (served, _):
         told = (await served.ask()).json()["usage"]
@@ -53,7 +53,7 @@ async def test_count_that_cannot_be_is_unknown(said: dict[str, Any]) -> None:
 
 
 async def test_reports_survive_what_was_believed(tmp_path: Path) -> None:
-    """Sums leave out counts that an earlier version believed, read from the file as from the database."""
+    """Sums leave out impossible counts in records of an earlier version, in the file and in the database."""
     believed = {"prompt": Known(2**62), "completion_tokens": 2**62, "cached": Known(2**62)}
     async with opened(tmp_path) as ledger:
         await write(ledger, "request-a", "request-b", "request-c", **believed)

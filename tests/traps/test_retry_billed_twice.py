@@ -37,7 +37,7 @@ async def fail_in_midstream(billed: BilledRuntime, fault: Fault, headers: dict[s
 async def recover(billed: BilledRuntime) -> None:
     """Start the next engine if the current one has died."""
     runtime = billed.client.runtime
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while runtime.entry_store.num_open_accounts or not runtime.desk.health().is_ready:
             await trio.sleep(0.01)
     await settle(billed.client)

@@ -38,7 +38,7 @@ async def test_steps_in_flight_at_a_preemption(
 
 
 async def test_repeated_result(autojump_clock: trio.abc.Clock) -> None:
-    """The second one books nothing and passes nothing on."""
+    """A repeated result books nothing and passes nothing on."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         repeat_results(client)

@@ -21,7 +21,7 @@ WHOLE = text_of(continuation(PROMPT, 300, DIALS))
 @pytest.mark.parametrize("step_seconds", [0.0, 0.01])
 @pytest.mark.parametrize("at", [1, 9, 40])
 async def test_tokens_after_the_stop(autojump_clock: trio.abc.Clock, at: int, step_seconds: float) -> None:
-    """This also holds if steps take no time, so that several are done before the engine learns of the stop."""
+    """Counts end with the stop string, even if several steps are done before the engine learns of the stop."""
     stop = WHOLE[at : at + 3]
     at = WHOLE.index(stop)
     dials = Dials(first_token_id=35, num_token_ids=60, step_seconds=step_seconds)

@@ -1,6 +1,6 @@
 """Trap: a block from a lower tier is served although its bytes have changed since it was stored.
 
-Then the model reads another prompt's KV, or none that ever was, and the answer is wrong without anybody noticing. Here
+Then the model reads another prompt's KV, or KV that nobody computed, and the answer is wrong without any notice. Here
 a block is stored with a header and a checksum; a copy that differs is a miss, counted as corrupt, and is not kept.
 """
 
@@ -49,13 +49,13 @@ async def test_flipped_bits(is_streamed: bool, autojump_clock: trio.abc.Clock) -
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     assert usage["prompt_tokens_details"]["cached_tokens_by_tier"] == tiers_of()
     assert after[CORRUPT] >= 1 and after["prefix_cache_hits_total"] == 0
-    assert again["prompt_tokens_details"]["cached_tokens"] > 0, "copies that are right are made anew"
+    assert again["prompt_tokens_details"]["cached_tokens"] > 0, "intact copies are made again"
     assert at_rest["usage_disputed_total"] == 0
 
 
 @pytest.mark.parametrize("changed", ["numerics", "num_tokens", "key"])
 async def test_header_of_another_block(changed: str, autojump_clock: trio.abc.Clock) -> None:
-    """A block whose bytes are right, but which is another one's, or of other weights, is not read either."""
+    """A block with intact bytes, but another key, length or numerics, is not read either."""
     async with small_runtime(**TIER) as client:
         await client.ask(PROMPT)
         await push_out(client)

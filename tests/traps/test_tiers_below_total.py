@@ -44,7 +44,7 @@ async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
 
 @pytest.mark.parametrize("num_choices", [1, 3])
 async def test_prompts_in_both_tiers(num_choices: int, autojump_clock: trio.abc.Clock) -> None:
-    """Of prompts that lie on the host, on the device and in part there, the parts sum to the total, in every form.
+    """For prompts on the host, on the device and partly on the device, the parts sum to the total, in every form.
 
     However many choices there are, each prompt's tokens count once, where the first choice found them.
     """

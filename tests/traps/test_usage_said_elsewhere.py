@@ -2,7 +2,7 @@
 
 DeepSeek says `prompt_cache_hit_tokens`, Moonshot `cached_tokens` beside `prompt_tokens`, gateways to Anthropic's API
 `cache_read_input_tokens` and `cache_creation_input_tokens`. Here each is a count, for the record, the counters and the
-client; two that differ are none.
+client; two that differ make the count unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANTHROPIC = {"cache_read_input_tokens": 64, "cache_creation_input_tokens": 16}
     ids=["DeepSeek", "DeepSeek's 0", "Moonshot", "Anthropic", "details", "beside details"],
 )
 async def test_names_are_read_as_counts(said: dict[str, Any], cached: Count, written: Count, streams: bool) -> None:
-    """The record, the counters and the client's usage have the number; what was said stays as it is."""
+    """The record, the counters and the client's usage have the number; the upstream's own fields stay as they are."""
     usage = SAID | said
     async with open_fake(says(usage)) as (served, _):
         if streams:
@@ -63,7 +63,7 @@ async def test_names_are_read_as_counts(said: dict[str, Any], cached: Count, wri
     ids=["two numbers", "one that cannot be", "more than the prompt"],
 )
 async def test_numbers_that_differ_are_none(said: dict[str, Any]) -> None:
-    """The record says that it is unknown and disputed, and the client is told none of them."""
+    """The count is unknown, the record disputed, and the client gets none of the numbers."""
     async with open_fake(says(SAID | said)) as (served, _):
         told = (await served.ask()).json()["usage"]
         record = await served.record()

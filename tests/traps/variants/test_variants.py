@@ -1,4 +1,4 @@
-"""The traps do run with two engines, and with several tokens a step: their parameters take effect."""
+"""The traps really run with two engines, and with several tokens per step: their parameters take effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.traps.wire import prompt_of
 
 
 async def test_parameters_take_effect(request: pytest.FixtureRequest, autojump_clock: trio.abc.Clock) -> None:
-    """A runtime has the engines that the test's name says, and a step yields more than one token if it says so."""
+    """A runtime has as many engines, and a step yields as many tokens, as the test's parameter says."""
     variant: tuple[int, int] = request.node.callspec.params["engines"]
     engines, tokens = variant
     async with small_runtime() as client:
