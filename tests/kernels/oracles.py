@@ -33,8 +33,8 @@ class Tolerance:
 
 
 # float32: the same arithmetic in another order. bfloat16: transformers rounds every activation to 8 bits of mantissa,
-# we round weights and KV only, so most of the difference is transformers' own distance from float32, and the test
-# below shows that ours is the smaller.
+# we round weights and KV only, so most of the difference is transformers' own distance from float32, and
+# reference/test_parity.py shows that ours is the smaller.
 TOLERANCES = {
     "float32": Tolerance(regret=1e-4, mean=1e-5, p99=5e-5),
     "bfloat16": Tolerance(regret=0.25, mean=0.04, p99=0.15),

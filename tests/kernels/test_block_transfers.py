@@ -1,4 +1,4 @@
-"""Blocks that are read to the host and written elsewhere: a prompt goes on from them with the bits of a cold run."""
+"""Blocks that are read to the host and written elsewhere: a prompt continues from them with the bits of a cold run."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def test_raw_logits_that_nobody_reads(restores: bool) -> None:
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e40, 1e300])
 def test_penalties_keep_logits_finite(penalty: float) -> None:
-    """Keep logits finite for any penalty, so that the rest of the step goes on."""
+    """Keep logits finite for any penalty, so that the rest of the step continues."""
     left = seen(row_of(3, -3, 0), LogitRules(repetition_penalty=penalty), [0, 1, 2])
     assert np.isfinite(left).all()
 
@@ -302,13 +302,13 @@ def with_budget(num_tokens: int, **rules: Any) -> LogitRules:
 )
 @pytest.mark.parametrize("mask", [None, {0, 3}, {2}])
 def test_nothing_prevents_a_forced_token(rules: dict[str, Any], mask: set[int] | None) -> None:
-    """Leave the forced token alone, whatever the other rules, a bit mask and the model say of it."""
+    """Leave the forced token alone, whatever the other rules, a bit mask and the model's logits are."""
     for logits in (row_of(5, 1, 0, 7), row_of(5, 1, OFF, 7)):
         assert seen(logits, with_budget(1, **rules), [2], [0], mask) == [OFF, OFF, 0, OFF]
 
 
 def test_other_rules_apply_while_nothing_is_forced() -> None:
-    """A budget that is not used up yet, or no longer needed, changes nothing of what the other rules do."""
+    """A budget that is not used up yet, or no longer needed, does not change the effect of the other rules."""
     for outputs in ([0], [2, 0, 0, 0]):
         assert seen(row_of(5, 1, 0, 7), with_budget(2, bias={0: 1.0}), [2], outputs) == [6, 1, 0, 7]
 

@@ -47,7 +47,7 @@ delimiters = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
 def test_state_matches_the_definition(
     num_tokens: int, opening: Ids, closing: Ids, outputs: Ids, *, prompt_opens: bool
 ) -> None:
-    """Force after every prefix what the whole prefix says, also if delimiters overlap themselves or each other."""
+    """Force after every prefix what the definition demands, also if delimiters overlap themselves or each other."""
     budget = ReasoningBudget(num_tokens, opening, closing, prompt_opens=prompt_opens)
     for length in range(len(outputs) + 1):
         told = expected(num_tokens, opening, closing, outputs[:length], prompt_opens=prompt_opens)
@@ -97,5 +97,5 @@ def test_single_token_delimiters(num_tokens: int, prompt_opens: bool, wanted: li
     ],
 )
 def test_longer_closing_delimiter(wanted: list[int], drawn: list[int]) -> None:
-    """Force its tokens one after the other, continuing what the model has begun."""
+    """Force the delimiter's tokens one after the other, continuing what the model has begun."""
     assert drawn_with(ReasoningBudget(2, OPEN, (9, 9, 8), prompt_opens=True), wanted) == drawn

@@ -22,7 +22,7 @@ def raised_by_numpy() -> BaseException:
 
 
 def test_out_of_memory() -> None:
-    """Each library's way of saying so is understood; the context is not lost."""
+    """Each library's error for too little memory is recognized; the context is not lost."""
     for error in (
         raised_by_torch(),
         raised_by_numpy(),
@@ -47,7 +47,7 @@ def test_out_of_memory() -> None:
     ],
 )
 def test_lost_context(message: str) -> None:
-    """Whether torch has a type for it or not."""
+    """A lost context is recognized, whether or not torch has a type for it."""
     for error in (torch.AcceleratorError(message), RuntimeError(message)):
         assert is_context_lost(error)
         assert not is_out_of_memory(error)
@@ -65,6 +65,6 @@ def test_lost_context(message: str) -> None:
     ],
 )
 def test_neither(error: Exception) -> None:
-    """Errors of one launch, and words that only look alike."""
+    """Errors of one launch, and messages that only look alike, are neither."""
     assert not is_context_lost(error)
     assert not is_out_of_memory(error)

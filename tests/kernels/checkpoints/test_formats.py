@@ -121,7 +121,7 @@ def test_int8_activations_are_suggested(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_compressed_tensors(tmp_path: Path, path: str, value: Any, named: str) -> None:
-    """Refuse by name whatever of the format would be computed otherwise."""
+    """Refuse by name every part of the format that would be computed incorrectly."""
     scheme = scheme_of(4, 32, symmetric=True)
     stored, _ = compress(Q, (8, 64), scheme, "pack-quantized", torch.bfloat16)
     config = compressed_config(scheme, "pack-quantized")
@@ -187,7 +187,7 @@ def test_dtype_of_float16_that_is_quantized(tmp_path: Path, quantization: str | 
 
 
 def test_groups_of_awq_as_configured(tmp_path: Path) -> None:
-    """Tensors in other groups than the configuration says are refused."""
+    """Refuse tensors whose groups differ from the configuration's."""
     tensors = pack_awq(Q, (8, 32))[0]
     width, num_groups = tensors[f"{Q}.qweight"].shape[0], tensors[f"{Q}.scales"].shape[0]
     opened(tmp_path, AWQ_CONFIG | {"group_size": width // num_groups}, tensors, "float16")

@@ -37,7 +37,7 @@ def ends(*tokens: str, **more: Any) -> list[str]:
 @pytest.mark.parametrize("token", KNOWN)
 @pytest.mark.parametrize("kind", [NORMAL, CONTROL, USER_DEFINED])
 def test_known_by_its_text(token: str, kind: int) -> None:
-    """It ends a generation and is one special token in a text, whatever type the file gives it."""
+    """A known end token ends a generation and is one special token in a text, whatever type the file gives it."""
     file = file_with(["a", "b", "ab", token], [NORMAL, NORMAL, NORMAL, kind])
     assert make_generation_config(file)["eos_token_id"] == [3]
     tokenizer = Tokenizer.from_str(json.dumps(make_tokenizer(file)))
@@ -46,7 +46,7 @@ def test_known_by_its_text(token: str, kind: int) -> None:
 
 
 def test_ends_of_parts_of_a_turn() -> None:
-    """They end nothing in vocabularies of which llama.cpp knows that, not even if a key says so."""
+    """Tokens that end only part of a turn end nothing in vocabularies that llama.cpp knows, even if a key names one."""
     assert ends("<|end|>", "<|return|>") == ["<|end|>", "<|return|>"]
     assert ends("<|end|>", "<|return|>", "<|call|>") == ["<|return|>", "<|call|>"]
     assert ends("<|end|>", "<|return|>", "<|calls|>", eos_token_id=3) == ["<|return|>", "<|calls|>"]
@@ -63,6 +63,6 @@ def test_keys() -> None:
 
 
 def test_end_of_sentence_pieces() -> None:
-    """Without a key it is the token with number 2, as llama.cpp has it."""
+    """Without a key, the end token of a SentencePiece vocabulary is number 2, as in llama.cpp."""
     assert ends(model="llama", scores=[0.0] * 3) == ["ab"]
     assert ends(model="llama", scores=[0.0] * 3, eos_token_id=1) == ["b"]

@@ -82,7 +82,7 @@ def test_first_token() -> None:
 
 
 def test_white_space_behind_special_tokens_of_phi3() -> None:
-    """Drop it behind the tokens of Phi-3's turns, as its own tokenizer does, and for no other model."""
+    """Drop white space behind the tokens of Phi-3's turns, as its own tokenizer does, and for no other model."""
     tokens = ["<unk>", "<s>", "<|user|>", "<0x0A>", "a", "\u2581", "\u2581a"]
     more: dict[str, Any] = {"model": "llama", "token_type": [2, 3, 3, 6, 1, 1, 1], "scores": [0.0] * 7}
     file = keys_of(tokens, **more)

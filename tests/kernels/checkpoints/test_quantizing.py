@@ -55,7 +55,7 @@ def test_what_is_quantized(tmp_path: Path, stored: dict[str, torch.Tensor], name
 def test_pieces_are_rows_of_the_whole(
     tmp_path: Path, stored: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, piece: int, load_format: str
 ) -> None:
-    """Quantize each row alike in pieces of any size; whoever asks for plain numbers gets these, rounded."""
+    """Quantize each row alike in pieces of any size; the plain numbers are the same, rounded."""
     source = opened(tmp_path, "int4", load_format)
     layout = source.quantized(FUSED)
     assert layout is not None

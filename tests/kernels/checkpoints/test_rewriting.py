@@ -138,7 +138,7 @@ def test_folders_are_copied(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_models(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str, told: str) -> None:
-    """A model that is not served is not written: others would take more of its matrices for quantized than are."""
+    """A model that is not served is not written: other readers would expect more quantized matrices than it has."""
     source = tmp_path / "in"
     shutil.copytree(TINY, source)
     (source / "config.json").write_text(config)
@@ -148,7 +148,7 @@ def test_unsupported_models(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
 
 
 def test_hangups_that_are_ignored(tmp_path: Path) -> None:
-    """A command that was started to outlive its terminal, as with nohup, goes on."""
+    """A command that was started to outlive its terminal, as with nohup, continues."""
     out = tmp_path / "out"
     script = f"""
 import os, signal, sys

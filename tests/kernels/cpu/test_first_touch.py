@@ -25,7 +25,7 @@ class Memory:
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def num_committed(self) -> int:
-        """Count bytes."""
+        """Return the number of bytes."""
         num_pages = self.tensor.nbytes // mmap.PAGESIZE
         pages = (ctypes.c_ubyte * num_pages)()
         address, length = ctypes.c_void_p(self.tensor.data_ptr()), ctypes.c_size_t(self.tensor.nbytes)
@@ -55,7 +55,7 @@ def test_pieces_side_by_side() -> None:
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_contents_stay(checkpoints: dict[str, Path], kv_cache_dtype: str) -> None:
-    """What a cache holds is what it held before; the whole cache is touched."""
+    """Touching covers the whole cache and changes none of its contents."""
     backend = make_cpu_backend(checkpoints["llama"], dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)
     with torch.inference_mode():
         tensors = [tensor.view(torch.uint8) for tensor in backend.cache.tensors]

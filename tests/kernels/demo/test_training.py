@@ -1,4 +1,4 @@
-"""Training of the demo model: what is learnt, and that a stopped run goes on as if it had not stopped."""
+"""Training of the demo model: what is learnt, and that a stopped run continues as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_first_rows_only_repeat() -> None:
 
 
 def test_random_facts() -> None:
-    """Then a row states random facts twice, in two orders: each value of the second time can be looked up."""
+    """Later rows state random facts twice, in two orders: each value of the second time can be looked up."""
     for seed in range(200):
         token_ids, weights = repeated_facts(np.random.default_rng(seed), 128, 3072)
         (places,) = weights.nonzero()
@@ -177,7 +177,7 @@ def test_stopped_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_other_recipe_is_refused(tmp_path: Path) -> None:
-    """A folder's run only goes on by its own recipe."""
+    """A folder's run continues only with its own recipe."""
     Run(tmp_path, RECIPE).save()
     with pytest.raises(SystemExit, match="another recipe"):
         Run(tmp_path, replace(RECIPE, seed=5))
