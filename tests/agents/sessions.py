@@ -90,7 +90,7 @@ class Session:
 
 
 def script(name: str) -> Callable[[Place], None]:
-    """Return what runs NAME.mjs, which checks the answer itself."""
+    """Return a function that runs NAME.mjs, which checks the answer itself."""
 
     def drive(place: Place) -> None:
         run_client(["node", str(place.clients / f"{name}.mjs")], place, {"QUIPU_URL": place.url})
@@ -105,7 +105,7 @@ def claude_code(place: Place) -> None:
 
 
 def claude_code_unchanged(place: Place) -> None:
-    """Have Claude Code write a file with its own tool, before its own prompt."""
+    """Have Claude Code write a file with its own tool and its own prompt."""
     flags = ["--model", "demo", "--permission-mode", "acceptEdits"]
     claude = str(place.clients / "node_modules/.bin/claude")
     check_file(run_client([claude, "-p", "Write it down.", *flags], place, claude_environment(place)), place)
@@ -133,7 +133,7 @@ def codex(place: Place) -> None:
 
 
 def codex_unchanged(place: Place) -> None:
-    """Have Codex write a file with its own tool, before its own prompt."""
+    """Have Codex write a file with its own tool and its own prompt."""
     home = place.folder / "codex"
     home.mkdir()
     provider = f'{{name="quipu", base_url="{place.url}/v1", wire_api="responses"}}'

@@ -1,4 +1,4 @@
-"""What Claude Code and Codex send is answered with the streams that they were seen to understand.
+"""Requests of Claude Code and Codex get streams of the shapes that these clients are known to understand.
 
 Requests and goldens are those of the sessions of `make agents`, which need the clients; these tests do not.
 """
@@ -27,7 +27,7 @@ CALLED = {
 
 @pytest.mark.parametrize("name", CALLED)
 async def test_answers_have_the_shapes_of_the_golden(name: str) -> None:
-    """The request with the question is answered with a call, and the one with its result with text, as recorded."""
+    """The question is answered with a call, and the call's result with text, in streams of the recorded shapes."""
     requests = json.loads((HERE / "requests" / f"{name}.json").read_text())
     goldens = json.loads((HERE / "goldens" / f"{name}.json").read_text())
     async with scripted_model("", num_blocks=4096, max_model_len=60_000) as model:
@@ -40,7 +40,7 @@ async def test_answers_have_the_shapes_of_the_golden(name: str) -> None:
 
 
 def test_requests_have_no_texts() -> None:
-    """The recorded requests have nothing that names a person, a folder or a machine."""
+    """The recorded requests contain nothing that names a person, a folder or a machine."""
     for name in CALLED:
         for request in json.loads((HERE / "requests" / f"{name}.json").read_text()):
             ((_, body),) = request.items()
@@ -51,7 +51,7 @@ def test_requests_have_no_texts() -> None:
 
 
 def test_shapes_see_a_changed_stream() -> None:
-    """A field that is missing, a type that changes and events in another order are seen; more deltas are not."""
+    """A missing field, a changed type and another order of events change the shape; additional deltas do not."""
 
     def shape(*events: dict[str, Any]) -> Any:
         return stream_shape("".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events))

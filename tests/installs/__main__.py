@@ -61,7 +61,7 @@ def chat(url: str) -> list[int]:
 
 
 def try_one(environment: Environment, wheel: Path, folder: Path) -> str:
-    """Install, serve, chat and stop; return what there is to say. Raises whatever went wrong."""
+    """Install, serve, chat and stop; return a summary. Raises whatever went wrong."""
     python = find_python(environment.python)
     if python is None:
         raise CannotInstall(f"not run: there is no Python {environment.python}")

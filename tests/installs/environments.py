@@ -71,7 +71,7 @@ def oldest(requirements: Iterable[str]) -> Iterator[str]:
 
 
 def without_upper_bound(requirements: Iterable[str]) -> list[str]:
-    """Return the requirements that any newer version would satisfy, which none should be."""
+    """Return the requirements without an upper bound; there should be none."""
     return [each for each in requirements if "<" not in each and "==" not in each]
 
 

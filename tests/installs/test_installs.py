@@ -27,19 +27,19 @@ PINS = ROOT / "constraints.txt"
 
 
 def test_every_dependency_is_bounded() -> None:
-    """No dependency may grow beyond what was tried, and each states the oldest version that works."""
+    """Every dependency has an upper bound, and states the oldest version that works."""
     assert without_upper_bound(dependencies()) == []
     assert without_upper_bound(["a>=1", "b>=1,<2", "c==3"]) == ["a>=1"]
     assert len(list(oldest(dependencies()))) == len(dependencies())
 
 
 def test_pins_are_within_the_bounds() -> None:
-    """What `make install` installs is what the bounds of the package allow."""
+    """The versions that `make install` installs are within the bounds of the package."""
     lines = PINS.read_text("utf-8").splitlines()
     pins = {name: version for name, _, version in (line.partition("==") for line in lines) if version}
     for requirement in map(Requirement, dependencies()):
         assert requirement.specifier.contains(pins[requirement.name]), requirement
-    assert not list(filter(CUDA.match, pins)), "each build of torch wants its own of these, or none"
+    assert not list(filter(CUDA.match, pins)), "each build of torch needs its own of these, or none"
     assert TORCH is not None and pins["torch"] == TORCH[1]
 
 
@@ -51,7 +51,7 @@ def of_every_torch() -> list[str]:
 
 @pytest.mark.parametrize(("python", "is_pinned"), [("3.11", True), ("3.13", False)], ids=["pinned", "newest"])
 def test_plain_pip_resolves(python: str, is_pinned: bool, tmp_path: Path) -> None:
-    """A pip that knows only PyPI finds versions that fit together of everything but torch, which is gigabytes."""
+    """A pip that knows only PyPI resolves all dependencies except torch, which is gigabytes."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed"]
     command += ["--target", str(tmp_path / "nowhere"), "--only-binary=:all:", "--python-version", python]
     command += [word for platform in PLATFORMS for word in ("--platform", platform)]
@@ -66,7 +66,7 @@ def test_plain_pip_resolves(python: str, is_pinned: bool, tmp_path: Path) -> Non
 
 @contextmanager
 def index_of(status: int) -> Iterator[str]:
-    """Answer as an index of packages would: each page with this status."""
+    """Serve an index of packages whose page of torch has this status."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -88,7 +88,7 @@ def index_of(status: int) -> Iterator[str]:
 
 
 def test_choice_of_torch(tmp_path: Path) -> None:
-    """Without an NVIDIA GPU, torch comes from the index of CPU builds if that answers; alone, and nothing else."""
+    """Without an NVIDIA GPU, torch, and nothing else, comes from the index of CPU builds if that answers."""
     with index_of(200) as index:
         chosen = install_torch.choose("2.13.0", index, has_gpu=False)
         assert chosen == ["--no-deps", "--index-url", index, "torch==2.13.0+cpu"]

@@ -9,7 +9,7 @@ from tests.tools.scripted_model import CHAT, body, scripted_model
 
 
 async def test_one_request_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client gets an internal error; the next request is served, and nothing is left of either.
+    """The client gets an internal error; the next request is served, and nothing is left of either.
 
     The detokenizer is not restarted, which would hold up the others.
     """

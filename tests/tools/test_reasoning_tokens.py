@@ -41,7 +41,7 @@ def counted(endpoint: str, usage: dict[str, Any]) -> tuple[int, int]:
 
 
 async def usages(model: ScriptedModel, **fields: Any) -> list[tuple[int, int]]:
-    """Return what every API says of the same answer, whole and streamed."""
+    """Return the counts in the usage of each API for the same answer, whole and streamed."""
     found = []
     for endpoint in (CHAT, MESSAGES, RESPONSES):
         whole = await model.ask(endpoint, **THINKING, **fields)
@@ -55,7 +55,7 @@ async def usages(model: ScriptedModel, **fields: Any) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("output", "reasoning"), OUTPUTS.items())
 async def test_every_api_counts_the_same(output: str, reasoning: str) -> None:
-    """The number is that of the tokens between the delimiters and of these, in every API and in the record."""
+    """Reasoning tokens include both delimiters; every API and the record have the same number."""
     journal = OpenJournal()
     async with scripted_model(output, journal=journal) as model:
         total, wanted = len(model.tokens(output)) + 1, len(model.tokens(reasoning))  # the end is a token, too

@@ -14,7 +14,7 @@ FORCED: dict[str, list[Any]] = {
     RESPONSES: ["required", {"type": "function", "name": "get_weather"}],
 }
 MAX_TOKENS = 100
-"""Room for each of the outputs; what the grammar makes of one that is no call may never end."""
+"""Enough for each of the outputs; one that the grammar turns into something else may never end."""
 OUTPUTS = [call(), f"<think>\nHm.\n</think>\n\n{call()}", "<think>\nHm.", "No.", "<tool_call>\n{", call(name="other")]
 
 
