@@ -53,7 +53,7 @@ class Browser:
 
     driver: Chrome
     url: str = ""
-    """Of the server whose pages are looked at."""
+    """The URL of the server whose pages are shown."""
 
     def open(self, url: str, page: str = "", *, key: str | None = None) -> None:
         """Load the pages of a server anew, as a new tab would: without a key, or with one."""
@@ -122,12 +122,16 @@ class Browser:
         self.driver.switch_to.active_element.send_keys(*keys)
 
     def tab_to(self, is_it: str) -> None:
-        """Press Tab until the focused element fulfils a condition in JavaScript on `e`."""
-        for _ in range(60):
-            if self.run(f"const e = document.activeElement; return Boolean({is_it})"):
-                return
-            self.press(Keys.TAB)
-        raise AssertionError(f"the keyboard does not reach {is_it}")
+        """Press Tab until the focused element fulfils a condition in JavaScript on `e`. It may appear meanwhile."""
+
+        def is_reached() -> bool:
+            for _ in range(60):
+                if self.run(f"const e = document.activeElement; return Boolean({is_it})"):
+                    return True
+                self.press(Keys.TAB)
+            return False
+
+        self.until(is_reached, f"the keyboard reaches {is_it}")
 
     def look(self, *, size: tuple[int, int], scheme: str) -> None:
         """Set the size of the window and the system's colours ("light" or "dark")."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """How long a test waits for a condition; only a failing test waits this long."""
 
 T = TypeVar("T")
@@ -18,7 +19,8 @@ T = TypeVar("T")
 def eventually(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -> T:
     """Call `look` until it returns something true, and return that. This is the only place where a test sleeps.
 
-    The longer it has waited the less often it looks: it competes with what it waits for. It waits a tenth too long.
+    The longer it has waited, the less often it looks, because it competes with what it waits for: it may return a tenth
+    later than necessary.
     """
     begun = time.monotonic()
     while not (seen := look()):
@@ -38,7 +40,17 @@ def has_ended(pid: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on loopback that are currently unused."""
+    """Return ports on loopback that are currently unused.
+
+    They lie below the range from which the system takes the ports of connections, so none of those is given one of them
+    before the test binds it.
+    """
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    draw = random.SystemRandom()
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [sock.getsockname()[1] for sock in sockets]
+        ports: list[int] = []
+        while len(ports) < count:
+            with suppress(OSError):
+                sock = stack.enter_context(socket.create_server(("127.0.0.1", draw.randrange(end // 2, end))))
+                ports.append(sock.getsockname()[1])
+        return ports

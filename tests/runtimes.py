@@ -125,7 +125,7 @@ class Client:
 
     @property
     def engines(self) -> list[Engine]:
-        """Return those that run, in the order of their ids."""
+        """The running engines, in the order of their ids."""
         return [host.engine for host in self.runtime.hosts.values() if isinstance(host, LoopHost) and host.engine]
 
     def encode(self, *prompts: list[int] | Prompt, n: int = 1, max_tokens: int | None = 8, **fields: Any) -> Encode:
@@ -178,7 +178,7 @@ class Client:
 
 
 async def assert_nothing_routed(client: Client) -> None:
-    """Assert that the router, once it has heard of the last sequence's end, keeps nothing of any."""
+    """Assert that the router keeps nothing of any sequence once it has heard of the end of the last one."""
     await trio.testing.wait_all_tasks_blocked()
     routes = client.runtime.route_store
     assert not routes.sequences and not routes.prefilling and not routes.groups
@@ -238,7 +238,7 @@ def kept_template(source: str, variables: Mapping[str, str], tool_source: str | 
 
 @asynccontextmanager
 async def open_with_kept_vocabulary(*arguments: Any, **options: Any) -> AsyncIterator[Runtime]:
-    """Open a runtime; what the tiny and the demo model's files say is read once for all of them."""
+    """Open a runtime; the files of the tiny and of the demo model are read only once for all runtimes."""
     kept: dict[str, Callable[..., object]] = {}
     if arguments[0].engine.model_path in KEPT:
         kept = {
@@ -308,7 +308,7 @@ def text_of(token_ids: list[int]) -> str:
     return "".join(map(decoder.push, token_ids)) + decoder.flush()
 
 
-async def eventually(look: Callable[[], bool], what: str, within_s: float = 15.0) -> None:
+async def eventually(look: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
     """Wait until `look` returns true, outside of trio's mock clocks."""
     with trio.move_on_after(within_s):
         while not look():
@@ -318,7 +318,7 @@ async def eventually(look: Callable[[], bool], what: str, within_s: float = 15.0
 
 
 def assert_served(answer: Answer, prompt: list[int], max_tokens: int) -> None:
-    """Check the text, the counts and the record of an answer to which every token was generated."""
+    """Check the text, the counts and the record of a complete answer."""
     expected = text_of(continuation(prompt, max_tokens))
     assert answer.error is None and set(answer.texts.values()) == {expected}
     assert not answer.record.disputed

@@ -30,7 +30,7 @@ from quipu.web.http.server import ServerConfig, serve
 from quipu.web.options import AppOptions
 from tests.journals import KeptJournal
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "far", "messages": [{"role": "user", "content": "hello"}]}
 USAGE: dict[str, Any] = {
