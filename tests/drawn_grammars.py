@@ -1,10 +1,10 @@
-"""Draws grammars of each kind, has them checked and followed as the server does, and says what became of them.
+"""Draws grammars of each kind, checks and follows them as the server does, and reports the outcomes.
 
     python -m tests.drawn_grammars [--count 10000] [--seed 0] [--kinds lark regex ...]
 
-A third of the grammars in Lark repeats what has to follow, which the library looks for without end. What must hold of
-each: there is a verdict; whatever is accepted gets a mask, or a reason, for every token; what takes too much processor
-time is ended. Whether a grammar is accepted does not matter.
+A third of the Lark grammars repeat what has to follow them, for which the library searches without end. For each
+grammar there must be a verdict; an accepted one gets a mask, or a reason, for every token; one that takes too much
+processor time is ended. Whether a grammar is accepted does not matter.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def draw_schema(rng: Rng) -> GrammarSpec:
 
 
 def draw_tags(rng: Rng) -> GrammarSpec | None:
-    """Return a structural tag as a grammar. None: it is refused before it is one."""
+    """Return a structural tag as a grammar; None if it is refused before that."""
     tags = [
         {
             "begin": f"<{'a' * rng.randint(1, 3)}=",
@@ -201,19 +201,19 @@ def _spec(kind: GrammarKind, source: str) -> GrammarSpec:
 
 @attrs.define
 class Report:
-    """What became of the grammars of one kind."""
+    """The outcomes of the grammars of one kind."""
 
     verdicts: Counter[str] = attrs.field(factory=Counter)
     num_masks: int = 0
     num_failed: int = 0
-    """Outputs that could not go on."""
+    """Outputs that could not continue."""
     num_ended: int = 0
     """Outputs whose process had to be ended."""
 
     def line(self, kind: str) -> str:
         verdicts = ", ".join(f"{number} {name}" for name, number in sorted(self.verdicts.items()))
         return (
-            f"{kind:8} {verdicts}; {self.num_masks} masks, {self.num_failed} outputs could not go on, of which "
+            f"{kind:8} {verdicts}; {self.num_masks} masks, {self.num_failed} outputs could not continue, of which "
             f"{self.num_ended} had to be ended"
         )
 
@@ -256,7 +256,7 @@ class Outcomes:
 
 
 async def draw_and_follow(kinds: Sequence[str], count: int, seed: int) -> dict[str, Report]:
-    """Return what became of `count` drawn grammars of each kind; of fewer `late` ones, which take all of their time."""
+    """Return the outcomes of `count` drawn grammars of each kind; fewer `late` ones, which take all of their time."""
     source = (TINY / "tokenizer.json").read_bytes()
     reports = {kind: Report() for kind in kinds}
     masks = GrammarMasks(source, (EOS,))

@@ -41,7 +41,7 @@ def regex(pattern: str) -> GrammarSpec:
 
 
 def costly_later() -> GrammarSpec:
-    """Return a grammar that is cheap for so long that nothing is found when it is checked, and then too complex."""
+    """Return a grammar that is too complex only after many tokens, so that its check finds nothing."""
     letters = [f"/{letter}+/ many" for letter in string.ascii_lowercase]
     source = f"start: /[0-9]{{{LATE_DIGITS}}}/ many\nmany: {' | '.join(letters)}"
     return GrammarSpec(GrammarKind.LARK, source, PARAM)
@@ -77,7 +77,7 @@ def check_union(text: str) -> None:
 
 
 def endless_later(prefix: str = "[a-z ]{4}") -> GrammarSpec:
-    """Return a grammar whose next tokens take for ever to find once an output has what matches `prefix`.
+    """Return a grammar for which the library searches without end once an output matches `prefix`.
 
     The longest match of `a+` takes each `a`, so that the `ab` that has to follow is forced and never found.
     """

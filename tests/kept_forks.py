@@ -22,7 +22,8 @@ class KeptForks(ForkServer):
 def kept_forks() -> Iterator[None]:
     """Have every runtime in this block use the same processes that fork, which end with the block.
 
-    Other tests of this process wait until all that they started has ended, and tell it by what it has inherited.
+    They must not outlive it: other tests wait until all processes that they started have ended, which they recognize
+    by what these have inherited.
     """
     kept: dict[tuple[str, tuple[bytes, ...]], ForkServer] = {}
     started: list[ForkServer] = []

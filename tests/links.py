@@ -45,6 +45,5 @@ class _WatchedLink:
 
 
 def with_deliver(link: EngineLink, deliver: Callable[[Any], Awaitable[None]]) -> Any:
-    """Return a link that does as `link`, but has a `deliver` of its own: no method of an object with slots can be
-    replaced."""
+    """Return a link like `link` with another `deliver`: methods of an object with slots cannot be replaced."""
     return _WatchedLink(link, deliver)

@@ -40,7 +40,7 @@ class Postgres:
     folder: Path
     port: int
     user: str | None
-    """User to run as; None: the current user."""
+    """User to run as; None means the current user."""
 
     def start(self) -> None:
         options = f"-c port={self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"

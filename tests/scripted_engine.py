@@ -40,7 +40,7 @@ class Admit:
     side: Side = Side.PREFILL
     number: int = 1
     step_s: float = 0.0
-    """How long its step took."""
+    """Duration of the step that admitted it."""
     host_spans: tuple[int, ...] = ()
     """Where the tokens of the tier `host` are: start, end, start, end."""
 
@@ -90,7 +90,7 @@ Script = Callable[[Submit], Sequence[Sequence[ScriptedEntry]]]
 
 
 def tokens(count: int) -> list[list[ScriptedEntry]]:
-    """One token per report; the last one ends the sequence."""
+    """Return reports of one token each; the last one ends the sequence."""
     return [[Token(is_last=index == count - 1)] for index in range(count)]
 
 

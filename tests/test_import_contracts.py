@@ -175,10 +175,10 @@ def test_planted_violation_is_found(found: dict[str, str], contract: str, plant:
 )
 def test_new_package_needs_a_layer(copy: Path, contract: str, folder: str) -> None:
     """A package that no layer names breaks the contract of its folder."""
-    room = copy / folder / "planted_room"
-    room.mkdir()
+    package = copy / folder / "planted_package"
+    package.mkdir()
     try:
-        (room / "__init__.py").write_text("")
-        assert "planted_room" in complaints(copy).get(CONTRACTS[contract], "")
+        (package / "__init__.py").write_text("")
+        assert "planted_package" in complaints(copy).get(CONTRACTS[contract], "")
     finally:
-        shutil.rmtree(room)
+        shutil.rmtree(package)

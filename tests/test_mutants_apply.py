@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 def test_every_patch_applies() -> None:
-    """Whoever changes a line that a patch touches learns of it here, and not when the mutants are run."""
+    """Every patch applies to the current code."""
     patches = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
     stale = []
     for patch in patches:
@@ -26,5 +26,5 @@ def test_every_patch_applies() -> None:
 
 
 def test_every_trap_has_a_patch() -> None:
-    """Each test of a trap has a fault to be planted, and each fault a test."""
+    """Every trap has a patch that plants its fault, and every patch has a trap."""
     assert {patch.stem for patch in (ROOT / "tests" / "mutants").glob("*.patch")} == set(find_traps())

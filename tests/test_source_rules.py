@@ -169,5 +169,5 @@ def test_file_names_are_unique() -> None:
 
 def test_every_actor_has_a_folder() -> None:
     """The folders that these rules apply to are those with an `actor.py`."""
-    rooms = {path.parent.relative_to(ROOT / "actors").as_posix() for path in (ROOT / "actors").rglob("actor.py")}
-    assert rooms == set(ACTORS)
+    found = {path.parent.relative_to(ROOT / "actors").as_posix() for path in (ROOT / "actors").rglob("actor.py")}
+    assert found == set(ACTORS)
