@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +23,8 @@ from tests.e2e import servers
 pytestmark = pytest.mark.timeout(300)  # the first build compiles the kernels of every instruction set
 
 ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ("build", "data", "dist")
+"""Folders at the top of a checkout that are not part of the sources."""
 
 
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
@@ -42,6 +45,16 @@ def build(hook: str, source: Path, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+def copy_of_checkout(folder: Path) -> Path:
+    """Copy the sources: the backend writes into them, and other workers may read or build the checkout meanwhile."""
+
+    def generated(path: str, names: list[str]) -> set[str]:
+        at_top = {name for name in names if name.startswith(".") or name in GENERATED} if Path(path) == ROOT else set()
+        return at_top | {name for name in names if name == "__pycache__"}
+
+    return shutil.copytree(ROOT, folder / "quipu", symlinks=True, ignore=generated)
+
+
 def extract(distribution: Path, folder: Path) -> Path:
     """Extract the sdist; return the folder of its sources."""
     (sdist,) = distribution.glob("quipu_llm-*.tar.gz")
@@ -55,7 +68,7 @@ def extract(distribution: Path, folder: Path) -> Path:
 def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the sdist, and the wheel from it; return their folder."""
     folder = tmp_path_factory.mktemp("dist")
-    build("build_sdist", ROOT, folder)
+    build("build_sdist", copy_of_checkout(tmp_path_factory.mktemp("checkout")), folder)
     build("build_wheel", extract(folder, tmp_path_factory.mktemp("source")), folder)
     return folder
 
@@ -151,7 +164,7 @@ def test_installed_kernels_load(environment: Path, tmp_path: Path) -> None:
 
 
 def test_installed_wheel_serves(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a clean environment with the dependencies and the wheel, its own model answers about a text, then cached."""
+    """A clean environment with the wheel serves the demo model, which answers about a text, at first and from cache."""
     (packages,) = environment.glob("lib/python*/site-packages")
     where = [str(environment / "bin" / "python"), "-P", "-c", "import quipu.web.cli.cli as m; print(m.__file__)"]
     found = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
