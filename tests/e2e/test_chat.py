@@ -22,14 +22,14 @@ QUESTION = "A quipu is a ledger of knotted cords. What is tied into it, and by w
 
 @attrs.define(eq=False)
 class Relay:
-    """Keeps the bytes that a server sends through it."""
+    """A TCP proxy that keeps the bytes that the server sends."""
 
     server: Server
     url: str = ""
     received: bytes = b""
 
     def reported(self, count: str) -> list[int]:
-        """Return a count of the usage of every response so far."""
+        """Return the value of a usage field in each response so far."""
         return [int(digits) for digits in re.findall(rb'"%b":(\d+)' % count.encode(), self.received)]
 
     async def serve(self, client: ByteStream) -> None:
@@ -99,7 +99,7 @@ def test_counts_are_those_of_the_responses(tiny: Server) -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(fake: Server) -> None:
-    """Ctrl-C while an answer streams closes its connection; the next question is sent with what had arrived."""
+    """Ctrl-C while an answer streams closes its connection; the next request includes what had arrived of it."""
     fake.wait_at_rest()
     before = len(answered(fake))
     with on_a_terminal(str(QUIPU), "chat", "--base-url", fake.url, "--max-tokens", "3000") as user:
@@ -118,7 +118,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(fake: Server) -> None:
         user.read_until("> ")
         user.type(CTRL_C)
         assert user.process.wait(PATIENCE_S) == 0
-    first, second = answered(fake)[before:]
+    first, second = eventually(lambda: lines if len(lines := answered(fake)[before:]) == 2 else None, "both log lines")
     assert (first["outcome"], second["outcome"]) == ("cancelled", "cancelled")
     assert second["prompt_tokens"] > 1.5 * first["prompt_tokens"] and second["cached_tokens"] > 0
 

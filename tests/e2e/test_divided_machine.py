@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,23 @@ PROMPT = list(range(300, 350))
 
 def cpus_of(pid: int) -> set[int]:
     """Return the CPUs that the threads of a process may run on; they must all be the same."""
-    tasks = {frozenset(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{pid}/task").iterdir()}
-    (cpus,) = tasks
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):  # the thread has ended
+            found.add(frozenset(os.sched_getaffinity(int(task.name))))
+    (cpus,) = found
     return set(cpus)
 
 
 def threads_of(pid: int) -> int:
-    """Return the number of threads that a process was started for."""
+    """Return the number of threads that a process was told to use."""
     lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
     (number,) = (line.partition("=")[2] for line in lines if line.startswith("OMP_NUM_THREADS="))
     return int(number)
 
 
 def wait_engines(server: Server, *engine_ids: int) -> None:
-    """Wait until exactly these engines are there and ready."""
+    """Wait until exactly these engines exist and are ready."""
 
     def ready() -> bool:
         engines = server.get("/v1/admin/engines").json()["engines"]
@@ -67,7 +70,7 @@ def last_ready(server: Server) -> dict[int, dict[str, Any]]:
 
 @needs_two_cpus
 def test_two_engines_divide_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have CPUs and memory of their own, the same after a restart, and a later one takes a freed part."""
+    """Each engine has its own CPUs and memory, keeps them after a restart, and leaves them to a later engine."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     total = int(Path("/proc/meminfo").read_text().split()[1]) << 10
     budget = 2_000_000_000
@@ -97,7 +100,7 @@ def test_two_engines_divide_the_machine(tmp_path: Path, monkeypatch: pytest.Monk
         assert cpus_of(again[1]) == second
         assert last_ready(server)[1]["kv_cache_bytes"] == pytest.approx(found[1]["kv_cache_bytes"], rel=0.1)
 
-        # the third has the part of the second, once that is gone
+        # the third engine takes the share of the second, once that is gone
         assert httpx.delete(f"{server.url}/v1/admin/engines/1", timeout=PATIENCE_S).status_code == 202
         wait_engines(server, 0)
         assert server.post("/v1/admin/engines", {"count": 1}).status_code == 202
@@ -106,7 +109,7 @@ def test_two_engines_divide_the_machine(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_caches_that_do_not_fit(tmp_path: Path) -> None:
-    """A cache that fits once and not for each engine is refused at start, with exit code 1."""
+    """A cache that fits once, but not once per engine, is refused at start, with exit code 1."""
     free = available_memory()
     assert free is not None
     flags = ["--engines", "2", "--executor", "reference", "--kv-cache-memory", str(int(free * 0.7))]
@@ -128,7 +131,7 @@ def test_kv_event_ports_too_close(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_engines", [1, 2])
 async def test_weights_that_do_not_fit(num_engines: int) -> None:
-    """Memory for one and a half copies of the weights: one engine serves, two are refused, naming the flag."""
+    """With memory for one and a half copies of the weights, one engine serves, and two are refused, naming the flag."""
     weights = 2 * (TINY / "model.safetensors").stat().st_size  # the reference holds them in float32
     config = runtime_config(executor="reference", dtype="float32", num_engines=num_engines)
     environment = dict(os.environ)
@@ -141,7 +144,7 @@ async def test_weights_that_do_not_fit(num_engines: int) -> None:
     with ExitStack() as stack:
         if num_engines > 1:
             refused = stack.enter_context(pytest.raises(ExceptionGroup))
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             async with open_with_kept_vocabulary(
                 config, serving_info(config), make_host, make_renderer=InlineRenderer
             ) as runtime:

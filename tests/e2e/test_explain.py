@@ -62,7 +62,9 @@ def test_explain_before_and_after_a_restart(tmp_path: Path) -> None:
         assert f"Request {first} continued differently there." in told
         assert "\n  message 2, user: " in told
         assert [get(server, name, "bolt").text for name in (second, "req-x")] == [get(server, "req-y", "acme").text] * 2
-        record = httpx.get(f"{server.url}/v1/usage/{second}", headers={"x-api-key": KEYS["acme"]}).json()
+        record = httpx.get(
+            f"{server.url}/v1/usage/{second}", headers={"x-api-key": KEYS["acme"]}, timeout=PATIENCE_S
+        ).json()
         assert [record[name] for name in NUMBERS[:4]] == [prompt[name] for name in NUMBERS[:4]]
         unknown = run_quipu("explain", "req-x", "--base-url", server.url, "--api-key", KEYS["acme"], folder=tmp_path)
         assert (unknown.returncode, unknown.stderr) == (1, "quipu: No record exists for this request id.\n")
@@ -86,6 +88,6 @@ def test_explain_before_and_after_a_restart(tmp_path: Path) -> None:
     ],
 )
 def test_without_a_server(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
-    """Where nothing answers the command says so and what to do, with exit code 2."""
+    """Without a server or a ledger, the command says what is missing and exits with 2."""
     done = run_quipu("explain", "req-1", *flags, folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "") and words in done.stderr

@@ -46,9 +46,8 @@ def ask(server: Server, seed: int) -> Received:
     elif rng.random() < 0.05:
         body |= surface.body(STEM * 200)
     try:
-        with httpx.stream(
-            "POST", server.url + surface.path, json=body, timeout=0.3 if leaves else PATIENCE_S
-        ) as response:
+        timeout = httpx.Timeout(PATIENCE_S, read=0.3 if leaves else PATIENCE_S)
+        with httpx.stream("POST", server.url + surface.path, json=body, timeout=timeout) as response:
             request_id = response.headers["X-Quipu-Request-Id"]
             if leaves and surface.streamed:
                 return Received(surface, request_id, next(response.iter_raw()))

@@ -58,7 +58,10 @@ async def test_vanishing_clients(server: Server, seed: int) -> None:
     assert after["usage_disputed_total"] == 0
     assert after["num_requests_running"] == after["num_requests_waiting"] == 0
     assert after['kv_blocks{state="free"}'] + after['kv_blocks{state="cached"}'] == 399
-    eventually(lambda: [num_files(pid) for pid in pids] == baseline, "both processes have as many open files as before")
+    eventually(
+        lambda: all(num_files(pid) <= num for pid, num in zip(pids, baseline, strict=True)),
+        "both processes have as few open files as before",
+    )
     assert (server.pid, server.engine_pid()) == pids, "a process was restarted"
     assert "crashed" not in server.log_text and "Traceback" not in server.log_text
     for index in range(5):  # blocks cached by vanished clients have correct contents
