@@ -6,15 +6,16 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.browsers import DESKTOP, PHONE, Browser, Keys
-from tests.e2e.servers import Server
+from tests.e2e.servers import Server, eventually
 from tests.e2e.ui_pictures import MAX_BYTES, SYSTEM, ask, demo_with_history, take_all, tell
 
 PAGES = {"playground": "#draft", "cache": ".quipu .knot", "live": ".spark", "usage": ".bars"}
-"""And what of each is there when it is loaded."""
+"""The pages, each with a selector of something that is there once it has loaded."""
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,11 @@ def fact(browser: Browser, pattern: str) -> list[int]:
     return [int(number.replace(",", "")) for number in found.groups()]
 
 
+def chats(server: Server) -> list[dict[str, Any]]:
+    """Return the log lines of all chat completions."""
+    return [line for line in server.events("request.done") if line["endpoint"] == "/v1/chat/completions"]
+
+
 def test_playground(demo: Server, browser: Browser) -> None:
     """A chat is streamed; the bar has the numbers of the usage record; "why not more?" answers in words."""
     browser.open(demo.url)
@@ -42,8 +48,10 @@ def test_playground(demo: Server, browser: Browser) -> None:
     (prompt, cached, computed) = fact(browser, r"([\d,]+) prompt tokens\s+([\d,]+) from cache.*?\s([\d,]+) computed")
     assert cached > 0 and cached + computed == prompt
     assert "to first token" in browser.all(".facts")[-1].text
-    record = demo.events("request.done")[-1]
-    assert (record["prompt_tokens"], record["cached_tokens"]) == (prompt, cached)
+    eventually(
+        lambda: (prompt, cached) in [(line["prompt_tokens"], line["cached_tokens"]) for line in chats(demo)],
+        "the log has the bar's numbers",
+    )
     bar = browser.all(".strip.sources")[-1]
     widths = [span.size["width"] for span in bar.find_elements("css selector", "span")]
     assert widths[0] / sum(widths) == pytest.approx(cached / prompt, abs=0.01)
@@ -51,6 +59,7 @@ def test_playground(demo: Server, browser: Browser) -> None:
 
 def test_explanation_and_cache(demo: Server, browser: Browser) -> None:
     """Bar and "why not more?" say what the server explains; "show in the cache" leads to the prompt's path."""
+    num_before = len(chats(demo))
     browser.open(demo.url)
     browser.paste(".settings textarea", SYSTEM)
     ask(browser, "Where does Mira live?")
@@ -59,7 +68,9 @@ def test_explanation_and_cache(demo: Server, browser: Browser) -> None:
     browser.find(".editor textarea").send_keys(" Please say where.")
     browser.button("Send as a branch").click()
     browser.until(lambda: len(browser.all(".promptbar")) == 1 and browser.all(".strip.messages"), "another answer")
-    request_id = demo.events("request.done")[-1]["request_id"]
+    lines = eventually(lambda: found if len(found := chats(demo)[num_before:]) == 3 else None, "all three are logged")
+    assert lines is not None
+    request_id = lines[-1]["request_id"]
     explained = demo.get(f"/v1/cache/explain/{request_id}").json()
     (prompt,) = explained["prompts"]
     assert prompt["ended"]["reason"] == "diverged" and prompt["ended"]["message"] == 1
@@ -104,7 +115,7 @@ def test_edit_and_branches(demo: Server, browser: Browser) -> None:
 
 
 def test_keyboard(demo: Server, browser: Browser) -> None:
-    """Everything is reached and done by keyboard: a chat, the explanation, an edit, colours, pages."""
+    """Everything can be reached and done by keyboard: a chat, the explanation, an edit, colours, pages."""
     browser.open(demo.url)
     browser.find("#draft")
     browser.tab_to("e.classList.contains('skip')")
@@ -154,7 +165,7 @@ def test_live(demo: Server, browser: Browser) -> None:
 
 
 def test_usage(demo: Server, browser: Browser) -> None:
-    """The usage page has the ledger's sums, their cost and the export, by what is chosen."""
+    """The usage page shows the ledger's sums, their cost and an export, grouped as chosen."""
     browser.open(demo.url, "usage")
     browser.find("[data-figure=Requests]")
     shown = demo.get("/ui/usage?by=model").json()["total"]
@@ -178,7 +189,7 @@ def test_usage(demo: Server, browser: Browser) -> None:
 
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_widths_and_colours(demo: Server, browser: Browser, size: tuple[int, int]) -> None:
-    """No page is wider than its window, and each follows the system's colours until others are chosen."""
+    """No page is wider than its window, and each follows the system's colour scheme until another is chosen."""
     grounds = set()
     for number in range(2):
         tell(demo, number)
@@ -220,7 +231,7 @@ def test_nothing_inline_runs(demo: Server, browser: Browser) -> None:
 
 
 def test_pictures(demo: Server, browser: Browser, tmp_path: Path) -> None:
-    """The README's pictures can be taken anew, and are small; those that are there are, too."""
+    """The README's pictures can be taken again; both the new ones and those in the repository are small."""
     fresh = take_all(browser, demo, tmp_path / "pictures")
     kept = sorted(Path(__file__).resolve().parents[2].joinpath("docs", "pictures").iterdir())
     assert sorted(path.name for path in fresh) == [path.name for path in kept]

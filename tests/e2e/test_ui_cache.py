@@ -1,4 +1,4 @@
-"""The cache explorer in a browser: cords and knots as the endpoint tells them, by mouse and keyboard, for each key."""
+"""The cache explorer in a browser: it shows the endpoint's branches, by mouse and keyboard, for each key."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ def chat(server: Server, *texts: str, tenant: str = "acme") -> str:
 def tree(server: Server, tenant: str = "acme", **parameters: object) -> dict[str, Any]:
     query = {"depth": 12, "limit": 400, **parameters}
     headers = {"x-api-key": KEYS[tenant]}
-    found: dict[str, Any] = httpx.get(f"{server.url}/v1/cache/tree", params=query, headers=headers).json()
+    answer = httpx.get(f"{server.url}/v1/cache/tree", params=query, headers=headers, timeout=PATIENCE_S)
+    found: dict[str, Any] = answer.json()
     return found
 
 
 def top_of(shown: dict[str, Any]) -> dict[str, Any]:
-    """Return the branch that begins a prompt and has most requests."""
+    """Return the branch with the most requests among those at the start of a prompt."""
     tops: list[dict[str, Any]] = [node for node in shown["nodes"] if node["parent"] is None]
     return max(tops, key=lambda node: node["requests"])
 
@@ -78,7 +79,7 @@ def chosen(browser: Browser) -> str | None:
 
 
 def test_cords_and_knots(keyed: Server, browser: Browser) -> None:
-    """Every branch is a cord; a knot tells how many requests came by and go on, and in which message they part."""
+    """Every branch is a cord; a knot tells how many requests passed and branches follow, and where these diverge."""
     shown = tree(keyed)
     top = top_of(shown)
     children = [node for node in shown["nodes"] if node["parent"] == top["id"]]
@@ -101,7 +102,7 @@ def test_cords_and_knots(keyed: Server, browser: Browser) -> None:
 
 
 def test_path_of_a_request(keyed: Server, browser: Browser) -> None:
-    """A request's path is laid over the tree with what explain says of it; its id is in no address of the page."""
+    """A request's path is drawn over the tree, with its explanation; its id is never in the page's URL."""
     request_id = chat(keyed, text_prompt("path", 30))
     explained = httpx.get(
         f"{keyed.url}/v1/cache/explain/{request_id}", headers={"x-api-key": KEYS["acme"]}, timeout=PATIENCE_S
@@ -126,7 +127,7 @@ def test_path_of_a_request(keyed: Server, browser: Browser) -> None:
 
 
 def test_order_of_eviction(keyed: Server, browser: Browser) -> None:
-    """Numbers tell what is evicted first, and a list leads there."""
+    """Numbers show the order of eviction, and a list leads to the branches."""
     browser.open(keyed.url, "cache", key=KEYS["ops"])
     browser.find("input[name=order]").click()
     order = tree(keyed, "ops")["eviction_order"]
@@ -138,7 +139,7 @@ def test_order_of_eviction(keyed: Server, browser: Browser) -> None:
 
 
 def test_engines_and_tiers(keyed: Server, browser: Browser) -> None:
-    """Cords of other engines fade, cords can have the colours of engines and tiers, and what is evicted is dotted."""
+    """Cords of other engines fade, cords can be coloured by engine or tier, and evicted ones are dotted."""
     top, first, second, third = (digit * 16 for digit in "0123")
     nodes = [
         branch(top, None, engines={"0": 32, "7": 16}, children=5, requests=9),
@@ -154,7 +155,10 @@ def test_engines_and_tiers(keyed: Server, browser: Browser) -> None:
     choose(browser, "engine", "7")
     browser.until(lambda: ids_of(browser, ".is-elsewhere") == {second, third}, "cords of engine 0 alone fade")
     choose(browser, "colour", "engine")
-    browser.until(lambda: ids_of(browser, ".cord.engine-0") == {top, second, third}, "the colours of most of it")
+    browser.until(
+        lambda: ids_of(browser, ".cord.engine-0") == {top, second, third},
+        "cords have the colour of the engine with most of them",
+    )
     assert ids_of(browser, ".cord.engine-1") == {first} and len(browser.all(".second.engine-1")) == 1
     choose(browser, "colour", "tier")
     browser.until(lambda: ids_of(browser, ".cord.tier-host") == {third}, "the colours of tiers")
@@ -169,7 +173,7 @@ def is_other(browser: Browser, than: str | None) -> bool:
 
 
 def test_keyboard(keyed: Server, browser: Browser) -> None:
-    """Arrows go from knot to knot, Enter shows what is below one, Escape goes back up; also where cords lie."""
+    """Arrows move between knots, Enter shows the branches below one, Escape goes back up; on phones, too."""
     top = top_of(tree(keyed))
     below = [node["id"] for node in tree(keyed, **{"from": top["id"]})["nodes"]]
     for size, (out, aside, back) in (
@@ -199,7 +203,7 @@ def test_keyboard(keyed: Server, browser: Browser) -> None:
 
 
 def test_what_a_key_sees(keyed: Server, browser: Browser) -> None:
-    """A tenant sees its own branches; an admin those of all, by name, or of the tenant that is asked for."""
+    """A tenant sees its own branches; an admin sees those of all tenants, by name, or of a chosen one."""
     browser.open(keyed.url, "cache", key=KEYS["bolt"])
     browser.find(CORD)
     ids = ids_of(browser)
@@ -212,7 +216,7 @@ def test_what_a_key_sees(keyed: Server, browser: Browser) -> None:
 
 
 def test_next_key_sees_nothing_of_the_last(keyed: Server, browser: Browser) -> None:
-    """When a key is refused what was read with it is forgotten: the next one's page begins empty."""
+    """When a key is refused, what was read with it is forgotten: the page starts empty for the next key."""
     browser.open(keyed.url, "cache", key=KEYS["acme"])
     browser.find(CORD)
     browser.run("sessionStorage['quipu.key'] = 'sk-quipu-revoked'")
@@ -224,7 +228,7 @@ def test_next_key_sees_nothing_of_the_last(keyed: Server, browser: Browser) -> N
 
 
 def test_folded_branches(keyed: Server, browser: Browser) -> None:
-    """Of very many branches at one knot those of most requests are drawn, and the rest when that is asked for."""
+    """If a knot has very many branches, those with the most requests are drawn, and the others on demand."""
     nodes = [branch(f"{number:016x}", "0" * 16 if number else None, start=32 * bool(number)) for number in range(60)]
     nodes[0]["children"] = 80
     browser.open(keyed.url, key=KEYS["acme"])

@@ -1,4 +1,4 @@
-"""The cache explorer's colours and words: cords can be seen beside a path, what is cached is not called evicted."""
+"""The cache explorer's colours and words: cords beside a path stay visible; cached branches are not called evicted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def served(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_cords_beside_a_path_stay_legible(served: Server, browser: Browser, scheme: str) -> None:
-    """With a path laid over them and an engine chosen, all cords have a contrast of 3:1, by age, tier and engine."""
+    """With a path drawn and an engine chosen, all cords have a contrast of 3:1, coloured by age, tier or engine."""
     top, now = "0" * 16, 1000.0
     engines = [{str(number): 32} for number in range(6)]
     tiers = ("device", "host", "disk", "remote")
@@ -89,7 +89,7 @@ def test_cords_beside_a_path_stay_legible(served: Server, browser: Browser, sche
 
 
 def test_cached_is_not_called_evicted(served: Server, browser: Browser) -> None:
-    """A branch that is cached, though next to go or gone before, is nowhere called evicted; one that is gone is."""
+    """A cached branch is nowhere called evicted, even if it is the next to go or was evicted before; a gone one is."""
     top, gone = "0" * 16, "1" * 16
     nodes = [branch(top, None, path_tokens=32, children=1), branch(gone, top, start=32, cached_tokens=0)]
     explained = {
@@ -116,7 +116,7 @@ def test_cached_is_not_called_evicted(served: Server, browser: Browser) -> None:
 
 
 def test_focus_in_the_explorer(served: Server, browser: Browser) -> None:
-    """What is pressed may vanish: the focus goes to the first cord that was unfolded, or to the request's field."""
+    """When a pressed button vanishes, the focus moves to the first unfolded cord, or to the request's field."""
     nodes = [branch(f"{number:016x}", "0" * 16 if number else None, start=32 * bool(number)) for number in range(40)]
     nodes[0] |= {"children": 39, "last_request": "req-1", "path_tokens": 32}
     drawn = "return document.activeElement.dataset.id ?? document.activeElement.name"

@@ -18,7 +18,7 @@ def test_no_ui(tmp_path: Path) -> None:
 
 
 def test_wrong_prices(tmp_path: Path) -> None:
-    """A server does not start with prices that it cannot read, and says what is wrong with them."""
+    """A server with invalid prices does not start, and says what is wrong with them."""
     prices = tmp_path / "prices.toml"
     prices.write_text(PRICE.format("-2"))
     done = run_quipu("serve", str(TINY), "--prices", str(prices), "--port", "0", folder=tmp_path)

@@ -1,6 +1,6 @@
 """The playground by keyboard alone, on phone and desktop: focus, Markdown, copying, "as curl", and refused tools.
 
-The server runs the fake executor; what it answers is put into the page's `fetch`.
+The server runs the fake executor; the answers come from a fake `fetch` in the page.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def go(browser: Browser, text: str, key: str = Keys.ENTER) -> None:
 
 @SIZES
 def test_focus_goes_where_the_next_key_is_wanted(served: Server, browser: Browser, size: tuple[int, int]) -> None:
-    """After send, edit, cancel, branch, answer again, new and stop the next key does what is meant."""
+    """After send, edit, cancel, branch, answer again, new and stop, the focus is where the user will type next."""
     open_faked(served, browser, size, "Fine.")
     browser.tab_to("e.id === 'draft'")
     browser.press("One", Keys.TAB, Keys.ENTER)
@@ -109,7 +109,7 @@ TOOL = '{"type": "function", "function": {"name": "f"}}'
 
 @SIZES
 def test_invalid_tools_do_not_become_a_turn(served: Server, browser: Browser, size: tuple[int, int]) -> None:
-    """Tools that are no JSON, or no tools, are refused with the place, before anything is sent or said."""
+    """Invalid JSON and invalid tools are refused with the position of the error, before anything is sent or shown."""
     open_faked(served, browser, size, "Fine.")
     if not browser.all("details.settings[open]"):
         browser.tab_to("e.tagName === 'SUMMARY'")
@@ -192,17 +192,21 @@ window.took = [];
 import('./static/markdown.js').then(async ({ Markdown }) => {
   const { html, render } = await import('./static/html.js');
   for (const text of arguments[0]) {
-    const box = document.createElement('div');
-    const at = performance.now();
-    render(html`<${Markdown} text=${text} />`, box);
-    took.push([performance.now() - at, box.textContent.length]);
+    let least = Infinity, box;
+    for (let time = 0; time < 3; time++) {
+      box = document.createElement('div');
+      const at = performance.now();
+      render(html`<${Markdown} text=${text} />`, box);
+      least = Math.min(least, performance.now() - at);
+    }
+    took.push([least, box.textContent.length]);
   }
 }).catch((error) => took.push(String(error)));
 """
 
 
 def test_hostile_markdown_is_bounded(served: Server, browser: Browser) -> None:
-    """No text holds the page up: deep nesting, long lines, unclosed marks, and very long answers are shown in time."""
+    """No text blocks the page: deep nesting, long lines, unclosed marks and very long answers are rendered in time."""
     open_faked(served, browser, WIDE, "x")
     texts = (
         ">" * 50_000,
@@ -218,7 +222,7 @@ def test_hostile_markdown_is_bounded(served: Server, browser: Browser) -> None:
         lambda: (found := browser.run("return window.took")) and len(found) == len(texts) + 1 and found, "all of them"
     )
     assert all(length > 100 for _, length in took), took
-    assert max(ms for ms, _ in took) < 2000, took
+    assert max(ms for ms, _ in took) < 2000, took  # the least of three times: the machine may stall
 
 
 CODE = "echo 'it''s'\n" * 3
@@ -259,7 +263,7 @@ def run_in_shell(command: str) -> list[str]:
 
 @SIZES
 def test_labels_are_whole_or_absent(served: Server, browser: Browser, size: tuple[int, int]) -> None:
-    """A message's name in the bar is shown in whole, or not at all; its title has it."""
+    """A message's role is shown whole in the bar or not at all; the title always has it."""
     edges = [0, 30, 34, 50, 52, 90, 97, 100]
     roles = ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]
     messages = [{"index": at, "role": role, "start": edges[at], "end": edges[at + 1]} for at, role in enumerate(roles)]

@@ -1,4 +1,4 @@
-"""The usage page by month, one's own days and tenant: its axis, time zone and names of keys, by keyboard alone."""
+"""The usage page by month, custom range and tenant: its axis, time zone and names of keys, by keyboard alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ fetch = (url, options) => { asked.push(String(url)); return real(url, options); 
 
 
 def month_back(number: int) -> datetime:
-    """Return the beginning of the month so many months before this one."""
+    """Return the beginning of the month `number` months before this one."""
     now = datetime.now(UTC)
     months = now.year * 12 + now.month - 1 - number
     return datetime(months // 12, months % 12 + 1, 1, tzinfo=UTC)
@@ -83,7 +83,7 @@ def rows(browser: Browser) -> list[list[str]]:
 
 @SIZES
 def test_month_own_range_and_tenant(served: Server, browser: Browser, size: tuple[int, int]) -> None:
-    """A month has what ended in it, in UTC; one's own days are both included; a tenant has its part; by keyboard."""
+    """A month has the requests that ended in it, in UTC; a custom range includes both days; a tenant has its share."""
     browser.look(size=size, scheme="light")
     browser.open(served.url, "usage", key=KEYS["ops"])
     prompt_tokens(browser, "500")
