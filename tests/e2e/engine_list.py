@@ -12,24 +12,24 @@ from tests.e2e.servers import Server
 from tests.processes import PATIENCE_S, eventually
 
 INCARNATION_ARGUMENT = 7
-"""Its place in the command line of an engine process, `process_host.py`."""
+"""Position of the incarnation in the command line of an engine process, which `process_host.py` writes."""
 _SAMPLE = re.compile(r"quipu:(\w+)(?:\{(.*)\})? (\S+)")
 
 
 def list_engines(server: Server) -> list[dict[str, Any]]:
-    """Return the engines as /v1/admin/engines has them."""
+    """Return the engines as /v1/admin/engines lists them."""
     engines: list[dict[str, Any]] = server.get("/v1/admin/engines").json()["engines"]
     return engines
 
 
 def wait_all_ready(server: Server, num_engines: int, within_s: float = PATIENCE_S) -> None:
-    """Wait until a server has so many engines, and all are ready."""
+    """Wait until a server has `num_engines` engines, all of them ready."""
 
     def are_ready() -> bool:
         try:
             return [its["state"] for its in list_engines(server)] == ["ready"] * num_engines
         except httpx.HTTPError:
-            return False  # it has no descriptors, say
+            return False  # for example because the server has no descriptors left
 
     eventually(are_ready, f"{num_engines} engines are ready", within_s)
 

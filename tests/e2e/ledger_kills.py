@@ -121,9 +121,8 @@ def _serve_until_killed(server: Server, tally: Tally, rng: random.Random, tag: s
     stopping = threading.Event()
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         clients = [pool.submit(_ask, server.url, tally, f"{tag}-{i}", stopping) for i in range(NUM_CLIENTS)]
-        wanted = len(tally.seen) + rng.randrange(
-            MAX_ANSWERS
-        )  # a count, because on a busy machine little is done in a given time
+        # a count, because on a busy machine little is done in a given time
+        wanted = len(tally.seen) + rng.randrange(MAX_ANSWERS)
         eventually(lambda: len(tally.seen) >= wanted, "responses arrive")
         time.sleep(rng.uniform(0.0, 0.1))
         if clean_exit:

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, as a user has it: what is typed, what is shown, and Ctrl-C."""
+"""Runs a command on a terminal of its own, as a user does: types, reads what is shown, and presses Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ESCAPES = re.compile(r"\x1b\[[?0-9;]*[a-zA-Z]")
 
 @attrs.define(eq=False)
 class Typist:
-    """The side of the user."""
+    """The user's side of the terminal."""
 
     process: subprocess.Popen[bytes]
     _keyboard: int
@@ -30,14 +30,14 @@ class Typist:
         os.write(self._keyboard, text.encode())
 
     def read_until(self, awaited: str) -> str:
-        """Return what is shown next, up to and with `awaited`; without escape sequences."""
+        """Return what is shown next, up to and including `awaited`, without escape sequences."""
         while awaited not in self._screen:
             self._look(awaited)
         shown, found, self._screen = self._screen.partition(awaited)
         return shown + found
 
     def read_some(self) -> str:
-        """Return what is shown next, which is at least a character."""
+        """Return what is shown next: at least one character."""
         while not self._screen:
             self._look("something")
         shown, self._screen = self._screen, ""

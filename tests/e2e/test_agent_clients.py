@@ -1,5 +1,5 @@
-"""Agents as people write them: a tool is called, carried out, and its result used, with each official client and with
-frameworks on top of them. The model's part is written by the test: a call, and an answer once there is a result.
+"""Agents as people write them: a tool is called, run, and its result used, with each official client and with
+frameworks on top of them. The test writes the model's part: a call, and an answer once there is a result.
 
 The frameworks are imported by the tests that use them: each worker of the test command collects every file.
 """
@@ -54,7 +54,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_openai_chat(agents: Server) -> None:
-    """The loop of every chat agent: the call, its result, the answer; the second prompt begins with the first."""
+    """The loop of a chat agent works, plain and streamed: the model calls a tool, gets the result, and answers."""
     messages: list[Any] = list(QUESTION)
     with agents.client() as client:
         for stream in (False, True):
@@ -76,7 +76,7 @@ def _chat(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> Any:
 
 
 def test_openai_responses(agents: Server) -> None:
-    """The same with items: the output of the first response is part of the second one's input."""
+    """The same loop works with items: the output of the first response becomes part of the second request's input."""
     items: list[Any] = list(QUESTION)
     with agents.client() as client:
         first = client.responses.create(model="demo", input=items, tools=RESPONSES_TOOLS)
@@ -93,7 +93,7 @@ def test_openai_responses(agents: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_anthropic_tool_runner(agents: Server, stream: bool) -> None:
-    """Anthropic's tool runner carries out the call by itself, and ends with the answer."""
+    """Anthropic's tool runner runs the called tool itself and ends with the answer."""
     asked = []
 
     @anthropic.beta_tool
@@ -120,7 +120,7 @@ def test_anthropic_tool_runner(agents: Server, stream: bool) -> None:
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_pydantic_ai(agents: Server, api: str) -> None:
-    """An agent of pydantic-ai calls its tool and answers, over each API, and knows the tokens."""
+    """An agent of pydantic-ai calls its tool and answers, over each API, and reports token usage."""
     from pydantic_ai import Agent
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -154,7 +154,7 @@ def test_pydantic_ai(agents: Server, api: str) -> None:
 
 
 def test_instructor(agents: Server, tmp_path: Path) -> None:
-    """Instructor's modes that force nothing: calls the model chooses to make, and JSON within an answer."""
+    """Instructor's modes that force no output work: calls that the model chooses to make, and JSON within an answer."""
     import instructor
 
     calls = call(OTHERS, name="Weather")

@@ -89,7 +89,10 @@ def test_llama(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
 
 
 def test_sliding_window(tmp_path: Path) -> None:
-    """So does a model that mixes windows of 20 tokens with full attention; the cached prefix is longer than that."""
+    """A model that mixes windows of 20 tokens with full attention generates transformers' text, cached or not.
+
+    The cached prefix is longer than a window.
+    """
     config = Gemma3TextConfig(
         **SIZES,
         num_attention_heads=4,

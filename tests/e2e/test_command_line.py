@@ -99,7 +99,7 @@ def test_cross_site_requests(fake: Server) -> None:
 
 
 def test_start_on_a_terminal(tmp_path: Path) -> None:
-    """Every line is text for people, the engine process's too, and the last one is the URL to open; Ctrl-C ends it."""
+    """Every line is plain text, even of the engine process, and the last one is the URL to open; Ctrl-C ends it."""
     command = [str(QUIPU), "serve", "demo", "--port", "0", "--data-dir", str(tmp_path / "data")]
     with on_a_terminal(*command) as user:
         lines = (user.read_until("/ui\r\n")).splitlines()

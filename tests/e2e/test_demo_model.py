@@ -1,6 +1,6 @@
-"""The demo model, served as everybody gets it: answers that are right, and usage that says what they were read from.
+"""The demo model, served as shipped: its answers are mostly right, and usage tells what was read from the cache.
 
-Answers differ a little between processors, so a few of many may be wrong; what a cached prompt answers may not.
+Answers differ slightly between processors, so a few of them may be wrong; those to a cached prompt may not differ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def num_right(answers: list[str]) -> int:
 
 
 def test_chat(demo: Server) -> None:
-    """Questions in one chat about a document: most answers are right, and all of the chat before was cached."""
+    """Most answers in a chat about a document are right, and all earlier turns are cached."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}]
     answers, told = [], 0
     with demo.client() as client:
@@ -84,7 +84,7 @@ def test_all_apis_read_the_same_document(demo: Server) -> None:
 
 
 def test_another_tenants_document_is_not_read(demo: Server) -> None:
-    """The same questions about another document are answered from that one."""
+    """Questions about another document are never answered with a fact that only the first one has."""
     random = Random("another")
     other = long_document(random, ChatEncoder())
     known = {(fact.person, fact.relation.name): fact for fact in other.facts}
@@ -100,7 +100,7 @@ def test_another_tenants_document_is_not_read(demo: Server) -> None:
 
 
 def test_story(demo: Server) -> None:
-    """Most stories hang together, and each ends by itself."""
+    """Most stories are consistent, and each ends by itself."""
     good = 0
     for seed, (hero, helper) in enumerate([("Mira", "Otto"), ("Hugo", "Vera"), ("Emma", "Paul"), ("Leo", "Ada")]):
         messages = [{"role": "user", "content": f"Tell me a story about {hero} and {helper}."}]

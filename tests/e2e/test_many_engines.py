@@ -23,7 +23,7 @@ VARIED = {"ignore_eos": True, "temperature": 0.9, "seed": 11}
 """Greedy answers of random weights repeat themselves."""
 ENGINES = (0, 1)
 STEPS_TO_SPAN = 3
-"""After so many reports, what the first of them called running has had a step: one is planned on another that runs."""
+"""After this many reports, every sequence that ran at the first has had a step: one is planned while one runs."""
 
 
 @attrs.frozen
@@ -86,7 +86,7 @@ ASKS: tuple[tuple[Callable[..., Answered], str, bool], ...] = (
 
 @attrs.define
 class Asker:
-    """Asks all of `ASKS` at once, and keeps what was answered."""
+    """Sends all of `ASKS` at once and keeps the answers."""
 
     server: Server
     pool: ThreadPoolExecutor
@@ -105,20 +105,20 @@ class Asker:
         return found
 
     def wait_running(self) -> None:
-        """Wait until each engine runs some of what was asked, and has computed something of all that it runs.
+        """Wait until each engine runs some of the requests and has reported a step of each.
 
-        What no step was reported of yet is resumed, too, but nothing of it is computed again.
+        A request without a reported step is resumed as well, but nothing of it is recomputed.
         """
 
         def are_running() -> bool:
             running = [its["num_running"] for its in list_engines(self.server)]
             return all(running) and sum(running) == len(ASKS)
 
-        eventually(are_running, "both engines run something")
+        eventually(are_running, "both engines run requests")
         before = self._num_steps()
         eventually(
             lambda: all(num >= before[engine] + STEPS_TO_SPAN for engine, num in self._num_steps().items()),
-            "each of them has had its first step",
+            "every request has had its first step",
         )
 
     def _num_steps(self) -> dict[str, float]:
@@ -130,7 +130,7 @@ def texts(answers: Iterable[Answered]) -> list[str]:
 
 
 def test_engines_die_and_are_drained(tmp_path: Path) -> None:
-    """Texts, counts and records are those of a server whose engines live; a cached prompt is found where it is."""
+    """Texts, counts and records are those of a server whose engines survive; a cached prompt hits on its engine."""
     flags = ["--engines", "2", "--num-blocks", "600"]
     with ThreadPoolExecutor(len(ASKS)) as pool:
         with serving(tmp_path, *flags) as server:
@@ -165,7 +165,7 @@ def test_engines_die_and_are_drained(tmp_path: Path) -> None:
 
 
 def check_books(server: Server, answers: list[Answered], folder: Path) -> None:
-    """Check that each answer has one record which says the same, and that both agree with each engine's counters."""
+    """Check that each answer has one record with the same numbers, and that both agree with each engine's counters."""
     metrics, by_engine = server.wait_at_rest(), engine_samples(server)
     exported = ledger(folder, "export", "--format", "jsonl").stdout.splitlines()
     records = {record["request_id"]: record for record in map(json.loads, exported)}
@@ -176,7 +176,7 @@ def check_books(server: Server, answers: list[Answered], folder: Path) -> None:
         assert told == (record["prompt_tokens"], record["cached_tokens"], record["completion_tokens"])
         assert record["outcome"] == "finished" and not record["disputed"]
         assert record["engine"] in ENGINES and record["engine_incarnation"] >= 1
-        assert record["router_estimate_tokens"] == answer.cached_tokens, "nothing was lost unheard of"
+        assert record["router_estimate_tokens"] == answer.cached_tokens, "the router knew what each engine had cached"
         assert answer.completion_tokens == LONG
     assert {record["engine_deaths"] for record in records.values()} == {0, 1}
     for name, field in (

@@ -1,8 +1,8 @@
-"""Objects of pydantic models, asked for as people ask: with the clients that they use, in their default modes.
+"""Objects of pydantic models, requested as users do: with the common clients, in their default modes.
 
-The model has random weights, so that nothing but the server's grammars makes its output an object of the type; what it
-says is not looked at. The frameworks are imported by the tests that use them: each worker of the test command collects
-every file.
+The model has random weights, so only the server's grammars make its output an object of the type; the values in it are
+not checked. The frameworks are imported by the tests that use them: each worker of the test command collects every
+file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
 MAX_TOKENS = 400
-"""Where the API or the client wants a limit; no object of the types below comes near it."""
+"""For APIs and clients that require a limit; objects of the types below are far shorter."""
 QUESTION: list[Any] = [{"role": "user", "content": "Who is it? Answer in JSON."}]
 ASKED = QUESTION[0]["content"]
 CHAT_KINDS = ("default", "function_calling", "json_schema")
 
 
 class Home(BaseModel):
-    """Where somebody lives."""
+    """An address."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,7 +39,7 @@ class Home(BaseModel):
 
 
 class Person(BaseModel):
-    """Somebody."""
+    """A person."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,13 +60,13 @@ class Choice(BaseModel):
 
 
 class Shelf(BaseModel):
-    """An object with a keyword that no output is held to."""
+    """An object with a keyword that no grammar enforces."""
 
     tags: set[Literal["a", "b"]] = Field(max_length=2)
 
 
 class Note(BaseModel):
-    """An object of which nothing is required."""
+    """An object without required fields."""
 
     text: str | None = None
 
@@ -100,14 +100,14 @@ def clients(tiny: Server) -> Iterator[Clients]:
 
 
 def only_braces() -> dict[str, float]:
-    """Return the bias by which a model that may write any object writes an empty one, since no schema ends it."""
+    """Return a bias that makes a model write an empty object where any object is allowed and no schema would end it."""
     vocabulary = Vocabulary(TINY)
     return {str(token_id): 100.0 for brace in "{}" for token_id in vocabulary.encoder.encode_within_text(brace)}
 
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS"])
 def test_instructor_openai(clients: Clients, mode: str) -> None:
-    """Instructor's modes that have a schema; `TOOLS`, a forced call, is the default."""
+    """Instructor's modes with a schema give objects of the type; `TOOLS`, a forced call, is the default."""
     import instructor
 
     chosen = {} if mode == "TOOLS" else {"mode": instructor.Mode[mode]}
@@ -122,7 +122,7 @@ def test_instructor_openai(clients: Clients, mode: str) -> None:
 
 
 def test_instructor_with_a_set(tiny: Server) -> None:
-    """A tool that is not strict may have keywords that cannot be held, which the client is told of."""
+    """A tool that is not strict may have keywords that are not enforced; the client is told which."""
     import instructor
 
     told: list[str] = []
@@ -137,7 +137,7 @@ def test_instructor_with_a_set(tiny: Server) -> None:
 
 
 def test_instructor_json(clients: Clients) -> None:
-    """Instructor's `JSON` mode is held to an object, of whatever kind."""
+    """Instructor's `JSON` mode gives some JSON object."""
     import instructor
 
     client = instructor.from_openai(clients.openai, mode=instructor.Mode.JSON)
@@ -148,7 +148,7 @@ def test_instructor_json(clients: Clients) -> None:
 
 
 def test_instructor_anthropic(clients: Clients) -> None:
-    """Instructor's default mode on messages, a forced call."""
+    """Instructor's default mode for Anthropic, a forced call, gives an object of the type."""
     import instructor
 
     client = instructor.from_anthropic(clients.anthropic)
@@ -160,7 +160,7 @@ def test_instructor_anthropic(clients: Clients) -> None:
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_pydantic_ai(tiny: Server, api: str) -> None:
-    """An agent's `output_type`: by default calls of a tool are forced, whole and streamed; else JSON of the schema."""
+    """An agent of pydantic-ai gets its `output_type` from a forced call, plain or streamed, or from JSON output."""
     from pydantic_ai import Agent, NativeOutput, PromptedOutput
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -207,7 +207,7 @@ def test_pydantic_ai(tiny: Server, api: str) -> None:
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the client's own copy of a parsed message
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_langchain_openai(clients: Clients, api: str) -> None:
-    """`with_structured_output` in each of its methods, the default one streamed as well."""
+    """`with_structured_output` gives objects of the type with each method, and streamed with the default one."""
     from langchain_openai import ChatOpenAI
 
     fields: Any = {"model": "demo", "base_url": f"{clients.url}/v1", "api_key": "none", "max_retries": 0}
@@ -226,7 +226,7 @@ def test_langchain_openai(clients: Clients, api: str) -> None:
 
 
 def test_langchain_anthropic(tiny: Server) -> None:
-    """The same on messages, where the default is a forced call."""
+    """`with_structured_output` does the same over Anthropic's API, where the default is a forced call."""
     from langchain_anthropic import ChatAnthropic
 
     fields: Any = {"model": "demo", "base_url": tiny.url, "api_key": "none", "max_retries": 0}

@@ -1,4 +1,4 @@
-"""Clients that connect, ask, and vanish at drawn moments, and the steady client by whose events time is counted.
+"""Clients that connect, send a request and vanish at random moments, and a steady client whose events are the clock.
 
 Time is counted in events that a steady client reads (a token per step), so a moment is a point in the engine's work,
 independent of the machine's load. The clients' behaviour is generated from one seed.
