@@ -42,15 +42,16 @@ def has_ended(pid: int) -> bool:
 def free_ports(count: int) -> list[int]:
     """Return ports on loopback that are currently unused.
 
-    They lie below the range from which the system takes the ports of connections, so none of those is given one of them
-    before the test binds it.
+    If possible, they lie below the range from which the system takes the ports of connections, so that no connection
+    gets one of them before the test binds it.
     """
     end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(end // 2, end) if end > 8192 else (0,)  # 0 leaves the choice to the system
     draw = random.SystemRandom()
     with ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:
-            with suppress(OSError):
-                sock = stack.enter_context(socket.create_server(("127.0.0.1", draw.randrange(end // 2, end))))
+            with suppress(OSError):  # another process has this one
+                sock = stack.enter_context(socket.create_server(("127.0.0.1", draw.choice(candidates))))
                 ports.append(sock.getsockname()[1])
         return ports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -104,15 +104,16 @@ class Asker:
         self.answers += found
         return found
 
-    def wait_running(self) -> None:
-        """Wait until each engine runs some of the requests and has reported a step of each.
+    def wait_running(self, asked: Sequence[Future[Answered]]) -> None:
+        """Wait until each engine runs some of the requests, none is still to come, and each has had a reported step.
 
         A request without a reported step is resumed as well, but nothing of it is recomputed.
         """
 
         def are_running() -> bool:
             running = [its["num_running"] for its in list_engines(self.server)]
-            return all(running) and sum(running) == len(ASKS)
+            num_done = sum(each.done() for each in asked)  # where a client was slow to send its request
+            return all(running) and sum(running) + num_done == len(asked)
 
         eventually(are_running, "both engines run requests")
         before = self._num_steps()
@@ -147,14 +148,14 @@ def test_engines_die_and_are_drained(tmp_path: Path) -> None:
                 wait_all_ready(server, 2)
                 pids = engine_pids(server)
                 asked = asker.ask_all(f"engine {engine_id} dies")
-                asker.wait_running()
+                asker.wait_running(asked)
                 os.kill(pids[engine_id], signal.SIGKILL)
                 assert texts(asker.finish(asked)) == texts(first)
             wait_all_ready(server, 2)
             assert [its["deaths"] for its in list_engines(server)] == [1, 1]
 
             asked = asker.ask_all("engine 0 is drained")
-            asker.wait_running()
+            asker.wait_running(asked)
             drained = server.post("/v1/admin/engines/0/drain", {"mode": "hand_over"})
             assert drained.status_code == 202, drained.text
             assert texts(asker.finish(asked)) == texts(first)
