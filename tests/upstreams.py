@@ -15,11 +15,13 @@ from typing import Any
 
 import attrs
 import httpx2
+import pytest
 import trio
 
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.config.upstream_config import UpstreamConfig
+from quipu.actors.fleet import upstream_probes
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.request_desk.upstream_pool import UpstreamPool
@@ -276,7 +278,8 @@ async def open_served(
     """Serve these upstreams over HTTP until the block is left, to holders of `keys` if there are any."""
     journal = journal or KeptJournal()
     names = changes.get("names", ())
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(PATIENCE_S), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upstream_probes, "FIRST_PROBES_S", PATIENCE_S)  # on a busy machine, too, upstreams are ready
         async with split(front_config(*upstreams, **changes), front_info(names), journal) as front:
             app = make_app(front.desk, options, keys)
             async with trio.open_nursery() as nursery:

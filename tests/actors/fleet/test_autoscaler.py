@@ -39,7 +39,7 @@ def scaled_runtime(**changes: Any) -> Any:
 
 @asynccontextmanager
 async def constant_load(client: Client, num_clients: int) -> AsyncIterator[None]:
-    """Have so many clients ask one question after the other, until the block is left and they have their answers."""
+    """Have `num_clients` clients ask one question after another until the block is left; await their last answers."""
     is_over = False
 
     async def ask_on(index: int) -> None:
@@ -48,7 +48,7 @@ async def constant_load(client: Client, num_clients: int) -> AsyncIterator[None]
             answer = await client.ask(prompt_of(40, number), max_tokens=MAX_TOKENS)
             assert answer.error is None
             assert answer.texts == {0: text_of(continuation(prompt_of(40, number), MAX_TOKENS))}
-            assert answer.record.num_engine_deaths == 0, "it was handed over"
+            assert answer.record.num_engine_deaths == 0, "no request may be handed over"
             number += num_clients
 
     async with trio.open_nursery() as nursery:
@@ -71,7 +71,8 @@ def num_scalings(client: Client, direction: str) -> float | None:
 
 
 async def test_constant_load_then_none(autojump_clock: trio.abc.Clock) -> None:
-    """Engines are added until work waits on some only, none goes while the load lasts, and afterwards one is left."""
+    """Engines are added until work no longer waits on all of them; none is removed before the load ends, then all but
+    one."""
     async with scaled_runtime(max_engines=6) as client:
         with capture_logs() as lines:
             async with constant_load(client, 12):
@@ -95,7 +96,7 @@ async def test_constant_load_then_none(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_removed_engine_finishes(autojump_clock: trio.abc.Clock) -> None:
-    """Its request stays on it to the end, however long that takes; none is handed over."""
+    """An engine that is being removed finishes its requests, however long that takes; none is handed over."""
     async with scaled_runtime(num_engines=2, max_num_seqs=4, num_blocks=200) as client:
         answers = {}
 
@@ -117,6 +118,7 @@ async def test_removed_engine_finishes(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_off_unless_asked_for(autojump_clock: trio.abc.Clock) -> None:
+    """Without a maximum, no load adds an engine."""
     async with scaled_runtime(min_engines=0, max_engines=0) as client:
         async with constant_load(client, 6):
             await trio.sleep(100)
@@ -124,7 +126,7 @@ async def test_off_unless_asked_for(autojump_clock: trio.abc.Clock) -> None:
 
 
 class NeverStarts(LoopHost):
-    """A host of which all engines but the first are short of memory, or are refused."""
+    """A host that works if it is the first one made; later ones fail for lack of memory, or are refused."""
 
     num_tries = 0
     is_shortage = True
@@ -144,20 +146,21 @@ class NeverStarts(LoopHost):
 
 @pytest.mark.parametrize("is_shortage", [True, False])
 async def test_engine_that_cannot_start(autojump_clock: trio.abc.Clock, is_shortage: bool) -> None:
-    """It is tried now and then, while the others serve: ten minutes of load bring a handful of engines."""
+    """An engine that cannot start is tried at growing intervals while the others serve: three or four times in ten
+    minutes of load."""
     NeverStarts.is_shortage, NeverStarts.num_hosts, NeverStarts.num_tries = is_shortage, 0, 0
 
     async with scaled_runtime(make_host=NeverStarts, max_engines=4) as client:
         async with constant_load(client, 5):
             await trio.sleep(600)
         assert num_scalings(client, "up") in (3, 4)
-        assert NeverStarts.num_tries < 400, "a supervisor waits 5 s between two tries"
+        assert NeverStarts.num_tries < 400, "a supervisor must wait 5 s between two tries"
         dead = [its for its in client.runtime.desk.engines() if its.state is EngineState.DEAD]
-        assert len(dead) <= 3 if is_shortage else len(dead) == 1, "those that were given up make room for the next"
+        assert len(dead) <= 3 if is_shortage else len(dead) == 1, "an engine that was given up must make room"
 
 
 async def test_host_that_cannot_be_made(autojump_clock: trio.abc.Clock) -> None:
-    """The server goes on, and nothing is left of the engine."""
+    """If no host can be made for a further engine, the server goes on, and the engine is not listed."""
     num_made = 0
 
     def make_host(*arguments: Any) -> LoopHost:
@@ -171,13 +174,13 @@ async def test_host_that_cannot_be_made(autojump_clock: trio.abc.Clock) -> None:
         with capture_logs() as lines:
             async with constant_load(client, 4):
                 await trio.sleep(150)
-        assert num_made == 3, "after a minute, and then after two"
+        assert num_made == 3, "the second must be tried after one minute, and again after two more"
         assert [line["reason"] for line in lines if line["event"] == "engine.not_added"] == ["no machine has room"] * 2
         assert states(client) == [EngineState.READY]
 
 
 async def test_operators_changes_stand(autojump_clock: trio.abc.Clock) -> None:
-    """What was added by hand stays without load; what was removed by hand is not replaced, below the minimum too."""
+    """An engine added by hand stays without load; one removed by hand is not replaced, even below the minimum."""
     async with scaled_runtime(num_engines=2, min_engines=2, max_engines=4) as client:
         desk = client.runtime.desk
         desk.control.add(1)
@@ -188,7 +191,7 @@ async def test_operators_changes_stand(autojump_clock: trio.abc.Clock) -> None:
         assert [its.engine_id for its in desk.engines()] == [2]
         async with constant_load(client, 4):
             await trio.sleep(30)
-            assert len(desk.engines()) == 2, "more to do is more to do"
+            assert len(desk.engines()) == 2, "load must add engines as before"
 
 
 async def test_shutdown_is_left_alone(autojump_clock: trio.abc.Clock) -> None:

@@ -72,7 +72,7 @@ def test_cpus(cores: tuple[Core, ...], num_engines: int, parts: list[tuple[int, 
 
 @pytest.mark.parametrize(("cores", "num_engines"), [(TWO, 3), (TWO, 5), (EIGHT, 9)])
 def test_more_engines_than_cpus(cores: tuple[Core, ...], num_engines: int) -> None:
-    """They are not pinned, and have one thread each."""
+    """More engines than CPUs are not pinned, and have one thread each."""
     for share in all_of(shares_of(config_of(num_engines), machine_of(cores)), num_engines):
         assert share.config.cpus is None
         assert share.environment["OMP_NUM_THREADS"] == "1"
@@ -102,7 +102,7 @@ def test_quota() -> None:
 
 
 def test_threads_are_per_engine() -> None:
-    """What the operator says of threads holds for each engine: the flag before the variable."""
+    """The operator's number of threads holds for each engine; the flag takes precedence over the variable."""
     machine = machine_of(EIGHT)
     said = all_of(shares_of(config_of(2, num_threads=3), machine, {"OMP_NUM_THREADS": "7"}), 2)
     assert [share.environment["OMP_NUM_THREADS"] for share in said] == ["3", "3"]
@@ -112,7 +112,7 @@ def test_threads_are_per_engine() -> None:
 
 @pytest.mark.parametrize("executor", ["auto", "cpu", "triton", "reference", "fake"])
 def test_one_engine(executor: str) -> None:
-    """One engine is configured as the operator said, and nothing else."""
+    """A single engine gets the operator's configuration unchanged."""
     events = KvEventsConfig(replay_endpoint="tcp://127.0.0.1:5558")
     environment = {"PATH": "/bin"}
     config = config_of(1, executor, kv_events=events)
@@ -156,7 +156,7 @@ def test_gpu_each(
 
 @pytest.mark.parametrize(("executor", "has_triton"), [("cpu", True), ("reference", True), ("auto", False)])
 def test_gpus_unused(executor: str, has_triton: bool) -> None:
-    """What computes on the CPU is pinned there, whatever GPUs there are."""
+    """Engines that compute on CPUs are pinned to them, whatever GPUs there are."""
     found = all_of(shares_of(config_of(2, executor), machine_of(TWO, "0", "1", has_triton=has_triton)), 2)
     assert [share.config.cpus for share in found] == [(0,), (1,)]
     assert all("CUDA_VISIBLE_DEVICES" not in share.environment for share in found)
@@ -166,7 +166,7 @@ def test_gpus_unused(executor: str, has_triton: bool) -> None:
 
 
 def test_memory_is_measured_once() -> None:
-    """Every engine has the same part of what was free at start, however much that has changed since."""
+    """Every engine gets the same part of the memory that was free at start, whatever is free later."""
     free = iter([24 * GIB, GIB])
     shares = EngineShares(config_of(3), machine_of(EIGHT), {}, lambda: next(free))
     assert [share.config.memory_share for share in all_of(shares, 3)] == [8 * GIB] * 3
@@ -175,7 +175,7 @@ def test_memory_is_measured_once() -> None:
 
 
 def test_memory_unknown() -> None:
-    """Where free memory cannot be read, nothing is promised."""
+    """If free memory cannot be read, engines get no memory share."""
     assert shares_of(config_of(2), machine_of(TWO), free=None).take(0).config.memory_share is None
 
 
@@ -183,7 +183,8 @@ def test_memory_unknown() -> None:
 
 
 def test_later_engine_takes_free_slot() -> None:
-    """It takes the part of an engine that has gone, or shares the least used, and memory of what is free then."""
+    """A later engine takes the part of one that is gone, or shares the least used part; its memory is a share of what
+    is free then."""
     free = [24 * GIB]
     shares = EngineShares(config_of(2), machine_of(EIGHT), {}, lambda: free[0])
     first, second = all_of(shares, 2)
@@ -195,12 +196,12 @@ def test_later_engine_takes_free_slot() -> None:
     assert (third.config.memory_share, third.config.num_sharing) == (5 * GIB, 2)
     fourth, fifth = shares.take(3), shares.take(4)
     assert [fourth.config.cpus, fifth.config.cpus] == [first.config.cpus, second.config.cpus]
-    assert fourth.environment["OMP_NUM_THREADS"] == "2", "half of the CPUs that it shares"
+    assert fourth.environment["OMP_NUM_THREADS"] == "2", "it must have half of the threads of a shared part"
     assert (fourth.config.memory_share, fifth.config.memory_share) == (10 * GIB // 3, 10 * GIB // 4)
 
 
 def test_later_engine_takes_free_gpu() -> None:
-    """The first engines leave GPUs for later ones; on a GPU that others use, it takes what is left of the memory."""
+    """A later engine takes a free GPU; a single engine, which sees all of them, uses the first."""
     shares = shares_of(config_of(1, "triton"), machine_of(EIGHT, "0", "1", "2"))
     found = all_of(shares, 4)
     assert [share.environment.get("CUDA_VISIBLE_DEVICES") for share in found] == [None, "1", "2", "0"]
@@ -208,7 +209,7 @@ def test_later_engine_takes_free_gpu() -> None:
 
 
 def test_later_engine_beside_one() -> None:
-    """Beside a single engine, which has all CPUs, it has all of them, too, with half as many threads."""
+    """An engine added to a single one, which has all CPUs, has all of them, too, with half as many threads."""
     shares = shares_of(config_of(1), machine_of(EIGHT))
     _, later = all_of(shares, 2)
     assert later.config.cpus is None
@@ -230,7 +231,7 @@ def test_later_engine_beside_one() -> None:
     ],
 )
 def test_event_addresses(endpoint: str, binds: bool, replay: str | None, expected: tuple[str, str | None]) -> None:
-    """What an engine binds is its own: the port plus its number, or a file with a suffix."""
+    """Each engine binds addresses of its own: the port plus its number, or a file with a suffix."""
     events = KvEventsConfig(endpoint=endpoint, binds=binds, replay_endpoint=replay)
     own = events_of(events, 3)
     assert own is not None
@@ -249,7 +250,7 @@ def test_event_addresses(endpoint: str, binds: bool, replay: str | None, expecte
     ],
 )
 def test_event_addresses_collide(endpoint: str, replay: str | None, num_engines: int, named: str) -> None:
-    """Start is refused where one engine's address is another's, or no port is left."""
+    """Start is refused if two engines would bind the same address, or if no port is left."""
     events = KvEventsConfig(endpoint=endpoint, replay_endpoint=replay)
     with pytest.raises(CheckpointError, match=named):
         shares_of(config_of(num_engines, kv_events=events), machine_of(EIGHT))
@@ -265,7 +266,8 @@ def test_event_addresses_apart() -> None:
 
 
 def test_engines_that_come_with_the_load() -> None:
-    """They get parts of the machine as if all had been there from the start; one added by hand shares a part."""
+    """Engines added with the load get the parts that they would have had from the start; one beyond the maximum shares
+    a part."""
     config = attrs.evolve(config_of(1), min_engines=1, max_engines=4)
     shares = shares_of(config, machine_of(EIGHT))
     whole = all_of(shares_of(config_of(4), machine_of(EIGHT)), 4)

@@ -1,4 +1,4 @@
-"""Frames over a stream: whole, cut, and such as no peer should send."""
+"""Frames over a stream: whole, cut and invalid ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def frames_of(*messages: WireMessage) -> tuple[FrameWriter, bytes]:
 
 
 async def test_shared_prompt_is_sent_once() -> None:
-    """This holds with other requests in between. Lists that are equal but not identical are sent completely."""
+    """The prompt of a request with several sequences is sent once, even with other requests in between. Lists that are
+    equal but not identical are sent completely."""
     one, other, equal = list(range(9000)), list(range(5, 9000)), list(range(9000))
     keys: list[bytes] = [b"k" * 32]
     sampling = SamplingParams(max_tokens=5)
@@ -115,8 +116,8 @@ async def test_shared_prompt_is_sent_once() -> None:
 
 
 async def test_sequences_of_tokens_are_sent_once() -> None:
-    """A report in which each sequence has a span and a token is received as it was, but is shorter on the way; one in
-    which a sequence has several tokens, or none, is sent completely."""
+    """If each sequence of a report has one span and one token, their ids are sent once; if a sequence has several
+    tokens, or none, both lists are sent."""
     ids = list(range(1000, 1064))
     report = next(message for message in messages() if isinstance(message, StepReport))
     spans = {"span_ids": ids, "span_starts": ids, "span_ends": ids}
@@ -144,7 +145,7 @@ async def test_prompt_is_forgotten_after_abort() -> None:
 
 
 async def read_to_the_end(data: bytes, incarnation: int = 5) -> tuple[list[WireMessage], Exception]:
-    """Return what is read of a stream with these bytes, and why no more is."""
+    """Return the messages read from a stream of these bytes, and the error that ended reading."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await ours.send_all(data)
     await ours.aclose()
@@ -157,7 +158,7 @@ async def read_to_the_end(data: bytes, incarnation: int = 5) -> tuple[list[WireM
 
 
 async def test_cut_at_every_byte() -> None:
-    """Of a stream that ends anywhere, the messages that are whole are read, and then its end."""
+    """However a stream is cut, its complete messages are read before its end is reported."""
     writer = FrameWriter(trio.testing.memory_stream_one_way_pair()[0], 5)
     sent = [EngineReady(1, 64, 16, "fake", "none"), Abort(3), messages()[3]]
     frames = [writer.encode(message) for message in sent]
@@ -193,14 +194,14 @@ NOT_A_MESSAGE = {
 
 @pytest.mark.parametrize("data", NOT_A_MESSAGE.values(), ids=NOT_A_MESSAGE)
 async def test_not_a_message(data: bytes) -> None:
-    """What is not a message is reported as such, after the messages before it, and nothing after it is read."""
+    """An invalid frame is an error after the messages before it were returned; nothing after it is read."""
     good = FrameWriter(trio.testing.memory_stream_one_way_pair()[0], 5).encode(Abort(3))
     received, error = await read_to_the_end(good + data + good)
     assert received == [Abort(3)] and isinstance(error, Unreadable)
 
 
 async def test_stale_frames() -> None:
-    """Frames of earlier incarnations are counted and passed over, whatever is in them and wherever they are cut."""
+    """Frames of earlier incarnations are counted and skipped, whatever they contain and wherever they are cut."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     stale: list[int] = []
     reader = FrameReader(theirs, 5, stale.append)
@@ -225,7 +226,7 @@ async def test_stale_frames() -> None:
 
 
 async def test_changed_bytes() -> None:
-    """Whatever bytes change on the way, reading ends in one of the two ways."""
+    """Whatever bytes change on the way, reading raises PeerGone or Unreadable, and nothing else."""
     chance = random.Random(1)
     writer = FrameWriter(trio.testing.memory_stream_one_way_pair()[0], 5)
     whole = writer.encode(messages()[0]) + writer.encode(messages()[3])
@@ -238,7 +239,7 @@ async def test_changed_bytes() -> None:
 
 
 async def test_writing_to_a_dead_peer() -> None:
-    """The writer raises PeerGone as well."""
+    """Writing to a closed stream raises PeerGone."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await theirs.aclose()
     with pytest.raises(PeerGone):
@@ -246,7 +247,7 @@ async def test_writing_to_a_dead_peer() -> None:
 
 
 async def test_socket_that_ends_while_it_is_read() -> None:
-    """A reader of a socket that is waiting is told of a reset by the peer, of the end, and of its own end's closing."""
+    """A reader that waits on a socket raises PeerGone if the peer resets or closes it, or if its own end is closed."""
 
     async def fault_after(end: Callable[[trio.SocketStream, trio.SocketStream], Awaitable[object]]) -> str:
         listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]

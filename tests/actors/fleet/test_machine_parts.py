@@ -1,4 +1,4 @@
-"""What /sys, /dev and the environment say of processors and GPUs."""
+"""Reading processors and GPUs from /sys, /dev and the environment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(root: Path, files: dict[str, str]) -> None:
     ],
 )
 def test_cores(tmp_path: Path, cpus: range, files: dict[str, str], cores: object) -> None:
-    """Siblings stand together, then the cores of a node; every usable CPU is in exactly one core."""
+    """Siblings form a core, the cores of a node are adjacent, and every usable CPU is in exactly one core."""
     write(tmp_path, files)
     assert read_cores(cpus, tmp_path) == cores
 
@@ -60,13 +60,13 @@ def test_cores(tmp_path: Path, cpus: range, files: dict[str, str], cores: object
     ],
 )
 def test_gpus(tmp_path: Path, listed: str | None, gpus: tuple[str, ...]) -> None:
-    """Those that CUDA would show: all devices, or the list up to its first invalid entry."""
+    """The GPUs are those that CUDA would show: all devices, or the list up to its first invalid entry."""
     write(tmp_path, {f"dev/{name}": "" for name in ("nvidia0", "nvidia1", "nvidia7", "nvidiactl", "nvidia-uvm")})
     assert visible_gpus({} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}, tmp_path) == gpus
 
 
 def test_no_gpus(tmp_path: Path) -> None:
-    """A machine without the driver has none."""
+    """A machine without the driver has no GPUs."""
     assert visible_gpus({}, tmp_path) == ()
 
 

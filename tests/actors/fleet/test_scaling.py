@@ -23,7 +23,7 @@ class Watch:
     now: float = 1000.0
 
     def look(self, num_seconds: int = 1) -> Add | Remove | None:
-        """Return the first decision within so many seconds; None if there is none."""
+        """Return the first decision within `num_seconds`; None if there is none."""
         for _ in range(num_seconds):
             self.now += 1
             if (decision := self.policy.decide(self.now, self.engines)) is not None:
@@ -31,7 +31,7 @@ class Watch:
         return None
 
     def compute(self, per_s: int, num_seconds: int) -> Add | Remove | None:
-        """Let each engine that serves compute tokens, and return the first decision."""
+        """Let each engine that serves compute `per_s` tokens a second, and return the first decision."""
         for _ in range(num_seconds):
             self.engines = [
                 attrs.evolve(its, num_computed_tokens=its.num_computed_tokens + per_s)
@@ -87,13 +87,13 @@ def test_work_that_waits_on_some_is_not_enough() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.SERVING, Phase.LEAVING])
 def test_never_more_than_the_maximum(phase: Phase) -> None:
-    """An engine that is to end has not ended yet."""
+    """An engine that is leaving counts until it has ended."""
     assert watch(FULL, attrs.evolve(FULL, phase=phase), max_engines=2).look(100) is None
 
 
 @pytest.mark.parametrize(("less_each_s", "is_added"), [(4, False), (1, True)])
 def test_backlog_that_is_nearly_gone_needs_no_engine(less_each_s: int, is_added: bool) -> None:
-    """What waits on an engine stays there: a fifth less within the wait will soon be none."""
+    """Waiting requests stay on their engine, so a backlog that shrinks by a fifth within the wait adds no engine."""
     watched = watch(IDLE)
     watched.set_all(FULL)
     decisions = []
@@ -113,7 +113,7 @@ def test_loading_engine_is_awaited() -> None:
 
 
 def test_removed_once_the_others_have_had_room() -> None:
-    """The one with the least to do goes, and of equal ones the latest."""
+    """The engine with the least to do is removed, and of equal ones the latest."""
     busy = attrs.evolve(IDLE, num_running=3)
     watched = watch(busy, attrs.evolve(busy, num_running=2), attrs.evolve(busy, num_running=2))
     assert watched.look(59) is None
@@ -127,7 +127,7 @@ def test_removed_once_the_others_have_had_room() -> None:
     [
         attrs.evolve(IDLE, num_running=4),  # 8 of 10 that one engine runs
         attrs.evolve(IDLE, num_running=1, blocks_used=40),  # 80 of 100
-        attrs.evolve(IDLE, num_running=1, num_waiting=1),  # there is room, and yet it waits
+        attrs.evolve(IDLE, num_running=1, num_waiting=1),  # a sequence waits although there is room
     ],
     ids=["sequences", "blocks", "waiting"],
 )
@@ -147,7 +147,8 @@ def test_passing_wait_does_not_matter() -> None:
 
 
 def test_kept_where_the_others_are_too_slow() -> None:
-    """What an engine can do shows while work waits; two that do 0.8 of it together are both needed, 0.6 are not."""
+    """An engine's speed is measured while work waits; two engines that together do 0.8 of it are both kept, and at 0.6
+    one is removed."""
     watched = watch(FULL)
     assert isinstance(watched.compute(1000, 10), Add)
     watched.policy.note_added(1)
@@ -176,7 +177,7 @@ def test_nothing_is_removed_while_nothing_serves() -> None:
 
 
 def test_regretted_removals_become_rarer() -> None:
-    """However the load deceives, an engine that had to be added again soon is removed half as often."""
+    """Each time a removed engine soon had to be added again, the next removal waits twice as long."""
     watched = watch(IDLE, IDLE)
     waited: list[float] = []
     for engine_id in range(2, 8):
@@ -241,14 +242,14 @@ def test_engine_added_by_hand_stays() -> None:
     watched.engines.append(attrs.evolve(IDLE, engine_id=1))
     decision = watched.look(1000)
     assert isinstance(decision, Remove)
-    assert decision.engine_id == 0, "the server's own may go instead"
+    assert decision.engine_id == 0, "the server's own engine may be removed instead"
     watched.engines.pop(0)
     assert watched.look(1000) is None
 
 
 @pytest.mark.parametrize("is_seen_leaving", [True, False])
 def test_engine_removed_by_hand_is_not_replaced(is_seen_leaving: bool) -> None:
-    """Below the minimum too, until there is more to do; from then on the minimum is what it was."""
+    """It is not replaced even below the minimum, until there is more to do; from then on the minimum holds again."""
     watched = watch(IDLE, IDLE, min_engines=2)
     if is_seen_leaving:
         watched.replace(1, phase=Phase.LEAVING)

@@ -1,4 +1,4 @@
-"""Engines added and removed through days of simulated load: none too many, and none to and fro."""
+"""Days of simulated load: no more engines are added than needed, and their number does not oscillate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TICK_S = 2.0
 
 @attrs.define
 class SimulatedEngine:
-    """An engine as a queue of equal requests, which computes at most so many tokens a second."""
+    """An engine as a queue of equal requests."""
 
     engine_id: int
     ready_at: float
@@ -41,7 +41,7 @@ class SimulatedEngine:
 
 @attrs.frozen
 class Simulated:
-    """A pool of engines, each with so many slots and so many tokens a second in all and per sequence."""
+    """What all engines have in common: slots, tokens a second in all and per sequence, and the time to load."""
 
     slots: int
     engine_tokens_per_s: float
@@ -65,7 +65,7 @@ class Change:
 def simulate(
     simulated: Simulated, load: Callable[[float], float], noise: Iterable[float], until_s: float, limits: ScalingLimits
 ) -> list[Change]:
-    """Return the changes under a load in requests a second; `noise` are factors for it, repeated."""
+    """Return the changes under a load in requests a second, which is multiplied by the factors in `noise` in turn."""
     policy = ScalingPolicy(limits, [0])
     engines = [SimulatedEngine(0, 0.0)]
     factors, changes, num_made, now = list(noise), [], 1, 0.0
@@ -128,7 +128,7 @@ def directions(numbers: Sequence[int]) -> list[int]:
 @given(simulated=pools, share=st.floats(0.05, 5.5), noise=noises)
 @settings(max_examples=settings().max_examples // 2)
 def test_constant_load_settles(simulated: Simulated, share: float, noise: list[float]) -> None:
-    """Engines are added until no backlog is left, then those beyond what is needed go, and that is all."""
+    """Under constant load, engines are added, then those no longer needed are removed; nothing changes after that."""
     level, mean = share * simulated.capacity, sum(noise) / len(noise)
     changes = simulate(simulated, lambda _: level, [its / mean for its in noise], HOURS_S, limits_of(simulated))
     assert directions([1, *(change.num_engines for change in changes)]) in ([], [1], [1, -1])
@@ -137,6 +137,7 @@ def test_constant_load_settles(simulated: Simulated, share: float, noise: list[f
 @given(simulated=pools, before=st.floats(0.05, 4.5), after=st.floats(0.05, 4.5))
 @settings(max_examples=settings().max_examples // 2)
 def test_step_of_load_has_bounded_changes(simulated: Simulated, before: float, after: float) -> None:
+    """After a step of the load, engines are only added, only removed, or first added and then removed."""
     at = HOURS_S / 2
 
     def load(now: float) -> float:
@@ -145,11 +146,11 @@ def test_step_of_load_has_bounded_changes(simulated: Simulated, before: float, a
     changes = simulate(simulated, load, [1.0], HOURS_S, limits_of(simulated))
     num_before = ([1] + [change.num_engines for change in changes if change.at < at])[-1]
     later = directions([num_before, *(change.num_engines for change in changes if change.at >= at)])
-    assert later in ([], [1], [1, -1], [-1]), "engines go while the load rises, or come while it falls"
+    assert later in ([], [1], [1, -1], [-1]), "no engine may be added after one was removed"
 
 
 def test_load_that_goes_is_followed() -> None:
-    """After a rush the server comes back to its minimum, one engine at a time."""
+    """After a rush the server returns to its minimum, one engine at a time."""
     simulated = Simulated(8, 1e9, 50.0, 100.0, 10.0)
 
     def load(now: float) -> float:

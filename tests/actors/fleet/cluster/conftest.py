@@ -17,7 +17,7 @@ from tests.actors.fleet.cluster.ray_nodes import RayNodes, ray_environment, runn
 def ray_cluster() -> Iterator[RayNodes]:
     """Start Ray with a head node; tests add nodes and remove them again. No driver is connected.
 
-    It ends with the module: its processes take a twentieth of a core even where nothing uses them.
+    It ends with the module, because its processes use a twentieth of a core even when idle.
     """
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed (pip install './quipu_llm-….whl[ray]')")

@@ -47,7 +47,7 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 
 
 def wanted_elsewhere(folder: Path, model: str = "tiny") -> Wanted:
-    """Return what a node must find that does not have the server's path."""
+    """Describe the checkpoint in `folder` for a node on which the server's path does not exist."""
     wanted = describe_wanted(model, folder)
     return Wanted(wanted.model, ELSEWHERE, wanted.outline)
 
@@ -58,7 +58,7 @@ def fetch(source: LocalPieces, folder: Path, cache: Path) -> Path:
 
 
 class DialledPieces(LocalPieces):
-    """A folder's pieces, with dials for faults; it notes which pieces were asked for."""
+    """A folder's pieces, with dials for faults; `asked` has the pieces that were asked for, in order."""
 
     def __init__(self, folder: Path, *, piece_bytes: int = PIECE_BYTES) -> None:
         super().__init__(folder, piece_bytes=piece_bytes)
@@ -82,4 +82,4 @@ class DialledPieces(LocalPieces):
 
 
 class SourceLost(Exception):
-    """Stands for whatever ends a keeper in the middle of it."""
+    """Stands for whatever ends a keeper while it fetches."""

@@ -20,7 +20,7 @@ from tests.processes import eventually, has_ended
 ROOT = Path(__file__).resolve().parents[4]
 STORE_BYTES = 200 << 20
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-"""Ray notices within two seconds that a node was killed, instead of within fifteen; one that is slow still has ten."""
+"""Ray notices within two seconds that a node was killed, instead of within fifteen; a slow one still has ten."""
 
 
 def ray_environment(folder: Path) -> dict[str, str]:
@@ -112,7 +112,7 @@ def running_nodes(folder: Path) -> Iterator[RayNodes]:
 def end_processes(folder: Path) -> None:
     """Wait until every process that has `folder` in its environment has ended, and kill those that do not end.
 
-    The launcher of servers (`tests/e2e/launcher.py`) is not of Ray, and lives until the tests end.
+    The launcher of servers (`tests/e2e/launcher.py`) does not belong to Ray, and lives until the tests end.
     """
     try:
         eventually(lambda: not _processes_of(folder), "Ray's processes ended", within_s=60)
@@ -134,7 +134,7 @@ def _processes_of(folder: Path) -> list[int]:
 
 
 def _close_pipes(node: Any) -> None:
-    """Close the pipes to Ray's own processes, which it leaves to the garbage collector: a ResourceWarning each."""
+    """Close the pipes to Ray's processes, which Ray leaves to the garbage collector: each is a ResourceWarning."""
     for infos in node.all_processes.values():
         for info in infos:
             for stream in (info.process.stdin, info.process.stdout, info.process.stderr):

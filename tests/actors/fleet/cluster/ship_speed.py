@@ -2,7 +2,7 @@
 
     python -m tests.actors.fleet.cluster.ship_speed [FOLDER] [--mib 1024] [--rounds 3]
 
-FOLDER is on the disk that is measured. Copies are synchronized to the disk, as what is shipped is.
+FOLDER is on the disk that is measured. Copies are synchronized to the disk, as shipped files are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fetching:
     """Runs on the node that fetches."""
 
     def fetch(self, wanted: Wanted, source: RayPieces, cache: Path) -> tuple[float, int]:
-        """Return the seconds that it took, and the peak of this process's memory in MiB."""
+        """Return how long fetching took in seconds, and the peak of this process's memory in MiB."""
         seconds = seconds_of(lambda: find_or_fetch(wanted, source, cache, silent))
         return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
@@ -58,7 +58,7 @@ def write_checkpoint(folder: Path, num_mib: int) -> None:
 
 
 def measure(node_id: str, folder: Path, base: Path) -> str:
-    """Return one row: what each way takes, in MB/s."""
+    """Return one row of the table."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,4 +1,4 @@
-"""Where a node finds the checkpoint, what it takes for the wanted one, and what an operator is told if it has none."""
+"""Where a node looks for the checkpoint, how it recognizes the wanted one, and the error if it has none."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_hub_cache_has_the_servers_commit(hub: Path, folder: Path, cache: Path) 
 
 
 def test_fetched_once(folder: Path, cache: Path) -> None:
-    """What is not there is fetched, and found the next time, with or without a source."""
+    """A missing checkpoint is fetched, and found the next time, with or without a source."""
     source = DialledPieces(folder, piece_bytes=100_000)
     wanted = wanted_elsewhere(folder)
     said: list[str] = []
@@ -124,7 +124,7 @@ def test_fetched_once(folder: Path, cache: Path) -> None:
 
 
 def test_not_found(folder: Path, cache: Path) -> None:
-    """Without a source the error names the node, the model, each place with what is wrong there, and the flag."""
+    """Without a source the error names the node, the model, each place and what is wrong there, and the flag."""
     make_folder(cache / "0123", {"config.json": b"{}"})
     (cache / "4567.partial").mkdir()
     wanted = Wanted("owner/name", str(folder), make_outline(folder))
@@ -140,7 +140,7 @@ def test_not_found(folder: Path, cache: Path) -> None:
 
 
 def test_source_offers_another_checkpoint(folder: Path, cache: Path, tmp_path: Path) -> None:
-    """A source with other files is refused before anything is fetched, one with other contents afterwards."""
+    """A source with files of other sizes is refused before anything is fetched, one with other contents afterwards."""
     source = DialledPieces(make_folder(tmp_path / "other", num_bytes=7))
     with pytest.raises(CheckpointError, match=f"node {socket.gethostname()} could not fetch .* offers other files"):
         find_or_fetch(wanted_elsewhere(folder), source, cache, silent)
@@ -161,12 +161,12 @@ def change(path: Path, at: int) -> None:
 
 
 def test_what_is_compared(folder: Path) -> None:
-    """Small files are compared whole; of weights the header, the very end and samples all over the file."""
+    """Small files are compared whole; of weights, the header, the last bytes and samples from the whole file."""
     outline = make_outline(folder)
     assert find_difference(folder, outline) is None
     size = 600_000
     header = int.from_bytes((folder / SINGLE).read_bytes()[:8], "little")
-    assert header > size, "random bytes: all of the file is its header, and compared"
+    assert header > size, "the random bytes must be all header, so that all of them are compared"
     weights = folder / SINGLE
     weights.write_bytes((1000).to_bytes(8, "little") + bytes(size - 8))
     outline = make_outline(folder)
@@ -176,7 +176,7 @@ def test_what_is_compared(folder: Path) -> None:
         change(weights, at)
     assert find_difference(folder, outline) is None
     gap = (size - 1008) // NUM_SAMPLES
-    for start in range(1008, size - gap, gap):  # as a fine-tuned model changes all of a tensor
+    for start in range(1008, size - gap, gap):  # fine-tuning changes all of a tensor
         for at in range(start, start + gap, SAMPLE_BYTES // 2):
             change(weights, at)
         assert find_difference(folder, outline) is not None
@@ -190,7 +190,7 @@ def test_what_is_compared(folder: Path) -> None:
 
 
 def test_samples_are_few(tmp_path: Path) -> None:
-    """Comparing reads little of a large file: it may have terabytes."""
+    """Comparing reads only samples of a large file, which may have terabytes."""
     folder = make_folder(tmp_path / "checkpoint")
     with (folder / SINGLE).open("wb") as file:
         file.truncate(1 << 42)
@@ -207,7 +207,7 @@ def test_default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_of_ray_is_imported() -> None:
-    """Importing every module of the folder imports neither Ray nor the hub's client."""
+    """Importing every module of the folder imports neither Ray nor the hub's client nor torch."""
     names = [f"quipu.actors.fleet.cluster.{path.stem}" for path in MODULES]
     code = f"""
 import sys, {", ".join(names)}

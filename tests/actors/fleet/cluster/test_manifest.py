@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: which files, and the digests of their pieces."""
+"""The manifest of a checkpoint: which files it consists of, and the digests of their pieces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_file_that_is_read_is_listed() -> None:
         if "demo" not in path.parts
         for name in re.findall(r"\"([\w.]+\.(?:json|jinja|safetensors|model|gguf|txt))\"", path.read_text())
     }
-    # the last one is a key of GGUF
+    # the last one is a key in GGUF files
     assert named == {*SERVED_FILES, SINGLE, GGUF, "tokenizer.ggml.model"}
 
 
@@ -54,14 +54,14 @@ def test_only_served_files_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shard", ["../../key.pem", "/etc/shadow", ".hidden.safetensors", "config.json", ""])
 def test_index_cannot_name_other_files(tmp_path: Path, shard: str) -> None:
-    """An index that names something else than a safetensors file of the folder is refused."""
+    """An index that names anything but a safetensors file of the folder is refused."""
     folder = make_folder(tmp_path / "checkpoint", {"config.json": b"{}", INDEX: make_index([shard])})
     with pytest.raises(CheckpointError, match="not a safetensors file"):
         list_served_files(folder)
 
 
 def test_shard_of_another_folder_is_not_read(tmp_path: Path) -> None:
-    """Of a path in the index only the last part counts, as where the engine loads it: nothing outside is read."""
+    """Only the last part of a path in the index counts, as when the engine loads it: nothing outside is read."""
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
     files = {"config.json": b"{}", INDEX: make_index(["../secret.safetensors"])}
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -69,7 +69,7 @@ def test_shard_of_another_folder_is_not_read(tmp_path: Path) -> None:
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    """A folder without config.json, and no folder at all, are refused in words."""
+    """A folder without config.json, and a path without a folder, are errors that say so."""
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         make_manifest(tmp_path)
     with pytest.raises(CheckpointError, match="is not a folder"):
@@ -77,7 +77,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_digests_of_pieces(tmp_path: Path) -> None:
-    """Each piece has the SHA-256 of its bytes, the last one of what is left; an empty file has no piece."""
+    """Each piece has the SHA-256 of its bytes; the last one may be shorter, and an empty file has none."""
     folder = make_folder(tmp_path / "checkpoint", num_bytes=2500)
     done: list[int] = []
     manifest = make_manifest(folder, piece_bytes=1000, progress=done.append).manifest
@@ -91,7 +91,7 @@ def test_digests_of_pieces(tmp_path: Path) -> None:
 
 
 def test_digest_names_the_contents(tmp_path: Path) -> None:
-    """The total digest is the same wherever the files are, and another one if any bit, name or border differs."""
+    """The total digest does not depend on where the files are; it differs if any bit, name, size or piece does."""
     first = make_manifest(make_folder(tmp_path / "one"), piece_bytes=1000).manifest
     assert first.digest == make_manifest(make_folder(tmp_path / "two"), piece_bytes=1000).manifest.digest
     folder = make_folder(tmp_path / "three")
@@ -119,7 +119,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["written", "replaced", "appended"])
 def test_file_that_changes_while_it_is_read(tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that changes while it is hashed, at its path or in place, is an error that names it."""
+    """If a file is replaced or written to while it is hashed, the error names it."""
     folder = make_folder(tmp_path / "checkpoint")
     path = folder / SINGLE
     size = path.stat().st_size
@@ -142,7 +142,7 @@ def test_file_that_changes_while_it_is_read(tmp_path: Path, change: str, monkeyp
 
 
 def test_file_that_changes_after_its_own_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that changes while the others are hashed is an error, too: the manifest is of one moment."""
+    """If a file changes while others are hashed, that is an error, too: the manifest describes one moment."""
     folder = make_folder(tmp_path / "checkpoint")
     hashed = 0
 
@@ -159,7 +159,7 @@ def test_file_that_changes_after_its_own_pieces(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("change", ["written", "replaced", "removed"])
 def test_file_that_changes_while_it_is_open(tmp_path: Path, change: str) -> None:
-    """Bytes of a file that changes while it is open are not used, whether its path or its contents change."""
+    """A file that is replaced, written to or removed while it is open is an error."""
     path = make_folder(tmp_path / "checkpoint") / SINGLE
     with pytest.raises(CheckpointError, match=r"model\.safetensors (changed while|cannot be read: No such file)"):
         with open_unchanged(path):
@@ -173,7 +173,7 @@ def test_file_that_changes_while_it_is_open(tmp_path: Path, change: str) -> None
 
 
 def test_piece_of_a_changed_file_is_not_handed_out(tmp_path: Path) -> None:
-    """A file that changes after it was listed is an error for whoever asks for a piece of it."""
+    """Reading a piece of a file that has changed since it was listed is an error."""
     folder = make_folder(tmp_path / "checkpoint")
     pieces = LocalPieces(folder, piece_bytes=1000)
     pieces.manifest()
@@ -226,25 +226,28 @@ def test_size_of_pieces_is_checked(piece_bytes: int) -> None:
 
 
 def test_hashing_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a slice is hashed another thread runs, though nobody can take the GIL from the one that hashes."""
+    """Other threads run while a slice is hashed, even if the hashing thread cannot be made to release the GIL."""
     data = memoryview(bytes(manifest_module.SLICE_BYTES))
-    num_slices = 64
+    num_hashed, num_wanted, most = 0, 20, 5000
+    seen: set[int] = set()
+    """How many slices had been hashed whenever this thread ran."""
 
     def read(_descriptor: int, _start: int, _end: int, _buffer: memoryview, use: Callable[[memoryview], None]) -> None:
-        for _ in range(num_slices):
+        nonlocal num_hashed
+        while num_hashed < most and len(seen) < num_wanted:
             use(data)
+            num_hashed += 1
 
-    monkeypatch.setattr(manifest_module, "read_slices", read)  # reading would let go of the GIL, too
+    monkeypatch.setattr(manifest_module, "read_slices", read)  # reading would release the GIL, too
     hasher = threading.Thread(target=manifest_module.hash_span, args=(0, 0, len(data)))
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(60)  # a thread keeps the GIL until it lets go of it
+    sys.setswitchinterval(60)  # a thread keeps the GIL until it releases it itself
     try:
         hasher.start()
-        turns = 0
         while hasher.is_alive():
             time.sleep(0)
-            turns += 1
+            seen.add(num_hashed)
         hasher.join()
     finally:
         sys.setswitchinterval(interval)
-    assert turns >= num_slices
+    assert len(seen) >= num_wanted

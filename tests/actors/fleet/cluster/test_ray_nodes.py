@@ -1,4 +1,4 @@
-"""The cluster that the tests use: nodes come and go, and nothing of it remains."""
+"""The cluster that the tests use: nodes can be added and removed."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def test_folder_arrives(source: DialledPieces, folder: Path, cache: Path) -> None:
-    """Every piece is asked for once, and the folder is named by the digest of all; nothing else but a lock is left."""
+    """Every piece is asked for once; the folder is named by the total digest, and only a lock is left beside it."""
     said: list[str] = []
     manifest = source.manifest()
     arrived = fetch_checkpoint(source, manifest, cache, said.append, is_right=lambda _: False)
@@ -110,7 +110,7 @@ FAULTS = {
     "longer": r"with \d+ bytes instead of \d+",
     "empty": r"with 0 bytes instead of \d+",
 }
-"""What the error says of each."""
+"""What the error says about each."""
 
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED.keys())
@@ -124,7 +124,7 @@ def test_wrong_piece_is_asked_for_again(source: DialledPieces, folder: Path, cac
 
 @pytest.mark.parametrize("fault", SPOILED)
 def test_piece_that_is_always_wrong(source: DialledPieces, cache: Path, fault: str) -> None:
-    """A piece that keeps arriving wrong ends it with an error that names the file; there is no folder then."""
+    """A piece that keeps arriving wrong is an error that names the file, and leaves no complete folder."""
     source.spoil, source.num_spoiled = SPOILED[fault], 1_000_000
     with pytest.raises(CheckpointError, match=rf"bytes \d+ to \d+ of [\w.]+ arrived {FAULTS[fault]}, 4 times"):
         fetch(source, cache)
@@ -133,7 +133,7 @@ def test_piece_that_is_always_wrong(source: DialledPieces, cache: Path, fault: s
 
 
 def test_source_that_cannot_read_for_a_while(source: DialledPieces, folder: Path, cache: Path) -> None:
-    """An OSError of the source is worth another try, a CheckpointError is not."""
+    """A piece is asked for again after an OSError of the source, but not after a CheckpointError."""
     failures = [OSError("lost on its way")] * (MAX_TRIES - 1)
 
     class Unsteady:
@@ -167,7 +167,7 @@ def test_interrupted_fetch_goes_on(source: DialledPieces, folder: Path, cache: P
 
 
 def test_spoiled_partial_copy_is_repaired(source: DialledPieces, folder: Path, cache: Path) -> None:
-    """What an interruption left is checked by its digests: wrong bytes, lengths and files do not survive."""
+    """What an interruption left is checked against the digests: wrong bytes, lengths and files do not survive."""
     source.fail_after = num_pieces_of(source.manifest()) - 1
     with pytest.raises(SourceLost):
         fetch(source, cache, pieces_in_flight=1)
@@ -187,7 +187,7 @@ def test_spoiled_partial_copy_is_repaired(source: DialledPieces, folder: Path, c
 
 
 def test_damaged_copy_is_repaired(source: DialledPieces, folder: Path, cache: Path) -> None:
-    """A folder that was fetched earlier and is not right any more is fetched again, where it is wrong."""
+    """Of a folder that was fetched earlier and is damaged, only the damaged pieces are fetched again."""
     arrived = fetch(source, cache)
     with (arrived / SINGLE).open("r+b") as file:
         file.write(b"#")
@@ -201,7 +201,7 @@ def test_damaged_copy_is_repaired(source: DialledPieces, folder: Path, cache: Pa
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """No more pieces than configured exist at a time, however slow the disk and however many pieces there are."""
+    """No more pieces than configured are in memory at a time, however many there are."""
     source = DialledPieces(make_folder(tmp_path / "checkpoint", num_bytes=40_000))
     num_held, most, num_reads = 0, 0, 0
     lock, together = threading.Lock(), threading.Barrier(3)
@@ -235,7 +235,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 def test_processes_fetch_once(source: DialledPieces, folder: Path, cache: Path, tmp_path: Path) -> None:
-    """Several processes that want the same checkpoint at once fetch each piece once; all get the same folder."""
+    """Processes that want the same checkpoint at the same time fetch each piece once; all get the same folder."""
     program = """
         import sys
         from pathlib import Path
@@ -271,7 +271,7 @@ def test_processes_fetch_once(source: DialledPieces, folder: Path, cache: Path, 
 
 
 def test_waits_for_the_one_that_fetches(source: DialledPieces, folder: Path, cache: Path) -> None:
-    """Who comes second says that it waits, and goes on where the first one fails."""
+    """The second of two fetches says that it waits, and continues where the first one fails."""
     manifest = source.manifest()
     reading, fail = threading.Event(), threading.Event()
     said: list[str] = []
@@ -309,7 +309,7 @@ def test_waits_for_the_one_that_fetches(source: DialledPieces, folder: Path, cac
 
 
 def test_no_room(source: DialledPieces, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the disk has too little room, nothing is fetched, and the error has the bytes that are needed and free."""
+    """If the disk has too little room, nothing is fetched, and the error says how many bytes are needed and free."""
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type(usage)(usage.total, usage.used, 4000))
     needed = source.manifest().num_bytes
@@ -319,7 +319,7 @@ def test_no_room(source: DialledPieces, cache: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_disk_fills_up_meanwhile(source: DialledPieces, folder: Path, cache: Path, monkeypatch: Any) -> None:
-    """If the disk is filled by others meanwhile, the error says the same; with room, it goes on where it was."""
+    """If others fill the disk during a fetch, the error is the same; once there is room, the next fetch continues."""
     real, written = os.pwrite, 0
 
     def full(descriptor: int, data: memoryview, at: int) -> int:
@@ -339,14 +339,14 @@ def test_disk_fills_up_meanwhile(source: DialledPieces, folder: Path, cache: Pat
 
 
 def test_partial_writes(source: DialledPieces, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system that writes a part of a piece at a time gets the rest in turn."""
+    """If the system writes only part of a piece at a time, the rest is written in further calls."""
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: real(descriptor, data[:7], at))
     assert contents_of(fetch(source, cache)) == contents_of(folder)
 
 
 def test_only_complete_folders_have_their_name(source: DialledPieces, cache: Path, monkeypatch: Any) -> None:
-    """The folder gets its name after every file, and the folder itself, are on the disk."""
+    """The folder gets its name only after every file, and the folder itself, have reached the disk."""
     synced: set[int] = set()
     real_sync, real_rename = os.fsync, Path.rename
 
@@ -376,7 +376,7 @@ def test_manifest_cannot_name_other_folders(source: DialledPieces, cache: Path, 
 
 
 def test_links_in_the_partial_copy_are_not_followed(source: DialledPieces, folder: Path, cache: Path) -> None:
-    """A link under the name of a file that arrives, or of the folder, does not lead a write outside."""
+    """A symbolic link with the name of a file or of the folder itself does not lead a write outside."""
     outside = cache.parent / "precious"
     partial = cache / (source.manifest().digest + PARTIAL_SUFFIX)
     partial.mkdir(parents=True)
@@ -415,7 +415,7 @@ def test_link_that_appears_meanwhile_is_not_followed(source: DialledPieces, fold
 def test_nothing_is_read_of_a_file_that_was_not_begun(
     source: DialledPieces, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces that were never written are holes of their files, and are not hashed: a new fetch starts at once."""
+    """Pieces that were never written are not hashed before they are fetched, so a new fetch starts at once."""
     hashed: list[int] = []
 
     def hash_span(descriptor: int, start: int, end: int) -> bytes:
@@ -428,14 +428,14 @@ def test_nothing_is_read_of_a_file_that_was_not_begun(
 
 
 def test_cache_that_cannot_be_made(source: DialledPieces, tmp_path: Path) -> None:
-    """A cache in whose place there is a file is an error that names it."""
+    """A file where the cache should be is an error that names it."""
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"cache cannot be used: (File exists|Not a directory)"):
         fetch(source, tmp_path / "cache")
 
 
 def test_changed_file_of_the_source(source: DialledPieces, folder: Path, cache: Path) -> None:
-    """A file that changes on the node that ships is an error that says so, not a piece that is always wrong."""
+    """A file that changes on the node that ships is an error that says so, not one about wrong pieces."""
     manifest = source.manifest()
     (folder / SINGLE).write_bytes(b"another one")
     with pytest.raises(CheckpointError, match=r"model\.safetensors has changed since"):

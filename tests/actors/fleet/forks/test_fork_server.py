@@ -1,4 +1,4 @@
-"""Processes that are forked on request: those that are killed, that cannot be had, and that are left."""
+"""Processes forked on request: how they end, what happens if none can be forked, and that none is left."""
 
 from __future__ import annotations
 
@@ -43,8 +43,12 @@ def fork_one(forks: ForkServer) -> Fork:
         os.close(descriptor)
 
 
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
 def test_how_a_child_has_ended(forks: ForkServer) -> None:
-    """It is told once, also if the process that forks has noticed it first; a child that goes on is killed."""
+    """A child's exit status is returned once, even if the fork server has reaped it; a running child is killed."""
     for number in (signal.SIGPROF, signal.SIGABRT, signal.SIGKILL):
         fork = fork_one(forks)
         os.kill(fork.pid, number)
@@ -58,7 +62,7 @@ def test_how_a_child_has_ended(forks: ForkServer) -> None:
 
 
 def test_child_whose_socket_is_closed(forks: ForkServer) -> None:
-    """It ends by itself, and is no zombie."""
+    """A child whose socket is closed ends by itself, and does not stay a zombie."""
     fork = fork_one(forks)
     ForkLink(fork, 1.0).close()
     eventually(lambda: not Path(f"/proc/{fork.pid}").exists(), "it has ended")
@@ -66,7 +70,7 @@ def test_child_whose_socket_is_closed(forks: ForkServer) -> None:
 
 
 def test_nothing_is_left(forks: ForkServer) -> None:
-    """When the process that forks is ended, its children end, also those that compute or are stopped."""
+    """When the fork server is ended, its children end, including stopped ones."""
     left = [fork_one(forks) for _ in range(3)]
     os.kill(left[0].pid, signal.SIGSTOP)
     forks.end()
@@ -79,7 +83,7 @@ def test_nothing_is_left(forks: ForkServer) -> None:
 
 
 def test_parent_that_dies() -> None:
-    """The process that forks ends with its parent, and so do its children."""
+    """The fork server ends with its parent, and so do its children."""
     forks = ForkServer.start(MODULE, *FRAMES)
     fork = fork_one(forks)
     forks._link.close()  # noqa: SLF001 - what the kernel does when a process ends
@@ -90,7 +94,7 @@ def test_parent_that_dies() -> None:
 
 
 def test_program_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that ends, or does not answer, is an OSError, and leaves no process."""
+    """A fork server that cannot be started, ends, or does not answer is an OSError."""
     with pytest.raises(OSError, match="has ended"):
         ForkServer.start(MODULE, b"no tokenizer", b"not JSON")
     monkeypatch.setattr(fork_server, "START_S", 0.05)
@@ -102,20 +106,20 @@ def test_program_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_process_can_be_forked(forks: ForkServer) -> None:
-    """Without a descriptor to be had, it is an OSError; nothing of it is left, and later ones can be forked."""
+    """A fork server without free descriptors raises OSError, leaks none here, and can fork again later."""
     fork_one(forks).link.close()
     few, hard = resource.prlimit(forks.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(forks.pid, resource.RLIMIT_NOFILE, (4, hard))
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     with pytest.raises(OSError, match="no process can be forked"):
         fork_one(forks)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not open_descriptors() - before
     resource.prlimit(forks.pid, resource.RLIMIT_NOFILE, (few, hard))
     fork_one(forks).link.close()
 
 
 def test_many_threads_ask(forks: ForkServer) -> None:
-    """Answers are not mixed up."""
+    """Each thread gets the answer to its own request."""
     pids: list[int] = []
 
     def ask() -> None:
@@ -134,7 +138,7 @@ def test_many_threads_ask(forks: ForkServer) -> None:
 
 
 def test_request_for_a_process_of_somebody_else(forks: ForkServer) -> None:
-    """Only children are killed."""
+    """A process that is not a child of the fork server is not killed."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert forks.end_child(Fork(os.getpid(), ours)) is None
@@ -151,7 +155,7 @@ time.sleep(0.6)
 
 
 def test_child_that_ends_after_its_parent_is_gone() -> None:
-    """The program that forks has closed what a signal would wake it by: nothing is written to stderr."""
+    """After the fork server has stopped serving, a child's end does not make it write to stderr."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         program = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=theirs, stderr=subprocess.PIPE)

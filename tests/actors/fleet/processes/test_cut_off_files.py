@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_whole_files(folder: Path) -> None:
-    """Nothing is said about files that have all their bytes, more than these, or are no checkpoint's."""
+    """Complete files, files with extra bytes, and folders without weights are not reported."""
     assert find_cut_off(folder) is None
     with (folder / FILE).open("ab") as file:
         file.write(b"more")
@@ -34,7 +34,7 @@ def test_whole_files(folder: Path) -> None:
 
 @pytest.mark.parametrize("num_left", [0, 4, 8, 20, 1000, -4096, -1])
 def test_cut_off_anywhere(folder: Path, num_left: int) -> None:
-    """Within the header or behind it, down to the last byte, the file is named."""
+    """A file cut off anywhere, within its header or after it, is named."""
     size = (folder / FILE).stat().st_size
     os.truncate(folder / FILE, num_left % size)
     found = find_cut_off(folder)
@@ -44,7 +44,7 @@ def test_cut_off_anywhere(folder: Path, num_left: int) -> None:
 
 
 def test_file_that_cannot_be_read(folder: Path) -> None:
-    """The reason is the operating system's."""
+    """If a file cannot be read, the operating system's reason is returned."""
     (folder / FILE).unlink()
     (folder / FILE).mkdir()
     assert "Is a directory" in (find_cut_off(folder) or "")

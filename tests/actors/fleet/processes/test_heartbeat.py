@@ -9,7 +9,7 @@ SILENCE_S = MAX_MISSED * HEARTBEAT_INTERVAL_S + LATE_S
 
 
 def pass_ticks(monitor: HeartbeatMonitor, seconds: float, *, could_receive: bool = True) -> str | None:
-    """Let time pass as in a loop that is never late. Returns the first verdict."""
+    """Let time pass as in a loop that is never late; return the first verdict."""
     for _ in range(round(seconds / TICK_S)):
         verdict = monitor.advance(TICK_S, could_receive=could_receive)
         if verdict is not None:
@@ -19,7 +19,7 @@ def pass_ticks(monitor: HeartbeatMonitor, seconds: float, *, could_receive: bool
 
 
 def run_step(monitor: HeartbeatMonitor, step: int, seconds: float) -> str | None:
-    """Report one step in heartbeats for `seconds`. Returns the first verdict."""
+    """Report one step in heartbeats for `seconds`; return the first verdict."""
     for count in range(1, 1 + round(seconds / HEARTBEAT_INTERVAL_S)):
         monitor.on_message()
         monitor.on_heartbeat(Heartbeat(step, count * HEARTBEAT_INTERVAL_S))

@@ -1,4 +1,4 @@
-"""Log lines are written by a thread, so that logging neither waits nor fails, whatever happens to the log."""
+"""Log lines are written by a thread, so that logging neither waits nor fails, whatever happens to the output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINE = b"x" * 999 + b"\n"
 
 @attrs.define
 class Pipe:
-    """A log's reader."""
+    """A pipe to which log lines are written, with its reader."""
 
     reader: int
     writer: int
@@ -58,7 +58,7 @@ def test_lines_in_order(pipe: Pipe) -> None:
 
 
 def test_thread_is_waited_for(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a thread nothing fails, and the lines are written once there is one."""
+    """If no thread can be started, nothing fails, and the lines are written once there is one."""
     start, errors = threading.Thread.start, [MemoryError(), RuntimeError("can't start new thread")]
 
     def start_or_fail(thread: threading.Thread) -> None:
@@ -107,7 +107,7 @@ def test_partition_is_full() -> None:
 
 
 def test_reader_stops_reading(pipe: Pipe) -> None:
-    """The queue is bounded; error lines find room when others do not, and are written once it reads again."""
+    """The queue is bounded; error lines have additional room, and are written once the reader reads again."""
     writer = LogWriter(pipe.writer)
     began_s = time.monotonic()
     num_lines = 3 * MAX_BYTES // len(LINE)

@@ -1,6 +1,6 @@
-"""Engine processes that send what no engine should, or nothing: each dies with a reason, and the next one serves.
+"""Engine processes that send invalid data, or nothing: each dies with a reason, and the next one serves.
 
-The engine process is a `sleep`, and what it would send comes from the test, over the real socket pair.
+The engine process is a `sleep`; the test sends in its place, over the real socket pair.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Impostor(ProcessHost):
         self._keeps_open = keeps_open
         self._beats = beats
         self.step_ids: list[int] = []
-        """The step that it seems to be running."""
+        """The sequences of the step that it seems to be running."""
 
     async def run(self, link: EngineLink) -> Death:
         async with trio.open_nursery() as nursery:
@@ -137,7 +137,7 @@ DEATHS: dict[str, tuple[Impostor, str]] = {
 
 @pytest.mark.parametrize(("impostor", "reason"), DEATHS.values(), ids=DEATHS)
 async def test_impostor(monkeypatch: pytest.MonkeyPatch, impostor: Impostor, reason: str) -> None:
-    """It is killed with a reason, and what it was given is served by the next engine."""
+    """An impostor is killed with a reason, and its requests are served by the next engine."""
     monkeypatch.setattr(heartbeat, "MAX_MISSED", 0)
     monkeypatch.setattr(heartbeat, "LATE_S", 0.1)
     monkeypatch.setattr(connected_host, "TICK_S", 0.02)
@@ -152,7 +152,7 @@ async def test_impostor(monkeypatch: pytest.MonkeyPatch, impostor: Impostor, rea
     config = runtime_config(restart_backoff_s=0.0, num_blocks=1024)
     host = FirstImpostor(impostor, LoopHost(config.engine))
     texts: list[str] = []
-    with trio.fail_after(20), structlog.testing.capture_logs() as lines:
+    with trio.fail_after(60), structlog.testing.capture_logs() as lines:
         async with open_with_kept_vocabulary(
             config, serving_info(config), lambda _: host, make_renderer=InlineRenderer
         ) as runtime:
@@ -172,7 +172,7 @@ async def test_impostor(monkeypatch: pytest.MonkeyPatch, impostor: Impostor, rea
 
 
 async def run_alone(impostor: Impostor) -> tuple[Death, list[StepReport | EngineDied]]:
-    """Run an impostor without a runtime. Returns its death and what it has reported."""
+    """Run an impostor without a runtime; return its death and what it has reported."""
     reports: Channel[StepReport | EngineDied] = Channel(8)
     with trio.fail_after(20):
         death = await impostor.run(make_link(reports))
@@ -181,7 +181,7 @@ async def run_alone(impostor: Impostor) -> tuple[Death, list[StepReport | Engine
 
 
 async def test_another_version() -> None:
-    """It is refused with both versions, whatever it sends next; another start would end the same way."""
+    """An engine of another version is refused for good, with both versions, whatever it sends next."""
     death, _ = await run_alone(sends(greeting("0.2.0") + b"\xff" * 40))
     assert death == Death(
         f"the engine is of quipu 0.2.0, this server of {__version__}: restart the server", hopeless=True
@@ -189,7 +189,7 @@ async def test_another_version() -> None:
 
 
 async def test_last_messages_count() -> None:
-    """What an engine had sent before something that cannot be read is delivered."""
+    """Messages that an engine sent before unreadable data are delivered."""
     columns: list[list[int]] = [[]] * 19
     sent = [msgspec.convert([number, 1, *columns, *[0] * 5], StepReport) for number in (1, 2)]
     death, reports = await run_alone(sends(READY + encoded(1, *sent) + b"\xff" * 16))
@@ -198,7 +198,7 @@ async def test_last_messages_count() -> None:
 
 
 async def test_no_memory_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that has no memory for an engine's messages loses this engine, and goes on."""
+    """If there is no memory for an engine's messages, that engine dies, and the server goes on."""
 
     async def deliver(link: EngineLink, messages: object) -> None:
         await trio.lowlevel.checkpoint()
@@ -210,7 +210,7 @@ async def test_no_memory_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_step_under_way() -> None:
-    """A death says which sequences were in the step that the process was running, if there was one."""
+    """A death names the sequences of the step that the process was running, if there was one."""
     impostor = sends(READY, keeps_open=False)
     assert (await run_alone(impostor))[0].step_ids is None
     impostor.step_ids = [7, 2**40, 9]

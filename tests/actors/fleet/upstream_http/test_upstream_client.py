@@ -1,4 +1,4 @@
-"""The client of upstreams: which connections it uses again, and what it makes of shortages and of endless heads."""
+"""The client of upstreams: which connections it reuses, and how it handles shortages and endless heads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\
 
 @attrs.define(eq=False)
 class Raw:
-    """A server that sends the same bytes after each request, in these pieces."""
+    """A server that answers each request with the same bytes, sent in `pieces`."""
 
     pieces: tuple[bytes, ...]
     url: str = ""
@@ -56,7 +56,7 @@ async def serving(*pieces: bytes, tls: ssl.SSLContext | None = None) -> AsyncIte
         port = listener.socket.getsockname()[1]
         raw.url = f"http://127.0.0.1:{port}/x" if tls is None else f"https://localhost:{port}/x"
         nursery.start_soon(partial(trio.serve_listeners, partial(raw.serve, tls), [listener], handler_nursery=nursery))
-        with trio.fail_after(10):
+        with trio.fail_after(20):
             yield raw
         nursery.cancel_scope.cancel()
 
@@ -84,7 +84,8 @@ async def ask(http: UpstreamClient, raw: Raw, max_bytes: int = 1000) -> bytes:
 async def test_what_is_used_again(
     monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...], is_reused: bool, is_encrypted: bool
 ) -> None:
-    """A connection is used again if a response was read to its end and nothing followed, and else closed."""
+    """A connection is reused if its response was read to the end and nothing followed; otherwise it is closed."""
+    monkeypatch.setattr(upstream_client, "KEEPALIVE_S", 60.0)
     authority = trustme.CA()
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if is_encrypted else None
     if tls is not None:
@@ -101,7 +102,7 @@ async def test_what_is_used_again(
 
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
 async def test_bytes_that_come_later(monkeypatch: pytest.MonkeyPatch, is_encrypted: bool) -> None:
-    """What an upstream sends on an idle connection, also in a TLS record of its own, is nobody's response."""
+    """Bytes that an upstream sends on an idle connection, even in a TLS record of their own, are nobody's response."""
     authority = trustme.CA()
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if is_encrypted else None
     if tls is not None:
@@ -116,7 +117,7 @@ async def test_bytes_that_come_later(monkeypatch: pytest.MonkeyPatch, is_encrypt
 
 
 async def test_response_that_is_not_read_to_its_end() -> None:
-    """Its connection is closed at once."""
+    """If a response is not read to its end, its connection is closed at once."""
     async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}") as raw, UpstreamClient() as http:
         assert await ask(http, raw, max_bytes=2) == b"{}"
         while not raw.num_left:
@@ -125,8 +126,9 @@ async def test_response_that_is_not_read_to_its_end() -> None:
 
 
 async def test_idle_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many are kept, and none for longer than a while."""
+    """At most `MAX_IDLE` connections are kept, and none for longer than `KEEPALIVE_S`."""
     monkeypatch.setattr(upstream_client, "MAX_IDLE", 2)
+    monkeypatch.setattr(upstream_client, "KEEPALIVE_S", 60.0)
     async with serving(WHOLE) as raw, UpstreamClient() as http:
         async with trio.open_nursery() as nursery:
             for _ in range(5):
@@ -152,15 +154,16 @@ async def test_idle_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     ids=["informational", "header", "headers", "upgrade", "bytes", "chunk"],
 )
 async def test_heads_are_bounded(piece: bytes) -> None:
-    """What is no head of an HTTP response, or too much of one, is an error."""
+    """An invalid or endless head of a response is an error."""
     async with serving(piece) as raw, UpstreamClient() as http:
         with pytest.raises(UpstreamError):
             await ask(http, raw)
 
 
 async def test_shortage_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A moment without descriptors or threads is waited for, with idle connections closed, and a longer one is said."""
+    """A short shortage is waited out, with idle connections closed; a longer one is an error of this machine."""
     monkeypatch.setattr(upstream_client, "RETRY_S", 0.001)
+    monkeypatch.setattr(upstream_client, "SHORTAGE_S", 60.0)
     connect = trio.open_tcp_stream
     errors: list[Exception] = []
 
@@ -174,7 +177,7 @@ async def test_shortage_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         await ask(http, other)
         errors += [OSError(errno.EMFILE, "short"), RuntimeError("can't start new thread"), MemoryError()]
         assert await ask(http, raw) == b"{}" and not errors
-        assert http.num_idle == 1, "of the upstream that was asked last"
+        assert http.num_idle == 1, "only the connection that was used last may be open"
         monkeypatch.setattr(upstream_client, "SHORTAGE_S", 0.0)
         monkeypatch.setattr(upstream_client, "KEEPALIVE_S", -1.0)
         await ask(http, raw)
@@ -187,7 +190,7 @@ async def test_shortage_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shortages_are_told_from_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error counts by what it was raised from; a failed look-up by whether there are descriptors."""
+    """An error is a shortage if one of its causes is; a failed look-up is one if no descriptor can be opened."""
     outer = OSError("all attempts to connect failed")
     outer.__cause__ = ExceptionGroup("", [OSError(errno.ECONNREFUSED, "no"), OSError(errno.EMFILE, "short")])
     assert is_shortage(outer) and not is_shortage(OSError(errno.ECONNREFUSED, "no"))

@@ -1,4 +1,4 @@
-"""Who asks, and over which connection: tenants, retries, https upstreams, and upstreams that go silent."""
+"""Callers of upstreams and their connections: tenants, retries, https, and upstreams that go silent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_tenants_have_their_own_books() -> None:
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 async def test_retries_are_linked(streams: bool) -> None:
-    """The same body with the same idempotency key is a retry of the first, within its tenant; the key stays here."""
+    """The same body with the same idempotency key is a retry, within a tenant; the key is not passed on."""
     async with open_fake(keys=key_store()) as (served, (fake,)):
 
         async def ask(key: str, **fields: object) -> None:
@@ -77,9 +77,9 @@ async def test_retries_are_linked(streams: bool) -> None:
 
 @pytest.mark.parametrize("is_trusted", [True, False], ids=["trusted", "unknown"])
 async def test_https_upstream(is_trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its certificate is checked, with the authorities of SSL_CERT_FILE too; one that fails is never sent a key."""
+    """An upstream's certificate is checked, also against SSL_CERT_FILE; one that is not trusted is never sent a key."""
     fresh = getattr(httpcore2.default_ssl_context, "__wrapped__", httpcore2.default_ssl_context)
-    monkeypatch.setattr(httpcore2, "default_ssl_context", fresh)  # tests/conftest.py keeps the first one
+    monkeypatch.setattr(httpcore2, "default_ssl_context", fresh)  # tests/conftest.py caches the first one
     authority = trustme.CA()
     if is_trusted:
         authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -110,7 +110,7 @@ def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_silent_before_it_answers(quick_probes: None) -> None:
-    """A request is taken to another upstream when the first one says nothing and probes fail."""
+    """A request is sent to another upstream if the first one sends nothing and its probes fail."""
 
     async def silent(asked: Asked, answering: Answering) -> None:
         fakes[0].is_healthy = False
@@ -125,7 +125,7 @@ async def test_silent_before_it_answers(quick_probes: None) -> None:
 
 
 async def test_silent_in_mid_stream(quick_probes: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream of one that has begun ends with an error, and its connection is closed."""
+    """If an upstream goes silent in mid-stream, the stream ends with an error, and its connection is closed."""
 
     async def silent(asked: Asked, answering: Answering) -> None:
         await answering.begin()
@@ -142,7 +142,7 @@ async def test_silent_in_mid_stream(quick_probes: None, monkeypatch: pytest.Monk
 
 
 async def test_slow_one_that_answers_probes_is_waited_for(quick_probes: None) -> None:
-    """However long a prompt takes, an upstream that answers probes is not given up."""
+    """An upstream that answers probes is not given up, however long it takes to answer a request."""
 
     async def slow(asked: Asked, answering: Answering) -> None:
         probed = fakes[0].num_probes

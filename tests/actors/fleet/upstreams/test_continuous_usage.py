@@ -1,4 +1,4 @@
-"""Usage in every chunk: clients that leave are booked with the last one, and see a stream as without it."""
+"""Usage in every chunk: clients that leave are booked with the last one, and only those that asked for it see it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def counting(asked: Asked, answering: Answering) -> None:
 
 
 async def test_asked_for_only_where_it_is_known() -> None:
-    """Other upstreams are sent no field that they might refuse."""
+    """Usage in chunks is requested only from upstreams that are known to have it: others might refuse the field."""
     for is_known in (True, False):
         async with open_fake(counting, continuous_usage=is_known) as (served, (fake,)):
             await served.stream()
@@ -51,7 +51,7 @@ async def test_asked_for_only_where_it_is_known() -> None:
     ],
 )
 async def test_clients_see_what_they_asked_for(options: Any, seen: list[Any]) -> None:
-    """Usage in chunks is shown to those that asked for it; all else of a chunk, and the record, is as ever."""
+    """Clients see usage in chunks only if they asked for it; nothing else in chunks or the record differs."""
     async with open_fake(counting, continuous_usage=True) as (served, _):
         fields = {} if options is None else {"stream_options": options}
         *events, done = await served.stream(**fields)
@@ -63,7 +63,7 @@ async def test_clients_see_what_they_asked_for(options: Any, seen: list[Any]) ->
 
 @pytest.mark.parametrize("num_choices", [1, 2])
 async def test_client_that_leaves_is_booked_with_the_last_usage(num_choices: int) -> None:
-    """What was said last is known and counted; of several choices, whose chunks may count their own, not all of it."""
+    """The last usage is booked; with several choices, whose chunks may count only their own, only the prompt is."""
     async with open_fake(counting, continuous_usage=True) as (served, (fake,)):
         asked = ASK | {"stream": True, "user": "leaves", "n": num_choices}
         text = ""

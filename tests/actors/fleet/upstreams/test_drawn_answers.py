@@ -1,4 +1,4 @@
-"""Upstreams that answer requests and probes with drawn bytes: only their own requests fail, and every count can be.
+"""Upstreams that answer requests and probes with random bytes: only their own requests fail, and counts are possible.
 
 `python -m bench.stalls --fuzz N` sends many more of them to a real server.
 """
@@ -24,7 +24,7 @@ NUM_PROBES = 60
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 async def test_answers(monkeypatch: pytest.MonkeyPatch, streams: bool) -> None:
-    """Each request ends with one record whose numbers can be, and the next one gets its own answer."""
+    """Each request ends with one record whose counts are possible, and the next one gets its own answer."""
     monkeypatch.setattr(actor, "REST_S", 0.001)
     statuses = set()
 
@@ -61,7 +61,7 @@ async def test_answers(monkeypatch: pytest.MonkeyPatch, streams: bool) -> None:
 
 
 async def test_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever probes are answered with, they go on, and the other upstream serves."""
+    """Whatever probes are answered with, probing goes on, and the other upstream serves."""
     monkeypatch.setattr(upstream_pool, "PROBE_S", 0.002)
     monkeypatch.setattr(upstream_pool, "FIRST_BACKOFF_S", 0.002)
     monkeypatch.setattr(upstream_pool, "MAX_BACKOFF_S", 0.002)

@@ -1,4 +1,4 @@
-"""Upstreams that send what no well-meaning server does: it is their own request that fails, and nothing else."""
+"""Upstreams that send what no well-meaning server does: only their own requests fail."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def with_head(status: str, headers: str, body: bytes = b"{}") -> Script:
 
 @pytest.mark.parametrize("status", ["200 OK", "302 Found", "400 Bad", "101 Switching", "2xx No", "700 \u00ff"])
 async def test_heads(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
-    """Whatever head an upstream sends, to a request or to a probe: the server and its other upstream serve on."""
+    """Whatever head an upstream sends to a request or a probe, the server and its other upstream go on serving."""
     monkeypatch.setattr(upstream_pool, "PROBE_S", 0.005)
     monkeypatch.setattr(upstream_pool, "FIRST_BACKOFF_S", 0.005)
     monkeypatch.setattr(upstream_pool, "MAX_BACKOFF_S", 0.005)
@@ -78,7 +78,7 @@ async def test_heads(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
 
 
 async def test_longer_body_is_nobody_elses_answer() -> None:
-    """What follows a response on its connection is thrown away together with the connection."""
+    """Data after a response is discarded together with the connection."""
 
     async def script(asked: Asked, answering: Answering) -> None:
         body = json.dumps(whole(content="for A")).encode()
@@ -96,7 +96,7 @@ async def test_longer_body_is_nobody_elses_answer() -> None:
 
 
 async def test_comments_reach_the_client() -> None:
-    """Comments come at once and as comments, also those that no empty line follows, before the first chunk or later."""
+    """Comments reach the client at once, as comments, wherever they are and even if no empty line follows."""
     go_on = trio.Event()
 
     async def script(asked: Asked, answering: Answering) -> None:
@@ -124,7 +124,7 @@ async def test_comments_reach_the_client() -> None:
 
 
 async def test_comments_and_no_answer() -> None:
-    """After comments alone another upstream is asked; if there is none, the stream ends with an error."""
+    """If an upstream has sent only comments, another one is asked; if there is none, the stream ends with an error."""
 
     async def script(asked: Asked, answering: Answering) -> None:
         await answering.begin()
@@ -143,7 +143,7 @@ async def test_comments_and_no_answer() -> None:
 
 @pytest.mark.parametrize("status", [200, 400])
 async def test_stream_that_waits_for_its_upstream(status: int) -> None:
-    """The client hears something while its upstream says nothing; a late refusal is then an error event."""
+    """The client gets heartbeats while its upstream sends nothing; a later refusal is an error event."""
     go_on = trio.Event()
 
     async def script(asked: Asked, answering: Answering) -> None:
@@ -176,7 +176,7 @@ async def test_stream_that_waits_for_its_upstream(status: int) -> None:
     ids=["done", "nothing", "comment", "usage", "index", "no choices", "no reason"],
 )
 async def test_stream_without_an_answer(sent: bytes) -> None:
-    """A stream is a failure if no choice has ended in it, whatever else was in it."""
+    """A stream in which no choice has ended is a failure, whatever else it contains."""
 
     async def script(asked: Asked, answering: Answering) -> None:
         await answering.begin()
@@ -192,7 +192,7 @@ async def test_stream_without_an_answer(sent: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b'{"choices":[]}', b'{"choices":null,"usage":{"prompt_tokens":3}}'])
 async def test_whole_response_without_an_answer(body: bytes) -> None:
-    """So is a response without a choice."""
+    """A response without a choice is a 502."""
 
     async def script(asked: Asked, answering: Answering) -> None:
         await answering.whole(body)
@@ -203,7 +203,7 @@ async def test_whole_response_without_an_answer(body: bytes) -> None:
 
 @pytest.mark.parametrize("usage", [b'"\xff"', b'{"prompt_tokens":' + b"9" * 5000 + b"}", b'{"a":1e999}', b"[" * 5000])
 async def test_usage_that_cannot_be_read(usage: bytes) -> None:
-    """The answer is passed on without it, or is a 502; the record says that nothing is known."""
+    """If the usage cannot be read, the answer is passed on without it or is a 502; the record's counts are unknown."""
 
     async def script(asked: Asked, answering: Answering) -> None:
         await answering.whole(json.dumps(whole(None)).encode()[:-1] + b',"usage":' + usage + b"}")
@@ -216,7 +216,7 @@ async def test_usage_that_cannot_be_read(usage: bytes) -> None:
 
 
 async def test_finish_reasons_are_not_kept() -> None:
-    """Long reasons of many choices take no memory."""
+    """Long finish reasons of many choices are not kept in memory."""
     ends = Ends()
     tracemalloc.start()
     for index in range(MAX_CHOICES):
@@ -244,7 +244,7 @@ async def test_finish_reasons_are_not_kept() -> None:
 
 @pytest.mark.parametrize("status", [400, 429])
 async def test_compressed_refusal(status: int) -> None:
-    """A refusal that is compressed can be read, or is said to be unreadable."""
+    """A compressed refusal is decompressed, or the client gets an error that says that it cannot be read."""
     body = b'{"error":{"message":"no such field"}}'
 
     def compressed(data: bytes, encoding: str) -> Script:
@@ -257,7 +257,7 @@ async def test_compressed_refusal(status: int) -> None:
         answer = await served.ask()
         assert (answer.status_code, answer.content) == (status, body)
         fake.script = compressed(gzip.compress(bytes(1_000_000)), "GZIP")
-        assert (await served.ask()).content == bytes(64 * 1024), "cut as others are"
+        assert (await served.ask()).content == bytes(64 * 1024), "it must be cut like any other refusal"
         for encoding in ("gzip", "br", "gzip, br", "\xff"):
             fake.script = compressed(bytes(70_000), encoding)
             answer = await served.ask()
@@ -266,17 +266,19 @@ async def test_compressed_refusal(status: int) -> None:
 
 
 async def test_own_shortage_is_not_the_upstreams_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a descriptor here, a request gets a 503, and the upstream stays in use."""
+    """If this server has no descriptor left, a request gets a 503, and the upstream stays in use."""
     monkeypatch.setattr(upstream_client, "SHORTAGE_S", 0.01)
     monkeypatch.setattr(upstream_client, "KEEPALIVE_S", 0.0)
 
-    connect = trio.open_tcp_stream
+    connect, num_refused = trio.open_tcp_stream, 0
 
     async with open_fake() as (served, _):
         (upstream,) = served.pool
 
         async def open_no_other(host: str, port: int, **options: Any) -> trio.SocketStream:
+            nonlocal num_refused
             if str(port) in upstream.url:
+                num_refused += 1
                 raise OSError("all attempts to connect failed") from ExceptionGroup("", [OSError(24, "Too many files")])
             return await connect(host, port, **options)
 
@@ -284,7 +286,10 @@ async def test_own_shortage_is_not_the_upstreams_fault(monkeypatch: pytest.Monke
             short.setattr(trio, "open_tcp_stream", open_no_other)
             answer = await served.ask()
             assert answer.status_code == 503 and "retry-after" in answer.headers
+            before = num_refused
             upstream.wake()
+            while num_refused == before:
+                await trio.sleep(0.002)
             await trio.sleep(0.05)
             assert upstream.is_ready and not upstream.num_deaths
         assert (await served.ask()).status_code == 200
@@ -292,11 +297,11 @@ async def test_own_shortage_is_not_the_upstreams_fault(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("timeout_s", [None, 100.0])
 async def test_answers_probes_only(monkeypatch: pytest.MonkeyPatch, timeout_s: float | None) -> None:
-    """An upstream that answers probes and never a request is given up, unless the request has a deadline."""
+    """An upstream that answers probes but no request is given up, unless the request has a deadline."""
     monkeypatch.setattr(upstream_pool, "PROBE_S", 0.01)
-    monkeypatch.setattr(upstream_probes, "MAX_SILENCE_S", 0.05)
 
     async def silent(asked: Asked, answering: Answering) -> None:
+        monkeypatch.setattr(upstream_probes, "MAX_SILENCE_S", 0.05)
         await answering.left.wait()
 
     async with open_fake(silent, options=AppOptions(request_timeout_s=timeout_s)) as (served, (fake,)):
@@ -310,7 +315,7 @@ async def test_answers_probes_only(monkeypatch: pytest.MonkeyPatch, timeout_s: f
 
 
 async def test_health_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strangers are not told where upstreams are; operators are."""
+    """Health endpoints do not name the upstreams' addresses; the admin API does."""
     monkeypatch.setattr(upstream_pool, "PROBE_S", 0.01)
     async with open_fake() as (served, (fake,)):
         fake.is_healthy = False
@@ -326,7 +331,7 @@ async def _until_down(client: httpx2.AsyncClient) -> None:
 
 
 async def test_lists_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list that cannot be read changes nothing, and a length that cannot be is not said."""
+    """An unreadable list of models changes nothing, and an impossible length is ignored."""
     monkeypatch.setattr(upstream_pool, "PROBE_S", 0.01)
     lists = [b'{"data":[{"id":"\xff"}]}', b'{"data":[{"id":"far","max_model_len":%d}]}' % 10**30, b"[" * 9000, b"\xff"]
 

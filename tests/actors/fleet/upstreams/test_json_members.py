@@ -31,7 +31,7 @@ JSON = st.recursive(
     indent=st.sampled_from([None, 1]),
 )
 def test_only_this_member_changes(before: Any, value: Any, after: Any, new: Any, indent: int | None) -> None:
-    """Whatever is around it, and however it is written, the member and nothing else is replaced or removed."""
+    """Only the member is replaced or removed, whatever surrounds it and however it is written."""
     whole = {**before, "usage": value, **after}
     data = json.dumps(whole, indent=indent).encode()
     assert json.loads(USAGE.value(data) or b"") == value
@@ -46,13 +46,13 @@ def test_only_this_member_changes(before: Any, value: Any, after: Any, new: Any,
 
 @pytest.mark.parametrize("data", [b'{"usage":1,"usage":2}', b'{"\\u0075sage":1}', b'{"a":1}'])
 def test_what_cannot_be_found_is_not_replaced(data: bytes) -> None:
-    """A member that is there twice, or written with escapes, or not there, is an error and never a guess."""
+    """A member that occurs twice, is written with escapes, or is missing is an error."""
     with pytest.raises(CannotReplace):
         USAGE.remove(data)
 
 
 def test_decoys_are_bounded() -> None:
-    """Equal texts in other places are tried a few times, and passed over without being tried a few times more."""
+    """Only a few places that have the member's name and value are tried; those with another value cost no try."""
     equal = b'{"a":[' + b'{"usage":{"b":1}},' * 10 + b'0],"usage":{"b":1},"z":[' + b'{"usage":{"b":1}},' * 10 + b"0]}"
     with pytest.raises(CannotReplace):
         USAGE.replace(equal, b"2")

@@ -1,4 +1,4 @@
-"""Requests go where their prompts are cached, as far as KV events say; that is told as an estimate, if at all."""
+"""Requests go where their prompts are cached according to KV events, which are only ever reported as estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import zmq
 
 from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
-from tests.processes import free_ports
 from tests.tiny import TINY
 from tests.upstreams import USAGE, FakeUpstream, Served, open_served, says
 
@@ -25,10 +24,10 @@ class Publisher:
     """Publishes what a cache holds, as vLLM does."""
 
     def __init__(self) -> None:
-        self.endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.XPUB)
-        self._socket.bind(self.endpoint)
+        self._socket.bind("tcp://127.0.0.1:*")
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._number = 0
 
     async def wait_subscribed(self) -> None:
@@ -85,7 +84,7 @@ async def complete(served: Served, **fields: Any) -> dict[str, Any]:
 
 
 async def test_prompts_follow_their_blocks() -> None:
-    """A request goes to the upstream that has its prefix, until that has lost it."""
+    """A request goes to the upstream that has its prefix in its cache, as long as it has it."""
     async with open_publishing(BARE) as (served, fakes, publishers):
         publishers[1].store(PROMPT)
         await wait_known(served, 1, 3)
@@ -96,7 +95,7 @@ async def test_prompts_follow_their_blocks() -> None:
         publishers[1].publish(["AllBlocksCleared"])
         await wait_known(served, 1, 0)
         await complete(served)
-        assert served.journal.closed[-1].router_estimate in (0, None), "it is not known to be anywhere"
+        assert served.journal.closed[-1].router_estimate in (0, None), "the prefix must not be known anywhere"
         num_asked = [len(fake.asked) for fake in fakes]
         publishers[0].store(PROMPT)
         await wait_known(served, 0, 3)
@@ -105,7 +104,8 @@ async def test_prompts_follow_their_blocks() -> None:
 
 
 async def test_estimate_is_told_only_to_who_asks() -> None:
-    """Where an upstream counts no cached tokens, the record has an estimate, which no counter takes."""
+    """If an upstream counts no cached tokens, the record has an estimate, and clients that ask see it; counters do not
+    include it."""
     async with open_publishing(BARE) as (served, _, publishers):
         publishers[0].store(PROMPT)
         await wait_known(served, 0, 3)
@@ -118,7 +118,7 @@ async def test_estimate_is_told_only_to_who_asks() -> None:
 
 
 async def test_estimate_never_replaces_a_count() -> None:
-    """What the upstream counts is what is told and booked, also to who asks for details."""
+    """If the upstream counts cached tokens, its count is reported and booked, also for clients that ask for details."""
     async with open_publishing(USAGE) as (served, _, publishers):
         publishers[0].store(PROMPT)
         await wait_known(served, 0, 3)
@@ -128,7 +128,7 @@ async def test_estimate_never_replaces_a_count() -> None:
 
 
 async def test_salted_prompts_have_no_estimate() -> None:
-    """Blocks of another salt have the same tokens, and are not this prompt's."""
+    """Blocks with the same tokens and another salt do not count for a salted prompt."""
     async with open_publishing(BARE) as (served, _, publishers):
         publishers[0].store(PROMPT)
         await wait_known(served, 0, 3)

@@ -23,8 +23,8 @@ async def test_whole_response_is_passed_on_unchanged() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
-async def test_usage_is_booked_as_it_was_said(streams: bool) -> None:
-    """The record, the counters and the client agree with the upstream, and the record keeps all details."""
+async def test_usage_is_booked_as_the_upstream_says(streams: bool) -> None:
+    """The record, the counters and the client have the upstream's usage, and the record keeps all details."""
     async with open_fake() as (served, _):
         if streams:
             events = await served.stream(stream_options={"include_usage": True})
@@ -46,7 +46,7 @@ async def test_usage_is_booked_as_it_was_said(streams: bool) -> None:
 
 
 async def test_stream_shows_usage_only_if_asked() -> None:
-    """Usage is always requested from the upstream; a client that did not ask sees no field of it."""
+    """Usage is always requested from the upstream; a client that did not ask for it does not see it."""
     async with open_fake() as (served, (fake,)):
         events = await served.stream()
         assert events == [
@@ -64,7 +64,7 @@ async def test_stream_shows_usage_only_if_asked() -> None:
 
 
 async def test_body_reaches_the_upstream_as_it_came() -> None:
-    """Unknown fields pass, the bytes of a whole request are the client's, and so is nothing of its headers."""
+    """The body of a request is passed on byte for byte, with unknown fields; the client's headers are not."""
     body = json.dumps({**ASK, "of_no_known_name": [1.50, 2]}, indent=1).encode()
     async with open_fake() as (served, (fake,)):
         headers = {"Authorization": "Bearer of-the-client", "Cookie": "secret", "X-Other": "1"}
@@ -89,8 +89,8 @@ async def test_completions_are_passed_on() -> None:
     [None, {"prompt_tokens": 30, "completion_tokens": 2, "total_tokens": 32}],
     ids=["nothing", "no details"],
 )
-async def test_what_is_not_said_is_unknown(usage: Any, streams: bool) -> None:
-    """A count that the upstream does not say is unknown, never 0, and no counter takes it."""
+async def test_missing_counts_are_unknown(usage: Any, streams: bool) -> None:
+    """A count that the upstream does not report is unknown, not 0, and no counter includes it."""
     async with open_fake(says(usage)) as (served, _):
         answer = (await served.stream(stream_options={"include_usage": True})) if streams else await served.ask()
         assert answer
@@ -107,7 +107,7 @@ async def test_what_is_not_said_is_unknown(usage: Any, streams: bool) -> None:
 
 
 async def test_zero_is_a_number() -> None:
-    """A 0 that the upstream says is known."""
+    """A 0 that the upstream reports is a known count."""
     usage = USAGE | {"prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0}}
     async with open_fake(says(usage)) as (served, _):
         assert (await served.ask()).json()["usage"] == usage
@@ -125,7 +125,7 @@ async def test_zero_is_a_number() -> None:
     ],
 )
 async def test_impossible_numbers_are_not_believed(details: Any, told: Any) -> None:
-    """They count as not said, for the books and for the client, and the account is disputed."""
+    """Impossible counts are unknown in the record, are not shown to the client, and make the account disputed."""
     async with open_fake(says(USAGE | {"prompt_tokens_details": details})) as (served, _):
         usage = (await served.ask()).json()["usage"]
         assert usage == USAGE | {"prompt_tokens_details": told}
@@ -135,8 +135,8 @@ async def test_impossible_numbers_are_not_believed(details: Any, told: Any) -> N
         assert served.counters()["prefix_cache_hits_total"] == 0
 
 
-async def test_impossible_totals_are_told_to_nobody() -> None:
-    """Without a prompt length that can be, there is no usage."""
+async def test_impossible_prompt_length_leaves_no_usage() -> None:
+    """If the prompt length is impossible, the client gets no usage, and the record's counts are unknown."""
     async with open_fake(says(USAGE | {"prompt_tokens": -3})) as (served, _):
         assert (await served.ask()).json()["usage"] is None
         record = await served.record()
@@ -145,8 +145,8 @@ async def test_impossible_totals_are_told_to_nobody() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
-async def test_long_usage_is_none(streams: bool) -> None:
-    """What is too long to be usage is told to nobody and not booked, and the account is disputed."""
+async def test_overlong_usage_is_dropped(streams: bool) -> None:
+    """Usage of excessive length is neither shown nor booked, and the account is disputed."""
     async with open_fake(says(USAGE | {"more": ["x" * 100] * 200})) as (served, _):
         if streams:
             events = await served.stream(stream_options={"include_usage": True})
@@ -158,7 +158,7 @@ async def test_long_usage_is_none(streams: bool) -> None:
 
 
 async def test_large_answers_are_read_as_small_ones() -> None:
-    """Their usage and their ends count, up to the bound of choices, and `"error": null` is no error."""
+    """Usage and finish reasons of a large answer count, for at most 1,024 choices; `"error": null` is no error."""
 
     async def script(asked: Asked, answering: Answering) -> None:
         choices = [{"index": index, "finish_reason": "length"} for index in range(2000)]
@@ -173,7 +173,7 @@ async def test_large_answers_are_read_as_small_ones() -> None:
 
 
 class HeldJournal(KeptJournal):
-    """A journal whose disk is slow until the test says otherwise."""
+    """A journal that stores nothing while it is held."""
 
     is_held = True
 
@@ -191,14 +191,29 @@ async def test_last_bytes_follow_the_record() -> None:
             text = await anext(parts)
             while not journal.closed:
                 await trio.sleep(0.002)
+            while "there" not in text:
+                text += await anext(parts)
             with trio.move_on_after(0.05):
                 text += await anext(parts)
-            assert "there" in text and "[DONE]" not in text
+            assert "[DONE]" not in text
+        journal.closed.clear()
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            answers.append(await served.ask())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while not journal.closed:
+                await trio.sleep(0.002)
+            await trio.sleep(0.05)
+            assert not answers
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 async def test_a_client_that_leaves_ends_the_upstreams_request(streams: bool) -> None:
-    """Its connection to the upstream is closed, and what is not known of it is not booked as 0."""
+    """If a client leaves, the connection to the upstream is closed, and unknown counts are not booked as 0."""
 
     async def endless(asked: Asked, answering: Answering) -> None:
         if streams:
@@ -226,7 +241,7 @@ async def test_a_client_that_leaves_ends_the_upstreams_request(streams: bool) ->
 
 
 async def test_a_slow_client_slows_only_its_own_upstream() -> None:
-    """The upstream is read no faster than its client reads, and others are served meanwhile."""
+    """An upstream's answer is read no faster than its client reads, and others are served meanwhile."""
     sent = 0
 
     async def flood(asked: Asked, answering: Answering) -> None:

@@ -50,9 +50,9 @@ class Shared:
 
     @asynccontextmanager
     async def held_engine(self, path: str = CHAT, /, **fields: Any) -> AsyncIterator[list[httpx2.Response]]:
-        """Have the engine die of a request that it then waits for, and load until the block is left.
+        """Kill the engine with a request that then waits for it, and keep it loading until the block is left.
 
-        A second request, with these fields, is sent meanwhile. Yields where the responses to both go.
+        A second request, with these fields, is sent meanwhile. Yields the list to which both responses are added.
         """
         answers: list[httpx2.Response] = []
         desk = self.client.runtime.desk
@@ -97,7 +97,7 @@ async def open_shared(script: Script = hello) -> AsyncIterator[Shared]:
 
 
 async def test_engine_serves_while_it_has_nothing_else() -> None:
-    """Of equals, this server's engine is the first; the model is listed once, as this server's."""
+    """An idle engine is preferred to an idle upstream; the model is listed once, as this server's."""
     async with open_shared() as shared:
         for _ in range(3):
             assert (await shared.ask()).status_code == 200
@@ -107,7 +107,7 @@ async def test_engine_serves_while_it_has_nothing_else() -> None:
 
 
 async def test_upstream_serves_while_the_engine_is_busy() -> None:
-    """Requests at once are shared; each is booked where it was served, and nothing stays counted."""
+    """Simultaneous requests are shared; each is booked where it was served, and the load counts return to zero."""
     async with open_shared() as shared:
         answers: list[httpx2.Response] = []
 
@@ -123,11 +123,11 @@ async def test_upstream_serves_while_the_engine_is_busy() -> None:
         said = [record.upstream_usage is not None for record in shared.journal.closed]
         assert len(said) == 8 and sum(said) == len(shared.fake.asked)
         shared.fake.asked.clear()
-        assert (await shared.ask()).json()["usage"] != USAGE and not shared.fake.asked, "all of it is idle again"
+        assert (await shared.ask()).json()["usage"] != USAGE and not shared.fake.asked, "both must count as idle again"
 
 
 async def test_upstream_stands_in_for_an_engine_that_loads() -> None:
-    """While no engine is ready the upstream serves, and the server is ready; then the engine serves again."""
+    """While no engine is ready, the upstream serves and the server is ready; then the engine serves again."""
     async with open_shared() as shared:
         async with shared.held_engine(seed=1) as waiting:
             for _ in range(3):
@@ -151,7 +151,7 @@ async def test_upstream_stands_in_for_an_engine_that_loads() -> None:
     ],
 )
 async def test_what_only_engines_can_do_stays_here(path: str, fields: dict[str, Any]) -> None:
-    """A request with a field that other servers may not know waits for the engine, even if that has died."""
+    """A request with a field that other servers may not know waits for the engine, even if that is restarting."""
     async with open_shared() as shared:
         async with shared.held_engine(path, **fields) as waiting:
             assert (await shared.ask()).json()["usage"] == USAGE
@@ -160,7 +160,7 @@ async def test_what_only_engines_can_do_stays_here(path: str, fields: dict[str, 
 
 
 async def test_engine_serves_alone_when_the_upstream_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upstream that answers no probes gets nothing, however busy the engine is."""
+    """An upstream that is unhealthy gets no requests, however busy the engine is."""
     monkeypatch.setattr(upstream_pool, "PROBE_S", 0.02)
     async with open_shared() as shared:
         desk = shared.client.runtime.desk
