@@ -61,7 +61,7 @@ def so_far_of(name: str, **changes: Any) -> UsageRecord:
 
 
 def entries_in(folder: Path) -> list[Entry]:
-    """Yield every readable entry of a write-ahead file, oldest first."""
+    """Return every readable entry of a write-ahead file, oldest first."""
     storage = DiskStorage(folder)
     return [
         placed.entry

@@ -22,7 +22,7 @@ def config_of(folder: Path, **changes: object) -> LedgerConfig:
 
 @asynccontextmanager
 async def opened(folder: Path, **changes: object) -> AsyncIterator[Ledger]:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with open_ledger(config_of(folder, **changes)) as ledger:
             yield ledger
 
@@ -38,7 +38,7 @@ async def write(ledger: Ledger, *names: str, closes: bool = True, **fields: obje
 
 
 async def loaded(ledger: Ledger) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while ledger.loader.position is None or ledger.loader.position < ledger.journal.durable:
             await trio.sleep(0.005)
 

@@ -71,8 +71,8 @@ async def running(desk: Desk) -> AsyncIterator[None]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait in real time, since worker threads finish in their own."""
-    with trio.fail_after(10):
+    """Wait in real time: worker threads know no other clock."""
+    with trio.fail_after(30):
         while not condition():
             await trio.sleep(0.001)
 
@@ -207,7 +207,7 @@ def test_refused_requests_are_released_at_once_and_written_later(tmp_path: Path)
 
 
 async def test_failed_write_is_retried(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """While writes fail no client is released and no request admitted; afterwards all is there once, in order."""
+    """While writes fail, no client is released and no request admitted; later each record is written once."""
     desk = open_desk(tmp_path)
     async with running(desk):
         assert desk.admit("a")
@@ -277,13 +277,11 @@ async def test_segments_are_preallocated(tmp_path: Path) -> None:
     """The next segment exists before the current one is full, and no admission waited for it."""
     desk = open_desk(tmp_path)
     async with running(desk):
-        i = 0
-        while len(DiskStorage(tmp_path).numbers()) == 1:
-            i += 1
-            assert i < 1000 and desk.journal.durable.offset < SEGMENT * 3 // 4
-            desk.close(f"r{i}")
+        while desk.journal.durable.offset <= SEGMENT // 2:
+            desk.close("r")
             desk.journal.flush()
-            await trio.sleep(0.0005)
+        await until(lambda: len(DiskStorage(tmp_path).numbers()) == 2)
+        assert desk.journal.durable.segment == 1
 
 
 # ---------------------------------------------------------------- retries

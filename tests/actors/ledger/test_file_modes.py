@@ -57,7 +57,7 @@ async def test_files_of_an_older_ledger(tmp_path: Path) -> None:
 
 
 def test_database_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database's owner decides who may read it: the mode is left as it is."""
+    """The mode of a database that belongs to another user is not changed: its owner decides who may read it."""
     path = tmp_path / SQLITE_NAME
     path.touch(0o666)
     path.chmod(0o666)

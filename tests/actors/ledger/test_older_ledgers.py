@@ -61,7 +61,7 @@ of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for
 
 async def serve(folder: Path, name: str, **fields: Any) -> None:
     """Run one server with one request."""
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with open_ledger(LedgerConfig(data_dir=folder, segment_bytes=SEGMENT, version="test")) as ledger:
             assert ledger.journal.admit(so_far_of(name))
             ledger.journal.close(record_of(name, **fields), partial(int))
@@ -90,7 +90,7 @@ async def test_records_of_an_older_version(tmp_path: Path, monkeypatch: pytest.M
 async def test_recovered_record_of_an_older_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
 ) -> None:
-    """Its entry message that it was recovered, so the server failed it, and it counts no tokens."""
+    """A record that an older version recovered counts as failed by the server, without tokens."""
     older = OLDER[1]
     with monkeypatch.context() as then:
         then.setattr(entries, "flatten", older.flatten)

@@ -21,7 +21,7 @@ def num_taken(budget: RefusalBudget, num: int, now: float, tenant: str = "acme")
 
 
 def test_burst_then_hourly_rate() -> None:
-    """A burst, then one by one as time passes, and never more than a burst, however long none came."""
+    """A tenant gets a burst of records, then an hourly rate; unused budget never exceeds a burst."""
     budget = RefusalBudget(100)
     assert num_taken(budget, 1000, T0) == 100 and budget.num_suppressed == 900
     assert num_taken(budget, 1000, T0 + PERIOD_S / 4) == 25
@@ -30,7 +30,7 @@ def test_burst_then_hourly_rate() -> None:
 
 
 def test_sustained_rejections() -> None:
-    """784 a second for three hours: a burst, and an hour's budget for each hour."""
+    """At 784 rejections a second, three hours bring a burst of records and an hour's budget for each hour."""
     budget = RefusalBudget(50)
     taken = sum(budget.take("acme", T0 + number / 784) for number in range(0, 784 * 3600 * 3, 97))
     assert 50 + 3 * 50 - 1 <= taken <= 50 + 3 * 50
@@ -85,7 +85,7 @@ def test_requests_without_record_are_answered(tmp_path: Path) -> None:
     for number in range(150):
         desk.close(f"r{number}", **REFUSED)
     assert desk.released == [f"r{number}" for number in range(100, 150)], (
-        "clients without a record have nothing to wait for"
+        "clients without a record must not wait for the flush"
     )
     desk.journal.flush()
     assert sorted(desk.released) == sorted(f"r{number}" for number in range(150))

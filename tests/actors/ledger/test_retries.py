@@ -21,7 +21,7 @@ WINDOW_S = 3600.0
 
 
 def request(name: str, digest: str, at: float = 0.0, tenant: str = "acme", **fields: Any) -> UsageRecord:
-    """Make a request with a key, that long after T0."""
+    """Make a request with a key, received `at` seconds after T0."""
     times = {"received_at": T0 + at, "admitted_at": T0 + at, "closed_at": T0 + at}
     return so_far_of(name, idempotency_digest=digest, tenant=tenant, **{**times, **fields})
 
@@ -95,7 +95,7 @@ def test_keys_from_the_database() -> None:
 
 @attrs.frozen
 class Servers:
-    """Several servers on one folder, one after the other."""
+    """Opens one server after another on the same folder."""
 
     folder: Path
     url: str | None = None
@@ -118,38 +118,26 @@ class Servers:
         digests = ((number, f"{tenant}-{number}") for number in range(num))
         return [number for number, d in digests if ledger.journal.retry_of(again(idempotency_digest=d)) is not None]
 
+    def check_newest(self, ledger: Ledger) -> None:
+        assert self.known(ledger, "acme", 20) == [15, 16, 17, 18, 19]
+        assert self.known(ledger, "bolt", 3) == [0, 1, 2]
+
 
 async def three_servers(servers: Servers) -> None:
-    """The next server knows the newest keys of each tenant, within the bound, wherever they are stored."""
+    """Check that the next server knows the newest keys of each tenant, within the bound, wherever they are stored."""
     async with servers.open() as ledger:
         await servers.write(ledger, "acme", 20)
         await servers.write(ledger, "bolt", 3)
-        assert servers.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and servers.known(ledger, "bolt", 3) == [
-            0,
-            1,
-            2,
-        ]
+        servers.check_newest(ledger)
     async with servers.open() as ledger:
-        assert servers.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and servers.known(ledger, "bolt", 3) == [
-            0,
-            1,
-            2,
-        ]
+        servers.check_newest(ledger)
         await loaded(ledger)
-        assert servers.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and servers.known(ledger, "bolt", 3) == [
-            0,
-            1,
-            2,
-        ]
+        servers.check_newest(ledger)
     for path in (servers.folder / FOLDER).glob("*.wal"):
         path.write_bytes(b"")
     async with servers.open() as ledger:
         await loaded(ledger)
-        assert servers.known(ledger, "acme", 20) == [15, 16, 17, 18, 19] and servers.known(ledger, "bolt", 3) == [
-            0,
-            1,
-            2,
-        ]
+        servers.check_newest(ledger)
 
 
 async def test_bounded_after_a_start(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def book(ledger: Ledger, request_id: str, num_tokens: int, ended: Ended, retry_o
 
 @pytest.mark.parametrize("name", GROUPS)
 async def test_one_of_a_group_counts(tmp_path: Path, name: str) -> None:
-    """This holds after each closing, with any part of the group in the database and the rest in the file."""
+    """Of a group, one record counts, with any part of the group in the database and the rest in the file."""
     group, expected = cast(tuple[list[Any], Any], GROUPS[name])
     for num_loaded in range(len(group) + 1):
         folder = tmp_path / str(num_loaded)

@@ -19,7 +19,7 @@ from tests.postgres import Postgres
 def differences(url: str) -> list[object]:
     engine = make_engine(url)
     migrate(engine)
-    migrate(engine)  # has no differences to report
+    migrate(engine)  # a second time, which changes nothing
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         found = compare_metadata(context, metadata)
@@ -38,7 +38,7 @@ def test_migrations_make_the_schema_in_postgres(postgres: Postgres) -> None:
 
 
 def test_head_is_the_last_migration() -> None:
-    """A migration that is not HEAD would never run."""
+    """HEAD is the last migration: one after it would never run."""
     config = Config()
     config.set_main_option("script_location", "quipu.actors.ledger:migrations")
     assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
