@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import ChatTooLong, RenderedChat, TemplateError
 from quipu.actors.tokenizer.template_source import TemplateSource
 from tests.actors.thread_shortage import Shortage
+from tests.processes import eventually, has_ended
 
 PATIENCE_S = 100.0
 SAID = "{{ messages[0].content }}"
@@ -72,21 +72,13 @@ async def render(pool: ChatPool, prompt: ChatPrompt, tenant: str = "", max_chara
     return await pool.render(prompt, tenant, max_characters)
 
 
-def is_running(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "It is.", "parameters": {"big": 1 << 70}}}
 
 
 @pytest.mark.usefixtures("one_worker")
 async def test_thread_to_start_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A moment without a free thread, in which a process would be started, ends nothing."""
+    """If no thread is free for a moment to start a process, the pool waits."""
     shortage = Shortage(monkeypatch, *[RuntimeError("can't start new thread")] * 3)
     async with pool_of(SHOWN) as pool:
         assert (await render(pool, chat("Hello"))).text
@@ -95,7 +87,7 @@ async def test_thread_to_start_a_worker_is_waited_for(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("one_worker")
 async def test_same_result_as_in_this_process() -> None:
-    """Texts and positions of marks, for short chats and for ones sent in many pieces."""
+    """Texts and positions of marks are the same, for short chats and for ones sent in many pieces."""
     call = {"id": "1", "function": {"name": "f", "arguments": {"x": [1, None, 1.5, True, "é"]}}}
     messages = (
         {"role": "system", "content": "Be brief. ✓"},
@@ -151,7 +143,7 @@ async def test_template_for_tools(one_worker: None) -> None:
 )
 @pytest.mark.usefixtures("one_worker")
 async def test_templates_that_fail(source: str, reason: str) -> None:
-    """Whatever a template raises fails one chat, and the next is rendered."""
+    """Whatever a template raises is the chat's TemplateError, and its worker goes on."""
     async with pool_of(source) as pool:
         for _ in range(2):
             with pytest.raises(TemplateError, match=reason):
@@ -197,24 +189,35 @@ async def test_endless_template_is_killed(endless: str) -> None:
         while before <= set(pool.worker_ids):
             await trio.sleep(0.01)
         (gone,) = before - set(pool.worker_ids)
-        while is_running(gone):
+        while not has_ended(gone):
             await trio.sleep(0.01)
-        await render(pool, chat("y"))
+        is_rendered = False
+        while not is_rendered:
+            try:
+                await render(pool, chat("y"))
+                is_rendered = True
+            except TemplateError as error:  # on a busy machine even this may take longer
+                assert "took longer" in str(error)
 
 
-async def test_leaving_client_ends_its_rendering() -> None:
-    """A chat whose client has left is killed soon after; one that ends by itself in time spares its process."""
+async def test_leaving_client_ends_its_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat whose client has left is killed soon after; if it ends by itself in time, its process is kept."""
     async with pool_of(SLOW, timeout_s=600) as pool:
         before = set(pool.worker_ids)
-        with trio.move_on_after(0.05):
-            await render(pool, chat("slow"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(render, pool, chat("slow"))
+            while not pool.num_busy:
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
         while before <= set(pool.worker_ids):
             await trio.sleep(0.01)
         (gone,) = before - set(pool.worker_ids)
-        while is_running(gone):
+        while not has_ended(gone):
             await trio.sleep(0.01)
         while len(pool.worker_ids) < chat_pool.QUICK_WORKERS:
             await trio.sleep(0.01)
+        monkeypatch.setattr(chat_pool, "CANCEL_GRACE_S", PATIENCE_S)
+        monkeypatch.setattr(chat_pool, "SLOW_S", PATIENCE_S)  # or a process that is slow once is replaced
         before = set(pool.worker_ids)
         for _ in range(20):
             async with trio.open_nursery() as nursery:
@@ -226,7 +229,7 @@ async def test_leaving_client_ends_its_rendering() -> None:
 
 
 async def test_slow_chats_do_not_block_others() -> None:
-    """With one less than a tenant's limit, its other chats are rendered; other tenants' always are."""
+    """While a tenant has one slow chat less than its limit, its other chats are rendered; other tenants' always are."""
     async with pool_of(SLOW, timeout_s=600) as pool, trio.open_nursery() as nursery:
         for _ in range(MAX_WORKERS_PER_TENANT - 1):
             nursery.start_soon(render, pool, chat("slow"), "a")
@@ -276,16 +279,17 @@ async def test_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_killed_worker_fails_one_chat() -> None:
-    """The chat that it was rendering fails; the next one gets another worker."""
+    """A chat whose worker dies fails; later ones get other workers."""
     async with pool_of(SLOW, timeout_s=600) as pool:
-        for process_id in pool.worker_ids:
+        killed = pool.worker_ids
+        for process_id in killed:
             os.kill(process_id, signal.SIGKILL)
-        for _ in range(3):
+        for _ in killed:
             try:
-                rendered = await render(pool, chat("quick"))
-            except TemplateError:
-                continue
-            assert rendered.text == "quick"
+                assert (await render(pool, chat("quick"))).text == "quick"
+            except TemplateError as error:
+                assert "ended the process" in str(error)
+        assert (await render(pool, chat("quick"))).text == "quick"
 
 
 @pytest.mark.parametrize(
@@ -301,7 +305,7 @@ async def test_templates_that_do_not_compile(source: str, reason: str, is_for_to
     """A template that does not compile raises CheckpointError at startup."""
     with pytest.raises(BaseExceptionGroup) as raised:
         async with pool_of("" if is_for_tools else source, timeout_s=0.5, tool_source=source if is_for_tools else None):
-            raise AssertionError("it was accepted")
+            raise AssertionError("the template must not be accepted")
     error: BaseException = raised.value
     while isinstance(error, BaseExceptionGroup):
         (error,) = error.exceptions
@@ -314,14 +318,14 @@ async def test_templates_that_do_not_compile(source: str, reason: str, is_for_to
 )
 @pytest.mark.usefixtures("one_worker")
 async def test_endless_templates_compile(source: str) -> None:
-    """Nothing of a template runs at startup: the checkpoint is served, and each of its chats fails."""
+    """Compiling a template at startup does not run it: the checkpoint is served, and each of its chats fails."""
     async with pool_of(source, timeout_s=0.2) as pool:
         with pytest.raises(TemplateError, match=r"longer than 0\.2 seconds"):
             await render(pool, chat("x"))
 
 
 async def test_every_waiting_chat_gets_its_turn() -> None:
-    """With one slow chat more than its tenant may have workers, each gets its answer, even if no other chat arrives."""
+    """If a tenant has more slow chats than it may have workers, each is answered, even if no other chat arrives."""
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     async with pool_of(endless, timeout_s=0.2) as pool:
         reasons: list[str] = []
@@ -370,17 +374,14 @@ trio.run(main)
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> None:
-    """Workers end even if they are busy, and even if the parent had no time to end them."""
+    """Workers end with their parent even if they are busy, and even if it had no time to end them."""
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT, SLOW], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert process.stdout is not None
     with process:
         workers = [int(word) for word in process.stdout.readline().split()]
-        assert len(workers) == 3 and all(map(is_running, workers))
+        assert len(workers) == 3 and not any(map(has_ended, workers))
         process.send_signal(how)
         process.wait(PATIENCE_S)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(map(is_running, workers)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: all(map(has_ended, workers)), "the workers end")

@@ -62,7 +62,7 @@ def processes() -> Iterator[EncodeProcesses]:
 
 @pytest.mark.parametrize("text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, PIECES])
 def test_ids_are_the_same(processes: EncodeProcesses, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids are the same for plain texts, with and without an echo, and where only the number of tokens is returned."""
+    """Ids are the same for plain texts, with and without an echo, and counts are the same, too."""
     here = VOCABULARY.encoder
     monkeypatch.setattr(encode_process, "PIECE_CHARACTERS", PIECE_CHARACTERS)
     monkeypatch.setattr(encode_process, "PIECE_BYTES", PIECE_CHARACTERS)
@@ -141,14 +141,14 @@ def encode_for_long(processes: EncodeProcesses, lease: Lease) -> tuple[threading
 
 
 def test_cancelled_lease_ends(processes: EncodeProcesses) -> None:
-    """Cancelling kills the process at once. A lease that is already cancelled gets none."""
+    """Cancelling a lease kills its process at once. A lease that is already cancelled gets none."""
     lease = Lease()
     thread, pid, raised = encode_for_long(processes, lease)
     lease.cancel()
     thread.join(PATIENCE_S)
     assert raised and has_ended(pid) and processes.process_ids == []
     with pytest.raises(WorkerUnavailable):
-        processes.run(lambda there: pytest.fail("it was served"), lease)
+        processes.run(lambda there: pytest.fail("a cancelled lease must get no process"), lease)
 
 
 def _cpu_ticks(pid: int) -> int:
@@ -199,7 +199,7 @@ def test_idle_processes_end(processes: EncodeProcesses, monkeypatch: pytest.Monk
 
 
 def test_close_ends_all_processes() -> None:
-    """Even processes that are encoding end; no other is started afterwards."""
+    """Closing ends even processes that are encoding; no other is started afterwards."""
     pool = processes_of(VOCABULARY)
     thread, pid, raised = encode_for_long(pool, Lease())
     pool.close()
@@ -267,7 +267,7 @@ async def test_runtime_with_processes() -> None:
 
 
 async def test_leaving_client_ends_its_process() -> None:
-    """Its process is killed soon after, and the next request is served."""
+    """The process that encodes for a client that leaves is killed soon after, and the next request is served."""
     async with small_runtime(encode_apart=True, num_blocks=80_000, max_model_len=1_200_000) as client:
         pool = await processes_in(client)
         ticket = client.open(TextPrompt(FOREVER))

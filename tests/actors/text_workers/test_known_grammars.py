@@ -1,4 +1,4 @@
-"""Results of checked grammars are found again by their tenant, and by nobody else."""
+"""Results of checked grammars are kept for their tenant, and for nobody else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ERROR = RequestError(ErrorKind.INVALID, f"Invalid value for `{PARAM}`: no.", PAR
 
 
 def test_results_are_kept() -> None:
-    """A grammar, or its error, is found again, under the name of the field that asks; the oldest ones are forgotten."""
+    """A result is found again, an error with the name of the field that asks; the least recently used are forgotten."""
     known = KnownGrammars(9999)
     for spec, result in ((GOOD, "text"), (BAD, ERROR)):
         assert known.find(spec, asker("tenant")) is None
@@ -34,13 +34,13 @@ def test_results_are_kept() -> None:
 
 
 def test_long_grammars_are_refused_at_once() -> None:
-    """A grammar over the limit needs no process to be refused."""
+    """A grammar over the limit is refused without a process."""
     refused = KnownGrammars(9999).find(regex("x" * 10_000), asker("tenant"))
     assert isinstance(refused, RequestError) and "at most 9999 bytes" in refused.message
 
 
 def test_one_tenant_does_not_push_out_another() -> None:
-    """Who has most loses an entry."""
+    """When there are too many results, the tenant with the most of them loses one."""
     known = KnownGrammars(9999)
     known.keep(GOOD, asker("few"), "text")
     for index in range(2 * MAX_KNOWN):

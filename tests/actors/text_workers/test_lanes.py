@@ -1,4 +1,4 @@
-"""Lanes: short requests beside long ones, tenants in turn, and nothing kept for requests whose clients have left."""
+"""Lanes: short requests do not wait for long ones, tenants take turns, and nothing is kept after clients have left."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def wait_begun(gate: Gate, count: int) -> list[str]:
 
 
 async def test_resting_slots_hold_no_thread() -> None:
-    """A request that waits for something else holds neither thread nor place; then it queues again, or leaves."""
+    """A request that waits for something else holds neither a thread nor a place; it queues again, or leaves."""
     lane = Lane(1, 1, 4, 1 << 20, ENCODER)
     async with gate() as it:
         first, second, third = (lane.enter(tenant, 1) for tenant in "abc")
@@ -82,7 +82,7 @@ async def test_resting_slots_hold_no_thread() -> None:
 
 
 async def test_full_queue_after_a_rest() -> None:
-    """A request that has rested may find no place any more."""
+    """A request that has rested is refused if the queue is full by then."""
     lane = Lane(1, 1, 4, 1 << 20, ENCODER)
     slot = lane.enter("a", 1)
     slot.rest()
